@@ -1,0 +1,69 @@
+"""heed: exact attention for TensorFlow and Keras 3, in linear memory.
+
+`import heed` is free: the parts, and with them Keras and TensorFlow, load when they are first used.
+
+- `heed.ops`: pure functions on tensors (`dot_product_attention`, `additive_attention`, `Mask`, positions and biases).
+- `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, transformer blocks).
+- `heed.models`: Transformer encoder, decoder and encoder-decoder, and decoding with a key/value cache.
+- `heed.seq2seq`: tasks and training of sequence-to-sequence models.
+
+Example:
+    >>> import heed
+    >>> print(heed.Mask.causal().draw(3, 3))
+    #..
+    ##.
+    ###
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heed import layers, models, ops, seq2seq
+    from heed._info import info
+    from heed.ops import Mask
+    from heed.ops._dispatch import explain_dispatch, set_implementation
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Mask",
+    "__version__",
+    "explain_dispatch",
+    "info",
+    "layers",
+    "models",
+    "ops",
+    "seq2seq",
+    "set_implementation",
+]
+
+# What loads on first use: a name, the module it lives in, and its name there (None for the module itself).
+_LAZY: dict[str, tuple[str, str | None]] = {
+    "Mask": ("heed.ops", "Mask"),
+    "explain_dispatch": ("heed.ops._dispatch", "explain_dispatch"),
+    "info": ("heed._info", "info"),
+    "layers": ("heed.layers", None),
+    "models": ("heed.models", None),
+    "ops": ("heed.ops", None),
+    "seq2seq": ("heed.seq2seq", None),
+    "set_implementation": ("heed.ops._dispatch", "set_implementation"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a part of heed when it is first used (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'heed' has no attribute {name!r}")
+    module_name, attribute = _LAZY[name]
+    module = importlib.import_module(module_name)
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value  # the next access does not come here again
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, loaded or not."""
+    return sorted(__all__)

@@ -1,0 +1,54 @@
+"""What is installed, and which implementation of attention runs here."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import platform
+
+
+def info() -> dict[str, str]:
+    """Says which versions are in use, and which implementation of attention runs and why.
+
+    A missing package is part of the answer, not an error, so that this can be called to find out what is wrong.
+
+    Returns:
+        A dictionary of strings, in the order in which a person would read them: `heed`, `python`, `platform`,
+        `keras`, `tensorflow`, `backend` (the backend that Keras uses), `implementation` (`"portable"` or `"native"`) and
+        `reason` (why this one).
+
+    Example:
+        >>> import heed
+        >>> heed.info()["backend"]
+        'tensorflow'
+    """
+    from heed import __version__
+
+    answer = {
+        "heed": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "keras": _version("keras"),
+        "tensorflow": _version("tensorflow"),
+        "backend": "unknown",
+        "implementation": "none",
+        "reason": "",
+    }
+    try:
+        import keras
+
+        answer["backend"] = keras.config.backend()
+        dispatch = importlib.import_module("heed.ops._dispatch")
+    except ImportError as error:
+        answer["reason"] = f"cannot import {error.name or 'a package'}: {error}"
+        return answer
+    answer["implementation"], answer["reason"] = dispatch.implementation_in_use()
+    return answer
+
+
+def _version(name: str) -> str:
+    """The version of the installed distribution that provides the package `name`, or "not installed"."""
+    names = importlib.metadata.packages_distributions().get(name, [])
+    for distribution in names:
+        return f"{importlib.metadata.version(distribution)} ({distribution})"
+    return "not installed"
