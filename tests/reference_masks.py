@@ -1,0 +1,85 @@
+"""Every kind of mask as a dense boolean array (B,1,T,S), filled by plain loops.
+
+Written from the definitions, apart from the package, so that a mistake in the package's index
+arithmetic cannot hide here. True = attend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def resolve_align(align: Any, batch: int, queries: int, keys: int) -> list[int]:
+    """The key position at which query 0 stands, one number per batch item."""
+    if isinstance(align, str):
+        start = {"top_left": 0, "bottom_right": keys - queries}[align]
+        return [start] * batch
+    return [int(a) for a in np.broadcast_to(np.asarray(align), (batch,))]
+
+
+def _fill(batch: int, queries: int, keys: int, rule: Callable[[int, int, int], bool]) -> Array:
+    dense = np.zeros((batch, 1, queries, keys), bool)
+    for b in range(batch):
+        for i in range(queries):
+            for j in range(keys):
+                dense[b, 0, i, j] = rule(b, i, j)
+    return dense
+
+
+def causal(batch: int, queries: int, keys: int, align: Any = "top_left") -> Array:
+    """Key j is visible to query i if j <= i + a."""
+    start = resolve_align(align, batch, queries, keys)
+    return _fill(batch, queries, keys, lambda b, i, j: j <= i + start[b])
+
+
+def window(
+    batch: int,
+    queries: int,
+    keys: int,
+    left: int | None,
+    right: int | None,
+    align: Any = "top_left",
+) -> Array:
+    """i + a - left <= j <= i + a + right; None leaves that side open."""
+    start = resolve_align(align, batch, queries, keys)
+
+    def rule(b: int, i: int, j: int) -> bool:
+        position = i + start[b]
+        if left is not None and j < position - left:
+            return False
+        return right is None or j <= position + right
+
+    return _fill(batch, queries, keys, rule)
+
+
+def lengths(
+    batch: int, queries: int, keys: int, key_lengths: Any, query_lengths: Any = None
+) -> Array:
+    """j < key_lengths[b], and i < query_lengths[b] where those are given."""
+
+    def rule(b: int, i: int, j: int) -> bool:
+        if query_lengths is not None and i >= query_lengths[b]:
+            return False
+        return bool(j < key_lengths[b])
+
+    return _fill(batch, queries, keys, rule)
+
+
+def segments(
+    batch: int, queries: int, keys: int, query_ids: Any, key_ids: Any = None
+) -> Array:
+    """Key j is visible to query i where their segment numbers are equal."""
+    other = query_ids if key_ids is None else key_ids
+    return _fill(batch, queries, keys, lambda b, i, j: bool(query_ids[b][i] == other[b][j]))
+
+
+def prefix(batch: int, queries: int, keys: int, n: Any, align: Any = "top_left") -> Array:
+    """j < n (everyone sees the prefix) or j <= i + a (causal after it)."""
+    start = resolve_align(align, batch, queries, keys)
+    size = np.broadcast_to(np.asarray(n), (batch,))
+    return _fill(batch, queries, keys, lambda b, i, j: bool(j < size[b] or j <= i + start[b]))

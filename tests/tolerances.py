@@ -1,0 +1,98 @@
+"""How exact a result must be: one table by dtype, and one rule against a naive implementation.
+
+Everything is compared with the float64 reference, computed from the inputs after they were rounded
+to the dtype under test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    atol: float
+    rtol: float
+
+
+# Inputs are of order 1 and a few dozen keys are summed. Gradients add up more terms than values.
+VALUES: dict[str, Tolerance] = {
+    "float64": Tolerance(1e-12, 1e-12),
+    "float32": Tolerance(2e-6, 1e-5),
+    "float16": Tolerance(1e-3, 2e-3),
+    "bfloat16": Tolerance(8e-3, 1.6e-2),
+}
+GRADIENTS: dict[str, Tolerance] = {
+    "float64": Tolerance(1e-11, 1e-11),
+    "float32": Tolerance(2e-5, 5e-5),
+    "float16": Tolerance(4e-3, 4e-3),
+    "bfloat16": Tolerance(3e-2, 3e-2),
+}
+# Weights and log-sum-exp leave in float32 (float64 for float64), whatever the inputs are.
+STATISTICS: dict[str, Tolerance] = {
+    "float64": Tolerance(1e-12, 1e-12),
+    "float32": Tolerance(2e-6, 1e-5),
+    "float16": Tolerance(2e-6, 1e-5),
+    "bfloat16": Tolerance(2e-6, 1e-5),
+}
+EPSILON: dict[str, float] = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
+# One rounding of the result itself is free, even where the naive result happens to be exact.
+NAIVE_FACTOR = 2.0
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """Any tensor or array as a NumPy array that NumPy can compare (bfloat16 becomes float32)."""
+    array = np.asarray(x)
+    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _compare(actual: Any, expected: Any, tolerance: Tolerance, what: str) -> None:
+    np.testing.assert_allclose(
+        to_numpy(actual).astype(np.float64),
+        np.asarray(expected),
+        atol=tolerance.atol,
+        rtol=tolerance.rtol,
+        err_msg=what,
+    )
+
+
+def assert_values(actual: Any, expected: Any, dtype: str, what: str = "value") -> None:
+    _compare(actual, expected, VALUES[dtype], what)
+
+
+def assert_gradients(actual: Any, expected: Any, dtype: str, what: str = "gradient") -> None:
+    _compare(actual, expected, GRADIENTS[dtype], what)
+
+
+def assert_statistics(actual: Any, expected: Any, dtype: str, what: str = "statistic") -> None:
+    """Weights and log-sum-exp."""
+    _compare(actual, expected, STATISTICS[dtype], what)
+
+
+def largest_error(actual: Any, expected: Any) -> float:
+    actual = to_numpy(actual).astype(np.float64)
+    return float(np.max(np.abs(actual - np.asarray(expected)), initial=0.0))
+
+
+def assert_no_worse_than_naive(
+    actual: Any, naive: Any, expected: Any, dtype: str, what: str = "value"
+) -> None:
+    """The error is at most twice that of a naive implementation in the same dtype, plus rounding."""
+    expected = np.asarray(expected)
+    rounding = EPSILON[dtype] * float(np.max(np.abs(expected), initial=0.0))
+    allowed = NAIVE_FACTOR * largest_error(naive, expected) + rounding
+    error = largest_error(actual, expected)
+    if not error <= allowed:
+        raise AssertionError(
+            f"{what}: error {error:.3g} exceeds {allowed:.3g}, which is twice the error of a naive "
+            f"{dtype} implementation plus one rounding"
+        )
