@@ -1,10 +1,10 @@
 """heed: exact attention for TensorFlow and Keras 3, in linear memory.
 
-`import heed` is free: the parts, and with them Keras and TensorFlow, load when they are first used.
+`import heed` is free: its parts, and with them Keras and TensorFlow, load when first used.
 
-- `heed.ops`: pure functions on tensors (`dot_product_attention`, `additive_attention`, `Mask`, positions and biases).
-- `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, transformer blocks).
-- `heed.models`: Transformer encoder, decoder and encoder-decoder, and decoding with a key/value cache.
+- `heed.ops`: pure functions on tensors (`dot_product_attention`, `additive_attention`, `Mask`).
+- `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, blocks).
+- `heed.models`: Transformer encoder, decoder and encoder-decoder, and decoding with a cache.
 - `heed.seq2seq`: tasks and training of sequence-to-sequence models.
 
 Example:
@@ -40,7 +40,7 @@ __all__ = [
     "set_implementation",
 ]
 
-# What loads on first use: a name, the module it lives in, and its name there (None for the module itself).
+# What loads on first use: a name, its module, and its name there (None: the module itself).
 _LAZY: dict[str, tuple[str, str | None]] = {
     "Mask": ("heed.ops", "Mask"),
     "explain_dispatch": ("heed.ops._dispatch", "explain_dispatch"),

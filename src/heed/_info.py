@@ -10,12 +10,13 @@ import platform
 def info() -> dict[str, str]:
     """Says which versions are in use, and which implementation of attention runs and why.
 
-    A missing package is part of the answer, not an error, so that this can be called to find out what is wrong.
+    A missing package is part of the answer, not an error: people call this to find out what is
+    wrong.
 
     Returns:
-        A dictionary of strings, in the order in which a person would read them: `heed`, `python`, `platform`,
-        `keras`, `tensorflow`, `backend` (the backend that Keras uses), `implementation` (`"portable"` or `"native"`) and
-        `reason` (why this one).
+        A dictionary of strings, in the order in which a person would read them: `heed`, `python`,
+        `platform`, `keras`, `tensorflow`, `backend` (the backend that Keras uses),
+        `implementation` (`"portable"` or `"native"`) and `reason` (why this one).
 
     Example:
         >>> import heed
@@ -47,7 +48,7 @@ def info() -> dict[str, str]:
 
 
 def _version(name: str) -> str:
-    """The version of the installed distribution that provides the package `name`, or "not installed"."""
+    """The version of the distribution that provides package `name`, or "not installed"."""
     names = importlib.metadata.packages_distributions().get(name, [])
     for distribution in names:
         return f"{importlib.metadata.version(distribution)} ({distribution})"

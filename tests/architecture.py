@@ -1,0 +1,174 @@
+"""Reads heed's source and says where it breaks the floors (see CONTRIBUTING.md).
+
+`breaches(package)` takes the folder of a package and returns one line for each breach, so that the
+checker itself can be tested on made-up trees.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# A part is a folder or a file right below src/heed. A file imports from lower floors and from its
+# own part.
+FLOORS = {
+    "ops": 2,
+    "layers": 3,
+    "models": 4,
+    "seq2seq": 5,
+    "inspect": 5,
+    "export": 5,
+    "accelerate": 5,
+    "_info": 5,
+    "cli": 6,
+    "__main__": 7,
+    "__init__": 7,
+}
+# Layers and models use keras.ops, so that other backends can follow.
+TENSORFLOW_FILES = ("ops/*", "seq2seq/training*.py", "seq2seq/_training*.py", "export.py")
+BASE_PACKAGES = {"keras", "numpy"}
+EXTRA_PACKAGES = {"matplotlib", "num2words", "sacrebleu", "sentencepiece", "tensorboard", "tqdm"}
+MAX_LINES = 500
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, absolute, with where it stands."""
+
+    module: str
+    line: int
+    at_import_time: bool
+
+
+@dataclass
+class _Imports(ast.NodeVisitor):
+    """Collects the imports of one file, also those inside functions and `import_module("...")`."""
+
+    package: str  # the dotted name of the package that the file stands in, for relative imports
+    found: list[Import] = field(default_factory=list)
+    _inside: int = 0  # functions and `if TYPE_CHECKING:` blocks around the node
+
+    def _add(self, module: str, node: ast.stmt | ast.expr) -> None:
+        self.found.append(Import(module, node.lineno, at_import_time=self._inside == 0))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._add(alias.name, node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = node.module or ""
+        if node.level:
+            parents = self.package.split(".")
+            base = ".".join(
+                [*parents[: len(parents) - node.level + 1], *filter(None, [node.module])]
+            )
+        # `from heed import ops` imports heed.ops: with the name, both forms tell the part.
+        for alias in node.names:
+            self._add(f"{base}.{alias.name}", node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
+        if name in ("import_module", "__import__") and node.args:
+            first = node.args[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                self._add(first.value, node)
+        self.generic_visit(node)
+
+    def _visit_inside(self, node: ast.AST) -> None:
+        self._inside += 1
+        self.generic_visit(node)
+        self._inside -= 1
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _visit_inside  # noqa: N815
+
+    def visit_If(self, node: ast.If) -> None:
+        test = ast.unparse(node.test)
+        self._inside += test in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        for child in node.body:
+            self.visit(child)
+        self._inside -= test in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        for child in node.orelse:
+            self.visit(child)
+
+
+def imports_of(path: Path, package: Path) -> list[Import]:
+    """All imports of the file `path` of the package folder `package`."""
+    dotted = ".".join([package.name, *path.relative_to(package).parent.parts])
+    visitor = _Imports(dotted)
+    visitor.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    return visitor.found
+
+
+def breaches(package: Path) -> list[str]:
+    """One line for each breach in the package whose folder is `package`."""
+    return [
+        f"{path.relative_to(package).as_posix()}:{line}: {message}"
+        for path in sorted(package.rglob("*.py"))
+        for line, message in _breaches_of_file(path, package)
+    ]
+
+
+def _breaches_of_file(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+    relative = path.relative_to(package)
+    part = relative.parts[0].removesuffix(".py")
+    text = path.read_text(encoding="utf-8")
+    if part not in FLOORS:
+        yield 1, f"`{part}` has no floor: give it one"
+        return
+    lines = text.count("\n")
+    if lines > MAX_LINES:
+        yield MAX_LINES, f"{lines} lines, at most {MAX_LINES} are allowed"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assert):
+            yield node.lineno, "assert: raise ValueError or TypeError"
+    for found in imports_of(path, package):
+        top = found.module.split(".")[0]
+        if top == package.name:
+            message = _own_import(part, found)
+        elif top == "tensorflow":
+            message = _tensorflow_import(relative.as_posix(), found)
+        else:
+            message = _foreign_import(top, found)
+        if message:
+            yield found.line, message
+
+
+def _own_import(part: str, found: Import) -> str | None:
+    names = found.module.split(".")
+    if len(names) == 1:
+        return "imports the whole package: import the part that is needed"
+    target = names[1]
+    if target.startswith("__") and target not in FLOORS:
+        return None  # __version__ and the like
+    if target not in FLOORS:
+        return f"imports `{found.module}` through the package: import it from where it lives"
+    if part == "__init__" and found.at_import_time:
+        return f"imports `{target}` eagerly: `import heed` is lazy"
+    if target == part or FLOORS[target] < FLOORS[part]:
+        return None
+    return (
+        f"`{part}` (floor {FLOORS[part]}) imports `{target}` (floor {FLOORS[target]}): "
+        "only lower floors are allowed"
+    )
+
+
+def _tensorflow_import(relative: str, found: Import) -> str | None:
+    if any(fnmatch.fnmatch(relative, pattern) for pattern in TENSORFLOW_FILES):
+        return None
+    return "imports tensorflow: only ops, the training loop and export do"
+
+
+def _foreign_import(top: str, found: Import) -> str | None:
+    if top in sys.stdlib_module_names or top in BASE_PACKAGES:
+        return None
+    if top not in EXTRA_PACKAGES:
+        return f"imports `{top}`, which pyproject.toml does not bring"
+    if found.at_import_time:
+        return f"imports `{top}` at import time: it comes with an extra, import it where it is used"
+    return None

@@ -1,0 +1,154 @@
+"""The floors hold in src/heed, and each rule of the checker can fail."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests import architecture
+
+SOURCE = Path(__file__).parents[1] / "src" / "heed"
+
+
+def test_heed_keeps_to_its_floors():
+    found = architecture.breaches(SOURCE)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_checker_reads_every_file_of_heed():
+    assert len(list(SOURCE.rglob("*.py"))) > 5
+    imports = architecture.imports_of(SOURCE / "__init__.py", SOURCE)
+    assert any(found.module == "heed.ops.Mask" for found in imports)
+
+
+@pytest.mark.parametrize("module", ["heed", "heed._info", "heed.cli"])
+def test_import_is_lazy(module):
+    """Nothing heavy loads before it is used, so that `heed --help` and `import heed` are quick."""
+    heavy = ["keras", "tensorflow", "numpy", *sorted(architecture.EXTRA_PACKAGES)]
+    code = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_dir_lists_the_public_names_without_loading_them():
+    code = "import heed, sys; print(set(heed.__all__) <= set(dir(heed)), 'keras' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["True", "False"]
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import heed
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = heed.nothing
+
+
+# The checker itself
+
+
+def _tree(folder: Path, files: dict[str, str]) -> Path:
+    package = folder / "heed"
+    for name, text in files.items():
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return package
+
+
+GOOD = {
+    "__init__.py": """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            from heed import ops
+        __version__ = "1"
+        """,
+    "ops/__init__.py": "from heed.ops.mask import Mask\nfrom .mask import Mask as Also\n",
+    "ops/mask.py": "import numpy as np\nimport tensorflow as tf\nclass Mask: pass\n",
+    "layers/block.py": "import keras\nfrom heed import ops\nfrom ..ops import mask\n",
+    "models/model.py": "from heed.layers import block\nfrom . import other\n",
+    "models/other.py": "",
+    "seq2seq/training.py": "import tensorflow as tf\nfrom heed import __version__\n",
+    "seq2seq/text.py": "def split(text):\n    import sentencepiece\n",
+    "cli.py": "def main():\n    from heed.seq2seq import training\n",
+}
+
+
+def test_a_good_tree_has_no_breach(tmp_path):
+    assert architecture.breaches(_tree(tmp_path, GOOD)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "ops/up.py",
+            "from heed.layers import block",
+            "ops/up.py:1: `ops` (floor 2) imports `layers` (floor 3)",
+        ),
+        ("ops/up.py", "from heed import layers", "`ops` (floor 2) imports `layers`"),
+        ("ops/up.py", "from .. import layers", "`ops` (floor 2) imports `layers`"),
+        ("ops/up.py", "from ..layers.block import Block", "`ops` (floor 2) imports `layers`"),
+        ("ops/up.py", "import heed.models.model", "`ops` (floor 2) imports `models`"),
+        (
+            "ops/up.py",
+            "def f():\n    from heed import models",
+            "ops/up.py:2: `ops` (floor 2) imports `models`",
+        ),
+        (
+            "ops/up.py",
+            "import typing\nif typing.TYPE_CHECKING:\n    from heed import models",
+            "ops/up.py:3: `ops` (floor 2) imports `models`",
+        ),
+        (
+            "layers/up.py",
+            "import importlib\nimportlib.import_module('heed.models')",
+            "`layers` (floor 3) imports `models`",
+        ),
+        (
+            "seq2seq/side.py",
+            "from heed.export import save",
+            "`seq2seq` (floor 5) imports `export` (floor 5)",
+        ),
+        (
+            "accelerate.py",
+            "from heed import inspect",
+            "`accelerate` (floor 5) imports `inspect` (floor 5)",
+        ),
+        ("layers/a.py", "import heed", "imports the whole package"),
+        ("layers/a.py", "from heed import Mask", "through the package"),
+        ("plugins/a.py", "", "`plugins` has no floor"),
+        ("__init__.py", "from heed import ops", "imports `ops` eagerly"),
+        ("layers/a.py", "import tensorflow as tf", "imports tensorflow"),
+        (
+            "models/a.py",
+            "def f():\n    from tensorflow import nn",
+            "models/a.py:2: imports tensorflow",
+        ),
+        ("seq2seq/text.py", "import tensorflow", "imports tensorflow"),
+        ("layers/a.py", "def f(x):\n    assert x", "layers/a.py:2: assert"),
+        ("ops/long.py", "\n" * 501, "501 lines, at most 500"),
+        ("seq2seq/a.py", "import sentencepiece", "imports `sentencepiece` at import time"),
+        ("seq2seq/a.py", "class A:\n    from tqdm import tqdm", "imports `tqdm` at import time"),
+        ("ops/a.py", "import torch", "imports `torch`, which pyproject.toml does not bring"),
+    ],
+)
+def test_each_rule_can_fail(tmp_path, name, text, expected):
+    found = architecture.breaches(_tree(tmp_path, {**GOOD, name: text}))
+    assert len(found) == 1, found
+    assert expected in found[0]
+
+
+def test_the_extras_the_checker_knows_are_those_of_pyproject():
+    text = (SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    demo = text.split("\ndemo = [", 1)[1].split("]\n", 1)[0]
+    names = {line.strip().strip('",').split(">=")[0] for line in demo.splitlines()} - {
+        "",
+        "heed[tensorflow]",
+    }
+    assert names == architecture.EXTRA_PACKAGES
