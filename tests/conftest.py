@@ -10,8 +10,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # HYPOTHESIS_PROFILE=thorough tries ten times as many examples.
-_SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
-settings.register_profile("default", max_examples=15, **_SHARED)
+# The default tries the same examples in each run, so that a failure is never a matter of luck.
+_SHARED = {
+    "deadline": None,
+    # `implementation` holds for all examples of a test, which is what is wanted.
+    "suppress_health_check": [
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ],
+    "print_blob": True,
+}
+settings.register_profile("default", max_examples=15, derandomize=True, **_SHARED)
 settings.register_profile("thorough", max_examples=150, **_SHARED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -25,3 +35,16 @@ def _seeded():
     keras = __import__("sys").modules.get("keras")
     if keras is not None:
         keras.utils.set_random_seed(1234)
+
+
+# The implementations that can run here. Each test of what attention means runs on all of them.
+IMPLEMENTATIONS = ("portable",)
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request):
+    """The name of the implementation under test, which is the one that runs meanwhile."""
+    import heed
+
+    with heed.set_implementation(request.param):
+        yield request.param
