@@ -1,0 +1,39 @@
+"""Every `>>>` example in heed's docstrings runs, in the heed that is installed."""
+
+import doctest
+import importlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def _modules() -> list[str]:
+    """The names of all of heed's modules, found without importing them."""
+    spec = importlib.util.find_spec("heed")
+    root = Path(spec.submodule_search_locations[0])
+    names = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return [name for name in names if not name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", _modules())
+def test_docstring_examples(name):
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, optionflags=FLAGS)
+    assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed"
+
+
+@pytest.mark.parametrize("part", ["heed.ops", "heed.layers", "heed.models"])
+def test_every_public_name_has_a_docstring_with_an_example(part):
+    module = importlib.import_module(part)
+    missing = []
+    for name in module.__all__:
+        value = getattr(module, name)
+        if callable(value) and ">>>" not in (value.__doc__ or ""):
+            missing.append(name)
+    assert not missing, f"no `>>>` example in the docstring of {missing}"
