@@ -70,9 +70,7 @@ def lengths(
     return _fill(batch, queries, keys, rule)
 
 
-def segments(
-    batch: int, queries: int, keys: int, query_ids: Any, key_ids: Any = None
-) -> Array:
+def segments(batch: int, queries: int, keys: int, query_ids: Any, key_ids: Any = None) -> Array:
     """Key j is visible to query i where their segment numbers are equal."""
     other = query_ids if key_ids is None else key_ids
     return _fill(batch, queries, keys, lambda b, i, j: bool(query_ids[b][i] == other[b][j]))

@@ -74,9 +74,7 @@ def test_dot_product_gradients_match_finite_differences(name: str) -> None:
     arguments = {"query": QUERY, "key": KEY, "value": VALUE}
     if "bias" in options:
         arguments["bias"] = np.asarray(options["bias"])
-    gradients = reference.dot_product_attention_backward(
-        QUERY, KEY, VALUE, D_OUT, D_LSE, **options
-    )
+    gradients = reference.dot_product_attention_backward(QUERY, KEY, VALUE, D_OUT, D_LSE, **options)
     for argument, point in arguments.items():
 
         def function(x: np.ndarray, argument: str = argument) -> float:

@@ -1,0 +1,136 @@
+"""Runs heed and the reference on the same inputs, in small blocks, and compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from heed import ops
+from tests import reference, tolerances
+from tests.strategies import MaskCase, Shape, cast
+
+Array = np.ndarray
+ARGUMENTS = ("query", "key", "value")
+
+
+@contextmanager
+def small_blocks(block: tuple[int, int]) -> Iterator[None]:
+    """Forces the portable implementation to work in blocks of (queries, keys)."""
+    from heed.ops import _portable
+
+    with _portable.block_sizes(*block):
+        yield
+
+
+def rounded(x: Any) -> Array:
+    """The float64 array that holds exactly what a tensor of any dtype holds."""
+    return np.asarray(x).astype(np.float64)
+
+
+def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """The options as the op takes them: the bias in the inputs' dtype."""
+    result = dict(options)
+    if "bias" in result:
+        result["bias"] = tf.constant(cast(result["bias"], dtype))
+    if "alibi_slopes" in result:
+        result["alibi_slopes"] = tf.constant(result["alibi_slopes"], tf.float32)
+    return result
+
+
+def reference_options(options: dict[str, Any], case: MaskCase | None, dtype: str) -> dict[str, Any]:
+    """The same options for the reference, the bias rounded as the op sees it."""
+    result = {name: x for name, x in options.items() if name not in ("seed", "layout")}
+    if "bias" in result:
+        result["bias"] = rounded(cast(result["bias"], dtype))
+    if "alibi_slopes" in result:
+        result["alibi_slopes"] = np.asarray(result["alibi_slopes"], np.float32)
+    if case is not None:
+        result["mask"] = case.dense
+        result["align"] = case.align
+    return result
+
+
+def kept(query: Any, key: Any, **options: Any) -> Array:
+    """Which weights dropout leaves, read off the weights of constant logits (B,N,T,S)."""
+    zeros = (tf.zeros_like(query), tf.zeros_like(key))
+    return np.asarray(ops.attention_weights(*zeros, **options)) > 0.0
+
+
+class Differentiated:
+    """Outputs of the op and the gradients of sum(out * d_out) + sum(lse * d_lse)."""
+
+    def __init__(
+        self,
+        inputs: tuple[Any, Any, Any],
+        options: dict[str, Any],
+        d_out: Any,
+        d_lse: Any = None,
+    ) -> None:
+        tensors = [tf.constant(x) for x in inputs]
+        sources = list(tensors)
+        if options.get("bias") is not None:
+            sources.append(tf.constant(options["bias"]))
+            options = {**options, "bias": sources[-1]}
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            self.out, self.lse = ops.dot_product_attention(*tensors, return_lse=True, **options)
+            outputs = [self.out] if d_lse is None else [self.out, self.lse]
+        cotangents = [tf.cast(d_out, self.out.dtype)]
+        if d_lse is not None:
+            cotangents.append(tf.cast(d_lse, self.lse.dtype))
+        gradients = tape.gradient(outputs, sources, output_gradients=cotangents)
+        self.gradients = dict(zip((*ARGUMENTS, "bias"), gradients, strict=False))
+
+
+def check_against_reference(
+    shape: Shape,
+    case: MaskCase | None,
+    options: dict[str, Any],
+    *,
+    dtype: str = "float64",
+    block: tuple[int, int] | None = None,
+    seed: int = 0,
+    lse_cotangent: bool = True,
+) -> None:
+    """Output, log-sum-exp and all gradients of one problem agree with the reference."""
+    inputs = shape.inputs(seed, dtype)
+    rng = np.random.default_rng(seed + 1)
+    d_out = cast(rng.normal(size=(shape.B, shape.T, shape.N, shape.V)), dtype)
+    d_lse = rng.normal(size=(shape.B, shape.N, shape.T)) if lse_cotangent else None
+    if d_lse is not None and dtype != "float64":
+        d_lse = d_lse.astype(np.float32)
+    passed = op_options(options, dtype)
+    if case is not None:
+        passed["mask"] = case.build()
+    with small_blocks(block or (64, 64)):
+        actual = Differentiated(inputs, passed, d_out, d_lse)
+        expected_options = reference_options(options, case, dtype)
+        if options.get("dropout"):
+            dropping = {"dropout": options["dropout"], "seed": options["seed"]}
+            expected_options["keep"] = kept(inputs[0], inputs[1], **dropping)
+    arguments = [rounded(x) for x in inputs]
+    expected = reference.dot_product_attention(*arguments, **expected_options)
+    tolerances.assert_values(actual.out, expected.out, dtype, "out")
+    tolerances.assert_statistics(actual.lse, expected.lse, dtype, "lse")
+    gradients = reference.dot_product_attention_backward(
+        *arguments, rounded(d_out), d_lse, **expected_options
+    )
+    for name, gradient in actual.gradients.items():
+        wanted = getattr(gradients, name)
+        assert gradient.shape == wanted.shape, name
+        tolerances.assert_gradients(gradient, wanted, dtype, f"gradient of {name}")
+
+
+def naive_attention(query: Any, key: Any, value: Any, mask: Any = None) -> tf.Tensor:
+    """Attention as a textbook writes it, every step in the dtype of the inputs."""
+    group = query.shape[2] // key.shape[2]
+    key, value = (tf.repeat(tf.constant(x), group, axis=2) for x in (key, value))
+    scale = tf.cast(1.0 / np.sqrt(query.shape[-1]), key.dtype)
+    logits = tf.einsum("BTNH,BSNH->BNTS", tf.constant(query) * scale, key)
+    if mask is not None:
+        logits = tf.where(mask, logits, tf.cast(-np.inf, logits.dtype))
+    return tf.einsum("BNTS,BSNV->BTNV", tf.nn.softmax(logits), value)

@@ -1,0 +1,287 @@
+"""First and second derivatives with respect to query, key, value and bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heed import ops
+from tests import reference, strategies, tolerances
+from tests.ops.harness import check_against_reference, kept, reference_options, small_blocks
+from tests.strategies import MaskCase, Shape
+
+SHAPE = Shape(B=2, T=5, S=6, N=4, K=2, H=3, V=2)
+BLOCK = (2, 4)
+
+
+def masks() -> dict[str, MaskCase]:
+    rng = np.random.default_rng(0)
+    dense = rng.random((2, 4, 5, 6)) < 0.6
+    dense[0, 1, 2] = False
+    tril = np.broadcast_to(np.tril(np.ones((5, 6), bool)), (2, 4, 5, 6))
+    return {
+        "none": strategies.no_mask(SHAPE),
+        "dense": MaskCase("dense", lambda: ops.Mask.dense(dense), dense),
+        "causal": MaskCase("causal", lambda: ops.Mask.causal(), tril),
+        "joined": MaskCase(
+            "joined",
+            lambda: ops.Mask.causal() & ops.Mask.lengths([4, 0]),
+            tril & (np.arange(6) < np.array([4, 0])[:, None, None, None]),
+        ),
+    }
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "soft_cap": {"soft_cap": 0.9, "scale": 1.3},
+    "bias": {"bias": np.random.default_rng(3).normal(size=(1, 4, 1, 6))},
+    "alibi": {"alibi_slopes": np.array([0.5, 0.25, 0.1, 0.0], np.float32)},
+    "dropout": {"dropout": 0.3, "seed": 11},
+    "everything": {
+        "soft_cap": 2.0,
+        "scale": 0.8,
+        "bias": np.random.default_rng(4).normal(size=(2, 4, 5, 6)),
+        "alibi_slopes": np.array([0.5, 0.25, 0.1, 0.0], np.float32),
+        "dropout": 0.2,
+        "seed": 7,
+    },
+}
+
+
+@pytest.mark.parametrize("mask", list(masks()))
+@pytest.mark.parametrize("options", list(OPTIONS))
+def test_first_derivatives(implementation: str, mask: str, options: str) -> None:
+    """Against the analytic reference; the cotangent reaches the log-sum-exp too, and not too."""
+    for lse_cotangent in (False, True):
+        check_against_reference(
+            SHAPE, masks()[mask], OPTIONS[options], block=BLOCK, lse_cotangent=lse_cotangent
+        )
+
+
+@given(data=st.data())
+def test_first_derivatives_with_dropout_of_anything(
+    implementation: str, data: st.DataObject
+) -> None:
+    block = data.draw(st.sampled_from(strategies.BLOCKS))
+    shape, case, options = data.draw(strategies.problems(block=block))
+    options |= {"dropout": data.draw(st.sampled_from((0.1, 0.5))), "seed": 3}
+    check_against_reference(shape, case, options, block=block)
+
+
+def test_gradients_by_finite_differences(implementation: str) -> None:
+    """With TensorFlow's own checker, so that no reference of ours stands between."""
+    inputs = [tf.constant(x) for x in SHAPE.inputs(0)]
+    bias = tf.constant(OPTIONS["everything"]["bias"])
+    mask = masks()["dense"].build()
+
+    def function(*arguments: tf.Tensor) -> tf.Tensor:
+        *qkv, bias = arguments
+        out, lse = ops.dot_product_attention(
+            *qkv, mask=mask, bias=bias, soft_cap=2.0, dropout=0.2, seed=7, return_lse=True
+        )
+        finite = tf.where(tf.math.is_finite(lse), lse, tf.zeros_like(lse))
+        return tf.reduce_sum(out * out) + tf.reduce_sum(finite * finite)
+
+    with small_blocks(BLOCK):
+        theory, numeric = tf.test.compute_gradient(function, [*inputs, bias], delta=1e-5)
+    for a, b in zip(theory, numeric, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7, rtol=1e-5)
+
+
+def first_derivatives(
+    function: Callable[..., tf.Tensor], arguments: list[tf.Tensor], d_out: tf.Tensor
+) -> list[tf.Tensor]:
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        out = function(*arguments)
+    return tape.gradient(out, arguments, output_gradients=d_out)
+
+
+def second_derivatives(
+    function: Callable[..., tf.Tensor],
+    arguments: list[tf.Tensor],
+    d_out: tf.Tensor,
+    directions: list[np.ndarray],
+) -> list[tf.Tensor]:
+    """Gradients, with respect to the arguments and d_out, of sum(first derivatives * directions)."""
+    with tf.GradientTape() as tape:
+        tape.watch([*arguments, d_out])
+        gradients = first_derivatives(function, arguments, d_out)
+        total = tf.add_n([tf.reduce_sum(g * u) for g, u in zip(gradients, directions, strict=True)])
+    return tape.gradient(total, [*arguments, d_out])
+
+
+def expected_second_derivatives(
+    backward: Callable[..., list[np.ndarray]],
+    arguments: list[np.ndarray],
+    directions: list[np.ndarray],
+    step: float = 1e-5,
+) -> list[np.ndarray]:
+    """The same from the reference's analytic first derivatives, by central differences."""
+
+    def total(*changed: np.ndarray) -> float:
+        return sum(
+            float((g * u).sum()) for g, u in zip(backward(*changed), directions, strict=True)
+        )
+
+    result = []
+    for position, point in enumerate(arguments):
+        gradient = np.zeros_like(point)
+        for index in np.ndindex(point.shape):
+            values = []
+            for sign in (1.0, -1.0):
+                moved = [x.copy() for x in arguments]
+                moved[position][index] += sign * step
+                values.append(total(*moved))
+            gradient[index] = (values[0] - values[1]) / (2.0 * step)
+        result.append(gradient)
+    return result
+
+
+@pytest.mark.parametrize("mask", ["none", "joined"])
+@pytest.mark.parametrize("options", ["bias", "everything"])
+def test_second_derivatives(implementation: str, mask: str, options: str) -> None:
+    shape = Shape(B=2, T=3, S=4, N=2, K=1, H=2, V=2)
+    chosen = dict(OPTIONS[options])
+    rng = np.random.default_rng(5)
+    bias = rng.normal(size=(1, 2, 1, 4) if options == "bias" else (2, 2, 3, 4))
+    chosen.pop("bias")
+    if "alibi_slopes" in chosen:
+        chosen["alibi_slopes"] = chosen["alibi_slopes"][:2]
+    dense = np.ones((2, 2, 3, 4), bool)
+    if mask == "joined":
+        chosen["mask"] = ops.Mask.causal() & ops.Mask.lengths([3, 0])
+        dense = np.tril(dense) & (np.arange(4) < np.array([3, 0])[:, None, None, None])
+    arguments = [*shape.inputs(0), bias]
+    d_out = rng.normal(size=(2, 3, 2, 2))
+    directions = [rng.normal(size=x.shape) for x in arguments]
+
+    def function(*tensors: tf.Tensor) -> tf.Tensor:
+        *qkv, bias = tensors
+        return ops.dot_product_attention(*qkv, bias=bias, **chosen)
+
+    plain = {name: x for name, x in chosen.items() if name != "mask"}
+    expected_options = {**reference_options(plain, None, "float64"), "mask": dense}
+    if "dropout" in chosen:
+        expected_options["keep"] = kept(*arguments[:2], dropout=chosen["dropout"], seed=7)
+
+    def backward(*arrays: np.ndarray) -> list[np.ndarray]:
+        query, key, value, bias, d_out = arrays
+        g = reference.dot_product_attention_backward(
+            query, key, value, d_out, bias=bias, **expected_options
+        )
+        assert g.bias is not None
+        return [g.query, g.key, g.value, g.bias]
+
+    with small_blocks((2, 3)):
+        actual = second_derivatives(
+            function, [tf.constant(x) for x in arguments], tf.constant(d_out), directions
+        )
+    expected = expected_second_derivatives(backward, [*arguments, d_out], directions)
+    names = ("query", "key", "value", "bias", "d_out")
+    for name, a, b in zip(names, actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-8, rtol=1e-6, err_msg=name)
+
+
+def test_second_derivatives_of_the_log_sum_exp(implementation: str) -> None:
+    shape = Shape(B=1, T=3, S=5, N=2, K=1, H=2, V=2)
+    query, key, value = (tf.constant(x) for x in shape.inputs(0))
+
+    def dense(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        logits = tf.einsum("BTNH,BSNH->BNTS", query, tf.repeat(key, 2, axis=2)) / np.sqrt(2.0)
+        return tf.reduce_logsumexp(logits, axis=-1)
+
+    def ours(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(query, key, value, return_lse=True)[1]
+
+    rng = np.random.default_rng(1)
+    d_lse = tf.constant(rng.normal(size=(1, 2, 3)))
+    directions = [rng.normal(size=x.shape) for x in (query, key)]
+    with small_blocks((2, 3)):
+        actual = second_derivatives(ours, [query, key], d_lse, directions)
+    expected = second_derivatives(dense, [query, key], d_lse, directions)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12, rtol=1e-10)
+
+
+@settings(max_examples=5)
+@given(data=st.data())
+def test_second_derivatives_are_symmetric(implementation: str, data: st.DataObject) -> None:
+    """u.(H v) = v.(H u), whatever the mask and the blocks."""
+    block = data.draw(st.sampled_from(strategies.BLOCKS[:3]))
+    shape, case, options = data.draw(strategies.problems(block=block))
+    chosen: dict[str, Any] = dict(options)
+    bias = chosen.pop("bias", np.zeros((1, 1)))
+    if case.text != "none":
+        chosen["mask"] = case.build()
+    arguments = [tf.constant(x) for x in (*shape.inputs(0), bias)]
+    rng = np.random.default_rng(1)
+    d_out = tf.constant(rng.normal(size=(shape.B, shape.T, shape.N, shape.V)))
+    u, v = ([rng.normal(size=x.shape) for x in arguments] for _ in range(2))
+
+    def function(*tensors: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(*tensors[:3], bias=tensors[3], **chosen)
+
+    with small_blocks(block):
+        forward = second_derivatives(function, arguments, d_out, u)[:4]
+        backward = second_derivatives(function, arguments, d_out, v)[:4]
+    left = sum(float(tf.reduce_sum(a * b)) for a, b in zip(forward, v, strict=True))
+    right = sum(float(tf.reduce_sum(a * b)) for a, b in zip(backward, u, strict=True))
+    assert left == pytest.approx(right, rel=1e-8, abs=1e-9)
+
+
+def test_only_the_gradients_asked_for(implementation: str) -> None:
+    query, key, value = (tf.constant(x) for x in SHAPE.inputs(0))
+    for wanted in (query, key, value):
+        with tf.GradientTape() as tape:
+            tape.watch(wanted)
+            out = ops.dot_product_attention(query, key, value)
+        assert tape.gradient(out, wanted).shape == wanted.shape
+
+
+def test_one_tensor_as_query_key_and_value(implementation: str) -> None:
+    """Self-attention of a tensor with itself sums the three gradients."""
+    x = tf.constant(Shape(T=6, S=6).inputs(0)[0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        out = ops.dot_product_attention(x, x, x)
+    d_out = np.ones(x.shape)
+    expected = reference.dot_product_attention_backward(x, x, x, d_out)
+    total = expected.query + expected.key + expected.value
+    tolerances.assert_gradients(tape.gradient(out, x), total, "float64")
+
+
+def test_gradients_through_variables_and_recomputation(implementation: str) -> None:
+    """`tf.recompute_grad` (gradient checkpointing) gives the same gradients."""
+    key, value = (tf.constant(x) for x in SHAPE.inputs(0)[1:])
+    weight = tf.Variable(SHAPE.inputs(0)[0])
+
+    def function(query: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(query, key, value, dropout=0.2, seed=4)
+
+    gradients = []
+    for wrapped in (function, tf.recompute_grad(function)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(wrapped(2.0 * weight) ** 2)
+        gradients.append(tape.gradient(loss, weight))
+    np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-13)
+
+
+def test_persistent_tapes_and_jacobians(implementation: str) -> None:
+    query, key, value = (tf.constant(x) for x in Shape(B=1, T=2, S=3, N=1, K=1).inputs(0))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(query)
+        out = ops.dot_product_attention(query, key, value)
+    jacobian = tape.jacobian(out, query, experimental_use_pfor=False)
+    assert jacobian.shape == (*out.shape, *query.shape)
+    for index in ((0, 0, 0, 1), (0, 1, 0, 3)):
+        d_out = np.zeros(out.shape)
+        d_out[index] = 1.0
+        expected = reference.dot_product_attention_backward(query, key, value, d_out)
+        tolerances.assert_gradients(jacobian[index], expected.query, "float64")

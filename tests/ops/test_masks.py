@@ -1,0 +1,225 @@
+"""`Mask`: each kind means its definition, alone and joined, as a tensor and inside the ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed import ops
+from heed.ops import Mask
+from tests import reference, reference_masks, strategies, tolerances
+from tests.ops.harness import check_against_reference, small_blocks
+from tests.strategies import BLOCKS, Shape
+
+KINDS = (*strategies.ALIGNED, *strategies.OTHERS)
+
+
+def full(dense: Any, shape: Shape) -> np.ndarray:
+    return np.broadcast_to(dense, (shape.B, shape.N, shape.T, shape.S))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_each_kind_means_its_definition(kind: Any, data: st.DataObject) -> None:
+    shape = data.draw(strategies.shapes())
+    case = data.draw(kind(shape))
+    dense = case.build().to_dense(shape.T, shape.S)
+    assert dense.dtype == tf.bool
+    np.testing.assert_array_equal(full(dense, shape), full(case.dense, shape))
+
+
+@given(data=st.data())
+def test_joined_masks_attend_where_all_do(data: st.DataObject) -> None:
+    """Also where the parts have different aligns."""
+    shape = data.draw(strategies.shapes())
+    case = data.draw(strategies.masks(shape, least=2, most=5))
+    dense = case.build().to_dense(shape.T, shape.S)
+    np.testing.assert_array_equal(full(dense, shape), full(case.dense, shape))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_each_kind_inside_attention(implementation: str, kind: Any, data: st.DataObject) -> None:
+    block = data.draw(st.sampled_from(BLOCKS))
+    shape = data.draw(strategies.shapes(block))
+    case = data.draw(kind(shape))
+    check_against_reference(shape, case, {}, block=block)
+
+
+@given(data=st.data())
+def test_joined_masks_inside_attention(implementation: str, data: st.DataObject) -> None:
+    block = data.draw(st.sampled_from(BLOCKS))
+    shape = data.draw(strategies.shapes(block))
+    case = data.draw(strategies.masks(shape, least=2, most=4))
+    check_against_reference(shape, case, {}, block=block)
+
+
+@given(data=st.data())
+def test_a_plain_array_goes_wherever_a_mask_goes(implementation: str, data: st.DataObject) -> None:
+    """Of bool or integers, NumPy or tensor."""
+    shape = data.draw(strategies.shapes())
+    array = data.draw(strategies.dense_arrays(shape))
+    inputs = shape.inputs(0)
+    expected = reference.dot_product_attention(*inputs, mask=array)
+    dtype = data.draw(st.sampled_from(("bool", "int32", "uint8", "int64")))
+    for mask in (array.astype(dtype), tf.constant(array.astype(dtype))):
+        with small_blocks((4, 4)):
+            out = ops.dot_product_attention(*inputs, mask=mask)
+        tolerances.assert_values(out, expected.out, "float64")
+
+
+@pytest.mark.parametrize("make", [np.asarray, tf.constant, list], ids=["numpy", "tensor", "list"])
+def test_numbers_inside_a_mask_can_be_arrays_tensors_or_lists(make: Any) -> None:
+    lengths, ids, starts = [2, 0], [[1, 1, 2], [3, 4, 4]], [1, -1]
+    for mask, expected in (
+        (Mask.lengths(make(lengths)), reference_masks.lengths(2, 3, 3, lengths)),
+        (Mask.segments(make(ids)), reference_masks.segments(2, 3, 3, ids)),
+        (Mask.causal(align=make(starts)), reference_masks.causal(2, 3, 3, starts)),
+        (Mask.prefix(make(lengths)), reference_masks.prefix(2, 3, 3, lengths)),
+    ):
+        np.testing.assert_array_equal(mask.to_dense(3, 3), expected)
+
+
+def test_align_can_be_a_scalar_tensor(implementation: str) -> None:
+    """As a cache index is, inside a `tf.function`; one trace serves all positions."""
+    shape = Shape(T=2, S=9)
+    inputs = shape.inputs(0)
+    traces = []
+
+    @tf.function
+    def step(index: tf.Tensor) -> tf.Tensor:
+        traces.append(index)
+        return ops.dot_product_attention(*inputs, mask=Mask.causal(align=index))
+
+    with small_blocks((2, 4)):
+        for index in (0, 3, 7):
+            expected = reference.dot_product_attention(
+                *inputs, mask=reference_masks.causal(2, 2, 9, index)
+            )
+            tolerances.assert_values(step(tf.constant(index)), expected.out, "float64")
+    assert len(traces) == 1
+
+
+def test_causal_is_top_left_by_default(implementation: str) -> None:
+    """Also when the lengths differ, by flag and by mask alike."""
+    for T, S in ((3, 7), (7, 3), (1, 6)):
+        inputs = Shape(T=T, S=S).inputs(0)
+        expected = reference.dot_product_attention(*inputs, mask=np.tril(np.ones((T, S), bool)))
+        flag = ops.dot_product_attention(*inputs, is_causal=True)
+        tolerances.assert_values(flag, expected.out, "float64")
+        mask = ops.dot_product_attention(*inputs, mask=Mask.causal())
+        np.testing.assert_array_equal(mask, flag)
+        np.testing.assert_array_equal(
+            Mask.causal().to_dense(T, S), Mask.causal(align="top_left").to_dense(T, S)
+        )
+
+
+def test_one_query_sees_one_key_top_left_and_all_bottom_right(implementation: str) -> None:
+    query, key, value = Shape(T=1, S=6).inputs(0)
+    first = ops.dot_product_attention(query, key, value, mask=Mask.causal())
+    np.testing.assert_allclose(first, value[:, :1], atol=1e-14)
+    everything = ops.dot_product_attention(
+        query, key, value, mask=Mask.causal(align="bottom_right")
+    )
+    np.testing.assert_allclose(everything, ops.dot_product_attention(query, key, value), atol=1e-14)
+
+
+def test_bottom_right_with_more_queries_than_keys_leaves_leading_rows_empty(
+    implementation: str,
+) -> None:
+    inputs = Shape(T=7, S=4).inputs(0)
+    out = np.asarray(ops.dot_product_attention(*inputs, mask=Mask.causal(align="bottom_right")))
+    assert not out[:, :3].any()
+    assert out[:, 3:].any(axis=(-1, -2)).all()
+
+
+def test_a_window_changes_the_output_by_itself(implementation: str) -> None:
+    inputs = Shape(T=9, S=9).inputs(0)
+    plain = ops.dot_product_attention(*inputs)
+    local = ops.dot_product_attention(*inputs, mask=Mask.window(1, 1))
+    assert np.abs(np.asarray(plain) - np.asarray(local)).max() > 0.1
+    whole = ops.dot_product_attention(*inputs, mask=Mask.window(100, 100))
+    np.testing.assert_allclose(whole, plain, atol=1e-14)
+    open_ended = ops.dot_product_attention(*inputs, mask=Mask.window(None, None))
+    np.testing.assert_allclose(open_ended, plain, atol=1e-14)
+
+
+def test_a_window_open_to_the_left_is_causal() -> None:
+    for align in ("top_left", "bottom_right", 2):
+        np.testing.assert_array_equal(
+            Mask.window(None, 0, align=align).to_dense(5, 7),
+            Mask.causal(align=align).to_dense(5, 7),
+        )
+
+
+def test_blocked_is_the_opposite_of_dense() -> None:
+    look_ahead = 1.0 - np.tril(np.ones((5, 5)))  # as tutorials write it: 1 = ignore
+    for dtype in (np.float32, np.int32, bool):
+        dense = Mask.blocked(look_ahead.astype(dtype)).to_dense(5, 5)
+        expected = np.tril(np.ones((5, 5), bool))
+        np.testing.assert_array_equal(dense, np.broadcast_to(expected, dense.shape))
+
+
+def test_left_and_right_padding(implementation: str) -> None:
+    right = np.array([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]], bool)[:, None, None]
+    for padding in (right, right[..., ::-1]):
+        shape = Shape(T=6, S=6)
+        dense = full(padding, shape)
+        case = strategies.MaskCase("padding", lambda p=padding: Mask.dense(p), dense)
+        check_against_reference(shape, case, {}, block=(4, 4))
+        causal = strategies.MaskCase(
+            "padding & causal",
+            lambda p=padding: Mask.causal() & Mask.dense(p),
+            dense & np.tril(np.ones((6, 6), bool)),
+        )
+        check_against_reference(shape, causal, {}, block=(4, 4))
+
+
+def test_joining_with_a_plain_array() -> None:
+    array = np.random.default_rng(0).random((2, 1, 4, 5)) < 0.5
+    expected = array & np.tril(np.ones((4, 5), bool))
+    np.testing.assert_array_equal((Mask.causal() & array).to_dense(4, 5), expected)
+
+
+@given(data=st.data())
+def test_kept_fraction_is_the_share_of_the_dense_mask(data: st.DataObject) -> None:
+    shape = data.draw(strategies.shapes())
+    case = data.draw(strategies.masks(shape))
+    mask = case.build()
+    fraction = float(mask.kept_fraction(shape.T, shape.S))
+    dense = np.asarray(mask.to_dense(shape.T, shape.S))
+    assert fraction == pytest.approx(dense.mean(), abs=1e-6)
+
+
+def test_draw_shows_rows_of_queries() -> None:
+    drawn = Mask.causal().draw(3, 4).splitlines()
+    assert len(drawn) == 3
+    shown, hidden = drawn[2][0], drawn[0][3]
+    assert shown != hidden
+    assert drawn == [shown + 3 * hidden, 2 * shown + 2 * hidden, 3 * shown + hidden]
+
+
+def test_a_mask_says_what_it_is() -> None:
+    text = repr(Mask.causal() & Mask.lengths([3]))
+    assert "causal" in text
+    assert "lengths" in text
+
+
+def test_segments_pack_sequences_without_crosstalk(implementation: str) -> None:
+    """Two sequences packed into one give what each gives alone, causal or not."""
+    shape = Shape(B=1, T=9, S=9)
+    query, key, value = shape.inputs(0)
+    mask = Mask.segments([[0] * 4 + [1] * 5])
+    for causal in (False, True):
+        with small_blocks((4, 4)):
+            packed = ops.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
+            for part in (slice(0, 4), slice(4, 9)):
+                alone = ops.dot_product_attention(
+                    query[:, part], key[:, part], value[:, part], is_causal=causal
+                )
+                np.testing.assert_allclose(packed[:, part], alone, atol=1e-13)

@@ -1,0 +1,158 @@
+"""Dtypes, and numbers large enough to overflow where the arithmetic is careless."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed import ops
+from tests import reference, tolerances
+from tests.ops.harness import Differentiated, rounded, small_blocks
+from tests.strategies import DTYPES, Shape, cast
+
+SHAPE = Shape(B=2, T=9, S=11, N=4, K=2, H=4, V=3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_of_everything_that_comes_out(implementation: str, dtype: str) -> None:
+    inputs = SHAPE.inputs(0, dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+    result = Differentiated(inputs, {}, np.ones((2, 9, 4, 3)), np.ones((2, 4, 9)))
+    assert result.out.dtype == dtype
+    assert result.lse.dtype == wide
+    for gradient in result.gradients.values():
+        assert gradient.dtype == dtype
+    assert ops.attention_weights(*inputs[:2]).dtype == wide
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        (("float16", "float32", "float32"), "float32"),
+        (("float32", "float16", "bfloat16"), "float32"),
+        (("float16", "bfloat16", "float16"), "float32"),
+        (("float32", "float64", "float32"), "float64"),
+        (("float16", "int32", "float16"), "float16"),
+        (("int32", "int32", "int32"), "float32"),
+    ],
+)
+def test_mixed_dtypes_are_promoted_as_keras_does(
+    implementation: str, dtypes: tuple[str, str, str], expected: str
+) -> None:
+    inputs = [
+        tf.constant(cast(3.0 * x, dtype)) for x, dtype in zip(SHAPE.inputs(0), dtypes, strict=True)
+    ]
+    out = ops.dot_product_attention(*inputs)
+    assert out.dtype == expected
+    wanted = reference.dot_product_attention(*(rounded(x) for x in inputs)).out
+    tolerances.assert_values(out, wanted, expected)
+
+
+def test_gradients_of_mixed_dtypes_keep_each_input_dtype(implementation: str) -> None:
+    dtypes = ("float16", "float32", "bfloat16")
+    inputs = [tf.constant(cast(x, dtype)) for x, dtype in zip(SHAPE.inputs(0), dtypes, strict=True)]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        out = ops.dot_product_attention(*inputs)
+    for dtype, gradient in zip(dtypes, tape.gradient(out, inputs), strict=True):
+        assert gradient.dtype == dtype
+
+
+def test_what_counts_as_a_tensor(implementation: str) -> None:
+    """NumPy arrays, nested lists, tensors, TensorFlow and Keras variables."""
+    import keras
+
+    query, key, value = SHAPE.inputs(0, "float32")
+    expected = ops.dot_product_attention(query, key, value)
+    for wrap in (
+        np.ndarray.tolist,
+        tf.constant,
+        tf.Variable,
+        keras.Variable,
+        keras.ops.convert_to_tensor,
+    ):
+        actual = ops.dot_product_attention(wrap(query), wrap(key), wrap(value))
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("magnitude", [1e3, 1e4, 1e5])
+def test_large_logits_choose_one_key(implementation: str, magnitude: float) -> None:
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(1, 9, 2, 4)).astype(np.float32) for _ in range(3))
+    query, key = query * np.sqrt(magnitude), key * np.sqrt(magnitude)
+    d_out = np.ones((1, 9, 2, 4))
+    with small_blocks((4, 4)):
+        result = Differentiated((query, key, value), {}, d_out)
+    expected = reference.dot_product_attention(query, key, value)
+    # The logits themselves are only known to one part in 2**23.
+    atol = magnitude * 2.0**-19
+    np.testing.assert_allclose(result.out, expected.out, atol=min(atol, 1.0))
+    np.testing.assert_allclose(result.lse, expected.lse, rtol=1e-5)
+    for gradient in result.gradients.values():
+        assert np.isfinite(gradient).all()
+
+
+def test_arange_inputs_in_float16(implementation: str) -> None:
+    """QK^T reaches far beyond 65504, the largest float16; the scale comes before narrowing."""
+    x = np.arange(1, 2 * 3 * 2 * 64 + 1).reshape(2, 3, 2, 64).astype(np.float16)
+    assert not np.isfinite(np.einsum("bthd,bshd->bhts", x, x)).all()
+    out = ops.dot_product_attention(x, x, x)
+    expected = reference.dot_product_attention(x, x, x).out
+    tolerances.assert_values(out, expected, "float16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("T", [1, 2, 5, 17, 128])
+def test_no_overflow_backward(implementation: str, T: int, dtype: str) -> None:
+    shape = Shape(B=2, T=T, S=T, N=2, K=2, H=16, V=16)
+    query, key, value = shape.inputs(0)
+    inputs = tuple(cast(x, dtype) for x in (query * 5, key * 3, value * 3))
+    d_out = cast(np.random.default_rng(1).normal(size=query.shape), dtype)
+    with small_blocks((8, 8)):
+        result = Differentiated(inputs, {"is_causal": True}, d_out)
+    arguments = [rounded(x) for x in inputs]
+    mask = np.tril(np.ones((T, T), bool))
+    expected = reference.dot_product_attention_backward(*arguments, rounded(d_out), mask=mask)
+    for name, gradient in result.gradients.items():
+        wanted = getattr(expected, name)
+        unit = max(1.0, float(np.abs(wanted).max()))
+        tolerances.assert_gradients(rounded(gradient) / unit, wanted / unit, dtype, name)
+
+
+@pytest.mark.parametrize("position", [0, 5, 15])
+def test_the_largest_logit_in_any_block(implementation: str, position: int) -> None:
+    """The running maximum is rescaled correctly whether it comes first, amid, or last."""
+    shape = Shape(B=1, T=5, S=16, N=1, K=1, H=4, V=3)
+    query, key, value = shape.inputs(0, "float32")
+    key = key.copy()
+    key[:, position] = 8.0 * query[:, 0]
+    with small_blocks((2, 4)):
+        out, lse = ops.dot_product_attention(query, key, value, return_lse=True)
+    expected = reference.dot_product_attention(query, key, value)
+    tolerances.assert_values(out, expected.out, "float32")
+    tolerances.assert_statistics(lse, expected.lse, "float32")
+
+
+def test_logits_that_all_are_very_negative(implementation: str) -> None:
+    """A softmax that does not subtract the maximum gives 0/0 here."""
+    query, key, value = SHAPE.inputs(0, "float32")
+    bias = np.full((1, 1, 1, 11), -1e4, np.float32)
+    out, lse = ops.dot_product_attention(query, key, value, bias=bias, return_lse=True)
+    expected = reference.dot_product_attention(query, key, value, bias=bias)
+    np.testing.assert_allclose(out, expected.out, atol=5e-3)
+    np.testing.assert_allclose(lse, expected.lse, rtol=1e-5)
+
+
+def test_no_warnings_in_float64() -> None:
+    """Empty rows and -inf are handled, not stumbled over."""
+    import warnings
+
+    inputs = SHAPE.inputs(0, "float64")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Differentiated(
+            inputs,
+            {"mask": ops.Mask.lengths([0, 3]) & ops.Mask.causal()},
+            np.ones((2, 9, 4, 3)),
+        )
