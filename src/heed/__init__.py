@@ -10,9 +10,9 @@
 Example:
     >>> import heed
     >>> print(heed.Mask.causal().draw(3, 3))
-    #..
-    ##.
-    ###
+    ■ · ·
+    ■ ■ ·
+    ■ ■ ■
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""Dot-product, additive and multi-head attention called on random tensors.
+
+The tutorial writes three layers, calls each on random tensors and prints shapes: Luong's
+dot-product attention, Bahdanau's additive attention, and multi-head attention, also with another
+sequence as keys and values (cross-attention).
+
+What differs here:
+- Additive attention takes one decoder state (B, D) or a sequence of them (B, T, D), and the shape
+  of what comes back follows. Query and value may have different widths.
+- Each mask says True = attend, and a row without any key gives 0 instead of an average of padding.
+- The weights are checked: each row sums to 1, or to 0 where nothing is visible.
+
+    python examples/three_attentions.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from heed import Mask, layers
+
+BATCH, QUERIES, KEYS = 4, 5, 7
+QUERY_WIDTH, VALUE_WIDTH = 32, 48
+
+
+def tell(name: str, output: Any, weights: Any) -> None:
+    """Prints the shapes and what the rows of weights sum to."""
+    sums = np.unique(np.round(np.sum(weights, axis=-1), 4))
+    print(
+        f"{name:<34} output {tuple(output.shape)!s:<14} weights {tuple(weights.shape)!s:<14}", sums
+    )
+
+
+def main() -> dict[str, Any]:
+    """Calls them all; returns the outputs by name."""
+    keras.utils.set_random_seed(0)
+    generator = np.random.default_rng(0)
+    query = generator.standard_normal((BATCH, QUERIES, QUERY_WIDTH)).astype("float32")
+    value = generator.standard_normal((BATCH, KEYS, VALUE_WIDTH)).astype("float32")
+    state = query[:, 0]  # a single state of a decoder
+    # One sequence of values is complete, one has 3 real positions, one has 1, one has none.
+    real = np.arange(KEYS) < np.array([[KEYS], [3], [1], [0]])
+
+    outputs: dict[str, Any] = {}
+
+    def show(name: str, layer: Any, *arguments: Any, **options: Any) -> None:
+        output, weights = layer(*arguments, return_attention_scores=True, **options)
+        tell(name, output, weights)
+        outputs[name] = output
+
+    dot = layers.DotProductAttention()
+    show("dot-product, self", dot, query, query)
+    show("dot-product, causal", dot, query, query, use_causal_mask=True)
+
+    additive = layers.AdditiveAttention(units=16)
+    show("additive, one state", additive, state, value)
+    show("additive, one state, masked", additive, state, value, value_mask=real)
+    show("additive, a sequence", additive, query, value)
+    show("additive, a sequence, masked", additive, query, value, value_mask=real)
+
+    show("multi-head, self", layers.MultiHeadAttention(num_heads=4, key_dim=8), query, query)
+    cross = layers.MultiHeadAttention(num_heads=4, key_dim=8, value_dim=12)
+    show("multi-head, cross", cross, query, value)
+    show("multi-head, cross, masked", cross, query, value, value_mask=real)
+    # The same mask as a value of its own, which can be combined and drawn.
+    mask = Mask.lengths([KEYS, 3, 1, 0]) & Mask.window(1, 1)
+    show("multi-head, cross, in a window", cross, query, value, attention_mask=mask)
+    print("what the window leaves of the second item:", mask.draw(QUERIES, KEYS, batch=1), sep="\n")
+    return outputs
+
+
+if __name__ == "__main__":
+    main()
