@@ -262,16 +262,22 @@ def blocked_masks(draw: st.DrawFn, shape: Shape) -> MaskCase:
 
 ALIGNED = (causal_masks, window_masks, prefix_masks)
 OTHERS = (lengths_masks, segments_masks, dense_masks, blocked_masks)
+# Kinds that say nothing of heads, for additive attention.
+HEADLESS = (*ALIGNED, lengths_masks, segments_masks)
 
 
 @st.composite
 def masks(
-    draw: st.DrawFn, shape: Shape, *, most: int = 3, least: int = 1, one_align: bool = False
+    draw: st.DrawFn,
+    shape: Shape,
+    *,
+    most: int = 3,
+    least: int = 1,
+    one_align: bool = False,
+    among: tuple[Any, ...] = (*ALIGNED, *OTHERS),
 ) -> MaskCase:
     """One kind, or several joined with `&`; `one_align` gives all aligned parts the same align."""
-    kinds = draw(
-        st.lists(st.sampled_from((*ALIGNED, *OTHERS)), min_size=least, max_size=most, unique=True)
-    )
+    kinds = draw(st.lists(st.sampled_from(among), min_size=least, max_size=most, unique=True))
     align = draw(aligns(shape)) if one_align else None
     case = None
     for kind in kinds:

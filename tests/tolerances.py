@@ -86,7 +86,7 @@ def largest_error(actual: Any, expected: Any) -> float:
 def assert_no_worse_than_naive(
     actual: Any, naive: Any, expected: Any, dtype: str, what: str = "value"
 ) -> None:
-    """The error is at most twice that of a naive implementation in the same dtype, plus rounding."""
+    """The error is at most twice that of a naive implementation in this dtype, plus rounding."""
     expected = np.asarray(expected)
     rounding = EPSILON[dtype] * float(np.max(np.abs(expected), initial=0.0))
     allowed = NAIVE_FACTOR * largest_error(naive, expected) + rounding

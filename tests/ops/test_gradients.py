@@ -109,7 +109,7 @@ def second_derivatives(
     d_out: tf.Tensor,
     directions: list[np.ndarray],
 ) -> list[tf.Tensor]:
-    """Gradients, with respect to the arguments and d_out, of sum(first derivatives * directions)."""
+    """Gradients of sum(first derivatives * directions) by the arguments and by d_out."""
     with tf.GradientTape() as tape:
         tape.watch([*arguments, d_out])
         gradients = first_derivatives(function, arguments, d_out)

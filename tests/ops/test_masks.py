@@ -196,18 +196,28 @@ def test_kept_fraction_is_the_share_of_the_dense_mask(data: st.DataObject) -> No
     assert fraction == pytest.approx(dense.mean(), abs=1e-6)
 
 
-def test_draw_shows_rows_of_queries() -> None:
-    drawn = Mask.causal().draw(3, 4).splitlines()
-    assert len(drawn) == 3
+def test_draw_shows_a_line_for_each_query() -> None:
+    drawn = ["".join(line.split()) for line in Mask.causal().draw(3, 4).splitlines()]
     shown, hidden = drawn[2][0], drawn[0][3]
     assert shown != hidden
     assert drawn == [shown + 3 * hidden, 2 * shown + 2 * hidden, 3 * shown + hidden]
+    second = Mask.lengths([1, 3]).draw(1, 4, batch=1)
+    assert "".join(second.split()) == 3 * shown + hidden
+
+
+def test_equal_masks_of_plain_numbers_are_equal() -> None:
+    """So that a `tf.function` does not trace anew for them."""
+    assert Mask.causal() & Mask.window(3, 0) == Mask.causal() & Mask.window(3, 0)
+    assert hash(Mask.causal()) == hash(Mask.causal())
+    assert Mask.causal() != Mask.causal(align="bottom_right")
+    assert Mask.window(3, 0) != Mask.window(4, 0)
+    assert Mask.lengths([1]) != Mask.lengths([2])
 
 
 def test_a_mask_says_what_it_is() -> None:
     text = repr(Mask.causal() & Mask.lengths([3]))
-    assert "causal" in text
-    assert "lengths" in text
+    assert "Lengths" in text or "lengths" in text
+    assert "3" in text
 
 
 def test_segments_pack_sequences_without_crosstalk(implementation: str) -> None:

@@ -1,0 +1,212 @@
+"""`additive_attention` (Bahdanau) gives the reference's output, weights and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed import ops
+from tests import reference, strategies, tolerances
+from tests.ops.harness import rounded, small_blocks
+from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
+from tests.strategies import BLOCKS, MaskCase, Shape, cast
+
+NAMES = ("query", "key", "value", "score_vector", "bias")
+
+
+def draw_inputs(
+    B: int = 2,
+    T: int = 5,
+    S: int = 6,
+    U: int = 4,
+    V: int = 3,
+    seed: int = 0,
+    dtype: str = "float64",
+) -> list[np.ndarray]:
+    """Query (B,T,U), key (B,S,U), value (B,S,V), score_vector (U,), bias (U,)."""
+    rng = np.random.default_rng(seed)
+    shapes = ((B, T, U), (B, S, U), (B, S, V), (U,), (U,))
+    return [cast(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def check(
+    inputs: list[np.ndarray],
+    case: MaskCase | None = None,
+    *,
+    dtype: str = "float64",
+    block: tuple[int, int] = (64, 64),
+    dropout: float = 0.0,
+) -> None:
+    """Output, log-sum-exp, weights and all gradients agree with the reference."""
+    options: dict[str, Any] = {"dropout": dropout, "seed": 3} if dropout else {}
+    expected_options: dict[str, Any] = {"dropout": dropout}
+    if case is not None:
+        options["mask"], expected_options["mask"] = case.build(), case.dense[:, 0]
+    rng = np.random.default_rng(9)
+    tensors = [tf.constant(x) for x in inputs]
+    query, key, value, vector, bias = tensors
+    d_out = cast(rng.normal(size=(*query.shape[:2], value.shape[-1])), dtype)
+    d_lse = rng.normal(size=(*query.shape[:2],)).astype(
+        "float64" if dtype == "float64" else "float32"
+    )
+    with small_blocks(block):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            out, lse = ops.additive_attention(
+                query, key, value, vector, bias=bias, return_lse=True, **options
+            )
+        cotangents = [tf.constant(d_out), tf.constant(d_lse)]
+        gradients = tape.gradient([out, lse], tensors, output_gradients=cotangents)
+        weights = ops.additive_attention_weights(query, key, vector, bias=bias, **options)
+        if dropout:
+            zero = [tf.zeros_like(x) for x in (query, key, vector)]
+            keep = ops.additive_attention_weights(*zero, dropout=dropout, seed=3)
+            expected_options["keep"] = np.asarray(keep) > 0
+    assert out.dtype == dtype
+    exact = [rounded(x) for x in inputs]
+    expected = reference.additive_attention(*exact[:4], bias=exact[4], **expected_options)
+    tolerances.assert_values(out, expected.out, dtype, "out")
+    tolerances.assert_statistics(lse, expected.lse, dtype, "lse")
+    tolerances.assert_statistics(weights, expected.weights, dtype, "weights")
+    backward = reference.additive_attention_backward(
+        *exact[:4], rounded(d_out), d_lse, bias=exact[4], **expected_options
+    )
+    for name, actual in zip(NAMES, gradients, strict=True):
+        wanted = getattr(backward, name)
+        assert actual.shape == wanted.shape
+        tolerances.assert_gradients(actual, wanted, dtype, f"gradient of {name}")
+
+
+@given(data=st.data())
+def test_anything_agrees_with_the_reference(implementation: str, data: st.DataObject) -> None:
+    block = data.draw(st.sampled_from(BLOCKS))
+    shape = data.draw(strategies.shapes(block))
+    shape = Shape(shape.B, shape.T, shape.S, 1, 1, shape.H, shape.V)
+    case = data.draw(strategies.masks(shape, least=0, among=strategies.HEADLESS))
+    inputs = draw_inputs(shape.B, shape.T, shape.S, shape.H, shape.V)
+    dropout = data.draw(st.sampled_from((0.0, 0.3)))
+    check(inputs, None if case.text == "none" else case, block=block, dropout=dropout)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_each_dtype(implementation: str, dtype: str) -> None:
+    check(draw_inputs(dtype=dtype), dtype=dtype, block=(2, 4))
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (6,), (1, 6), (5, 6), (5, 1), (2, 1, 6), (2, 5, 6), (1, 5, 6), (2, 5, 1)], ids=str
+)
+def test_masks_of_any_broadcastable_shape(implementation: str, shape: tuple[int, ...]) -> None:
+    """(B,T,S): additive attention has no heads."""
+    array = np.asarray(np.random.default_rng(0).random(shape) < 0.6)
+    dense = np.broadcast_to(array, (2, 5, 6))[:, None]
+    check(draw_inputs(), MaskCase("dense", lambda: array, dense), block=(2, 4))
+
+
+def test_without_bias(implementation: str) -> None:
+    query, key, value, vector, _ = draw_inputs()
+    out = ops.additive_attention(query, key, value, vector)
+    expected = reference.additive_attention(query, key, value, vector)
+    tolerances.assert_values(out, expected.out, "float64")
+    np.testing.assert_array_equal(
+        ops.additive_attention(query, key, value, vector, bias=np.zeros(4)), out
+    )
+
+
+@pytest.mark.parametrize(("T", "S"), [(97, 113), (1, 700), (300, 1), (257, 300)])
+def test_lengths_off_the_block_size(implementation: str, T: int, S: int) -> None:
+    """With the blocks that users get."""
+    query, key, value, vector, bias = draw_inputs(1, T, S, 8, 4, dtype="float32")
+    out = ops.additive_attention(query, key, value, vector, bias=bias, mask=ops.Mask.causal())
+    mask = np.tril(np.ones((T, S), bool))
+    expected = reference.additive_attention(query, key, value, vector, bias=bias, mask=mask)
+    tolerances.assert_values(out, expected.out, "float32")
+
+
+@pytest.mark.parametrize("empty", ["B", "T", "S"])
+def test_empty_sizes(implementation: str, empty: str) -> None:
+    tensors = [tf.constant(x) for x in draw_inputs(**{empty: 0})]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        out, lse = ops.additive_attention(*tensors[:4], bias=tensors[4], return_lse=True)
+    assert not np.any(out)
+    assert np.isneginf(lse).all()
+    for x, gradient in zip(tensors, tape.gradient(out, tensors), strict=True):
+        assert gradient.shape == x.shape
+        assert not np.any(gradient)
+
+
+def test_rows_without_keys_and_poison_in_masked_slots(implementation: str) -> None:
+    inputs = draw_inputs(dtype="float32")
+    query, key, value, vector, bias = (x.copy() for x in inputs)
+    key[:, 4:], value[:, 4:] = np.nan, np.inf
+    mask = ops.Mask.lengths([4, 0])
+    tensors = [tf.constant(x) for x in (query, key, value, vector, bias)]
+    with small_blocks((2, 3)), tf.GradientTape() as tape:
+        tape.watch(tensors)
+        out, lse = ops.additive_attention(*tensors[:4], bias=tensors[4], mask=mask, return_lse=True)
+        clean = ops.additive_attention(*inputs[:4], bias=inputs[4], mask=mask)
+    np.testing.assert_array_equal(out, clean)
+    assert not np.asarray(out)[1].any()
+    assert np.isneginf(np.asarray(lse)[1]).all()
+    gradients = tape.gradient(out, tensors)
+    for name, gradient in zip(NAMES, gradients, strict=True):
+        assert np.isfinite(gradient).all(), name
+    assert not np.asarray(gradients[0])[1].any()
+    assert not np.asarray(gradients[1])[:, 4:].any()
+    assert not np.asarray(gradients[2])[:, 4:].any()
+    weights = ops.additive_attention_weights(key=key, query=query, score_vector=vector, mask=mask)
+    assert not np.asarray(weights)[1].any()
+    assert not np.asarray(weights)[:, :, 4:].any()
+
+
+def test_second_derivatives(implementation: str) -> None:
+    arguments = draw_inputs(B=2, T=3, S=4, U=2, V=2)
+    rng = np.random.default_rng(1)
+    directions = [rng.normal(size=x.shape) for x in arguments]
+    d_out = rng.normal(size=(2, 3, 2))
+    dense = np.tril(np.ones((2, 3, 4), bool))
+    dense[1, 1] = False
+
+    def function(*tensors: tf.Tensor) -> tf.Tensor:
+        return ops.additive_attention(*tensors[:4], bias=tensors[4], mask=dense)
+
+    def backward(*arrays: np.ndarray) -> list[np.ndarray]:
+        *inputs, bias, d_out = arrays
+        g = reference.additive_attention_backward(*inputs, d_out, bias=bias, mask=dense)
+        return [getattr(g, name) for name in NAMES]
+
+    with small_blocks((2, 3)):
+        actual = second_derivatives(
+            function, [tf.constant(x) for x in arguments], tf.constant(d_out), directions
+        )
+    expected = expected_second_derivatives(backward, [*arguments, d_out], directions)
+    for name, a, b in zip((*NAMES, "d_out"), actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-8, rtol=1e-6, err_msg=name)
+
+
+def test_it_is_not_a_dot_product(implementation: str) -> None:
+    """The scores saturate: doubling a large query hardly changes the weights."""
+    query, key, _, vector, _ = draw_inputs()
+    first = ops.additive_attention_weights(100.0 * query, key, vector)
+    second = ops.additive_attention_weights(200.0 * query, key, vector)
+    np.testing.assert_allclose(first, second, atol=1e-12)
+
+
+def test_chosen_rows_of_the_weights(implementation: str) -> None:
+    query, key, value, vector, bias = draw_inputs()
+    mask = ops.Mask.causal()
+    _, lse = ops.additive_attention(
+        query, key, value, vector, bias=bias, mask=mask, return_lse=True
+    )
+    options: dict[str, Any] = {"bias": bias, "mask": mask, "dropout": 0.3, "seed": 1}
+    whole = np.asarray(ops.additive_attention_weights(query, key, vector, **options))
+    chosen = ops.additive_attention_weights(query, key, vector, rows=[4, 1], **options)
+    np.testing.assert_allclose(chosen, whole[:, [4, 1]], atol=1e-13)
+    given_lse = ops.additive_attention_weights(query, key, vector, lse=lse, **options)
+    np.testing.assert_allclose(given_lse, whole, atol=1e-13)

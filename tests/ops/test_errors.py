@@ -1,0 +1,229 @@
+"""Bad input is refused with the argument, the requirement and what was received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed import ops
+from heed.ops import Mask
+from tests.strategies import Shape
+
+QUERY, KEY, VALUE = Shape(B=2, T=5, S=7, N=4, K=2, H=8, V=6).inputs(0, "float32")
+VECTOR = np.ones(8, np.float32)
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def attend(query: Any = QUERY, key: Any = KEY, value: Any = VALUE, **options: Any) -> Any:
+    return ops.dot_product_attention(query, key, value, **options)
+
+
+def weigh(query: Any = QUERY, key: Any = KEY, **options: Any) -> Any:
+    return ops.attention_weights(query, key, **options)
+
+
+def add(
+    query: Any = QUERY[:, :, 0],
+    key: Any = KEY[:, :, 0],
+    value: Any = VALUE[:, :, 0],
+    vector: Any = VECTOR,
+    **options: Any,
+) -> Any:
+    return ops.additive_attention(query, key, value, vector, **options)
+
+
+# The call, the argument that must be named, and part of what was received that must be shown.
+CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "query rank": (lambda: attend(zeros(2, 5, 8)), "query", "(2, 5, 8)"),
+    "key rank": (lambda: attend(key=zeros(2, 7, 8)), "key", "(2, 7, 8)"),
+    "value rank": (lambda: attend(value=zeros(2, 7, 2, 6, 1)), "value", "(2, 7, 2, 6, 1)"),
+    "scalar": (lambda: attend(np.float32(1.0)), "query", "()"),
+    "width": (lambda: attend(key=zeros(2, 7, 2, 4)), "key", "(2, 7, 2, 4)"),
+    "zero width": (lambda: attend(zeros(2, 5, 4, 0), zeros(2, 7, 2, 0)), "query", "0"),
+    "key batch": (lambda: attend(key=zeros(3, 7, 2, 8)), "key", "(3, 7, 2, 8)"),
+    "value batch": (lambda: attend(value=zeros(3, 7, 2, 6)), "value", "(3, 7, 2, 6)"),
+    "value length": (lambda: attend(value=zeros(2, 6, 2, 6)), "value", "(2, 6, 2, 6)"),
+    "value heads": (lambda: attend(value=zeros(2, 7, 1, 6)), "value", "(2, 7, 1, 6)"),
+    "grouping": (
+        lambda: attend(key=zeros(2, 7, 3, 8), value=zeros(2, 7, 3, 6)),
+        "key",
+        "(2, 7, 3, 8)",
+    ),
+    "no heads": (
+        lambda: attend(key=zeros(2, 7, 0, 8), value=zeros(2, 7, 0, 6)),
+        "key",
+        "(2, 7, 0, 8)",
+    ),
+    "complex": (lambda: attend(QUERY.astype(np.complex64)), "query", "complex64"),
+    "text": (lambda: attend(np.array([[[["a"]]]])), "query", "string"),
+    "mask shape": (lambda: attend(mask=np.ones((5, 6), bool)), "mask", "(5, 6)"),
+    "mask heads": (lambda: attend(mask=np.ones((3, 5, 7), bool)), "mask", "(3, 5, 7)"),
+    "mask rank": (lambda: attend(mask=np.ones((1, 1, 1, 5, 7), bool)), "mask", "(1, 1, 1, 5, 7)"),
+    "mask of floats": (lambda: attend(mask=zeros(5, 7)), "mask", "float32"),
+    "mask of text": (lambda: attend(mask="causal"), "mask", "string"),
+    "lengths batch": (lambda: attend(mask=Mask.lengths([1, 2, 3])), "key_lengths", "(3,)"),
+    "lengths rank": (lambda: Mask.lengths([[1, 2]]), "key_lengths", "(1, 2)"),
+    "lengths dtype": (lambda: Mask.lengths([1.5, 2.0]), "key_lengths", "float32"),
+    "query lengths": (
+        lambda: attend(mask=Mask.lengths([1, 2], [1, 2, 3])),
+        "query_lengths",
+        "(3,)",
+    ),
+    "segment ids of queries": (
+        lambda: attend(mask=Mask.segments(np.zeros((2, 4), int), np.zeros((2, 7), int))),
+        "query_ids",
+        "(2, 4)",
+    ),
+    "segment ids of keys": (
+        lambda: attend(mask=Mask.segments(np.zeros((2, 5), int))),
+        "key_ids",
+        "(2, 5)",
+    ),
+    "segment batch": (
+        lambda: attend(mask=Mask.segments(np.zeros((3, 5), int), np.zeros((3, 7), int))),
+        "query_ids",
+        "(3, 5)",
+    ),
+    "segment rank": (lambda: Mask.segments([1, 2]), "query_ids", "(2,)"),
+    "align text": (lambda: Mask.causal(align="bottom_left"), "align", "bottom_left"),
+    "align dtype": (lambda: Mask.causal(align=1.5), "align", "1.5|float32"),
+    "align batch": (lambda: attend(mask=Mask.causal(align=[1, 2, 3])), "align", "(3,)"),
+    "window left": (lambda: Mask.window(-1, 0), "left", "-1"),
+    "window right": (lambda: Mask.window(0, 1.5), "right", "1.5"),  # type: ignore[arg-type]
+    "prefix rank": (lambda: Mask.prefix([[1]]), "n", "(1, 1)"),
+    "prefix batch": (lambda: attend(mask=Mask.prefix([1, 2, 3])), "n", "(3,)"),
+    "dense of floats": (lambda: Mask.dense(zeros(5, 7)), "array", "float32"),
+    "dense shape": (lambda: attend(mask=Mask.dense(np.ones((5, 6), bool))), "mask", "(5, 6)"),
+    "bias shape": (lambda: attend(bias=zeros(5, 6)), "bias", "(5, 6)"),
+    "bias heads": (lambda: attend(bias=zeros(1, 2, 5, 7)), "bias", "(1, 2, 5, 7)"),
+    "bias rank": (lambda: attend(bias=zeros(1, 1, 1, 5, 7)), "bias", "(1, 1, 1, 5, 7)"),
+    "bias of booleans": (lambda: attend(bias=np.ones((5, 7), bool)), "bias", "bool"),
+    "slopes": (lambda: attend(alibi_slopes=[1.0, 2.0]), "alibi_slopes", "(2,)"),
+    "slopes rank": (lambda: attend(alibi_slopes=zeros(4, 1)), "alibi_slopes", "(4, 1)"),
+    "dropout below": (lambda: attend(dropout=-0.1), "dropout", "-0.1"),
+    "dropout above": (lambda: attend(dropout=1.5), "dropout", "1.5"),
+    "dropout one": (lambda: attend(dropout=1.0), "dropout", "1.0"),
+    "dropout nan": (lambda: attend(dropout=float("nan")), "dropout", "nan"),
+    "seed": (lambda: attend(dropout=0.1, seed="a"), "seed", "a"),
+    "seed shape": (lambda: attend(dropout=0.1, seed=tf.constant([1, 2, 3])), "seed", "(3,)"),
+    "seed dtype": (lambda: attend(dropout=0.1, seed=1.5), "seed", "1.5|float"),
+    "soft cap zero": (lambda: attend(soft_cap=0.0), "soft_cap", "0.0"),
+    "soft cap below": (lambda: attend(soft_cap=-1.0), "soft_cap", "-1.0"),
+    "scale": (lambda: attend(scale="big"), "scale", "big"),
+    "scale nan": (lambda: attend(scale=float("nan")), "scale", "nan"),
+    "layout": (lambda: attend(layout="NBTH"), "layout", "NBTH"),
+    "heads": (lambda: weigh(heads=[4]), "heads", "4"),
+    "heads below": (lambda: weigh(heads=[-5]), "heads", "-5"),
+    "rows": (lambda: weigh(rows=[5]), "rows", "5"),
+    "lse shape": (lambda: weigh(lse=zeros(2, 5, 4)), "lse", "(2, 5, 4)"),
+    "any rank query": (
+        lambda: ops.scaled_dot_product_attention(zeros(3), KEY, VALUE),
+        "query",
+        "(3,)",
+    ),
+    "any rank leading": (
+        lambda: ops.scaled_dot_product_attention(zeros(2, 5, 8), zeros(3, 7, 8), zeros(3, 7, 8)),
+        "key",
+        "(3, 7, 8)",
+    ),
+    "additive query": (lambda: add(zeros(2, 8)), "query", "(2, 8)"),
+    "additive width": (lambda: add(key=zeros(2, 7, 4)), "key", "(2, 7, 4)"),
+    "additive length": (lambda: add(value=zeros(2, 6, 6)), "value", "(2, 6, 6)"),
+    "additive vector": (lambda: add(vector=zeros(7)), "score_vector", "(7,)"),
+    "additive vector rank": (lambda: add(vector=zeros(8, 1)), "score_vector", "(8, 1)"),
+    "additive bias": (lambda: add(bias=zeros(7)), "bias", "(7,)"),
+    "additive mask": (lambda: add(mask=np.ones((2, 4, 5, 7), bool)), "mask", "(2, 4, 5, 7)"),
+    "rotary width": (lambda: ops.rotary_embedding(zeros(1, 2, 1, 3)), "x", "(1, 2, 1, 3)"),
+    "rotary rank": (lambda: ops.rotary_embedding(zeros(2, 4)), "x", "(2, 4)"),
+    "rotary positions": (
+        lambda: ops.rotary_embedding(zeros(1, 2, 1, 4), [1, 2, 3]),
+        "positions",
+        "(3,)",
+    ),
+    "sinusoidal": (lambda: ops.sinusoidal_positions([1], 0), "dim", "0"),
+    "slopes of no heads": (lambda: ops.alibi_slopes(0), "num_heads", "0"),
+    "buckets": (
+        lambda: ops.relative_position_buckets([1], num_buckets=1),
+        "num_buckets",
+        "1",
+    ),
+    "table": (lambda: ops.relative_position_bias(zeros(32), 2, 2), "table", "(32,)"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_named(name: str) -> None:
+    call, argument, received = CASES[name]
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    message = str(caught.value)
+    assert not isinstance(caught.value, tf.errors.OpError), message
+    assert f"`{argument}`" in message or f"`{argument}." in message
+    assert " must " in message
+    shown = message.partition("Received")[2]
+    assert any(part in shown for part in received.split("|")), message
+
+
+@pytest.mark.parametrize(
+    ("changed", "argument"),
+    [
+        ({"key": zeros(2, 7, 2, 4)}, "key"),
+        ({"value": zeros(2, 6, 2, 6)}, "value"),
+        ({"value": zeros(3, 7, 2, 6)}, "value"),
+        ({"mask": np.ones((5, 6), bool)}, "mask"),
+        ({"bias": zeros(5, 6)}, "bias"),
+        ({"lengths": np.array([1, 2, 3])}, "lengths"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_bad_shapes_that_only_show_at_run_time(changed: dict[str, Any], argument: str) -> None:
+    """Traced with nothing known but ranks; the error then is TensorFlow's, the words are ours."""
+    inputs: dict[str, Any] = {
+        "query": QUERY,
+        "key": KEY,
+        "value": VALUE,
+        "mask": np.ones((5, 7), bool),
+        "bias": zeros(5, 7),
+        "lengths": np.array([3, 7]),
+    }
+    # The number of heads and the widths of query and value are usually known; lengths are not.
+    signature = {
+        name: tf.TensorSpec([None] * x.ndim, tf.as_dtype(x.dtype)) for name, x in inputs.items()
+    }
+
+    @tf.function(input_signature=[signature])
+    def run(x: dict[str, tf.Tensor]) -> tf.Tensor:
+        mask = Mask.dense(x["mask"]) & Mask.lengths(x["lengths"])
+        return ops.dot_product_attention(
+            x["query"], x["key"], x["value"], mask=mask, bias=x["bias"]
+        )
+
+    good = {name: tf.constant(x) for name, x in inputs.items()}
+    assert run(good).shape == (2, 5, 4, 6)
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError)) as caught:
+        run({**good, **{name: tf.constant(x) for name, x in changed.items()}})
+    assert argument in str(caught.value)
+    assert " must " in str(caught.value)
+
+
+def test_errors_come_while_tracing_where_shapes_are_known() -> None:
+    @tf.function
+    def run(query: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(query, KEY[..., :4], VALUE)
+
+    with pytest.raises(ValueError, match="`key` must"):
+        run.get_concrete_function(tf.TensorSpec([None, None, 4, 8], tf.float32))
+
+
+def test_unknown_implementations_are_refused() -> None:
+    import heed
+
+    with pytest.raises(ValueError, match=r"must.*Received.*fastest"):
+        heed.set_implementation("fastest")

@@ -1,0 +1,358 @@
+"""However it is run - eager, traced, compiled, saved, in threads - the result is the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from heed import ops
+from heed.ops import Mask
+from tests import reference, tolerances
+from tests.ops.harness import small_blocks
+from tests.strategies import Shape
+
+SHAPE = Shape(B=2, T=9, S=11, N=4, K=2, H=4, V=3)
+ARGUMENTS = ("query", "key", "value")
+
+
+def everything(query: Any, key: Any, value: Any) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """Output, log-sum-exp and gradients of an attention that uses most options."""
+    inputs = [tf.convert_to_tensor(x) for x in (query, key, value)]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        out, lse = ops.dot_product_attention(
+            *inputs,
+            mask=Mask.causal(align=1) & Mask.lengths([11, 6]),
+            soft_cap=5.0,
+            alibi_slopes=ops.alibi_slopes(4),
+            dropout=0.2,
+            seed=3,
+            return_lse=True,
+        )
+    return out, lse, tape.gradient(out, inputs, output_gradients=out)
+
+
+def assert_same(actual: Any, expected: Any, **tolerance: float) -> None:
+    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_allclose(a, b, **(tolerance or {"atol": 1e-12}))
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["traced", "compiled"])
+def test_traced_and_compiled_equal_eager(implementation: str, jit: bool) -> None:
+    inputs = SHAPE.inputs(0)
+    with small_blocks((4, 4)):
+        expected = everything(*inputs)
+        assert_same(tf.function(everything, jit_compile=jit)(*inputs), expected)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        Mask.window(2, 1),
+        Mask.prefix([3, 5]),
+        Mask.segments(np.arange(9)[None].repeat(2, 0) // 3, np.arange(11)[None].repeat(2, 0) // 3),
+        Mask.dense(np.random.default_rng(0).random((2, 1, 9, 11)) < 0.5),
+    ],
+    ids=["none", "window", "prefix", "segments", "dense"],
+)
+def test_each_kind_of_mask_compiles(implementation: str, mask: Mask | None) -> None:
+    inputs = SHAPE.inputs(0)
+
+    def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch((query, key, value))
+            out = ops.dot_product_attention(query, key, value, mask=mask)
+        return out, tape.gradient(out, (query, key, value))
+
+    tensors = [tf.constant(x) for x in inputs]
+    with small_blocks((4, 4)):
+        assert_same(tf.function(run, jit_compile=True)(*tensors), run(*tensors))
+
+
+def test_masks_from_tensors_compile(implementation: str) -> None:
+    """Lengths, aligns and arrays that are only known when the compiled program runs."""
+    inputs = [tf.constant(x) for x in SHAPE.inputs(0)]
+
+    @tf.function(jit_compile=True)
+    def run(lengths: tf.Tensor, align: tf.Tensor, array: tf.Tensor) -> Any:
+        mask = Mask.lengths(lengths) & Mask.causal(align=align) & Mask.dense(array)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            out = ops.dot_product_attention(*inputs, mask=mask)
+        return out, tape.gradient(out, inputs)
+
+    rng = np.random.default_rng(1)
+    with small_blocks((4, 4)):
+        for lengths, align in (([11, 0], 0), ([3, 8], 5)):
+            array = rng.random((2, 1, 9, 11)) < 0.7
+            out, gradients = run(tf.constant(lengths), tf.constant(align), tf.constant(array))
+            visible = array & (np.arange(11) < np.array(lengths)[:, None, None, None])
+            visible &= np.arange(11) <= np.arange(9)[:, None] + align
+            expected = reference.dot_product_attention(*inputs, mask=visible)
+            tolerances.assert_values(out, expected.out, "float64")
+            backward = reference.dot_product_attention_backward(
+                *inputs, np.ones(out.shape), mask=visible
+            )
+            for name, gradient in zip(ARGUMENTS, gradients, strict=True):
+                tolerances.assert_gradients(gradient, getattr(backward, name), "float64")
+
+
+def test_one_trace_serves_all_sizes(implementation: str) -> None:
+    """Batch and lengths unknown while tracing, forward and backward."""
+    traces = []
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, None, 4, 4], tf.float64),
+            tf.TensorSpec([None, None, 2, 4], tf.float64),
+            tf.TensorSpec([None, None, 2, 3], tf.float64),
+        ]
+    )
+    def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
+        traces.append(query)
+        with tf.GradientTape() as tape:
+            tape.watch((query, key, value))
+            out = ops.dot_product_attention(
+                query, key, value, mask=Mask.causal(align="bottom_right"), dropout=0.1, seed=1
+            )
+        assert out.shape.rank == 4
+        assert out.shape[2:] == (4, 3)
+        return out, tape.gradient(out, (query, key, value))
+
+    with small_blocks((4, 4)):
+        for B, T, S in ((2, 9, 11), (1, 4, 4), (3, 1, 17), (1, 8, 3), (0, 4, 4), (2, 0, 3)):
+            inputs = Shape(B=B, T=T, S=S, N=4, K=2, H=4, V=3).inputs(0)
+            run(*inputs)
+            with tf.GradientTape() as tape:
+                tensors = [tf.constant(x) for x in inputs]
+                tape.watch(tensors)
+                out = ops.dot_product_attention(
+                    *tensors, mask=Mask.causal(align="bottom_right"), dropout=0.1, seed=1
+                )
+            assert_same(run(*inputs), (out, tape.gradient(out, tensors)))
+    assert len(traces) == 1
+
+
+def test_nothing_known_but_the_rank(implementation: str) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None] * 4, tf.float64)] * 3)
+    def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(query, key, value, is_causal=True, bias=tf.zeros((1, 1)))
+
+    for shape in (SHAPE, Shape(T=3, S=3)):
+        inputs = shape.inputs(0)
+        with small_blocks((4, 4)):
+            expected = ops.dot_product_attention(*inputs, is_causal=True)
+        assert_same(run(*inputs), expected)
+
+
+def test_static_shapes_survive_tracing(implementation: str) -> None:
+    @tf.function
+    def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
+        out, lse = ops.dot_product_attention(query, key, value, return_lse=True)
+        weights = ops.attention_weights(query, key)
+        assert out.shape == (2, 9, 4, 3)
+        assert lse.shape == (2, 4, 9)
+        assert weights.shape == (2, 4, 9, 11)
+        return out
+
+    with small_blocks((4, 4)):
+        run(*SHAPE.inputs(0))
+
+
+def test_inside_a_tensorflow_loop(implementation: str) -> None:
+    """As a decoder does: the step number is a tensor, the shapes stay."""
+    query, key, value = (tf.constant(x) for x in Shape(T=6, S=6).inputs(0))
+
+    @tf.function
+    def run() -> tf.Tensor:
+        rows = tf.TensorArray(tf.float64, size=6)
+        for step in tf.range(6):
+            row = query[:, step : step + 1]
+            out = ops.dot_product_attention(row, key, value, mask=Mask.causal(align=step))
+            rows = rows.write(step, out[:, 0])
+        return tf.transpose(rows.stack(), (1, 0, 2, 3))
+
+    assert_same(run(), ops.dot_product_attention(query, key, value, is_causal=True))
+
+
+SAVED_MODEL_READER = """
+import sys
+import numpy as np
+import tensorflow as tf
+
+model = tf.saved_model.load(sys.argv[1])
+data = np.load(sys.argv[2])
+out = model(*(tf.constant(data[name]) for name in ("query", "key", "value", "lengths")))
+np.testing.assert_allclose(out, data["out"], atol=1e-12)
+assert "heed" not in sys.modules
+print("equal")
+"""
+
+
+class Attend(tf.Module):
+    """What a user would save: an attention with lengths, and a variable."""
+
+    def __init__(self) -> None:
+        self.temperature = tf.Variable(0.7, dtype=tf.float64)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, None, 4, 4], tf.float64),
+            tf.TensorSpec([None, None, 2, 4], tf.float64),
+            tf.TensorSpec([None, None, 2, 3], tf.float64),
+            tf.TensorSpec([None], tf.int32),
+        ]
+    )
+    def __call__(
+        self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, lengths: tf.Tensor
+    ) -> tf.Tensor:
+        mask = Mask.causal() & Mask.lengths(lengths)
+        return ops.dot_product_attention(query * self.temperature, key, value, mask=mask)
+
+
+def test_saved_model_in_a_fresh_process(tmp_path: Path) -> None:
+    """The portable implementation is plain TensorFlow: the reader does not need heed."""
+    query, key, value = SHAPE.inputs(0)
+    lengths = np.array([7, 0], np.int32)
+    with heed.set_implementation("portable"), small_blocks((4, 4)):
+        module = Attend()
+        expected = module(query, key, value, lengths)
+        tf.saved_model.save(module, str(tmp_path / "model"))
+    visible = np.tril(np.ones((9, 11), bool)) & (np.arange(11) < lengths[:, None, None, None])
+    right = reference.dot_product_attention(0.7 * query, key, value, mask=visible)
+    tolerances.assert_values(expected, right.out, "float64")
+    inputs = {"query": query, "key": key, "value": value, "lengths": lengths}
+    np.savez(tmp_path / "data.npz", out=expected, **inputs)
+    reader = subprocess.run(
+        [sys.executable, "-c", SAVED_MODEL_READER, tmp_path / "model", tmp_path / "data.npz"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert reader.stdout.strip() == "equal", reader.stderr[-2000:]
+
+
+def test_a_loaded_model_can_be_trained(tmp_path: Path) -> None:
+    with small_blocks((4, 4)):
+        tf.saved_model.save(Attend(), str(tmp_path / "model"))
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    query, key, value = (tf.constant(x) for x in SHAPE.inputs(0))
+    with tf.GradientTape() as tape:
+        tape.watch((query, key, value))
+        out = loaded(query, key, value, tf.constant([11, 4]))
+    actual = tape.gradient(out, (query, key, value))
+    visible = np.tril(np.ones((9, 11), bool)) & (
+        np.arange(11) < np.array([11, 4])[:, None, None, None]
+    )
+    expected = reference.dot_product_attention_backward(
+        query, key, value, np.ones(out.shape), mask=visible, scale=0.7 / 2.0
+    )
+    for name, gradient in zip(ARGUMENTS, actual, strict=True):
+        tolerances.assert_gradients(gradient, getattr(expected, name), "float64", name)
+
+
+@pytest.mark.parametrize("mode", ["eager", "traced"])
+def test_bitwise_the_same_from_run_to_run(implementation: str, mode: str) -> None:
+    inputs = Shape(B=2, T=150, S=200, N=4, K=2, H=16, V=16).inputs(0, "float32")
+
+    def run(query: Any, key: Any, value: Any) -> Any:
+        tensors = [tf.convert_to_tensor(x) for x in (query, key, value)]
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            out = ops.dot_product_attention(*tensors, is_causal=True, dropout=0.1, seed=1)
+        return out, tape.gradient(out, tensors)
+
+    function: Callable[..., Any] = tf.function(run) if mode == "traced" else run
+    with small_blocks((64, 64)):
+        first = [np.asarray(x) for x in tf.nest.flatten(function(*inputs))]
+        for _ in range(50 if mode == "traced" else 5):
+            for a, b in zip(tf.nest.flatten(function(*inputs)), first, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_eight_threads_at_once(implementation: str) -> None:
+    """Each with its own input, eagerly and through one traced function."""
+    problems = [SHAPE.inputs(seed) for seed in range(8)]
+    with small_blocks((4, 4)):
+        expected = [everything(*inputs) for inputs in problems]
+        traced = tf.function(everything)
+        traced(*problems[0])
+
+    def run(number: int) -> None:
+        with heed.set_implementation(implementation), small_blocks((4, 4)):
+            for function in (everything, traced):
+                for _ in range(3):
+                    assert_same(function(*problems[number]), expected[number])
+
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(run, number) for number in range(8)]:
+            future.result()
+
+
+def test_vectorized_map(implementation: str) -> None:
+    query, key, value = (x[:, None] for x in SHAPE.inputs(0))
+
+    def one(inputs: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        return ops.dot_product_attention(*inputs, is_causal=True)
+
+    mapped = tf.vectorized_map(one, (query, key, value))
+    expected = ops.dot_product_attention(*SHAPE.inputs(0), is_causal=True)
+    assert_same(mapped[:, 0], expected)
+
+
+THREAD_COUNTS = """
+import hashlib, sys
+import numpy as np
+import tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+tf.config.threading.set_inter_op_parallelism_threads(int(sys.argv[1]))
+from heed import ops
+rng = np.random.default_rng(0)
+inputs = [tf.constant(rng.normal(size=(1, 600, 4, 32)).astype("float32")) for _ in range(3)]
+with tf.GradientTape() as tape:
+    tape.watch(inputs)
+    out = ops.dot_product_attention(*inputs, is_causal=True, dropout=0.1, seed=1)
+parts = [out, *tape.gradient(out, inputs)]
+print(hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in parts)).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_bitwise_the_same_for_any_number_of_threads() -> None:
+    digests = set()
+    for threads in ("1", "2", "7"):
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(THREAD_COUNTS), threads],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digests.add(result.stdout.strip())
+    assert len(digests) == 1
+
+
+def test_which_implementation_runs_and_why(implementation: str) -> None:
+    inputs = SHAPE.inputs(0)
+    told = heed.explain_dispatch(*inputs, is_causal=True)
+    assert implementation in str(told)
+
+
+def test_implementations_are_chosen_for_a_while_and_given_back() -> None:
+    query, key, value = SHAPE.inputs(0)
+    with heed.set_implementation("portable"):
+        inner = str(heed.explain_dispatch(query, key, value))
+        with heed.set_implementation("auto"):
+            pass
+        assert str(heed.explain_dispatch(query, key, value)) == inner
+    assert "portable" in inner

@@ -1,0 +1,200 @@
+"""Memory grows with T + S, not T x S; blocks that a mask rules out are not computed."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed import ops
+from heed.ops import Mask
+from tests.strategies import Shape
+
+LENGTH = 4096
+HEADS = 4
+WIDTH = 16
+
+
+def masks() -> dict[str, Mask | None]:
+    packed = (np.arange(LENGTH)[None] // 100).astype(np.int32)
+    return {
+        "none": None,
+        "causal": Mask.causal(),
+        "window": Mask.window(64, 64),
+        "lengths": Mask.lengths([LENGTH - 3]),
+        "segments": Mask.segments(packed),
+        "prefix": Mask.prefix(7),
+        "padding": Mask.dense((np.arange(LENGTH) < 4000)[None, None, None]),
+    }
+
+
+def backward(
+    function: Callable[..., tf.Tensor], inputs: list[tf.Tensor]
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        out = function(*inputs)
+    return out, tape.gradient(out, inputs)
+
+
+def graphs(graph: Any) -> Iterator[Any]:
+    """The graph of a traced function, and those of all functions (loop bodies) that it calls."""
+    definition = graph.as_graph_def(add_shapes=True)
+    yield definition.node
+    for function in definition.library.function:
+        yield function.node_def
+
+
+def largest_tensor(graph: Any) -> tuple[int, str]:
+    """The most elements that any tensor of known shape has; what holds it."""
+    largest, where = 0, ""
+    for nodes in graphs(graph):
+        for node in nodes:
+            for shape in node.attr["_output_shapes"].list.shape:
+                sizes = [d.size for d in shape.dim]
+                if shape.unknown_rank or any(s < 0 for s in sizes):
+                    continue
+                if math.prod(sizes) > largest:
+                    largest, where = math.prod(sizes), f"{node.op} {node.name} {sizes}"
+    return largest, where
+
+
+def linear_bound(batch: int = 1) -> int:
+    """Many blocks of 512 x 512 scores for each head, and a few times the inputs; far below T x S."""
+    bound = batch * HEADS * max(8 * LENGTH * WIDTH, 512 * LENGTH)
+    assert bound < batch * HEADS * LENGTH * LENGTH / 4
+    return bound
+
+
+@pytest.mark.parametrize("kind", list(masks()))
+def test_no_tensor_of_all_scores_in_the_graph(implementation: str, kind: str) -> None:
+    shape = Shape(B=1, T=LENGTH, S=LENGTH, N=HEADS, K=HEADS, H=WIDTH, V=WIDTH)
+    inputs = [tf.TensorSpec(x.shape, tf.float32) for x in shape.inputs(0, "float32")]
+    mask = masks()[kind]
+
+    def attend(*tensors: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(*tensors, mask=mask, dropout=0.1, seed=1)
+
+    traced = tf.function(lambda *x: backward(attend, list(x))).get_concrete_function(*inputs)
+    elements, where = largest_tensor(traced.graph)
+    assert elements <= linear_bound(), where
+
+
+def test_the_check_above_sees_a_dense_implementation() -> None:
+    def attend(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        scores = tf.einsum("btnh,bsnh->bnts", query, key)
+        return tf.einsum("bnts,bsnh->btnh", tf.nn.softmax(scores), value)
+
+    spec = tf.TensorSpec((1, LENGTH, HEADS, WIDTH), tf.float32)
+    traced = tf.function(lambda *x: backward(attend, list(x))).get_concrete_function(*[spec] * 3)
+    assert largest_tensor(traced.graph)[0] >= HEADS * LENGTH * LENGTH
+
+
+def test_no_tensor_of_all_scores_with_additive_attention(implementation: str) -> None:
+    """Neither (T, S) nor, as others build it, (T, S, U)."""
+    query, key = (tf.TensorSpec((1, LENGTH, WIDTH), tf.float32) for _ in range(2))
+    value = tf.TensorSpec((1, LENGTH, WIDTH), tf.float32)
+    vector = tf.TensorSpec((WIDTH,), tf.float32)
+
+    def attend(*tensors: tf.Tensor) -> tf.Tensor:
+        return ops.additive_attention(*tensors, mask=Mask.causal())
+
+    traced = tf.function(lambda *x: backward(attend, list(x))).get_concrete_function(
+        query, key, value, vector
+    )
+    elements, where = largest_tensor(traced.graph)
+    assert elements <= LENGTH * LENGTH / 2, where
+
+
+def test_compiled_memory_has_no_tensor_of_all_scores(implementation: str) -> None:
+    """In what XLA makes of it, forward and backward."""
+    shape = Shape(B=1, T=LENGTH, S=LENGTH, N=HEADS, K=HEADS, H=WIDTH, V=WIDTH)
+    inputs = [tf.constant(x) for x in shape.inputs(0, "float32")]
+
+    @tf.function(jit_compile=True)
+    def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
+        return backward(
+            lambda *x: ops.dot_product_attention(*x, is_causal=True), [query, key, value]
+        )
+
+    program = run.experimental_get_compiler_ir(*inputs)(stage="optimized_hlo")
+    found = re.findall(r"\b(?:f32|f64|f16|bf16|pred|s32|u32|u64|s64)\[([\d,]+)\]", program)
+    largest = max(math.prod(int(n) for n in text.split(",")) for text in found)
+    assert largest <= linear_bound()
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+import tensorflow as tf
+from heed import ops
+
+length, causal, train = int(sys.argv[1]), sys.argv[2] == "causal", sys.argv[3] == "train"
+
+def run(length):
+    inputs = [tf.zeros((1, length, 4, 64)) for _ in range(3)]
+    with tf.GradientTape() as tape:
+        if train:
+            tape.watch(inputs)
+        out = ops.dot_product_attention(*inputs, is_causal=causal)
+    if train:
+        out = tape.gradient(out, inputs)
+    return [np.asarray(x) for x in tf.nest.flatten(out)]
+
+run(64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(length)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", ["causal", "full"])
+@pytest.mark.parametrize("train", ["forward", "train"])
+def test_measured_peak_memory_is_far_below_the_scores(causal: str, train: str) -> None:
+    """At (1,4,8192,64) all scores would be 1024 MiB; an input is 8 MiB."""
+    result = subprocess.run(
+        [sys.executable, "-c", PEAK, "8192", causal, train],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(result.stdout.split()[-1]) < 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["causal", "window", "segments", "lengths"])
+def test_blocks_that_a_mask_rules_out_are_skipped(implementation: str, kind: str) -> None:
+    """By the clock: best of five, and a wide margin."""
+    import time
+
+    masks_at_length = {
+        "causal": (Mask.causal(), 0.85),
+        "window": (Mask.window(64, 64), 0.6),
+        "segments": (Mask.segments((np.arange(LENGTH)[None] // 256).astype(np.int32)), 0.6),
+        "lengths": (Mask.lengths([LENGTH // 8]), 0.6),
+    }
+    mask, share = masks_at_length[kind]
+    shape = Shape(B=1, T=LENGTH, S=LENGTH, N=HEADS, K=HEADS, H=64, V=64)
+    inputs = [tf.constant(x) for x in shape.inputs(0, "float32")]
+
+    def best(mask: Mask | None) -> float:
+        function = tf.function(
+            lambda: backward(lambda *x: ops.dot_product_attention(*x, mask=mask), inputs)
+        )
+        function()
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            function()[0].numpy()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best(mask) < share * best(None)

@@ -1,0 +1,206 @@
+"""Positions and biases: sinusoidal, rotary, ALiBi slopes, T5 relative bias."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed import ops
+from tests.ops.harness import small_blocks
+from tests.strategies import Shape
+
+# --- sinusoidal ---------------------------------------------------------------------------------
+
+
+def test_sinusoidal_positions_as_the_paper_writes_them() -> None:
+    table = np.asarray(ops.sinusoidal_positions(tf.range(20), 8))
+    assert table.shape == (20, 8)
+    assert table.dtype == np.float32
+    for position in range(20):
+        for i in range(4):
+            angle = position / 10000.0 ** (2 * i / 8)
+            assert table[position, 2 * i] == pytest.approx(math.sin(angle), abs=1e-5)
+            assert table[position, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-5)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 8])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+def test_sinusoidal_positions_of_any_shape(shape: tuple[int, ...], dim: int) -> None:
+    positions = np.random.default_rng(0).integers(0, 100, size=shape)
+    table = np.asarray(ops.sinusoidal_positions(positions, dim))
+    assert table.shape == (*shape, dim)
+    whole = np.asarray(ops.sinusoidal_positions(np.arange(100), dim))
+    np.testing.assert_allclose(table, whole[positions], atol=1e-6)
+
+
+def test_sinusoidal_positions_stay_exact_far_out() -> None:
+    """The fastest wave of position 100,000 still is right to three digits."""
+    table = np.asarray(ops.sinusoidal_positions([100_000], 4, max_wavelength=100.0))
+    expected = [math.sin(1e5), math.cos(1e5), math.sin(1e4), math.cos(1e4)]
+    np.testing.assert_allclose(table[0], expected, atol=5e-3)
+
+
+# --- rotary -------------------------------------------------------------------------------------
+
+
+def rotate(
+    x: np.ndarray, positions: np.ndarray, interleaved: bool, wavelength: float = 10000.0
+) -> np.ndarray:
+    """RoPE by plain loops: pair p of the H features turns by position / wavelength**(2p/H)."""
+    B, T, N, H = x.shape
+    positions = np.broadcast_to(positions, (B, T))
+    result = np.zeros_like(x)
+    for p in range(H // 2):
+        first, second = (2 * p, 2 * p + 1) if interleaved else (p, p + H // 2)
+        for b in range(B):
+            for t in range(T):
+                angle = positions[b, t] / wavelength ** (2 * p / H)
+                cos, sin = math.cos(angle), math.sin(angle)
+                a, c = x[b, t, :, first], x[b, t, :, second]
+                result[b, t, :, first] = a * cos - c * sin
+                result[b, t, :, second] = a * sin + c * cos
+    return result
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("positions", [None, [3, 4, 9, 100, 0], "per item"])
+def test_rotary_embedding_turns_pairs(interleaved: bool, positions: object) -> None:
+    x = Shape(B=2, T=5, N=3, K=3, H=6).inputs(0)[0]
+    if positions == "per item":
+        positions = np.random.default_rng(0).integers(0, 50, size=(2, 5))
+    where = np.arange(5) if positions is None else np.asarray(positions)
+    turned = ops.rotary_embedding(x, positions, interleaved=interleaved)
+    assert turned.dtype == tf.float64
+    np.testing.assert_allclose(turned, rotate(x, where, interleaved), atol=1e-5)
+    swapped = ops.rotary_embedding(
+        np.swapaxes(x, 1, 2), positions, interleaved=interleaved, layout="BNTH"
+    )
+    np.testing.assert_allclose(np.swapaxes(np.asarray(swapped), 1, 2), turned, atol=1e-6)
+
+
+def test_rotary_wavelength_and_scaling() -> None:
+    x = Shape(B=1, T=4, N=1, K=1, H=4).inputs(0)[0]
+    turned = ops.rotary_embedding(x, max_wavelength=500.0)
+    np.testing.assert_allclose(turned, rotate(x, np.arange(4), False, 500.0), atol=1e-5)
+    scaled = ops.rotary_embedding(x, scaling_factor=4.0)
+    np.testing.assert_allclose(scaled, rotate(x, np.arange(4) / 4.0, False), atol=1e-5)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_scores_depend_on_the_distance_alone(interleaved: bool) -> None:
+    query, key, _ = Shape(B=1, T=6, S=6, N=2, K=2, H=8).inputs(0)
+
+    def scores(start: int) -> np.ndarray:
+        positions = np.arange(6) + start
+        turned = [ops.rotary_embedding(x, positions, interleaved=interleaved) for x in (query, key)]
+        return np.einsum("btnh,bsnh->bnts", *turned)
+
+    np.testing.assert_allclose(scores(0), scores(37), atol=1e-4)
+    assert np.abs(scores(0) - np.einsum("btnh,bsnh->bnts", query, key)).max() > 0.1
+
+
+def test_rotary_embedding_has_a_gradient() -> None:
+    x = tf.constant(Shape(B=1, T=3, N=2, K=2, H=4).inputs(0)[0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = ops.rotary_embedding(x)
+    # A rotation keeps lengths, so the gradient of |y|^2 / 2 is x itself.
+    np.testing.assert_allclose(tape.gradient(y, x, output_gradients=y), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_rotary_embedding_keeps_the_dtype(dtype: str) -> None:
+    x = Shape(B=1, T=3).inputs(0, dtype)[0]
+    assert ops.rotary_embedding(x).dtype == dtype
+
+
+# --- ALiBi --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heads", "expected"),
+    [
+        (1, [2.0**-8]),
+        (2, [2.0**-4, 2.0**-8]),
+        (4, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]),
+        (8, [2.0**-i for i in range(1, 9)]),
+        (16, [2.0 ** (-i / 2) for i in range(1, 17)]),
+        # Not a power of two: those of the power below, then every other one of the power above.
+        (6, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]),
+        (3, [2.0**-4, 2.0**-8, 2.0**-2]),
+    ],
+)
+def test_alibi_slopes(heads: int, expected: list[float]) -> None:
+    slopes = ops.alibi_slopes(heads)
+    assert np.asarray(slopes).dtype == np.float32
+    np.testing.assert_allclose(slopes, expected, rtol=1e-6)
+
+
+# --- T5 relative positions ----------------------------------------------------------------------
+
+
+def bucket(relative: int, bidirectional: bool, buckets: int, furthest: int) -> int:
+    """Half of the buckets for single distances, half logarithmic up to `furthest`."""
+    result, distance = 0, -relative
+    if bidirectional:
+        buckets //= 2
+        if relative > 0:
+            result += buckets
+        distance = abs(relative)
+    else:
+        distance = max(distance, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return result + distance
+    step = math.log(distance / exact) / math.log(furthest / exact) * (buckets - exact)
+    # 1e-6: exact powers must not fall into the bucket below by a rounding.
+    return result + min(exact + int(step + 1e-6), buckets - 1)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 20), (16, 1000)])
+def test_relative_position_buckets(bidirectional: bool, buckets: int, furthest: int) -> None:
+    relative = np.arange(-300, 301)
+    actual = ops.relative_position_buckets(
+        relative, bidirectional=bidirectional, num_buckets=buckets, max_distance=furthest
+    )
+    assert actual.dtype == tf.int32
+    expected = np.array([bucket(int(r), bidirectional, buckets, furthest) for r in relative])
+    wrong = np.asarray(actual) != expected
+    # A distance exactly on a logarithmic boundary may round to either side.
+    assert wrong.mean() < 0.01
+    assert np.abs(np.asarray(actual) - expected).max() <= 1
+    assert np.asarray(actual).min() >= 0
+    assert np.asarray(actual).max() < buckets
+
+
+def test_relative_position_bias_looks_up_j_minus_i() -> None:
+    table = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+    bias = np.asarray(ops.relative_position_bias(table, 4, 6))
+    assert bias.shape == (1, 3, 4, 6)
+    for i in range(4):
+        for j in range(6):
+            np.testing.assert_array_equal(bias[0, :, i, j], table[bucket(j - i, True, 32, 128)])
+    later = ops.relative_position_bias(table, 2, 6, offset=2)
+    np.testing.assert_array_equal(later, bias[:, :, 2:4])
+    one_sided = np.asarray(ops.relative_position_bias(table, 4, 6, bidirectional=False))
+    np.testing.assert_array_equal(one_sided[0, :, 0, 3], table[0])
+    np.testing.assert_array_equal(one_sided[0, :, 3, 0], table[3])
+
+
+def test_relative_position_bias_trains_its_table(implementation: str) -> None:
+    """The gradient reaches the table through attention, and only the buckets in use."""
+    query, key, value = (tf.constant(x) for x in Shape(T=5, S=5).inputs(0, "float32"))
+    table = tf.Variable(np.random.default_rng(0).normal(size=(32, 2)).astype(np.float32))
+    with small_blocks((2, 3)), tf.GradientTape() as tape:
+        bias = ops.relative_position_bias(table, 5, 5)
+        out = ops.dot_product_attention(query, key, value, bias=bias)
+        loss = tf.reduce_sum(out**2)
+    gradient = tf.convert_to_tensor(tape.gradient(loss, table)).numpy()
+    used = sorted({bucket(j - i, True, 32, 128) for i in range(5) for j in range(5)})
+    assert gradient[used].any(axis=1).all()
+    unused = [row for row in range(32) if row not in used]
+    assert not gradient[unused].any()
