@@ -1,4 +1,4 @@
-"""Agrees with stock `keras.ops.dot_product_attention` where stock is right, differs where it is not.
+"""Agrees with stock `keras.ops.dot_product_attention` where that is right, differs elsewhere.
 
 One test for each difference that heed declares; it shows what stock does, so that the day stock is
 mended, the test says so.

@@ -67,7 +67,7 @@ def largest_tensor(graph: Any) -> tuple[int, str]:
 
 
 def linear_bound(batch: int = 1) -> int:
-    """Many blocks of 512 x 512 scores for each head, and a few times the inputs; far below T x S."""
+    """Many blocks of scores for each head, or a few times the inputs; far below T x S."""
     bound = batch * HEADS * max(8 * LENGTH * WIDTH, 512 * LENGTH)
     assert bound < batch * HEADS * LENGTH * LENGTH / 4
     return bound

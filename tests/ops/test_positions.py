@@ -50,7 +50,7 @@ def rotate(
     x: np.ndarray, positions: np.ndarray, interleaved: bool, wavelength: float = 10000.0
 ) -> np.ndarray:
     """RoPE by plain loops: pair p of the H features turns by position / wavelength**(2p/H)."""
-    B, T, N, H = x.shape
+    B, T, _, H = x.shape
     positions = np.broadcast_to(positions, (B, T))
     result = np.zeros_like(x)
     for p in range(H // 2):
