@@ -1,0 +1,168 @@
+"""Token embedding with a tied output layer and a dense gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.layers._checks import positive_int
+
+__all__ = ["TokenEmbedding"]
+
+
+def _lookup(table: Any, ids: Any) -> Any:
+    """Rows `ids` of `table`, with a gradient that is one dense tensor.
+
+    The gradient that TensorFlow makes for a gather lists a row once for each time that its token
+    occurs. Keras' Adam squares those entries one by one, so that its second moment comes out too
+    small. Here equal rows are summed first.
+    """
+    rows, width = table.shape
+
+    @ops.custom_gradient
+    def gather(values: Any) -> tuple[Any, Any]:
+        def grad(*args: Any, upstream: Any = None) -> Any:
+            if upstream is None:
+                (upstream,) = args
+            return ops.segment_sum(
+                ops.reshape(upstream, (-1, width)), ops.reshape(ids, (-1,)), num_segments=rows
+            )
+
+        return ops.take(values, ids, axis=0), grad
+
+    # Reshaped for nothing but to read the variable: what is read inside would need a gradient of
+    # its own.
+    return gather(ops.reshape(table, (rows, width)))
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class TokenEmbedding(keras.layers.Layer):
+    """Turns token ids into vectors, and vectors back into scores for each token.
+
+    `output[b, t] = E[ids[b, t]] * sqrt(D)` and `logits(x) = x @ E.T`, with one table `E`
+    (vocabulary_size, D).
+
+    Args:
+        vocabulary_size: Number of tokens, a positive integer. Ids are 0 .. vocabulary_size - 1.
+        width: Model width D, a positive integer.
+        mask_zero: Whether id 0 is padding. If so the output carries the Keras mask `ids != 0`.
+        scale: Whether the output is multiplied by sqrt(D). With the default initializer (standard
+            deviation 1 / sqrt(D)) vectors start with unit variance, and so do the logits of a
+            normalised vector.
+        embeddings_initializer: Initializer of the table. Default: normal with standard deviation
+            1 / sqrt(D).
+        embeddings_regularizer: Regularizer of the table, or None.
+        embeddings_constraint: Constraint of the table, or None.
+        **kwargs: `name`, `dtype`, `trainable`, as for every Keras layer.
+
+    Call arguments:
+        inputs: (B, T) integers (any shape will do).
+
+    Returns:
+        `inputs.shape + (D,)` in the layer's compute dtype.
+
+    Raises:
+        ValueError: If `vocabulary_size` or `width` is not a positive integer.
+
+    Numerics:
+        The gradient of the table is dense: an optimizer step touches the whole table and is the
+            step of the dense
+        formula, also when a token occurs several times in a batch. Rows are read in the table's
+        own dtype and narrowed afterwards, so that float16 does not round the sum over equal
+        tokens.
+
+    Source:
+        Vaswani et al. 2017, section 3.4 (sqrt(d_model) = sqrt(D)); Press and Wolf 2017 (tied
+        output).
+
+    Example:
+        >>> import numpy as np
+        >>> embedding = TokenEmbedding(vocabulary_size=10, width=4)
+        >>> x = embedding(np.array([[3, 1, 0]]))
+        >>> tuple(x.shape), tuple(embedding.logits(x).shape)
+        ((1, 3, 4), (1, 3, 10))
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        width: int,
+        mask_zero: bool = True,
+        scale: bool = True,
+        embeddings_initializer: Any = None,
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.vocabulary_size = positive_int("vocabulary_size", vocabulary_size)
+        self.width = positive_int("width", width)
+        self.mask_zero = bool(mask_zero)
+        self.scale = bool(scale)
+        if embeddings_initializer is None:
+            embeddings_initializer = keras.initializers.RandomNormal(stddev=self.width**-0.5)
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
+        self.supports_masking = self.mask_zero
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        self.embeddings = self.add_weight(
+            shape=(self.vocabulary_size, self.width),
+            initializer=self.embeddings_initializer,
+            regularizer=self.embeddings_regularizer,
+            constraint=self.embeddings_constraint,
+            autocast=False,
+            name="embeddings",
+        )
+
+    def call(self, inputs: Any) -> Any:
+        """See the class for the arguments."""
+        ids = inputs
+        if "int" not in keras.backend.standardize_dtype(ids.dtype):
+            ids = ops.cast(ids, "int32")
+        x = _lookup(self.embeddings, ids)
+        if self.scale:
+            x = x * self.width**0.5
+        return ops.cast(x, self.compute_dtype)
+
+    def logits(self, x: Any) -> Any:
+        """Scores of every token, `x @ E.T`.
+
+        Args:
+            x: (..., D) floats.
+
+        Returns:
+            (..., vocabulary_size) in the layer's compute dtype.
+        """
+        if not self.built:
+            self.build()
+        x = ops.cast(ops.convert_to_tensor(x), self.compute_dtype)
+        table = ops.cast(ops.convert_to_tensor(self.embeddings), self.compute_dtype)
+        # One product of two matrices: higher ranks would go through a batched one.
+        scores = ops.matmul(ops.reshape(x, (-1, self.width)), ops.transpose(table))
+        return ops.reshape(scores, (*ops.shape(x)[:-1], self.vocabulary_size))
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """The Keras mask of the output."""
+        return ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """The shape of the output for inputs of this shape."""
+        return (*input_shape, self.width)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "width": self.width,
+            "mask_zero": self.mask_zero,
+            "scale": self.scale,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+            "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
+        }

@@ -1,0 +1,118 @@
+"""The position-wise feed-forward part of a Transformer layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from heed.layers._checks import positive_int, rate
+from heed.layers._projections import clone_initializer
+
+__all__ = ["FeedForward"]
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class FeedForward(keras.layers.Layer):
+    """Two dense layers with an activation between them, at each position alone.
+
+    `output = activation(x @ W1 + b1) @ W2 + b2`, back to the width of the input.
+
+    Args:
+        hidden_width: Width between the two dense layers, a positive integer.
+        activation: Activation between them. Default "relu".
+        dropout: Rate in [0, 1) at which activations are dropped during training. Default 0.
+        use_bias: Whether the dense layers have biases. Default True.
+        kernel_initializer: Initializer of W1 and W2. Default "glorot_uniform".
+        bias_initializer: Initializer of b1 and b2. Default "zeros".
+        seed: Integer seed of the dropout, or None.
+        **kwargs: `name`, `dtype`, `trainable`, as for every Keras layer.
+
+    Call arguments:
+        inputs: (..., D) floats.
+        training: Whether to drop activations.
+
+    Returns:
+        (..., D) in the layer's compute dtype.
+
+    Raises:
+        ValueError: If `hidden_width` is not a positive integer or `dropout` not in [0, 1).
+
+    Source:
+        Vaswani et al. 2017, section 3.3 (d_ff = hidden_width).
+
+    Example:
+        >>> import numpy as np
+        >>> layer = FeedForward(32, dropout=0.1)
+        >>> tuple(layer(np.zeros((2, 5, 8), "float32")).shape)
+        (2, 5, 8)
+    """
+
+    def __init__(
+        self,
+        hidden_width: int,
+        activation: Any = "relu",
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.hidden_width = positive_int("hidden_width", hidden_width)
+        self.activation = keras.activations.get(activation)
+        self.dropout = rate("dropout", dropout)
+        self.use_bias = bool(use_bias)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.seed = seed
+        self.supports_masking = True
+
+    def _dense(self, units: int, activation: Any, name: str) -> keras.layers.Dense:
+        return keras.layers.Dense(
+            units,
+            activation=activation,
+            use_bias=self.use_bias,
+            # The two layers get initializers of their own: a shared one with a seed would give
+            # both the same numbers.
+            kernel_initializer=clone_initializer(self.kernel_initializer),
+            bias_initializer=clone_initializer(self.bias_initializer),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the variables."""
+        width = input_shape[-1]
+        self.hidden_dense = self._dense(self.hidden_width, self.activation, "hidden")
+        self.output_dense = self._dense(width, None, "output")
+        self.dropout_layer = keras.layers.Dropout(
+            self.dropout, seed=self.seed, dtype=self.dtype_policy
+        )
+        self.hidden_dense.build((None, width))
+        self.output_dense.build((None, self.hidden_width))
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """See the class for the arguments."""
+        hidden = self.hidden_dense(inputs)
+        if self.dropout:
+            hidden = self.dropout_layer(hidden, training=training)
+        return self.output_dense(hidden)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """The shape of the output for inputs of this shape."""
+        return tuple(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {
+            **super().get_config(),
+            "hidden_width": self.hidden_width,
+            "activation": keras.activations.serialize(self.activation),
+            "dropout": self.dropout,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "seed": self.seed,
+        }

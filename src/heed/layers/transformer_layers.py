@@ -1,0 +1,327 @@
+"""One layer of a Transformer encoder and one of a decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.layers._transformer_layer import TransformerLayer, keras_mask, split
+
+__all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer"]
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class TransformerEncoderLayer(TransformerLayer):
+    """Self-attention and a feed-forward part, each with a residual connection and a normalisation.
+
+    Pre-norm (`norm_first=True`): `x = x + attention(norm(x)); x = x + feed_forward(norm(x))`.
+    Post-norm: `x = norm(x + attention(x)); x = norm(x + feed_forward(x))`.
+
+    Args:
+        num_heads: Number of query heads N, a positive integer.
+        feed_forward_width: Hidden width of the feed-forward part, a positive integer.
+        num_key_value_heads: Number of key and value heads K, a divisor of N. Default: N.
+        key_dim: Width H of a query and key head. Default: D / N.
+        value_dim: Width V of a value head. Default: H.
+        dropout: Rate in [0, 1) for the output of each part and within the feed-forward part.
+            Default 0.
+        attention_dropout: Rate in [0, 1) for the attention weights. Default 0.
+        activation: Activation of the feed-forward part. Default "relu".
+        norm_first: Whether each part reads normalised input (pre-norm), or the sum is normalised
+            (post-norm).
+        norm_epsilon: Added to the variance by the normalisation. Default 1e-6.
+        use_bias: Whether the dense layers have biases. Default True.
+        soft_cap: Bound of the attention scores, a positive number, or None.
+        sliding_window: Number of keys on each side that a query may see, its own included, or None.
+        kernel_initializer: Initializer of the kernels. Default "glorot_uniform".
+        bias_initializer: Initializer of the biases. Default "zeros".
+        seed: Integer seed of everything that is dropped, or None.
+        **kwargs: `name`, `dtype`, `trainable`, as for every Keras layer.
+
+    Call arguments:
+        inputs: (B, T, D) floats.
+        mask: (B, T) booleans, True = a token, False = padding that nobody attends to. Default:
+            the Keras mask of `inputs`.
+        attention_mask: A `heed.Mask` or booleans (T, T), (B, T, T) or (B, N, T, T), True = attend.
+        position_bias: Floats broadcastable to (B, N, T, T), added to the scores.
+        alibi_slopes: (N,) floats, see `heed.ops.alibi_slopes`.
+        rotary_positions: (T,) or (B, T) integers: queries and keys are rotated by these positions.
+        use_causal_mask: Whether a token sees only itself and those before it. Default False.
+        return_attention_scores: Whether to return the attention weights too.
+        training: Whether dropout is on.
+
+    Returns:
+        (B, T, D), with `return_attention_scores=True` the pair of it and the weights (B, N, T, T).
+
+    Raises:
+        ValueError: If an argument is out of its range, or N does not divide D and `key_dim` is
+            not given.
+
+    Source:
+        Vaswani et al. 2017, section 3.1 (d_model = D, h = N, d_k = H, d_v = V); Xiong et al. 2020
+        (pre-norm).
+
+    Example:
+        >>> import numpy as np
+        >>> layer = TransformerEncoderLayer(num_heads=2, feed_forward_width=32)
+        >>> y, scores = layer(np.zeros((3, 5, 8), "float32"), return_attention_scores=True)
+        >>> tuple(y.shape), tuple(scores.shape)
+        ((3, 5, 8), (3, 2, 5, 5))
+    """
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the variables."""
+        width = input_shape[-1]
+        shape = (None, None, width)
+        self.attention = self._make_attention(width, 2, "attention", local=True)
+        self.attention.build(shape, shape)
+        self.attention_norm = self._make_norm(width, "attention_norm")
+        self.attention_dropout_layer = self._make_dropout(3, "attention_output_dropout")
+        self._build_feed_forward(width)
+
+    def call(
+        self,
+        inputs: Any,
+        mask: Any = None,
+        attention_mask: Any = None,
+        position_bias: Any = None,
+        alibi_slopes: Any = None,
+        rotary_positions: Any = None,
+        use_causal_mask: bool = False,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        """See the class for the arguments."""
+        # Keras fills `mask` in only where `inputs` is the one tensor among the arguments.
+        mask = keras_mask(inputs) if mask is None else mask
+        norm = self.attention_norm
+        x = self._before(inputs, norm)
+        change, scores = split(
+            self.attention(
+                x,
+                x,
+                value_mask=mask,
+                attention_mask=attention_mask,
+                position_bias=position_bias,
+                alibi_slopes=alibi_slopes,
+                rotary_positions=rotary_positions,
+                use_causal_mask=use_causal_mask,
+                return_attention_scores=return_attention_scores,
+                training=training,
+            )
+        )
+        x = self._after(inputs, change, norm, self.attention_dropout_layer, training)
+        x = self._feed_forward_step(x, training)
+        return (x, scores) if return_attention_scores else x
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """The shape of the output for inputs of this shape."""
+        return tuple(input_shape)
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class TransformerDecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention to an encoded sequence, and a feed-forward part.
+
+    As `TransformerEncoderLayer`, with the cross-attention between its two parts and causal
+    self-attention.
+
+    Args:
+        cross_attention: Whether there is a cross-attention. False gives the layer of a language
+            model.
+        *, **kwargs: As for `TransformerEncoderLayer`. `sliding_window` holds for the
+            self-attention only.
+
+    Call arguments:
+        inputs: (B, T, D) floats.
+        encoded: (B, S, D') floats, what the cross-attention reads. Not needed with a `cache` that
+            holds it.
+        inputs_mask: (B, T) booleans, True = a token. Default: the Keras mask of `inputs`.
+        encoded_mask: (B, S) booleans, True = a token. Default: the Keras mask of `encoded`.
+        attention_mask: `heed.Mask` or booleans for the self-attention, combined with the causal
+            mask.
+        cross_attention_mask: The same for the cross-attention: (T, S), (B, T, S) or (B, N, T, S).
+        position_bias, alibi_slopes, rotary_positions: For the self-attention, as in
+            `TransformerEncoderLayer`. With a cache the bias is (1, N, T, L) and the positions are
+            those of the T new tokens.
+        cache: What `make_cache` or the call before returned: `{"self": ..., "cross": ...}`.
+        cache_index: Position of the first of the T new tokens in the cache, an int or an integer
+            tensor ().
+        use_causal_mask: Whether a token sees only itself and those before it. Default True.
+        return_attention_scores: Whether to return the attention weights too.
+        training: Whether dropout is on.
+
+    Returns:
+        (B, T, D); with scores or a cache the tuple `(output[, scores][, cache])`. `scores` is
+        `{"self": (B, N, T, T or L), "cross": (B, N, T, S)}`, without "cross" where there is none.
+
+    Raises:
+        ValueError: If there is cross-attention but neither `encoded` nor a cache of it.
+
+    Source:
+        Vaswani et al. 2017, section 3.1; Xiong et al. 2020 (pre-norm).
+
+    Example:
+        >>> import numpy as np
+        >>> layer = TransformerDecoderLayer(num_heads=2, feed_forward_width=32)
+        >>> tuple(layer(np.zeros((3, 5, 8), "float32"), np.zeros((3, 7, 8), "float32")).shape)
+        (3, 5, 8)
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        feed_forward_width: int,
+        *,
+        cross_attention: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_heads, feed_forward_width, **kwargs)
+        self.cross_attention = bool(cross_attention)
+
+    def build(self, inputs_shape: Any, encoded_shape: Any = None) -> None:
+        """Creates the variables."""
+        width = inputs_shape[-1]
+        shape = (None, None, width)
+        self.self_attention = self._make_attention(width, 2, "self_attention", local=True)
+        self.self_attention.build(shape, shape)
+        self.self_attention_norm = self._make_norm(width, "self_attention_norm")
+        self.self_attention_dropout = self._make_dropout(3, "self_attention_output_dropout")
+        if self.cross_attention:
+            encoded_width = width if encoded_shape is None else encoded_shape[-1]
+            self.encoded_attention = self._make_attention(width, 4, "cross_attention", local=False)
+            self.encoded_attention.build(shape, (None, None, encoded_width))
+            self.encoded_attention_norm = self._make_norm(width, "cross_attention_norm")
+            self.encoded_attention_dropout = self._make_dropout(5, "cross_attention_output_dropout")
+        self._build_feed_forward(width)
+
+    def make_cache(
+        self, batch_size: Any, length: int, encoded: Any = None, dtype: Any = None
+    ) -> dict[str, Any]:
+        """An empty cache for decoding `length` tokens.
+
+        Args:
+            batch_size: B, an int or an integer tensor ().
+            length: L, the number of tokens the cache holds.
+            encoded: (B', S, D'), what the cross-attention reads; None leaves "cross" out. B'
+                divides B: rows b B / B' .. (b + 1) B / B' - 1 of the inputs (the beams of one
+                sentence) read row b.
+            dtype: Dtype of the cache. Default: the layer's compute dtype.
+
+        Returns:
+            `{"self": {"key": (B, L, K, H), "value": (B, L, K, V)}, "cross": the same with S for
+            L}`.
+        """
+        cache = {"self": self.self_attention.make_cache(batch_size, length, dtype)}
+        if encoded is not None:
+            cache["cross"] = self.encoded_attention.project_cache(encoded)
+        return cache
+
+    def call(
+        self,
+        inputs: Any,
+        encoded: Any = None,
+        inputs_mask: Any = None,
+        encoded_mask: Any = None,
+        attention_mask: Any = None,
+        cross_attention_mask: Any = None,
+        position_bias: Any = None,
+        alibi_slopes: Any = None,
+        rotary_positions: Any = None,
+        cache: Any = None,
+        cache_index: Any = None,
+        use_causal_mask: bool = True,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        """See the class for the arguments."""
+        inputs_mask = keras_mask(inputs) if inputs_mask is None else inputs_mask
+        norm = self.self_attention_norm
+        x = self._before(inputs, norm)
+        arguments: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "position_bias": position_bias,
+            "alibi_slopes": alibi_slopes,
+            "rotary_positions": rotary_positions,
+            "return_attention_scores": return_attention_scores,
+            "training": training,
+        }
+        scores: dict[str, Any] = {}
+        if cache is None:
+            result = self.self_attention(
+                x, x, value_mask=inputs_mask, use_causal_mask=use_causal_mask, **arguments
+            )
+            change, scores["self"] = split(result)
+        else:
+            change, *rest, self_cache = self.self_attention(
+                x, x, cache=cache["self"], cache_index=cache_index, **arguments
+            )
+            scores["self"] = rest[0] if rest else None
+            cache = {**cache, "self": self_cache}
+        x = self._after(inputs, change, norm, self.self_attention_dropout, training)
+        if self.cross_attention:
+            x, scores["cross"] = self._attend_encoded(
+                x,
+                encoded,
+                encoded_mask,
+                cross_attention_mask,
+                cache,
+                return_attention_scores,
+                training,
+            )
+        x = self._feed_forward_step(x, training)
+        output = [x]
+        if return_attention_scores:
+            output.append(scores)
+        if cache is not None:
+            output.append(cache)
+        return output[0] if len(output) == 1 else tuple(output)
+
+    def _attend_encoded(
+        self,
+        x: Any,
+        encoded: Any,
+        mask: Any,
+        attention_mask: Any,
+        cache: Any,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> tuple[Any, Any]:
+        """The step of the cross-attention: the sequence after it, and its scores or None."""
+        cached = None if cache is None else cache.get("cross")
+        if encoded is None and cached is None:
+            raise ValueError(
+                "`encoded` must be given to a layer with cross-attention, unless `cache` holds its "
+                "projection. Received: encoded=None"
+            )
+        norm = self.encoded_attention_norm
+        query = self._before(x, norm)
+        arguments: dict[str, Any] = {
+            "value_mask": keras_mask(encoded) if mask is None else mask,
+            "attention_mask": attention_mask,
+            "return_attention_scores": return_attention_scores,
+            "training": training,
+        }
+        if cached is None:
+            change, scores = split(self.encoded_attention(query, encoded, **arguments))
+        else:
+            # Queries do not see each other here: the beams of one sentence read its keys as one
+            # longer query.
+            rows = ops.shape(cached["key"])[0]
+            query = ops.reshape(query, (rows, -1, query.shape[-1]))
+            result = self.encoded_attention(query, None, cache=cached, **arguments)
+            change, scores = result[0], result[1] if return_attention_scores else None
+            change = ops.reshape(change, ops.shape(x))
+        return self._after(x, change, norm, self.encoded_attention_dropout, training), scores
+
+    def compute_output_shape(
+        self, inputs_shape: Any, encoded_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        """The shape of the output for inputs of this shape."""
+        return tuple(inputs_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {**super().get_config(), "cross_attention": self.cross_attention}

@@ -1,0 +1,22 @@
+"""Transformer models from one config, and decoding with them.
+
+- `TransformerConfig`: sizes and choices, checked.
+- `Transformer`, `TransformerEncoder`, `TransformerDecoder`: Keras models.
+- `generate`: greedy, sampled and beam-search decoding with a key/value cache.
+"""
+
+from __future__ import annotations
+
+from heed.models.config import TransformerConfig
+from heed.models.decoder import TransformerDecoder
+from heed.models.decoding import generate
+from heed.models.encoder import TransformerEncoder
+from heed.models.transformer import Transformer
+
+__all__ = [
+    "Transformer",
+    "TransformerConfig",
+    "TransformerDecoder",
+    "TransformerEncoder",
+    "generate",
+]

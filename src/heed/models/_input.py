@@ -1,0 +1,97 @@
+"""What stands before the layers of a stack: token embedding, positions, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.layers import (
+    LearnedPositions,
+    RelativePositionBias,
+    SinusoidalPositions,
+    TokenEmbedding,
+)
+from heed.models.config import TransformerConfig
+from heed.ops import alibi_slopes
+
+__all__ = ["InputEmbedding"]
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class InputEmbedding(keras.layers.Layer):
+    """Token ids to the first layer's input, and what the attention layers are told about positions.
+
+    Args:
+        config: The model's sizes and choices.
+        vocabulary_size: Number of tokens.
+        bidirectional: Whether the stack sees keys after the query (an encoder).
+        tokens: A token embedding to share, or None for one of its own.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocabulary_size: int,
+        bidirectional: bool,
+        tokens: TokenEmbedding | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.config = config
+        policy = self.dtype_policy
+        # Padding is masked by `pad_id`, explicitly: an implicit mask would not outlive a
+        # tf.function's border.
+        self.tokens = tokens or TokenEmbedding(
+            vocabulary_size, config.width, mask_zero=False, dtype=policy, name="tokens"
+        )
+        self.positions: Any = None
+        self.bias: Any = None
+        if config.position == "sinusoidal":
+            self.positions = SinusoidalPositions(dtype=policy, name="positions")
+        elif config.position == "learned":
+            self.positions = LearnedPositions(config.max_length, dtype=policy, name="positions")
+        elif config.position == "relative":
+            self.bias = RelativePositionBias(
+                config.num_heads, bidirectional=bidirectional, dtype=policy, name="position_bias"
+            )
+        self.drop = keras.layers.Dropout(config.dropout, dtype=policy, name="dropout")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        if not self.tokens.built:
+            self.tokens.build((None, None))
+        if self.positions is not None:
+            self.positions.build((None, None, self.config.width))
+        if self.bias is not None:
+            self.bias.build()
+
+    def call(self, ids: Any, start_index: Any = 0, training: bool | None = None) -> Any:
+        """See the class for the arguments."""
+        x = self.tokens(ids)
+        if self.positions is not None:
+            x = self.positions(x, start_index=start_index)
+        return self.drop(x, training=training) if self.config.dropout else x
+
+    def attention_arguments(
+        self, query_length: Any, key_length: Any, start_index: Any = 0
+    ) -> dict[str, Any]:
+        """What each self-attention of the stack is told about positions, as keyword arguments.
+
+        Args:
+            query_length: T, an int or an integer tensor ().
+            key_length: S, an int or an integer tensor ().
+            start_index: Key position at which query 0 stands, an int or an integer tensor ().
+        """
+        position = self.config.position
+        if position == "rotary":
+            return {"rotary_positions": ops.arange(query_length, dtype="int32") + start_index}
+        if position == "alibi":
+            return {"alibi_slopes": alibi_slopes(self.config.num_heads)}
+        if position == "relative":
+            bias = self.bias(
+                query_length=query_length, key_length=key_length, start_index=start_index
+            )
+            return {"position_bias": bias}
+        return {}

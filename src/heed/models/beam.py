@@ -1,0 +1,117 @@
+"""Beam search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras import ops
+
+from heed.models._step import Stepper, write
+
+__all__ = ["beam_search", "penalty"]
+
+_NONE = -1e30
+
+
+def penalty(length: Any, alpha: float) -> Any:
+    """((5 + length) / 6)**alpha: divides the log probability of `length` tokens."""
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+def _pick(sequences: Any, indices: Any) -> Any:
+    """(B, M, L) and (B, K) to (B, K, L): the chosen ones of each row."""
+    return ops.take_along_axis(sequences, ops.expand_dims(indices, -1), axis=1)
+
+
+def beam_search(stepper: Stepper, beams: int, length_penalty: float) -> Any:
+    """The best sequence of each row among those that a beam of hypotheses meets.
+
+    In each step the open hypotheses of a row grow by every token. An extension that ends, and
+    ranks among the best `beams`, is kept as finished with its score divided by `penalty`; the
+    best `beams` others stay open. A row is done when it has `beams` finished hypotheses, or when
+    no open one can still get a higher score than the best finished one. A row that is done does
+    not change any more, so rows do not depend on their neighbours. One beam is greedy decoding; a
+    beam as wide as the number of sequences is an exhaustive search.
+
+    Args:
+        stepper: Runs the model, `beams` rows for each source.
+        beams: Width K of the beam.
+        length_penalty: Exponent alpha of the penalty, at least 0; 0 compares plain log
+            probabilities.
+
+    Returns:
+        (B, length) int32, padded after the end: the best finished hypothesis, or where a row has
+        none the best open one.
+
+    Source:
+        Wu et al. 2016 (GNMT), section 7, equation 14, without coverage.
+    """
+    config = stepper.config
+    batch, length = stepper.batch_size, stepper.length
+    vocabulary = config.target_vocabulary_size
+    candidates = min(2 * beams, beams * vocabulary)
+    first_row = ops.expand_dims(ops.arange(batch, dtype="int32") * beams, 1)
+
+    def unfinished(index: Any, done: Any, *rest: Any) -> Any:
+        return ops.logical_and(index < length, ops.logical_not(ops.all(done)))
+
+    def step(
+        index: Any,
+        done: Any,
+        tokens: Any,
+        scores: Any,
+        sequences: Any,
+        finished_scores: Any,
+        finished: Any,
+        state: Any,
+    ) -> tuple[Any, ...]:
+        logits, state = stepper.step(state, ops.reshape(tokens, (-1,)), index)
+        steps = ops.reshape(ops.log_softmax(logits, axis=-1), (-1, beams, vocabulary))
+        totals = ops.reshape(ops.expand_dims(scores, -1) + steps, (-1, beams * vocabulary))
+        # At most one extension of each beam ends: among twice as many as beams there are enough
+        # that do not.
+        totals, flat = ops.top_k(totals, candidates)
+        flat = ops.cast(flat, "int32")
+        parents, tokens = flat // vocabulary, flat % vocabulary
+        ends = tokens == config.end_id
+        grown = write(_pick(sequences, parents), index, tokens)
+
+        real = ops.logical_and(ends, totals > _NONE / 2)
+        ending = ops.logical_and(real, ops.logical_not(ops.expand_dims(done, 1)))[:, :beams]
+        new = totals / penalty(ops.cast(index, "float32") + 1.0, length_penalty)
+        new = ops.where(ending, new[:, :beams], _NONE)
+        finished_scores, chosen = ops.top_k(ops.concatenate([finished_scores, new], axis=1), beams)
+        finished = _pick(ops.concatenate([finished, grown[:, :beams]], axis=1), chosen)
+
+        scores, chosen = ops.top_k(ops.where(ends, _NONE, totals), beams)
+        sequences = _pick(grown, chosen)
+        tokens = ops.take_along_axis(tokens, chosen, axis=1)
+        parents = ops.take_along_axis(parents, chosen, axis=1)
+        state = stepper.select(state, ops.reshape(parents + first_row, (-1,)))
+
+        attainable = scores[:, 0] / penalty(float(length), length_penalty)
+        hopeless = ops.logical_and(
+            finished_scores[:, 0] > _NONE / 2, attainable <= finished_scores[:, 0]
+        )
+        full = finished_scores[:, -1] > _NONE / 2
+        done = ops.logical_or(done, ops.logical_or(full, hopeless))
+        return index + 1, done, tokens, scores, sequences, finished_scores, finished, state
+
+    none = ops.full((batch, beams), _NONE, dtype="float32")
+    empty = ops.full((batch, beams, length), config.pad_id, dtype="int32")
+    # All beams start alike: only the first one counts, or they would stay alike.
+    only_first = ops.where(ops.arange(beams) == 0, 0.0, none)
+    start = (
+        ops.zeros((), dtype="int32"),
+        ops.zeros((batch,), dtype="bool"),
+        ops.reshape(stepper.first_tokens(), (-1, beams)),
+        only_first,
+        empty,
+        none,
+        empty,
+        stepper.first_state(),
+    )
+    result = ops.while_loop(unfinished, step, start)
+    open_sequences, finished_scores, finished = result[4], result[5], result[6]
+    ended = finished_scores[:, :1] > _NONE / 2
+    return ops.where(ended, finished[:, 0], open_sequences[:, 0])

@@ -1,0 +1,218 @@
+"""The sizes and choices that define a Transformer."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+__all__ = ["POSITIONS", "TransformerConfig"]
+
+POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
+
+_SIZES = (
+    "source_vocabulary_size",
+    "target_vocabulary_size",
+    "width",
+    "num_heads",
+    "encoder_layers",
+    "decoder_layers",
+    "feed_forward_width",
+    "max_length",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """Everything that defines a Transformer, checked when it is made.
+
+    Args:
+        source_vocabulary_size: Number of source tokens, a positive integer.
+        target_vocabulary_size: Number of target tokens, a positive integer.
+        width: Model width D, a positive integer that `num_heads` divides.
+        num_heads: Number of query heads N.
+        num_key_value_heads: Number of key and value heads K, a divisor of N; None means N.
+        encoder_layers: Number of encoder layers.
+        decoder_layers: Number of decoder layers.
+        feed_forward_width: Hidden width of the feed-forward parts.
+        dropout: Rate in [0, 1) for embeddings and the output of each part.
+        attention_dropout: Rate in [0, 1) for the attention weights.
+        activation: Name of the activation of the feed-forward parts.
+        norm_first: Whether normalisation comes before each part (pre-norm) or after it (post-norm).
+        position: How tokens know where they stand: "sinusoidal" or "learned" vectors added to the
+            embeddings, "rotary" queries and keys, or an "alibi" or "relative" (T5) bias of the
+            scores.
+        max_length: Longest sequence in tokens; binding for "learned" positions only.
+        tie_embeddings: Whether the output layer is the target embedding's table.
+        share_embeddings: Whether source and target share one table (their vocabularies must be of
+            one size).
+        pad_id: Token id of padding. Padding in the source is never attended to.
+        start_id: Token id that a target starts with.
+        end_id: Token id that a target ends with.
+
+    Raises:
+        ValueError: If a value is out of its range or does not go with the others; the message
+            names it.
+
+    Example:
+        >>> config = TransformerConfig(source_vocabulary_size=16, target_vocabulary_size=40)
+        >>> config.width, config.head_dim
+        (128, 32)
+        >>> TransformerConfig.from_dict(config.to_dict()) == config
+        True
+        >>> TransformerConfig(16, 40, dropout=1.5)
+        Traceback (most recent call last):
+        ...
+        ValueError: `dropout` must be a number in [0, 1). Received: dropout=1.5
+    """
+
+    source_vocabulary_size: int
+    target_vocabulary_size: int
+    width: int = 128
+    num_heads: int = 4
+    num_key_value_heads: int | None = None
+    encoder_layers: int = 2
+    decoder_layers: int = 2
+    feed_forward_width: int = 512
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation: str = "relu"
+    norm_first: bool = True
+    position: str = "sinusoidal"
+    max_length: int = 512
+    tie_embeddings: bool = True
+    share_embeddings: bool = False
+    pad_id: int = 0
+    start_id: int = 1
+    end_id: int = 2
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            self._integer(name, 1)
+        if self.num_key_value_heads is not None:
+            self._integer("num_key_value_heads", 1)
+        for name in ("dropout", "attention_dropout"):
+            self._rate(name)
+        for name in ("norm_first", "tie_embeddings", "share_embeddings"):
+            self._require(isinstance(getattr(self, name), bool), name, "be True or False")
+        for name in ("pad_id", "start_id", "end_id"):
+            self._integer(name, 0)
+        self._check_names()
+        self._check_heads()
+        self._check_vocabulary()
+
+    def _check_names(self) -> None:
+        options = ", ".join(repr(position) for position in POSITIONS)
+        self._require(self.position in POSITIONS, "position", f"be one of {options}")
+        known = isinstance(self.activation, str)
+        if known:
+            try:
+                keras.activations.get(self.activation)
+            except ValueError:
+                known = False
+        self._require(known, "activation", "be the name of a Keras activation")
+
+    def _check_heads(self) -> None:
+        self._require(
+            self.width % self.num_heads == 0, "num_heads", "divide `width`", "num_heads", "width"
+        )
+        self._require(
+            self.num_heads % (self.num_key_value_heads or self.num_heads) == 0,
+            "num_key_value_heads",
+            "divide `num_heads`",
+            "num_key_value_heads",
+            "num_heads",
+        )
+        self._require(
+            self.position != "rotary" or self.head_dim % 2 == 0,
+            "width",
+            "be an even multiple of `num_heads` for rotary positions",
+            "width",
+            "num_heads",
+        )
+        self._require(
+            self.position != "sinusoidal" or self.width % 2 == 0,
+            "width",
+            "be even for sinusoidal positions",
+        )
+
+    def _check_vocabulary(self) -> None:
+        sizes = ("source_vocabulary_size", "target_vocabulary_size")
+        self._require(
+            not self.share_embeddings or self.source_vocabulary_size == self.target_vocabulary_size,
+            "share_embeddings",
+            "be False where the vocabularies differ in size",
+            "share_embeddings",
+            *sizes,
+        )
+        for name in ("pad_id", "start_id", "end_id"):
+            self._require(
+                getattr(self, name) < self.target_vocabulary_size,
+                name,
+                "be below `target_vocabulary_size`",
+                name,
+                "target_vocabulary_size",
+            )
+        self._require(
+            len({self.pad_id, self.start_id, self.end_id}) == 3,
+            "pad_id",
+            "differ from `start_id` and `end_id`, and they from each other",
+            "pad_id",
+            "start_id",
+            "end_id",
+        )
+
+    @property
+    def head_dim(self) -> int:
+        """Width H of a head, D / N."""
+        return self.width // self.num_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dict of plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
+        """The config with these fields.
+
+        Args:
+            values: What `to_dict` returned. Missing fields take their defaults.
+
+        Raises:
+            ValueError: If there is a field that this version does not know, or a value is bad.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(
+                "`values` must hold fields of TransformerConfig only. "
+                f"Received: {', '.join(unknown)}"
+            )
+        missing = sorted({"source_vocabulary_size", "target_vocabulary_size"} - set(values))
+        if missing:
+            raise ValueError(
+                f"`values` must hold {' and '.join(missing)}. Received: {sorted(values)}"
+            )
+        return cls(**values)
+
+    def _require(self, holds: bool, name: str, requirement: str, *shown: str) -> None:
+        if not holds:
+            received = ", ".join(f"{field}={getattr(self, field)!r}" for field in shown or (name,))
+            raise ValueError(f"`{name}` must {requirement}. Received: {received}")
+
+    def _integer(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        self._require(integral and value >= least, name, f"be an integer of at least {least}")
+        # NumPy's integers become plain ones, so that `to_dict` can be written as JSON.
+        object.__setattr__(self, name, operator.index(value))
+
+    def _rate(self, name: str) -> None:
+        value = getattr(self, name)
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        self._require(real and 0 <= value < 1, name, "be a number in [0, 1)")
+        object.__setattr__(self, name, float(value))

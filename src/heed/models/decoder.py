@@ -1,0 +1,179 @@
+"""The decoder of a Transformer; without cross-attention, a language model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.layers import TokenEmbedding, TransformerDecoderLayer
+from heed.models._input import InputEmbedding
+from heed.models._model import ConfiguredModel, layer_arguments
+from heed.models.config import TransformerConfig
+
+__all__ = ["TransformerDecoder"]
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class TransformerDecoder(ConfiguredModel):
+    """Token ids, and an encoded sequence, to scores for the token that follows each.
+
+    Args:
+        config: Sizes and choices; those of the encoder are not used.
+        cross_attention: Whether the layers attend to an encoded sequence. False gives a language
+            model.
+        tokens: A `TokenEmbedding` to share, or None for one of its own.
+        **kwargs: `name`, `dtype`, as for every Keras model.
+
+    Call arguments:
+        target: (B, T) integers. Token t sees the tokens up to t.
+        encoded: (B, S, D) floats, what the cross-attention reads.
+        source_mask: (B, S) booleans, True = a token, False = padding; None attends to all of
+            `encoded`.
+        caches: What `make_caches` or the call before returned, one for each layer.
+        cache_index: Position of the first of the T new tokens, an int or an integer tensor ().
+        return_attention_scores: Whether to return the attention weights too.
+        training: Whether dropout is on.
+
+    Returns:
+        Logits (B, T, target_vocabulary_size), float32; with scores or caches the tuple `(logits[,
+        scores][, caches])`. `scores` is `{"decoder": [(B, N, T, T) ...], "cross": [(B, N, T, S)
+        ...]}`.
+
+    Source:
+        Vaswani et al. 2017, section 3.1.
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.models import TransformerConfig, TransformerDecoder
+        >>> config = TransformerConfig(20, 30, width=8, num_heads=2, feed_forward_width=16)
+        >>> language_model = TransformerDecoder(config, cross_attention=False)
+        >>> tuple(language_model(np.array([[1, 3, 4]])).shape)
+        (1, 3, 30)
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        cross_attention: bool = True,
+        tokens: TokenEmbedding | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, **kwargs)
+        self.cross_attention = bool(cross_attention)
+        self.embedding = InputEmbedding(
+            config,
+            config.target_vocabulary_size,
+            bidirectional=False,
+            tokens=tokens,
+            dtype=self.dtype_policy,
+            name="embedding",
+        )
+        self.blocks = [
+            TransformerDecoderLayer(
+                **layer_arguments(config),
+                cross_attention=self.cross_attention,
+                dtype=self.dtype_policy,
+                name=f"layer_{index}",
+            )
+            for index in range(config.decoder_layers)
+        ]
+        self.final_norm = self.make_final_norm()
+        self.output_layer: Any = None
+        if not config.tie_embeddings:
+            self.output_layer = keras.layers.Dense(
+                config.target_vocabulary_size, dtype=self.dtype_policy, name="output"
+            )
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        shape = (None, None, self.config.width)
+        self.embedding.build((None, None))
+        for block in self.blocks:
+            block.build(shape, shape)
+        if self.final_norm is not None:
+            self.final_norm.build(shape)
+        if self.output_layer is not None:
+            self.output_layer.build(shape)
+
+    def make_caches(self, batch_size: Any, length: int, encoded: Any = None) -> list[Any]:
+        """Empty caches, one for each layer, see `TransformerDecoderLayer.make_cache`."""
+        return [block.make_cache(batch_size, length, encoded) for block in self.blocks]
+
+    def hidden(
+        self,
+        target: Any,
+        encoded: Any = None,
+        source_mask: Any = None,
+        caches: Any = None,
+        cache_index: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> tuple[Any, dict[str, list[Any]], list[Any] | None]:
+        """What the output layer reads, (B, T, D), with the scores and the new caches.
+
+        The arguments are those of a call. The lists of scores are empty unless asked for.
+        """
+        length = ops.shape(target)[1]
+        start = 0 if caches is None else cache_index
+        key_length = length if caches is None else ops.shape(caches[0]["self"]["key"])[1]
+        arguments = self.embedding.attention_arguments(length, key_length, start)
+        x = self.embedding(target, start_index=start, training=training)
+        scores: dict[str, list[Any]] = {"decoder": [], "cross": []}
+        new_caches: list[Any] | None = None if caches is None else []
+        for index, block in enumerate(self.blocks):
+            result = block(
+                x,
+                encoded,
+                encoded_mask=source_mask,
+                cache=None if caches is None else caches[index],
+                cache_index=cache_index,
+                return_attention_scores=return_attention_scores,
+                training=training,
+                **arguments,
+            )
+            x, *rest = result if isinstance(result, tuple) else (result,)
+            if return_attention_scores:
+                layer_scores = rest[0]
+                scores["decoder"].append(layer_scores["self"])
+                if self.cross_attention:
+                    scores["cross"].append(layer_scores["cross"])
+            if new_caches is not None:
+                new_caches.append(rest[-1])
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x, scores, new_caches
+
+    def logits(self, hidden: Any) -> Any:
+        """Scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""
+        if self.output_layer is not None:
+            scores = self.output_layer(hidden)
+        else:
+            scores = self.embedding.tokens.logits(hidden)
+        return ops.cast(scores, "float32")
+
+    def call(
+        self,
+        target: Any,
+        encoded: Any = None,
+        source_mask: Any = None,
+        caches: Any = None,
+        cache_index: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        """See the class for the arguments."""
+        hidden, scores, caches = self.hidden(
+            target, encoded, source_mask, caches, cache_index, return_attention_scores, training
+        )
+        output = [self.logits(hidden)]
+        if return_attention_scores:
+            output.append(scores)
+        if caches is not None:
+            output.append(caches)
+        return output[0] if len(output) == 1 else tuple(output)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {**super().get_config(), "cross_attention": self.cross_attention}

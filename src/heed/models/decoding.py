@@ -1,0 +1,224 @@
+"""Decoding: from a source to the target that a model finds for it."""
+
+from __future__ import annotations
+
+import numbers
+import weakref
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.models._step import Stepper
+from heed.models.beam import beam_search
+from heed.models.sampling import decode_rows, draw, greedy
+from heed.models.transformer import Transformer
+
+__all__ = ["METHODS", "generate"]
+
+METHODS = ("greedy", "beam", "sample")
+
+
+def generate(
+    model: Transformer,
+    source: Any,
+    *,
+    max_length: int,
+    method: str = "greedy",
+    beam_size: int = 4,
+    length_penalty: float = 0.6,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    use_cache: bool = True,
+) -> Any:
+    """Decodes a target for each source.
+
+    greedy: `y_t = argmax p(y | y_<t, source)`.
+    sample: `y_t ~ p(y | y_<t, source)`, sharpened by `temperature` and cut by `top_k` and `top_p`.
+    beam: the `y` with the highest `log p(y | source) / ((5 + |y|) / 6)**length_penalty` that a
+    beam search meets.
+
+    Called with arrays, the whole loop runs as one compiled graph, which is kept for the next
+    call. It can also be called inside a `tf.function`. Padding and the start token are never
+    decoded.
+
+    Args:
+        model: The encoder-decoder.
+        source: (B, S) integers, padded with the config's `pad_id`.
+        max_length: Number of tokens to decode at most, the end included. A positive integer.
+        method: "greedy", "beam" or "sample".
+        beam_size: For "beam": number of hypotheses kept for each row, a positive integer.
+        length_penalty: For "beam": exponent of the penalty, at least 0. Higher favours longer
+            targets.
+        temperature: For "sample": positive number; below 1 sharpens, above 1 flattens.
+        top_k: For "sample": draw among this many most likely tokens only. A positive integer, or
+            None.
+        top_p: For "sample": draw among the fewest most likely tokens that hold this share of the
+            mass. In (0, 1], or None.
+        seed: For "sample": an integer gives the same draws again; None draws afresh.
+        use_cache: Whether to keep keys and values. False reads the whole target again in each
+            step: the same result, slower.
+
+    Returns:
+        (B, max_length) int32 without the start token: each row ends with `end_id`, unless it was
+        cut, and holds `pad_id` after that.
+
+    Raises:
+        TypeError: If `model` is not a `heed.models.Transformer`.
+        ValueError: If an argument is out of its range.
+
+    Source:
+        Wu et al. 2016 (length penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 (top p).
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.models import Transformer, TransformerConfig, generate
+        >>> config = TransformerConfig(20, 30, width=8, num_heads=2, feed_forward_width=16)
+        >>> model = Transformer(config)
+        >>> tokens = generate(model, np.array([[5, 3, 4, 0]]), max_length=6, method="beam")
+        >>> tuple(tokens.shape)
+        (1, 6)
+    """
+    if not isinstance(model, Transformer):
+        raise TypeError(f"`model` must be a heed.models.Transformer. Received: model={model!r}")
+    options = {
+        "max_length": max_length,
+        "method": method,
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "use_cache": use_cache,
+    }
+    _check_options(model, options, seed)
+    source = ops.convert_to_tensor(source)
+    if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
+        raise ValueError(
+            "`source` must be integers of shape (B, S). Received: "
+            f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
+        )
+    if not model.built:
+        model.build()
+    inputs = {"source": ops.cast(source, "int32")}
+    if method == "sample":
+        # All the chance there is, drawn before the loop: one number for each row and step.
+        shape = (ops.shape(source)[0], max_length)
+        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=seed)
+    if not _concrete(inputs["source"]):
+        return _decode(model, inputs, options)
+    if not source.shape[0]:
+        return ops.zeros((0, max_length), dtype="int32")
+    return ops.convert_to_tensor(_compiled(model, options).predict_on_batch(inputs))
+
+
+def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The decoding itself, as operations of the current graph."""
+    method, beams = options["method"], options["beam_size"]
+    stepper = Stepper(
+        model,
+        inputs["source"],
+        options["max_length"],
+        beams=beams if method == "beam" else 1,
+        use_cache=options["use_cache"],
+    )
+    if method == "beam":
+        return beam_search(stepper, beams, options["length_penalty"])
+    if method == "greedy":
+        return decode_rows(stepper, greedy)
+    uniform = inputs["uniform"]
+
+    def choose(logits: Any, index: Any) -> Any:
+        column = ops.take(uniform, ops.reshape(index, (1,)), axis=1)[:, 0]
+        return draw(logits, column, options["temperature"], options["top_k"], options["top_p"])
+
+    return decode_rows(stepper, choose)
+
+
+class _CompiledDecoding(keras.Model):
+    """Decoding with fixed options as a model: Keras compiles its `predict_on_batch`.
+
+    It knows the Transformer by a weak reference only, or the cache below would keep every model
+    alive.
+    """
+
+    def __init__(self, model: Transformer, options: dict[str, Any]) -> None:
+        # Float32 whatever the global policy is: the uniform numbers must not be narrowed.
+        super().__init__(name="decoding", dtype="float32")
+        self._model_reference = weakref.ref(model)
+        self._options = tuple(options.items())
+        self.compile(jit_compile=False)
+
+    def call(self, inputs: dict[str, Any]) -> Any:
+        """See the class for the arguments."""
+        model = self._model_reference()
+        if model is None:
+            raise RuntimeError("The model of this decoding has been deleted.")
+        return _decode(model, inputs, dict(self._options))
+
+
+_COMPILED: weakref.WeakKeyDictionary[Transformer, dict[Any, _CompiledDecoding]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _compiled(model: Transformer, options: dict[str, Any]) -> _CompiledDecoding:
+    """The compiled decoding of a model with these options, made on first use."""
+    decodings = _COMPILED.setdefault(model, {})
+    key = tuple(options.items())
+    if key not in decodings:
+        decodings[key] = _CompiledDecoding(model, options)
+    return decodings[key]
+
+
+def _concrete(tensor: Any) -> bool:
+    """Whether operations run now, on values, rather than being traced into a graph."""
+    try:
+        ops.convert_to_numpy(tensor + ops.zeros((), dtype="int32"))
+    except Exception:  # Each backend has its own error for a tensor without a value.
+        return False
+    return True
+
+
+def _check_options(model: Transformer, options: dict[str, Any], seed: Any) -> None:
+    """Checks the arguments of `generate`.
+
+    Raises:
+        ValueError: If one is out of its range.
+    """
+
+    def require(name: str, holds: bool, requirement: str) -> None:
+        if not holds:
+            raise ValueError(f"`{name}` must {requirement}. Received: {name}={options[name]!r}")
+
+    def integer(value: Any) -> bool:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+
+    def real(value: Any) -> bool:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+    require("method", options["method"] in METHODS, f"be one of {', '.join(map(repr, METHODS))}")
+    require("max_length", integer(options["max_length"]), "be an integer of at least 1")
+    require("beam_size", integer(options["beam_size"]), "be an integer of at least 1")
+    alpha, temperature, top_p = (options[k] for k in ("length_penalty", "temperature", "top_p"))
+    require(
+        "length_penalty", real(alpha) and 0 <= alpha < float("inf"), "be a number of at least 0"
+    )
+    require(
+        "temperature",
+        real(temperature) and 0 < temperature < float("inf"),
+        "be a positive number",
+    )
+    top_k = options["top_k"]
+    require("top_k", top_k is None or integer(top_k), "be None or an integer of at least 1")
+    require("top_p", top_p is None or (real(top_p) and 0 < top_p <= 1), "be None or in (0, 1]")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
+        raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
+    config = model.config
+    if config.position == "learned" and options["max_length"] > config.max_length:
+        raise ValueError(
+            "`max_length` must be at most the config's `max_length` for learned positions. "
+            f"Received: max_length={options['max_length']}, config.max_length={config.max_length}"
+        )

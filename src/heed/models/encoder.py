@@ -1,0 +1,99 @@
+"""The encoder of a Transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.layers import TokenEmbedding, TransformerEncoderLayer
+from heed.models._input import InputEmbedding
+from heed.models._model import ConfiguredModel, layer_arguments
+from heed.models.config import TransformerConfig
+
+__all__ = ["TransformerEncoder"]
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class TransformerEncoder(ConfiguredModel):
+    """Token ids to one vector for each token, by layers of bidirectional self-attention.
+
+    Args:
+        config: Sizes and choices; those of the decoder are not used.
+        tokens: A `TokenEmbedding` to share, or None for one of its own.
+        **kwargs: `name`, `dtype`, as for every Keras model.
+
+    Call arguments:
+        source: (B, S) integers. Tokens equal to `config.pad_id` are attended to by nobody.
+        return_attention_scores: Whether to return the attention weights too.
+        training: Whether dropout is on.
+
+    Returns:
+        (B, S, D), with `return_attention_scores=True` the pair of it and a list with (B, N, S, S)
+        for each layer.
+
+    Source:
+        Vaswani et al. 2017, section 3.1.
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.models import TransformerConfig, TransformerEncoder
+        >>> config = TransformerConfig(20, 20, width=8, num_heads=2, feed_forward_width=16)
+        >>> encoder = TransformerEncoder(config)
+        >>> tuple(encoder(np.array([[5, 3, 4, 0]])).shape)
+        (1, 4, 8)
+    """
+
+    def __init__(
+        self, config: TransformerConfig, tokens: TokenEmbedding | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(config, **kwargs)
+        self.embedding = InputEmbedding(
+            config,
+            config.source_vocabulary_size,
+            bidirectional=True,
+            tokens=tokens,
+            dtype=self.dtype_policy,
+            name="embedding",
+        )
+        self.blocks = [
+            TransformerEncoderLayer(
+                **layer_arguments(config), dtype=self.dtype_policy, name=f"layer_{index}"
+            )
+            for index in range(config.encoder_layers)
+        ]
+        self.final_norm = self.make_final_norm()
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        shape = (None, None, self.config.width)
+        self.embedding.build((None, None))
+        for block in self.blocks:
+            block.build(shape)
+        if self.final_norm is not None:
+            self.final_norm.build(shape)
+
+    def call(
+        self, source: Any, return_attention_scores: bool = False, training: bool | None = None
+    ) -> Any:
+        """See the class for the arguments."""
+        mask = ops.not_equal(source, self.config.pad_id)
+        length = ops.shape(source)[1]
+        arguments = self.embedding.attention_arguments(length, length)
+        x = self.embedding(source, training=training)
+        scores = []
+        for block in self.blocks:
+            x = block(
+                x,
+                mask=mask,
+                return_attention_scores=return_attention_scores,
+                training=training,
+                **arguments,
+            )
+            if return_attention_scores:
+                x, layer_scores = x
+                scores.append(layer_scores)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return (x, scores) if return_attention_scores else x

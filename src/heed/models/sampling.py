@@ -1,0 +1,90 @@
+"""Decoding one sequence for each row: the best token in each step, or a drawn one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras import ops
+
+from heed.models._step import Stepper, write
+
+__all__ = ["decode_rows", "draw", "greedy"]
+
+
+def greedy(logits: Any, index: Any) -> Any:
+    """The token with the highest score, (B, vocabulary) to (B,)."""
+    return ops.cast(ops.argmax(logits, axis=-1), "int32")
+
+
+def draw(
+    logits: Any, uniform: Any, temperature: float, top_k: int | None, top_p: float | None
+) -> Any:
+    """Draws one token a row by inverting the cumulative distribution.
+
+    `p = softmax(logits / temperature)`, cut to the `top_k` most likely tokens, then to the fewest
+    of them that hold at least `top_p` of the mass, and scaled to sum to 1.
+
+    Args:
+        logits: (B, vocabulary) float32.
+        uniform: (B,) floats in [0, 1): the only source of chance, so that a row's draw depends on
+            nothing but its own number and its own scores.
+        temperature: Positive number.
+        top_k: Positive integer, or None for all tokens.
+        top_p: Number in (0, 1], or None for 1.
+
+    Returns:
+        (B,) int32.
+    """
+    vocabulary = logits.shape[-1]
+    logits = logits / temperature
+    tokens = None
+    if top_k is not None or top_p is not None:
+        count = vocabulary if top_k is None else min(top_k, vocabulary)
+        logits, tokens = ops.top_k(logits, count)
+    mass = ops.softmax(logits, axis=-1)
+    if top_p is not None:
+        before = ops.cumsum(mass, axis=-1) - mass
+        first = ops.arange(mass.shape[-1]) == 0
+        mass = ops.where(ops.logical_or(before < top_p, first), mass, 0.0)
+    cumulative = ops.cumsum(mass, axis=-1)
+    # The threshold lies in (0, total]: the first token to reach it has a mass above 0, whatever
+    # the rounding.
+    threshold = (1.0 - uniform[:, None]) * cumulative[:, -1:]
+    choice = ops.sum(ops.cast(cumulative < threshold, "int32"), axis=-1)
+    if tokens is None:
+        return choice
+    return ops.cast(ops.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], "int32")
+
+
+def decode_rows(stepper: Stepper, choose: Callable[[Any, Any], Any]) -> Any:
+    """Decodes until every row has ended or `stepper.length` tokens stand.
+
+    Args:
+        stepper: Runs the model, one row for each source.
+        choose: Logits (B, vocabulary) and the step () to tokens (B,).
+
+    Returns:
+        (B, length) int32, padded after the end.
+    """
+    config = stepper.config
+    shape = (stepper.rows, stepper.length)
+
+    def unfinished(index: Any, tokens: Any, done: Any, output: Any, state: Any) -> Any:
+        return ops.logical_and(index < stepper.length, ops.logical_not(ops.all(done)))
+
+    def step(index: Any, tokens: Any, done: Any, output: Any, state: Any) -> tuple[Any, ...]:
+        logits, state = stepper.step(state, tokens, index)
+        tokens = ops.where(done, config.pad_id, choose(logits, index))
+        output = write(output, index, tokens)
+        done = ops.logical_or(done, tokens == config.end_id)
+        return index + 1, tokens, done, output, state
+
+    start = (
+        ops.zeros((), dtype="int32"),
+        stepper.first_tokens(),
+        ops.zeros((stepper.rows,), dtype="bool"),
+        ops.full(shape, config.pad_id, dtype="int32"),
+        stepper.first_state(),
+    )
+    return ops.while_loop(unfinished, step, start)[3]
