@@ -39,7 +39,7 @@ class TransformerLayer(keras.layers.Layer):
         attention_dropout: float = 0.0,
         activation: Any = "relu",
         norm_first: bool = True,
-        norm_epsilon: float = _NORM_EPSILON,
+        norm_epsilon: float = 1e-6,
         use_bias: bool = True,
         soft_cap: float | None = None,
         sliding_window: int | None = None,

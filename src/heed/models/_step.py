@@ -84,14 +84,14 @@ class Stepper:
             caches = [
                 {"self": own, "cross": cross} for own, cross in zip(state, self._cross, strict=True)
             ]
-            hidden, _, caches = decoder.hidden(
+            hidden, _, new = decoder.hidden(
                 ops.expand_dims(tokens, 1),
                 source_mask=self.source_mask,
                 caches=caches,
                 cache_index=index,
                 training=False,
             )
-            state = [cache["self"] for cache in caches]
+            state = [cache["self"] for cache in new or ()]
         else:
             state = write(state, index, tokens)
             hidden, _, _ = decoder.hidden(

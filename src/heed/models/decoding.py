@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 import weakref
 from typing import Any
 
@@ -194,7 +195,8 @@ def _check_options(model: Transformer, options: dict[str, Any], seed: Any) -> No
             raise ValueError(f"`{name}` must {requirement}. Received: {name}={options[name]!r}")
 
     def integer(value: Any) -> bool:
-        return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        return integral and operator.index(value) >= 1
 
     def real(value: Any) -> bool:
         return isinstance(value, numbers.Real) and not isinstance(value, bool)
