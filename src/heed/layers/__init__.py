@@ -1,0 +1,28 @@
+"""Keras layers over `heed.ops`.
+
+Attention layers take `(query, value, key=None)`, masks of every kind that Keras knows and
+`heed.Mask`, and return the weights on request without changing the output by a bit.
+"""
+
+from heed.layers.additive_attention import AdditiveAttention
+from heed.layers.dot_product_attention import DotProductAttention
+from heed.layers.embedding import TokenEmbedding
+from heed.layers.feed_forward import FeedForward
+from heed.layers.luong_attention import DotAttention
+from heed.layers.multi_head_attention import MultiHeadAttention
+from heed.layers.positions import LearnedPositions, RelativePositionBias, SinusoidalPositions
+from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
+
+__all__ = [
+    "AdditiveAttention",
+    "DotAttention",
+    "DotProductAttention",
+    "FeedForward",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "RelativePositionBias",
+    "SinusoidalPositions",
+    "TokenEmbedding",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
+]

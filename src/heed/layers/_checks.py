@@ -1,0 +1,173 @@
+"""Checks that the layers share: constructor arguments and shapes, each with its message.
+
+Every message names the argument, says what it must be, and ends with what was received. Shapes are
+checked where they are known; `None` agrees with any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Shape = tuple[Any, ...]
+
+
+def positive_int(name: str, value: Any) -> int:
+    """Returns `value` if it is an int above 0.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(
+            f"The argument `{name}` must be a positive integer. Received: {name}={value!r}"
+        )
+    return value
+
+
+def optional_positive_int(name: str, value: Any) -> int | None:
+    """Returns `value` if it is None or an int above 0.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    return None if value is None else positive_int(name, value)
+
+
+def optional_positive_float(name: str, value: Any) -> float | None:
+    """Returns `value` as a float if it is None or a number above 0.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(
+            f"The argument `{name}` must be None or a number above 0. Received: {name}={value!r}"
+        )
+    return float(value)
+
+
+def rate(name: str, value: Any) -> float:
+    """Returns `value` as a float if it is a rate, 0 <= value < 1.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(
+            f"The argument `{name}` must be a number from 0 up to, but not including, 1. "
+            f"Received: {name}={value!r}"
+        )
+    return float(value)
+
+
+def shape_tuple(shape: Sequence[Any] | None) -> Shape | None:
+    """The shape as a tuple; None stays None."""
+    return None if shape is None else tuple(shape)
+
+
+def agree(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes may be equal: same rank, no two known sizes that differ."""
+    return len(one) == len(other) and all(
+        a is None or b is None or a == b for a, b in zip(one, other, strict=True)
+    )
+
+
+def broadcasts(shape: Sequence[Any], target: Sequence[Any]) -> bool:
+    """Whether an array of `shape` may broadcast to `target`, right-aligned as NumPy does."""
+    if len(shape) > len(target):
+        return False
+    tail = list(target)[len(target) - len(shape) :]
+    return all(a is None or b is None or a in (1, b) for a, b in zip(shape, tail, strict=True))
+
+
+def key_value_shapes(
+    query_shape: Sequence[Any], value_shape: Sequence[Any] | None, key_shape: Sequence[Any] | None
+) -> tuple[Shape, Shape, Shape]:
+    """The three shapes as tuples, the key's from the value where it is not given.
+
+    Raises:
+        ValueError: if `value` is missing, or key and value differ in anything but their width, or
+            query and value differ in their batch size.
+    """
+    if value_shape is None:
+        raise ValueError(
+            "`value` must be given, unless `cache` holds projected keys and values and the layer "
+            f"is built. Received: value=None, query.shape={tuple(query_shape)}"
+        )
+    query, value = tuple(query_shape), tuple(value_shape)
+    key = value if key_shape is None else tuple(key_shape)
+    received = f"Received: query.shape={query}, value.shape={value}, key.shape={key}"
+    if len(key) < 2 or len(value) < 2 or not agree(value[:-1], key[:-1]):
+        raise ValueError(
+            f"All dimensions of `value` and `key` except the last must be equal. {received}"
+        )
+    if len(query) < 2 or not agree(query[:1], value[:1]):
+        raise ValueError(f"`query` and `value` must have the same batch size (B). {received}")
+    for name, shape in (("query", query), ("value", value), ("key", key)):
+        if shape[-1] is None:
+            raise ValueError(f"The last dimension of `{name}` must be known. {received}")
+    return query, value, key
+
+
+def optional_shape(name: str, value: Any) -> Shape | None:
+    """Returns `value`, an int or a sequence of ints above 0, as a tuple; None stays None.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if value is None:
+        return None
+    dims = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not dims or any(isinstance(n, bool) or not isinstance(n, int) or n <= 0 for n in dims):
+        raise ValueError(
+            f"Invalid `{name}`: it must be a positive integer or a tuple of them. "
+            f"Received: {name}={value!r}"
+        )
+    return dims
+
+
+def optional_axes(name: str, value: Any) -> Shape | None:
+    """Returns `value`, an int or a sequence of ints, as a tuple; None stays None.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if value is None:
+        return None
+    axes = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(axis, bool) or not isinstance(axis, int) for axis in axes):
+        raise ValueError(
+            f"`{name}` must be an int, list, or tuple of ints. Received: {name}={value!r}"
+        )
+    return axes
+
+
+def optional_float(name: str, value: Any) -> float | None:
+    """Returns `value` as a float if it is None or a number.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(
+            f"The argument `{name}` must be None or a number. Received: {name}={value!r}"
+        )
+    return float(value)
+
+
+def same_width(query: int, key: int) -> None:
+    """Checks that query and key have the same width, as dot products need it.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    if query != key:
+        raise ValueError(
+            "`key` (`value`, where no key is given) must have as many features as `query`. "
+            f"Received: query.shape=(..., {query}), key.shape=(..., {key})"
+        )

@@ -1,0 +1,109 @@
+"""One mask from all the places where Keras lets a mask come from.
+
+Implicit masks ride on tensors (`_keras_mask`), explicit ones come as `query_mask`, `value_mask`,
+`key_mask` (one value per position) and `attention_mask` (one per score), and two are flags: causal
+and sliding window. All of them hold together (AND). Only what is dense on the way in is dense on
+the way out: padding stays (B, T) and (B, S), the flags cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras import ops
+
+from heed.layers._axes import AttentionAxes
+from heed.ops import Mask
+
+
+def to_bool(mask: Any, name: str) -> Any:
+    """The mask as a boolean tensor; numbers count as True unless they are 0.
+
+    Raises:
+        TypeError: if it is neither boolean nor a real number.
+    """
+    try:
+        mask = ops.convert_to_tensor(mask)
+        return mask if str(mask.dtype) == "bool" else ops.cast(mask, "bool")
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`{name}` must be an array of booleans or numbers. Received: {name}={mask!r}"
+        ) from error
+
+
+def position_mask(explicit: Any, tensor: Any, name: str) -> Any:
+    """The mask given for the positions of `tensor` and the one it carries, both or either.
+
+    Returns:
+        A boolean tensor, or None where there is no mask.
+    """
+    carried = None if tensor is None else getattr(tensor, "_keras_mask", None)
+    if explicit is None or explicit is carried:
+        return None if carried is None else to_bool(carried, name)
+    explicit = to_bool(explicit, name)
+    return explicit if carried is None else ops.logical_and(explicit, to_bool(carried, name))
+
+
+def both(one: Any, other: Any) -> Any:
+    """`one & other`, for arrays or Masks of which either may be None."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def hide(x: Any, mask: Any) -> Any:
+    """0 in place of the features of masked positions.
+
+    They cannot reach the output. But the gradient of a projection's kernel multiplies its input
+    with the (zero) gradient of its output, and 0 * NaN is NaN.
+    """
+    if mask is None:
+        return x
+    return ops.where(ops.expand_dims(mask, -1), x, ops.zeros((), x.dtype))
+
+
+def padding(query_mask: Any, key_mask: Any) -> Mask | None:
+    """The Mask of masked positions (B, T) of the queries and (B, S) of the keys."""
+    mask = None
+    if key_mask is not None:
+        mask = Mask.dense(key_mask[:, None, None, :])
+    if query_mask is not None:
+        mask = both(mask, Mask.dense(query_mask[:, None, :, None]))
+    return mask
+
+
+def structure(
+    use_causal_mask: bool, sliding_window: int | None, align: Any = "top_left"
+) -> Mask | None:
+    """The Mask of the flags: j <= i + a if causal, and i + a - W < j < i + a + W."""
+    mask = Mask.causal(align=align) if use_causal_mask else None
+    if sliding_window is not None:
+        reach = sliding_window - 1
+        # A causal mask already ends the window on the right.
+        window = Mask.window(reach, None if use_causal_mask else reach, align=align)
+        mask = both(mask, window)
+    return mask
+
+
+def over_scores(
+    attention_mask: Any,
+    axes: AttentionAxes,
+    query: Any,
+    key: Any,
+    num_heads: int,
+    name: str = "attention_mask",
+) -> Mask | None:
+    """`attention_mask` as a Mask: one is taken as it is, an array in Keras' rank conventions."""
+    if attention_mask is None or isinstance(attention_mask, Mask):
+        return attention_mask
+    dense = to_bool(attention_mask, name)
+    return Mask.dense(axes.flatten_scores_like(dense, query, key, num_heads, name))
+
+
+def join(masks: Sequence[Mask | None]) -> Mask | None:
+    """All masks together; None where none is given."""
+    joined: Mask | None = None
+    for mask in masks:
+        joined = both(joined, mask)
+    return joined

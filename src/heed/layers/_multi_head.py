@@ -1,0 +1,288 @@
+"""The constructor, the config and the projections of multi-head attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.layers import _cache, _checks, _masks, _projections
+from heed.layers._axes import AttentionAxes
+from heed.layers._cache import Cache
+from heed.layers._checks import Shape
+from heed.ops import attention_weights, dot_product_attention
+
+
+class MultiHeadBase(keras.layers.Layer):
+    """What a `MultiHeadAttention` is made of; the class itself says how it attends."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        output_shape: int | Sequence[int] | None = None,
+        attention_axes: int | Sequence[int] | None = None,
+        sliding_window: int | None = None,
+        flash_attention: bool | None = None,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        use_gate: bool = False,
+        seed: int | None = None,
+        *,
+        num_key_value_heads: int | None = None,
+        soft_cap: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self._num_heads = _checks.positive_int("num_heads", num_heads)
+        self._key_dim = _checks.positive_int("key_dim", key_dim)
+        self._value_dim = _checks.optional_positive_int("value_dim", value_dim) or key_dim
+        self._dropout = _checks.rate("dropout", dropout)
+        self._use_bias = use_bias
+        self._output_shape = _checks.optional_shape("output_shape", output_shape)
+        self._attention_axes = _checks.optional_axes("attention_axes", attention_axes)
+        self._sliding_window = _checks.optional_positive_int("sliding_window", sliding_window)
+        self._flash_attention = flash_attention
+        self._kernel_initializer = keras.initializers.get(kernel_initializer)
+        self._bias_initializer = keras.initializers.get(bias_initializer)
+        self._kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self._bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self._activity_regularizer = keras.regularizers.get(activity_regularizer)
+        self._kernel_constraint = keras.constraints.get(kernel_constraint)
+        self._bias_constraint = keras.constraints.get(bias_constraint)
+        self._use_gate = use_gate
+        self.seed = seed
+        _checks.optional_positive_int("num_key_value_heads", num_key_value_heads)
+        self._num_key_value_heads = num_key_value_heads or num_heads
+        if num_heads % self._num_key_value_heads:
+            raise ValueError(
+                "`num_key_value_heads` must divide `num_heads`. "
+                f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
+            )
+        self._soft_cap = _checks.optional_positive_float("soft_cap", soft_cap)
+
+    num_heads = property(lambda self: self._num_heads, doc="N, number of query heads.")
+    num_key_value_heads = property(
+        lambda self: self._num_key_value_heads, doc="K, number of key/value heads."
+    )
+    key_dim = property(lambda self: self._key_dim, doc="H, width of a query or key head.")
+    value_dim = property(lambda self: self._value_dim, doc="V, width of a value head.")
+    dropout = property(lambda self: self._dropout, doc="Rate of dropped attention weights.")
+    use_bias = property(lambda self: self._use_bias, doc="Whether projections have a bias.")
+    attention_axes = property(lambda self: self._attention_axes, doc="Axes attended over, or None.")
+    soft_cap = property(lambda self: self._soft_cap, doc="c of c tanh(x / c), or None.")
+    sliding_window = property(lambda self: self._sliding_window, doc="W, or None.")
+    query_dense = property(lambda self: self._query_dense, doc="The projection of the query.")
+    key_dense = property(lambda self: self._key_dense, doc="The projection of the key.")
+    value_dense = property(lambda self: self._value_dense, doc="The projection of the value.")
+    output_dense = property(lambda self: self._output_dense, doc="The output projection.")
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {
+            **super().get_config(),
+            "num_heads": self._num_heads,
+            "key_dim": self._key_dim,
+            "value_dim": self._value_dim,
+            "dropout": self._dropout,
+            "use_bias": self._use_bias,
+            "output_shape": self._output_shape,
+            "attention_axes": self._attention_axes,
+            "sliding_window": self._sliding_window,
+            "flash_attention": self._flash_attention,
+            "kernel_initializer": keras.initializers.serialize(self._kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self._bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self._kernel_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self._bias_regularizer),
+            "activity_regularizer": keras.regularizers.serialize(self._activity_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self._kernel_constraint),
+            "bias_constraint": keras.constraints.serialize(self._bias_constraint),
+            "use_gate": self._use_gate,
+            "seed": self.seed,
+            "num_key_value_heads": self._num_key_value_heads,
+            "soft_cap": self._soft_cap,
+        }
+
+    def build(
+        self,
+        query_shape: Sequence[Any],
+        value_shape: Sequence[Any] | None = None,
+        key_shape: Sequence[Any] | None = None,
+    ) -> None:
+        """Creates the projections for inputs of these shapes."""
+        query, value, key = _checks.key_value_shapes(query_shape, value_shape, key_shape)
+        rank = len(query)
+        self._axes = AttentionAxes(rank, self._attention_axes)
+        self._axes.check(query, value)
+        heads, groups = self._num_heads, self._num_key_value_heads
+
+        def to_heads(
+            name: str, count: int, width: int, shape: Shape, activation: str | None = None
+        ) -> Any:
+            options = {**self._projection_options(), "activation": activation}
+            dense = _projections.to_heads(name, rank, count, width, self._use_bias, options)
+            dense.build(shape)
+            return dense
+
+        # In Keras' order, which is that of the weights.
+        self._query_dense = to_heads("query", heads, self._key_dim, query)
+        self._key_dense = to_heads("key", groups, self._key_dim, key)
+        if self._use_gate:
+            self._gate_dense = to_heads("gate", heads, self._value_dim, query, "sigmoid")
+        self._value_dense = to_heads("value", groups, self._value_dim, value)
+        self._dropout_layer = keras.layers.Dropout(
+            self._dropout, seed=self.seed, dtype=self.dtype_policy
+        )
+        self._output_dense = _projections.from_heads(
+            "attention_output",
+            rank,
+            self._output_shape or query[-1:],
+            self._use_bias,
+            self._projection_options(),
+        )
+        self._output_dense.build((*query[:-1], heads, self._value_dim))
+
+    def _projection_options(self) -> dict[str, Any]:
+        """What all projections share; each gets its own copy of the initializers."""
+        return {
+            "kernel_initializer": _projections.clone_initializer(self._kernel_initializer),
+            "bias_initializer": _projections.clone_initializer(self._bias_initializer),
+            "kernel_regularizer": self._kernel_regularizer,
+            "bias_regularizer": self._bias_regularizer,
+            "activity_regularizer": self._activity_regularizer,
+            "kernel_constraint": self._kernel_constraint,
+            "bias_constraint": self._bias_constraint,
+            "dtype": self.dtype_policy,
+        }
+
+    def _compute_attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
+        position_bias: Any = None,
+        alibi_slopes: Any = None,
+    ) -> tuple[Any, Any]:
+        """Attends with projected tensors; to be overridden, with the arguments of Keras' method.
+
+        Args:
+            query: (B, T, N, H), or (B, d1, ..., dk, N, H).
+            key: (B, S, K, H).
+            value: (B, S, K, V).
+            attention_mask: `Mask` over (B', N, T, S), which holds all other masks too, or booleans
+                as in a call of the layer.
+            training: whether dropout is on.
+            return_attention_scores: whether the scores are wanted.
+            use_causal_mask: whether query i sees only keys j <= i, beside `attention_mask`.
+            position_bias: added to the scores, as in a call of the layer.
+            alibi_slopes: (N,), as in a call of the layer.
+
+        Returns:
+            The heads (B, T, N, V), and the scores (B, N, T, S) or None.
+        """
+        axes, heads = self._axes, self._num_heads
+        mask = _masks.over_scores(attention_mask, axes, query, key, heads)
+        mask = _masks.both(mask, _masks.structure(use_causal_mask, None))
+        bias = position_bias
+        if bias is not None:
+            bias = axes.flatten_scores_like(bias, query, key, heads, "position_bias")
+        dropping = bool(training) and self._dropout > 0
+        options = {
+            "mask": mask,
+            "bias": bias,
+            "alibi_slopes": alibi_slopes,
+            "soft_cap": self._soft_cap,
+            "dropout": self._dropout if dropping else 0.0,
+            "seed": self._dropout_layer.seed_generator.next() if dropping else None,
+        }
+        flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
+        if not return_attention_scores:
+            output = dot_product_attention(flat_query, flat_key, flat_value, **options)
+            return axes.unflatten(output, query), None
+        output, lse = dot_product_attention(
+            flat_query, flat_key, flat_value, return_lse=True, **options
+        )
+        scores = attention_weights(flat_query, flat_key, lse=lse, **options)
+        scores = ops.cast(axes.unflatten_scores(scores, query, key), self.compute_dtype)
+        return axes.unflatten(output, query), scores
+
+    def make_cache(self, batch_size: Any, length: int, dtype: str | None = None) -> Cache:
+        """An empty cache of keys and values, for self-attention step by step.
+
+        Args:
+            batch_size: B, an int or an int tensor ().
+            length: L, how many positions it can hold, an int above 0.
+            dtype: of its tensors. Default: the compute dtype of the layer.
+
+        Returns:
+            {"key": (B, L, K, H), "value": (B, L, K, V)}, all zeros.
+
+        Raises:
+            ValueError: if `length` is not a positive integer.
+
+        Example:
+            >>> from heed.layers import MultiHeadAttention
+            >>> cache = MultiHeadAttention(num_heads=4, key_dim=8).make_cache(2, 10)
+            >>> tuple(cache["key"].shape)
+            (2, 10, 4, 8)
+        """
+        return _cache.make(batch_size, length, *self._cache_heads(), dtype or self.compute_dtype)
+
+    def project_cache(self, value: Any, key: Any = None) -> Cache:
+        """A complete cache of projected keys and values, for cross-attention step by step.
+
+        Args:
+            value: (B, S, Dv).
+            key: (B, S, Dk). Default: `value`.
+
+        Returns:
+            {"key": (B, S, K, H), "value": (B, S, K, V)}, to be read with `cache_index=None`. The
+            mask that `value` carries is not part of it: give it as `value_mask` to each call.
+
+        Raises:
+            ValueError: if the layer is not built, or the shapes do not fit.
+
+        Example:
+            >>> import numpy as np
+            >>> from heed.layers import MultiHeadAttention
+            >>> layer = MultiHeadAttention(num_heads=2, key_dim=4)
+            >>> x, encoded = np.ones((1, 1, 8), "float32"), np.ones((1, 5, 8), "float32")
+            >>> direct = layer(x, encoded)
+            >>> cached, _ = layer(x, None, cache=layer.project_cache(encoded))
+            >>> bool(np.array_equal(direct, cached))
+            True
+        """
+        if not self.built:
+            raise ValueError(
+                "`project_cache` needs the projections: build the layer or call it once before. "
+                "Received: a layer that is not built"
+            )
+        if not self._axes.trivial:
+            raise ValueError(
+                "`project_cache` needs inputs of the shape (B, T, D). "
+                f"Received: value.shape={tuple(value.shape)}"
+            )
+        value = ops.convert_to_tensor(value)
+        key = value if key is None else ops.convert_to_tensor(key)
+        _checks.key_value_shapes(value.shape, value.shape, key.shape)
+        return {"key": self._key_dense(key), "value": self._value_dense(value)}
+
+    def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(K, H) and (K, V)."""
+        groups = self._num_key_value_heads
+        return (groups, self._key_dim), (groups, self._value_dim)

@@ -1,0 +1,210 @@
+"""What the attention layers with one head share: masks, single states, shapes, scores, dropout."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.layers import _checks, _masks
+from heed.layers._axes import AttentionAxes
+from heed.layers._checks import Shape
+from heed.ops import Mask, attention_weights, dot_product_attention
+
+_AXES = AttentionAxes(3, None)
+
+
+class SingleHeadAttention(keras.layers.Layer):
+    """Attends with one head over (B, T, D); a subclass says how a query scores a key.
+
+    A query may also be a single state (B, D), as of a recurrent decoder: a sequence of length 1
+    whose dimension does not appear in the output.
+    """
+
+    def __init__(self, dropout: float = 0.0, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.dropout = _checks.rate("dropout", dropout)
+        self.seed = seed
+        if self.dropout > 0:
+            self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {**super().get_config(), "dropout": self.dropout, "seed": self.seed}
+
+    def build(
+        self,
+        query_shape: Sequence[Any],
+        value_shape: Sequence[Any],
+        key_shape: Sequence[Any] | None = None,
+    ) -> None:
+        """Checks the shapes and creates the variables, where there are any."""
+        query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
+        self._build_scores(query[-1], key[-1])
+
+    def call(
+        self,
+        query: Any,
+        value: Any,
+        key: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        """Attends; see the class for the arguments."""
+        single = self._check_single(query, use_causal_mask)
+        query_mask = _masks.position_mask(query_mask, query, "query_mask")
+        rows = query_mask
+        if single:
+            query = ops.expand_dims(query, 1)
+            rows = None if rows is None else ops.expand_dims(rows, -1)
+            if attention_mask is not None and not isinstance(attention_mask, Mask):
+                attention_mask = ops.expand_dims(attention_mask, -2)
+        value_mask = _masks.position_mask(value_mask, value, "value_mask")
+        key_mask = _masks.position_mask(key_mask, key, "key_mask")
+        columns = _masks.both(
+            _aligned(value_mask, value, "value_mask"), _aligned(key_mask, value, "key_mask")
+        )
+        rows = _aligned(rows, query, "query_mask")
+        mask = _masks.join(
+            [
+                _masks.structure(use_causal_mask, None),
+                _masks.padding(rows, columns),
+                _masks.over_scores(attention_mask, _AXES, query, value, 1),
+            ]
+        )
+        query, value = _masks.hide(query, rows), _masks.hide(value, columns)
+        key = value if key is None else _masks.hide(key, columns)
+        dropping = bool(training) and self.dropout > 0
+        output, scores = self._attend(
+            query,
+            key,
+            value,
+            return_attention_scores,
+            {
+                "mask": mask,
+                "dropout": self.dropout if dropping else 0.0,
+                "seed": self.seed_generator.next() if dropping else None,
+            },
+        )
+        if single:
+            output = ops.squeeze(output, 1)
+            scores = ops.squeeze(scores, 1) if return_attention_scores else None
+        if query_mask is not None:
+            output._keras_mask = query_mask
+        if return_attention_scores:
+            return output, ops.cast(scores, self.compute_dtype)
+        return output
+
+    def _build_scores(self, query_width: int, key_width: int) -> None:
+        """Checks the widths and creates the variables."""
+        raise NotImplementedError
+
+    def _attend(
+        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """The output (B, T, V), and the weights (B, T, S) or None.
+
+        Args:
+            query: (B, T, Dq).
+            key: (B, S, Dk).
+            value: (B, S, V).
+            with_scores: whether the weights are wanted.
+            options: mask, dropout and seed for the op.
+        """
+        raise NotImplementedError
+
+    def compute_output_shape(
+        self,
+        query_shape: Sequence[Any],
+        value_shape: Sequence[Any],
+        key_shape: Sequence[Any] | None = None,
+        *,
+        return_attention_scores: bool = False,
+    ) -> Any:
+        """The shape of the output, or with `return_attention_scores` those of output and scores."""
+        query, value, _ = self._check_shapes(query_shape, value_shape, key_shape)
+        output = (*query[:-1], value[-1])
+        return (output, (*query[:-1], value[1])) if return_attention_scores else output
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
+        bound = inspect.signature(self.call).bind(*args, **kwargs)
+        bound.apply_defaults()
+        call = bound.arguments
+        query, value, key = (call[name] for name in ("query", "value", "key"))
+        self._check_single(query, call["use_causal_mask"])
+        shape, scores_shape = self.compute_output_shape(
+            query.shape,
+            value.shape,
+            None if key is None else key.shape,
+            return_attention_scores=True,
+        )
+        given = call["attention_mask"]
+        if given is not None and not isinstance(given, Mask):
+            _check_over_scores(tuple(given.shape), scores_shape)
+        for name in ("query", "value", "key"):
+            mask, tensor = call[f"{name}_mask"], call[name]
+            if mask is not None and tensor is not None and len(tensor.shape) == 3:
+                _AXES.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
+        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
+        if call["return_attention_scores"]:
+            return output, keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
+        return output
+
+    def _check_shapes(
+        self,
+        query_shape: Sequence[Any],
+        value_shape: Sequence[Any],
+        key_shape: Sequence[Any] | None,
+    ) -> tuple[Shape, Shape, Shape]:
+        query, value, key = _checks.key_value_shapes(query_shape, value_shape, key_shape)
+        if len(query) not in (2, 3) or len(value) != 3:
+            raise ValueError(
+                "`query` must have the shape (B, T, D), or (B, D) for a single state, and `value` "
+                f"(B, S, V). Received: query.shape={query}, value.shape={value}"
+            )
+        return query, value, key
+
+    def _check_single(self, query: Any, use_causal_mask: bool) -> bool:
+        """Whether the query is a single state."""
+        single = len(query.shape) == 2
+        if single and use_causal_mask:
+            raise ValueError(
+                "`use_causal_mask` needs a sequence of queries, (B, T, D). "
+                f"Received: query.shape={tuple(query.shape)}"
+            )
+        return single
+
+
+def _aligned(mask: Any, x: Any, name: str) -> Any:
+    return None if mask is None else _AXES.align_positions(mask, x, name)
+
+
+def _check_over_scores(shape: Shape, scores: Shape) -> None:
+    """Checks an attention mask against the scores, (B, T, S) or (B, S)."""
+    if len(shape) < min(len(scores), 2) or not _checks.broadcasts(shape, scores):
+        raise ValueError(
+            f"`attention_mask` must be broadcastable to the scores, of shape {scores}. "
+            f"Received: attention_mask.shape={shape}"
+        )
+
+
+def dot_product(
+    query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Dot-product attention with one head: (B, T, V), and the weights (B, T, S) or None."""
+    query, key, value = (ops.expand_dims(x, 2) for x in (query, key, value))
+    if not with_scores:
+        return ops.squeeze(dot_product_attention(query, key, value, **options), 2), None
+    output, lse = dot_product_attention(query, key, value, return_lse=True, **options)
+    scores = attention_weights(query, key, lse=lse, **options)
+    return ops.squeeze(output, 2), ops.squeeze(scores, 1)

@@ -1,0 +1,149 @@
+"""Bahdanau's additive attention as a Keras layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from heed.layers import _checks, _projections
+from heed.layers._single_head import SingleHeadAttention
+from heed.ops import additive_attention, additive_attention_weights
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class AdditiveAttention(SingleHeadAttention):
+    r"""Bahdanau's attention: a layer of U tanh units scores each pair of query and key.
+
+        score_ij = v . tanh(W_q q_i + W_k k_j + b)
+        output_i = sum_j softmax_j(score_ij, masked) value_j
+
+    Unlike `keras.layers.AdditiveAttention` it has the weights of the paper, so that query, key and
+    value may all differ in width, and it never builds the tensor (B, T, S, U).
+
+    Args:
+        units: U, number of tanh units, an int above 0.
+        use_bias: whether there is the bias b. Default True.
+        dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
+        kernel_initializer: of W_q (Dq, U) and W_k (Dk, U). Default "glorot_uniform".
+        bias_initializer: of b (U,). Default "zeros".
+        score_initializer: of v (U,). Default "glorot_uniform".
+        kernel_regularizer, bias_regularizer: of W_q, W_k and v, and of b.
+        kernel_constraint, bias_constraint: of W_q and W_k, and of b.
+        seed: int, seed of the dropout. Default: drawn.
+        **kwargs: `name`, `dtype` and the like, as for every Keras layer.
+
+    Call arguments:
+        query: (B, T, Dq), or (B, Dq): a single state, which gives (B, V) and scores (B, S).
+        value: (B, S, V).
+        key: (B, S, Dk). Default: `value`.
+        query_mask, value_mask, key_mask, attention_mask, return_attention_scores, training,
+            use_causal_mask: as in `DotProductAttention`.
+
+    Returns:
+        The output (B, T, V); with `return_attention_scores` a tuple (output, scores).
+
+    Raises:
+        ValueError: if arguments or shapes do not fit together.
+
+    Numerics:
+        A query that may attend to nothing gives 0 and weights 0. Scores and softmax in float32
+        (float64 for float64). Weights are returned in the compute dtype.
+
+    Source:
+        Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and
+        Translate" (their W_a is W_q, U_a is W_k, v_a is v, s_{i-1} the query, h_j key and value).
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.layers import AdditiveAttention
+        >>> state, encoded = np.ones((2, 4), "float32"), np.ones((2, 5, 6), "float32")
+        >>> context, scores = AdditiveAttention(8)(state, encoded, return_attention_scores=True)
+        >>> tuple(context.shape), tuple(scores.shape)
+        ((2, 6), (2, 5))
+    """
+
+    def __init__(
+        self,
+        units: int,
+        use_bias: bool = True,
+        dropout: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        score_initializer: Any = "glorot_uniform",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dropout=dropout, seed=seed, **kwargs)
+        self.units = _checks.positive_int("units", units)
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.score_initializer = keras.initializers.get(score_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "score_initializer": keras.initializers.serialize(self.score_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
+        }
+
+    def _build_scores(self, query_width: int, key_width: int) -> None:
+        def projection(name: str, width: int) -> keras.layers.Layer:
+            return _projections.to_width(
+                name,
+                width,
+                self.units,
+                {
+                    "kernel_initializer": self.kernel_initializer,
+                    "kernel_regularizer": self.kernel_regularizer,
+                    "kernel_constraint": self.kernel_constraint,
+                    "dtype": self.dtype_policy,
+                },
+            )
+
+        self._query_dense = projection("query", query_width)
+        self._key_dense = projection("key", key_width)
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                name="bias",
+                shape=(self.units,),
+                initializer=self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+        self.score_vector = self.add_weight(
+            name="score_vector",
+            shape=(self.units,),
+            initializer=self.score_initializer,
+            regularizer=self.kernel_regularizer,
+        )
+
+    def _attend(
+        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        query, key = self._query_dense(query), self._key_dense(key)
+        vector = keras.ops.convert_to_tensor(self.score_vector)
+        bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
+        options = {**options, "bias": bias}
+        if not with_scores:
+            return additive_attention(query, key, value, vector, **options), None
+        output, lse = additive_attention(query, key, value, vector, return_lse=True, **options)
+        return output, additive_attention_weights(query, key, vector, lse=lse, **options)

@@ -1,0 +1,87 @@
+"""Dot-product attention with one head and no variables, as a Keras layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from heed.layers import _checks
+from heed.layers._single_head import SingleHeadAttention, dot_product
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class DotProductAttention(SingleHeadAttention):
+    r"""Attention by dot products, as it is: no projections, no variables.
+
+        output = softmax(scale Q K^T, masked) V
+
+    Takes the role of `keras.layers.Attention`, whose plain form is `scale=1.0`. The arguments of a
+    call are those of `MultiHeadAttention`: one by one, not as a list.
+
+    Args:
+        scale: number that multiplies the dot products. Default: 1 / sqrt(D).
+        dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
+        soft_cap: c > 0: scores x become c tanh(x / c). Default: none.
+        seed: int, seed of the dropout. Default: drawn.
+        **kwargs: `name`, `dtype` and the like, as for every Keras layer.
+
+    Call arguments:
+        query: (B, T, D), or (B, D): a single state, which gives (B, V) and scores (B, S).
+        value: (B, S, V).
+        key: (B, S, D). Default: `value`.
+        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S) boolean, True = a real position.
+            They hold together with the masks that the tensors carry.
+        attention_mask: a `heed.Mask`, or booleans (T, S) or (B, T, S), True = attend; for a single
+            state (B, S).
+        return_attention_scores: whether to return the weights, (B, T, S), as well. It never changes
+            the output. In training they are those after dropout.
+        training: whether dropout is on.
+        use_causal_mask: whether query i sees only keys j <= i.
+
+    Returns:
+        The output (B, T, V); with `return_attention_scores` a tuple (output, scores).
+
+    Raises:
+        ValueError: if arguments or shapes do not fit together.
+
+    Numerics:
+        A query that may attend to nothing gives 0 and weights 0. Softmax in float32 (float64 for
+        float64). Scores are returned in the compute dtype.
+
+    Source:
+        Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1 (their d_k is D).
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.layers import DotProductAttention
+        >>> x = np.eye(3, dtype="float32")[None]
+        >>> output = DotProductAttention(scale=100.0)(x, x)
+        >>> bool(np.allclose(output, x))
+        True
+    """
+
+    def __init__(
+        self,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        soft_cap: float | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dropout=dropout, seed=seed, **kwargs)
+        self.scale = _checks.optional_float("scale", scale)
+        self.soft_cap = _checks.optional_positive_float("soft_cap", soft_cap)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {**super().get_config(), "scale": self.scale, "soft_cap": self.soft_cap}
+
+    def _build_scores(self, query_width: int, key_width: int) -> None:
+        _checks.same_width(query_width, key_width)
+
+    def _attend(
+        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        options = {**options, "scale": self.scale, "soft_cap": self.soft_cap}
+        return dot_product(query, key, value, with_scores, options)

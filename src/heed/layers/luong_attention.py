@@ -1,0 +1,112 @@
+"""Luong's attention as a Keras layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from heed.layers import _checks, _projections
+from heed.layers._single_head import SingleHeadAttention, dot_product
+
+_SCORES = ("dot", "general", "scaled")
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class DotAttention(SingleHeadAttention):
+    r"""Luong's multiplicative attention of a decoder to the states of an encoder.
+
+        output = softmax(score(Q, K), masked) V
+        score "dot":     q . k
+        score "general": q W k
+        score "scaled":  q . k / sqrt(D)
+
+    Args:
+        score: "dot", "general" or "scaled", see above. Default "dot".
+        dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
+        kernel_initializer: of W, (Dq, Dk), for "general". Default "glorot_uniform".
+        kernel_regularizer, kernel_constraint: of W.
+        seed: int, seed of the dropout. Default: drawn.
+        **kwargs: `name`, `dtype` and the like, as for every Keras layer.
+
+    Call arguments:
+        query: (B, T, Dq), or (B, Dq): a single state, which gives (B, V) and scores (B, S).
+        value: (B, S, V).
+        key: (B, S, Dk). Default: `value`. Only "general" takes Dq and Dk that differ.
+        query_mask, value_mask, key_mask, attention_mask, return_attention_scores, training,
+            use_causal_mask: as in `DotProductAttention`.
+
+    Returns:
+        The output (B, T, V); with `return_attention_scores` a tuple (output, scores).
+
+    Raises:
+        ValueError: if arguments or shapes do not fit together.
+
+    Numerics:
+        A query that may attend to nothing gives 0 and weights 0. Softmax in float32 (float64 for
+        float64). Scores are returned in the compute dtype.
+
+    Source:
+        Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation",
+        section 3.1 (their h_t is the query, h_s are key and value, W_a is W, a_t the scores).
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.layers import DotAttention
+        >>> state, encoded = np.ones((2, 4), "float32"), np.ones((2, 5, 6), "float32")
+        >>> context, scores = DotAttention("general")(state, encoded, return_attention_scores=True)
+        >>> tuple(context.shape), tuple(scores.shape)
+        ((2, 6), (2, 5))
+    """
+
+    def __init__(
+        self,
+        score: str = "dot",
+        dropout: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform",
+        kernel_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dropout=dropout, seed=seed, **kwargs)
+        if score not in _SCORES:
+            raise ValueError(f"`score` must be one of {_SCORES}. Received: score={score!r}")
+        self.score = score
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {
+            **super().get_config(),
+            "score": self.score,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+        }
+
+    def _build_scores(self, query_width: int, key_width: int) -> None:
+        if self.score != "general":
+            _checks.same_width(query_width, key_width)
+            return
+        self._query_dense = _projections.to_width(
+            "query",
+            query_width,
+            key_width,
+            {
+                "kernel_initializer": self.kernel_initializer,
+                "kernel_regularizer": self.kernel_regularizer,
+                "kernel_constraint": self.kernel_constraint,
+                "dtype": self.dtype_policy,
+            },
+        )
+
+    def _attend(
+        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        if self.score == "general":
+            query = self._query_dense(query)
+        scale = None if self.score == "scaled" else 1.0
+        return dot_product(query, key, value, with_scores, {**options, "scale": scale})

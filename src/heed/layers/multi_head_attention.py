@@ -1,0 +1,297 @@
+"""Multi-head attention as a Keras layer, also with grouped heads and a key/value cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from heed.layers import _cache, _checks, _masks
+from heed.layers._axes import AttentionAxes
+from heed.layers._checks import Shape
+from heed.layers._multi_head import MultiHeadBase
+from heed.ops import Mask, rotary_embedding
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class MultiHeadAttention(MultiHeadBase):
+    r"""Multi-head attention: h heads attend in their own projections of the same inputs.
+
+        head_n = softmax(cap(Q W^Q_n (K W^K_n)^T / sqrt(H)) + bias, masked) V W^V_n
+        output = concat(head_1, ..., head_N) W^O
+
+    Takes the place of `keras.layers.MultiHeadAttention`, and with `num_key_value_heads` that of
+    `keras.layers.GroupQueryAttention`: same arguments, same variables in the same order. The
+    scores (B, N, T, S) are never built, unless they are asked for.
+
+    Args:
+        num_heads: N, number of query heads.
+        key_dim: H, width of each head of query and key.
+        value_dim: V, width of each head of the value. Default: `key_dim`.
+        dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
+        use_bias: whether the projections have a bias. Default True.
+        output_shape: int or tuple, the shape of the output's features. Default: the width of
+            `query`.
+        attention_axes: int or tuple, the axes to attend over, for inputs (B, d1, ..., dk, D).
+            Default: all between the first and the last.
+        sliding_window: W > 0: query i sees key j only if i - W < j < i + W. Default: no limit.
+        flash_attention: taken for Keras' sake and kept in the config. heed never builds the scores,
+            whatever it says.
+        kernel_initializer, bias_initializer: of all projections. Default "glorot_uniform", "zeros".
+        kernel_regularizer, bias_regularizer, activity_regularizer: of all projections.
+        kernel_constraint, bias_constraint: of all projections.
+        use_gate: whether sigmoid(Q W^G) multiplies the heads before the output projection.
+        seed: int, seed of the dropout. Default: drawn.
+        num_key_value_heads: K, a divisor of N: query head n reads key/value head n // (N / K).
+            Default N; 1 is multi-query attention.
+        soft_cap: c > 0: scores x become c tanh(x / c). Default: none.
+        **kwargs: `name`, `dtype` and the like, as for every Keras layer.
+
+    Call arguments:
+        query: (B, T, D), or (B, d1, ..., dk, D).
+        value: (B, S, Dv). None if a complete `cache` is read.
+        key: (B, S, Dk). Default: `value`.
+        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S) boolean, True = a real position.
+            They hold together with the masks that the tensors carry.
+        attention_mask: a `heed.Mask`, or booleans (T, S), (B, T, S) or (B, N, T, S), True = attend.
+        return_attention_scores: whether to return the weights, (B, N, T, S), as well. It never
+            changes the output. In training they are those after dropout.
+        training: whether dropout is on.
+        use_causal_mask: whether query i sees only keys j <= i.
+        position_bias: added to the scores; broadcastable to (B, N, T, S).
+        alibi_slopes: (N,): adds -slope_n |i - j| to the scores.
+        rotary_positions: (T,) or (B, T) ints: positions by which queries and keys are rotated.
+        rotary_key_positions: the same for the keys, (S,) or (B, S), where they differ.
+        cache: from `make_cache` or `project_cache`.
+        cache_index: int or int tensor (), the position of the first of the T new tokens. The new
+            keys and values are written there, and query i sees the keys j <= cache_index + i.
+            None: the cache is complete and read as it is, and `value` and `key` are ignored.
+
+    Returns:
+        The output (B, T, D), or (B, T, *output_shape). With `return_attention_scores` a tuple
+        (output, scores), with `cache` (output, cache) or (output, scores, cache).
+
+    Raises:
+        ValueError: if arguments or shapes do not fit together.
+
+    Numerics:
+        A query that may attend to nothing gives 0 (before the output projection) and weights 0.
+        NaN in masked positions stays there. Softmax in float32 (float64 for float64). Scores are
+        returned in the compute dtype. Writing into a cache is not differentiable.
+
+    Source:
+        Vaswani et al. 2017, "Attention Is All You Need" (their d_k is H, d_v is V, h is N).
+        Ainslie et al. 2023, "GQA". Su et al. 2021, "RoFormer". Press et al. 2022, ALiBi.
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.layers import MultiHeadAttention
+        >>> layer = MultiHeadAttention(num_heads=4, key_dim=8, num_key_value_heads=2)
+        >>> x = np.random.default_rng(0).normal(size=(2, 6, 16))
+        >>> output, scores = layer(x, x, use_causal_mask=True, return_attention_scores=True)
+        >>> tuple(output.shape), tuple(scores.shape)
+        ((2, 6, 16), (2, 4, 6, 6))
+    """
+
+    def call(
+        self,
+        query: Any,
+        value: Any,
+        key: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+        position_bias: Any = None,
+        alibi_slopes: Any = None,
+        rotary_positions: Any = None,
+        rotary_key_positions: Any = None,
+        cache: Any = None,
+        cache_index: Any = None,
+    ) -> Any:
+        """Attends; see the class for the arguments."""
+        self._check_call(
+            self._axes, query, value, use_causal_mask, rotary_positions, cache, cache_index
+        )
+        query_mask = _masks.position_mask(query_mask, query, "query_mask")
+        rows = self._align(query_mask, query, "query_mask")
+        masks = {
+            "value_mask": _masks.position_mask(value_mask, value, "value_mask"),
+            "key_mask": _masks.position_mask(key_mask, key, "key_mask"),
+        }
+        if rotary_key_positions is None:
+            rotary_key_positions = rotary_positions
+
+        query = _masks.hide(query, rows)
+        queries = self._query_dense(query)
+        if rotary_positions is not None:
+            queries = rotary_embedding(queries, rotary_positions)
+        if cache is None:
+            columns = self._columns(masks, value)
+            value = _masks.hide(value, columns)
+            key = value if key is None else _masks.hide(key, columns)
+            keys, values = self._project(value, key, rotary_key_positions)
+        elif cache_index is None:
+            keys, values = cache["key"], cache["value"]
+            columns = self._columns(masks, keys)
+        else:
+            key = value if key is None else key
+            keys, values = self._project(value, key, rotary_key_positions)
+            masks = {
+                name: _cache.mask_over_cache(mask, cache, keys, cache_index, name)
+                for name, mask in masks.items()
+            }
+            cache = _cache.write(cache, keys, values, cache_index)
+            keys, values = cache["key"], cache["value"]
+            columns = self._columns(masks, keys)
+
+        mask = _masks.join(
+            [
+                _masks.structure(
+                    use_causal_mask or cache_index is not None,
+                    self._sliding_window,
+                    "top_left" if cache_index is None else cache_index,
+                ),
+                _masks.padding(self._flat(rows, queries), self._flat(columns, keys)),
+                _masks.over_scores(attention_mask, self._axes, queries, keys, self._num_heads),
+            ]
+        )
+        # Only what is asked for, so that subclasses with Keras' signature of the method work.
+        extras = {"position_bias": position_bias, "alibi_slopes": alibi_slopes}
+        extras = {name: value for name, value in extras.items() if value is not None}
+        output, scores = self._compute_attention(
+            queries, keys, values, mask, training, return_attention_scores, **extras
+        )
+        if self._use_gate:
+            output = output * self._gate_dense(query)
+        output = self._output_dense(output)
+        if query_mask is not None:
+            output._keras_mask = query_mask
+        returned = [output]
+        if return_attention_scores:
+            returned.append(scores)
+        if cache is not None:
+            returned.append(cache)
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+    def _project(self, value: Any, key: Any, rotary_positions: Any) -> tuple[Any, Any]:
+        """Projected keys, rotated, and values."""
+        keys = self._key_dense(key)
+        if rotary_positions is not None:
+            keys = rotary_embedding(keys, rotary_positions)
+        return keys, self._value_dense(value)
+
+    def _align(self, mask: Any, x: Any, name: str) -> Any:
+        return None if mask is None else self._axes.align_positions(mask, x, name)
+
+    def _columns(self, masks: dict[str, Any], x: Any) -> Any:
+        """The masks of value and key together, or None."""
+        columns = None
+        for name, mask in masks.items():
+            columns = _masks.both(columns, self._align(mask, x, name))
+        return columns
+
+    def _flat(self, mask: Any, x: Any) -> Any:
+        return None if mask is None else self._axes.flatten_positions(mask, x)
+
+    def _check_call(
+        self,
+        axes: AttentionAxes,
+        query: Any,
+        value: Any,
+        use_causal_mask: bool,
+        rotary_positions: Any,
+        cache: Any,
+        cache_index: Any,
+    ) -> None:
+        """Checks what a call alone can know."""
+        if len(axes.axes) > 1 and (use_causal_mask or self._sliding_window is not None):
+            raise ValueError(
+                "`use_causal_mask` and `sliding_window` need an order of positions, which several "
+                f"attention axes do not have. Received: attention_axes={axes.axes}"
+            )
+        for name, given in (("rotary_positions", rotary_positions), ("cache", cache)):
+            if given is not None and not axes.trivial:
+                raise ValueError(
+                    f"`{name}` needs inputs of the shape (B, T, D). "
+                    f"Received: query.shape={tuple(query.shape)}"
+                )
+        if cache is None and cache_index is not None:
+            raise ValueError(
+                f"`cache_index` needs a `cache`. Received: cache_index={cache_index}, cache=None"
+            )
+        if value is None and (cache is None or cache_index is not None):
+            raise ValueError(
+                "`value` must be given, unless a complete `cache` is read (without `cache_index`). "
+                f"Received: value=None, cache_index={cache_index}"
+            )
+        if cache is not None:
+            _cache.check(cache, query.shape[0], *self._cache_heads())
+
+    def compute_output_shape(
+        self,
+        query_shape: Sequence[Any],
+        value_shape: Sequence[Any] | None = None,
+        key_shape: Sequence[Any] | None = None,
+        *,
+        return_attention_scores: bool = False,
+    ) -> Any:
+        """The shape of the output, or with `return_attention_scores` those of output and scores."""
+        query, value, key = _checks.key_value_shapes(query_shape, value_shape, key_shape)
+        axes = AttentionAxes(len(query), self._attention_axes)
+        axes.check(query, value)
+        output = (*query[:-1], *(self._output_shape or query[-1:]))
+        if return_attention_scores:
+            return output, axes.scores_shape(query, key, self._num_heads)
+        return output
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
+        bound = inspect.signature(self.call).bind(*args, **kwargs)
+        bound.apply_defaults()
+        call = bound.arguments
+        query, value, key, cache = (call[name] for name in ("query", "value", "key", "cache"))
+        axes = AttentionAxes(len(query.shape), self._attention_axes)
+        self._check_call(
+            axes,
+            query,
+            value,
+            call["use_causal_mask"],
+            call["rotary_positions"],
+            cache,
+            call["cache_index"],
+        )
+        sources = (value.shape, None if key is None else key.shape)
+        if cache is not None:
+            sources = (cache["key"].shape[:3], None)
+        shape, scores_shape = self.compute_output_shape(
+            query.shape, *sources, return_attention_scores=True
+        )
+        dtype = self.compute_dtype
+        returned: list[Any] = [keras.KerasTensor(shape, dtype=dtype)]
+        if call["return_attention_scores"]:
+            returned.append(keras.KerasTensor(scores_shape, dtype=dtype))
+        if cache is not None:
+            returned.append(
+                {name: keras.KerasTensor(x.shape, dtype=x.dtype) for name, x in cache.items()}
+            )
+        self._check_masks(axes, call, scores_shape)
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+    def _check_masks(self, axes: AttentionAxes, call: dict[str, Any], scores: Shape) -> None:
+        for name in ("attention_mask", "position_bias"):
+            if call[name] is not None and not isinstance(call[name], Mask):
+                axes.complete_scores_like(tuple(call[name].shape), scores, name)
+        for name in ("query", "value", "key"):
+            mask, tensor = call[f"{name}_mask"], call[name]
+            if (
+                mask is not None
+                and tensor is not None
+                and (name == "query" or call["cache"] is None)
+            ):
+                axes.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")

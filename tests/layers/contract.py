@@ -1,0 +1,267 @@
+"""The contract that every public layer keeps, as checks that take a `LayerCase`.
+
+`test_layer_contract.py` holds the list of cases and runs every check on each of them. A new layer
+joins by one more case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.tolerances import to_numpy
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An argument of a call: its shape, and for token ids how many there are."""
+
+    shape: tuple[int, ...]
+    ids: int | None = None
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        if self.ids is None:
+            return rng.normal(size=self.shape).astype("float32")
+        return rng.integers(0, self.ids, size=self.shape).astype("int32")
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """A layer as it is made and called.
+
+    Attributes:
+        name: of the case.
+        make: makes the layer; takes `dtype` and the like.
+        inputs: call argument to tensor, in the order of the call. All share batch and, where their
+            rank is 3 or they hold ids, have a length that may be unknown.
+        arguments: further arguments of the call.
+        scores: whether `return_attention_scores` is an argument of the call.
+        carries_mask: whether the mask of the first input becomes that of the output.
+    """
+
+    name: str
+    make: Callable[..., keras.layers.Layer]
+    inputs: dict[str, Tensor]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    scores: bool = False
+    carries_mask: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+    def draw(self, seed: int = 0) -> Arrays:
+        rng = np.random.default_rng(seed)
+        return {name: tensor.draw(rng) for name, tensor in self.inputs.items()}
+
+    def run(self, layer: keras.layers.Layer, arrays: dict[str, Any], **more: Any) -> Any:
+        return layer(**arrays, **{**self.arguments, **more})
+
+    def symbolic(self, unknown: bool, dtype: str = "float32") -> dict[str, keras.KerasTensor]:
+        """Inputs of a Functional model; `unknown` leaves batch and lengths open."""
+        tensors = {}
+        for name, tensor in self.inputs.items():
+            shape: tuple[int | None, ...] = tensor.shape
+            if unknown:
+                has_length = len(shape) == 3 or tensor.ids is not None
+                shape = (None, None, *shape[2:]) if has_length else (None, *shape[1:])
+            tensors[name] = keras.Input(
+                batch_shape=shape, dtype=dtype if tensor.ids is None else "int32", name=name
+            )
+        return tensors
+
+    def functional(self, unknown: bool = True, **options: Any) -> keras.Model:
+        layer = self.make(**options)
+        inputs = self.symbolic(unknown)
+        return keras.Model(inputs, self.run(layer, inputs))
+
+    def subclassed(self, **options: Any) -> keras.Model:
+        case = self
+
+        class Model(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = case.make(**options)
+
+            def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
+                return case.run(self.layer, inputs)
+
+        return Model()
+
+
+def arrays_of(outputs: Any) -> list[np.ndarray]:
+    return [to_numpy(keras.ops.convert_to_numpy(x)) for x in keras.tree.flatten(outputs)]
+
+
+def first_of(outputs: Any) -> Any:
+    return keras.tree.flatten(outputs)[0]
+
+
+def assert_same(one: Any, other: Any, tolerance: float = 0.0) -> None:
+    one, other = arrays_of(one), arrays_of(other)
+    assert [x.shape for x in one] == [x.shape for x in other]
+    for x, y in zip(one, other, strict=True):
+        np.testing.assert_allclose(x, y, atol=tolerance, rtol=tolerance)
+
+
+def check_config(case: LayerCase) -> None:
+    """The config is JSON, complete, and registered as `heed>...`."""
+    layer = case.make()
+    config = layer.get_config()
+    assert json.loads(json.dumps(config)) is not None
+    twin = type(layer).from_config(config)
+    assert twin.get_config() == config
+    serialized = keras.saving.serialize_keras_object(layer)
+    assert serialized["registered_name"] == f"heed>{type(layer).__name__}"
+    again = keras.saving.deserialize_keras_object(serialized)
+    assert type(again) is type(layer)
+    assert again.get_config() == config
+    # A config that was asked for after the layer was built is the same one.
+    case.run(layer, case.draw())
+    assert layer.get_config() == config
+
+
+def check_files(case: LayerCase, folder: Path) -> None:
+    """Weights come back from .keras and .weights.h5, into a fresh process' objects as well."""
+    model = case.functional()
+    arrays = case.draw()
+    expected = model(arrays)
+    model.save(folder / "model.keras")
+    assert_same(keras.saving.load_model(folder / "model.keras")(arrays), expected)
+    model.save_weights(folder / "model.weights.h5")
+    fresh = case.functional()
+    if fresh.trainable_weights:
+        for weight in fresh.trainable_weights:
+            weight.assign(weight + 1.0)
+        with pytest.raises(AssertionError):
+            assert_same(fresh(arrays), expected)
+    fresh.load_weights(folder / "model.weights.h5")
+    assert_same(fresh(arrays), expected)
+
+
+def check_shapes(case: LayerCase) -> None:
+    """What a symbolic call announces is what an eager call gives, in shape and dtype."""
+    variants = [{}, {"return_attention_scores": True}] if case.scores else [{}]
+    for more in variants:
+        layer = case.make()
+        eager = keras.tree.flatten(case.run(layer, case.draw(), **more))
+        for symbolic_layer in (layer, case.make()):
+            symbolic = case.run(symbolic_layer, case.symbolic(unknown=False), **more)
+            symbolic = keras.tree.flatten(symbolic)
+            assert [tuple(x.shape) for x in symbolic] == [tuple(x.shape) for x in eager]
+            dtypes = [keras.backend.standardize_dtype(x.dtype) for x in eager]
+            assert [x.dtype for x in symbolic] == dtypes
+        # Unknown sizes stay unknown, and only they.
+        unknown = keras.tree.flatten(case.run(layer, case.symbolic(unknown=True), **more))
+        for x, y in zip(unknown, eager, strict=True):
+            assert len(x.shape) == len(y.shape)
+            assert all(a in (None, b) for a, b in zip(x.shape, y.shape, strict=True))
+        assert unknown[0].shape[0] is None
+    shapes = {f"{name}_shape": tensor.shape for name, tensor in case.inputs.items()}
+    if len(shapes) == 1:
+        shape = case.make().compute_output_shape(*shapes.values())
+    else:
+        shape = case.make().compute_output_shape(**shapes)
+    plain = first_of(case.run(case.make(), case.draw()))
+    assert tuple(shape) == tuple(plain.shape)
+
+
+def check_unknown_sizes(case: LayerCase) -> None:
+    """A Functional model with unknown batch and length gives what the layer gives."""
+    model = case.functional(unknown=True)
+    layer = next(x for x in model.layers if type(x) is type(case.make()))
+    for batch in (1, 3):
+        arrays = {
+            name: np.concatenate([x] * 3)[:batch] if batch > len(x) else x[:batch]
+            for name, x in case.draw(batch).items()
+        }
+        assert_same(model.predict(arrays, verbose=0), case.run(layer, arrays), 1e-5)
+
+
+def check_mixed_precision(case: LayerCase, policy: str) -> None:
+    """Computes in the narrow dtype, keeps variables in float32, stays near the float32 result."""
+    layer, wide = case.make(dtype=policy), case.make()
+    arrays = case.draw()
+    case.run(layer, arrays)
+    case.run(wide, arrays)
+    for one, other in zip(layer.weights, wide.weights, strict=True):
+        assert one.dtype == "float32"
+        one.assign(other)
+    narrow = policy.removeprefix("mixed_")
+    for x in keras.tree.flatten(case.run(layer, arrays)):
+        assert keras.backend.standardize_dtype(x.dtype) == narrow
+    symbolic = keras.tree.flatten(case.run(layer, case.symbolic(unknown=True)))
+    assert {x.dtype for x in symbolic} == {narrow}
+    tolerance = {"float16": 1e-2, "bfloat16": 8e-2}[narrow]
+    assert_same(case.run(layer, arrays), case.run(wide, arrays), tolerance)
+
+
+def _fit(model: keras.Model, case: LayerCase, **options: Any) -> None:
+    arrays = case.draw()
+    target = np.zeros(np.shape(first_of(model(arrays))), "float32")
+    before = [np.array(w) for w in model.trainable_weights]
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", **options)
+    history = model.fit(arrays, target, epochs=3, batch_size=len(target), verbose=0)
+    losses = history.history["loss"]
+    assert np.all(np.isfinite(losses))
+    if before:
+        assert losses[-1] < losses[0]
+        changed = [
+            not np.array_equal(w, old)
+            for w, old in zip(model.trainable_weights, before, strict=True)
+        ]
+        assert any(changed)
+
+
+def check_training(case: LayerCase) -> None:
+    """Trains in a Functional model compiled by XLA and in a subclassed one that is not."""
+    _fit(case.functional(unknown=True), case, jit_compile=True)
+    _fit(case.subclassed(), case, jit_compile=False)
+
+
+def check_compiled(case: LayerCase) -> None:
+    """Compiled by XLA it gives what it gives eagerly."""
+    model = case.subclassed()
+    arrays = case.draw()
+    expected = model(arrays)
+    model.compile(jit_compile=True)
+    assert_same(model.predict(arrays, verbose=0), expected, 1e-5)
+
+
+def check_mask_propagation(case: LayerCase) -> None:
+    """The mask of the first input becomes that of the output, and no input loses its own."""
+    layer = case.make()
+    arrays = {name: keras.ops.convert_to_tensor(x) for name, x in case.draw().items()}
+    assert layer.supports_masking
+    for x in arrays.values():
+        if len(x.shape) > 2:
+            lengths = 1 + np.arange(x.shape[0]) % x.shape[1]
+            x._keras_mask = keras.ops.convert_to_tensor(
+                np.arange(x.shape[1]) < lengths[:, None]
+            )
+    masks = {name: getattr(x, "_keras_mask", None) for name, x in arrays.items()}
+    output = first_of(case.run(layer, arrays))
+    first = next(iter(masks.values()))
+    np.testing.assert_array_equal(output._keras_mask, first)
+    for name, x in arrays.items():
+        assert getattr(x, "_keras_mask", None) is masks[name]
+
+
+def check_scores(case: LayerCase) -> None:
+    """Asking for scores changes no bit of the output."""
+    layer = case.make()
+    arrays = case.draw()
+    plain = case.run(layer, arrays)
+    output, scores = case.run(layer, arrays, return_attention_scores=True)
+    np.testing.assert_array_equal(plain, output)
+    for x in arrays_of(scores):
+        assert np.all(x >= 0)
+        assert np.all(x.sum(-1) <= 1 + 1e-5)

@@ -1,0 +1,116 @@
+"""Every public layer keeps the contract of `contract.py`."""
+
+import functools
+
+import pytest
+
+import heed.layers
+from heed.layers import AdditiveAttention, DotAttention, DotProductAttention, MultiHeadAttention
+from tests.layers import contract
+from tests.layers.contract import LayerCase, Tensor
+
+make = functools.partial
+SELF = {"query": Tensor((3, 5, 8)), "value": Tensor((3, 5, 8))}
+CROSS = {"query": Tensor((3, 5, 8)), "value": Tensor((3, 7, 8))}
+WIDTHS = {"query": Tensor((3, 5, 8)), "value": Tensor((3, 7, 6)), "key": Tensor((3, 7, 4))}
+STATE = {"query": Tensor((3, 8)), "value": Tensor((3, 7, 6))}
+
+CASES = [
+    LayerCase("multi_head", make(MultiHeadAttention, 2, 4), SELF, scores=True),
+    LayerCase("multi_head_cross", make(MultiHeadAttention, 2, 4, value_dim=3), CROSS, scores=True),
+    LayerCase(
+        "multi_head_full",
+        make(
+            MultiHeadAttention,
+            4,
+            4,
+            value_dim=3,
+            output_shape=(2, 5),
+            num_key_value_heads=2,
+            soft_cap=5.0,
+            sliding_window=3,
+            use_gate=True,
+            kernel_regularizer="l2",
+        ),
+        WIDTHS,
+        {"use_causal_mask": True},
+        scores=True,
+    ),
+    LayerCase(
+        "multi_head_axes",
+        make(MultiHeadAttention, 2, 4, attention_axes=2),
+        {"query": Tensor((3, 2, 5, 8)), "value": Tensor((3, 2, 7, 8))},
+        scores=True,
+    ),
+    LayerCase("dot_product", make(DotProductAttention), CROSS, scores=True),
+    LayerCase(
+        "dot_product_causal",
+        make(DotProductAttention, scale=0.5, soft_cap=3.0),
+        SELF,
+        {"use_causal_mask": True},
+        scores=True,
+    ),
+    LayerCase("additive", make(AdditiveAttention, 5), WIDTHS, scores=True),
+    LayerCase(
+        "additive_state",
+        make(AdditiveAttention, 5, use_bias=False),
+        STATE,
+        scores=True,
+        carries_mask=False,
+    ),
+    LayerCase("luong_dot", make(DotAttention), CROSS, scores=True),
+    LayerCase("luong_general", make(DotAttention, "general"), WIDTHS, scores=True),
+    LayerCase("luong_state", make(DotAttention, "general"), STATE, scores=True, carries_mask=False),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@every_case
+def test_config(case):
+    contract.check_config(case)
+
+
+@every_case
+def test_files(case, tmp_path):
+    contract.check_files(case, tmp_path)
+
+
+@every_case
+def test_symbolic_and_eager_shapes_agree(case):
+    contract.check_shapes(case)
+
+
+@every_case
+def test_unknown_batch_and_length(case):
+    contract.check_unknown_sizes(case)
+
+
+@every_case
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(case, policy):
+    contract.check_mixed_precision(case, policy)
+
+
+@every_case
+def test_training(case):
+    contract.check_training(case)
+
+
+@every_case
+def test_compiled_by_xla(case):
+    contract.check_compiled(case)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.carries_mask], ids=str)
+def test_masks_pass_through(case):
+    contract.check_mask_propagation(case)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.scores], ids=str)
+def test_scores_change_nothing(case):
+    contract.check_scores(case)
+
+
+def test_every_public_layer_has_a_case():
+    covered = {type(case.make()).__name__ for case in CASES}
+    assert covered == set(heed.layers.__all__)
