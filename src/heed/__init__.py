@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heed import layers, models, ops, seq2seq
     from heed._info import info
-    from heed.ops import Mask
-    from heed.ops._dispatch import explain_dispatch, set_implementation
+    from heed.ops import Mask, explain_dispatch, set_implementation
 
 __version__ = "0.1.0"
 
@@ -43,13 +42,13 @@ __all__ = [
 # What loads on first use: a name, its module, and its name there (None: the module itself).
 _LAZY: dict[str, tuple[str, str | None]] = {
     "Mask": ("heed.ops", "Mask"),
-    "explain_dispatch": ("heed.ops._dispatch", "explain_dispatch"),
+    "explain_dispatch": ("heed.ops", "explain_dispatch"),
     "info": ("heed._info", "info"),
     "layers": ("heed.layers", None),
     "models": ("heed.models", None),
     "ops": ("heed.ops", None),
     "seq2seq": ("heed.seq2seq", None),
-    "set_implementation": ("heed.ops._dispatch", "set_implementation"),
+    "set_implementation": ("heed.ops", "set_implementation"),
 }
 
 

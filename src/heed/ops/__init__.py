@@ -1,0 +1,39 @@
+"""Attention as pure functions on TensorFlow tensors: no T x S score matrix, every mask, two derivatives.
+
+Letters: B batch, T query length, S key length, N query heads, K key/value heads, H features of query and key,
+V features of value, U units of additive attention. In every mask True means "attend".
+"""
+
+from heed.ops._dispatch import Dispatch, set_implementation
+from heed.ops._mask import Mask
+from heed.ops.additive import additive_attention, additive_attention_weights
+from heed.ops.attention import (
+    attention_weights,
+    dot_product_attention,
+    explain_dispatch,
+    scaled_dot_product_attention,
+)
+from heed.ops.positions import (
+    alibi_slopes,
+    relative_position_bias,
+    relative_position_buckets,
+    rotary_embedding,
+    sinusoidal_positions,
+)
+
+__all__ = [
+    "Dispatch",
+    "Mask",
+    "additive_attention",
+    "additive_attention_weights",
+    "alibi_slopes",
+    "attention_weights",
+    "dot_product_attention",
+    "explain_dispatch",
+    "relative_position_bias",
+    "relative_position_buckets",
+    "rotary_embedding",
+    "scaled_dot_product_attention",
+    "set_implementation",
+    "sinusoidal_positions",
+]

@@ -1,0 +1,291 @@
+"""The backward pass: the scores are computed once more, block by block, and their gradients summed up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from heed.ops._blocks import Plan, visible_blocks
+from heed.ops._finite import Operands, break_where, is_broken, seen_by, stand_in
+from heed.ops._forward import fresh_keys
+from heed.ops._loops import State, block_list, join, loop, put
+from heed.ops._mask_terms import cut
+from heed.ops._sizes import Size, Span, size, sizes, slice_axis
+from heed.ops._tile import FLOOR, Attention, block_gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Incoming:
+    """What reaches the rows from above, for all queries or a block of them.
+
+    Attributes:
+        output: (B, K, G, T, V), its gradient.
+        delta: (B, K, G, T, 1): sum of output * its gradient, less the gradient of the log-sum-exp.
+        lse: (B, K, G, T, 1), or None where a block holds whole rows. Huge for rows that have none (or a broken one),
+            so that their weights come out as 0.
+    """
+
+    output: tf.Tensor
+    delta: tf.Tensor
+    lse: tf.Tensor | None
+
+    def cut(self, queries: Span) -> Incoming:
+        lse = None if self.lse is None else slice_axis(self.lse, 3, *queries)
+        return Incoming(
+            slice_axis(self.output, 3, *queries), slice_axis(self.delta, 3, *queries), lse
+        )
+
+    def without(self, idle: tf.Tensor | None) -> Incoming:
+        if idle is None:
+            return self
+        zero = tf.zeros((), self.output.dtype)
+        return dataclasses.replace(
+            self, output=tf.where(idle, zero, self.output), delta=tf.where(idle, zero, self.delta)
+        )
+
+
+def backward(
+    attention: Attention,
+    plan: Plan,
+    operands: Operands,
+    bias: tf.Tensor | None,
+    parameters: Sequence[tf.Tensor],
+    output: tf.Tensor,
+    lse: tf.Tensor | None,
+    output_gradient: tf.Tensor,
+    lse_gradient: tf.Tensor | None,
+) -> list[tf.Tensor]:
+    """Gradients of query, key, value, bias (if given) and each parameter."""
+    guarded = operands.broken_query is not None
+    delta = output * output_gradient
+    if guarded:
+        # A query whose incoming gradient is broken spreads that to the keys it sees, and to no other.
+        broken = is_broken(output_gradient)
+        if lse_gradient is not None:
+            broken = tf.maximum(broken, is_broken(lse_gradient))
+            lse_gradient = stand_in(lse_gradient)
+        operands = dataclasses.replace(
+            operands, broken_query=tf.maximum(operands.broken_query, broken)
+        )
+        output_gradient, delta = stand_in(output_gradient), stand_in(delta)
+    delta = tf.reduce_sum(delta, -1, keepdims=True)
+    if lse_gradient is not None:
+        delta -= lse_gradient
+    if lse is not None:
+        lse = (
+            tf.where(tf.math.is_finite(lse), lse, -tf.constant(FLOOR, lse.dtype))
+            if guarded
+            else tf.where(tf.equal(lse, float("-inf")), -tf.constant(FLOOR, lse.dtype), lse)
+        )
+    incoming = Incoming(output_gradient, delta, lse if plan.groups is None else None)
+    passing = _Pass(attention, plan, operands, bias, list(parameters), incoming)
+    return passing.streamed() if plan.groups is None else passing.whole()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pass:
+    attention: Attention
+    plan: Plan
+    operands: Operands
+    bias: tf.Tensor | None
+    parameters: list[tf.Tensor]
+    incoming: Incoming
+
+    def whole(self) -> list[tf.Tensor]:
+        """Each block of queries against all its keys at once. State: query list, bias, parameters; key, value."""
+        plan = self.plan
+        state = [
+            *self._query_state(),
+            tf.zeros_like(self.operands.key),
+            tf.zeros_like(self.operands.value),
+        ]
+        for group in plan.groups or ():
+            visible_keys = self.operands.cut_keys(group.keys)
+
+            def body(
+                index: Size,
+                state: State,
+                visible_keys: Operands = visible_keys,
+                keys: Span = group.keys,
+            ) -> State:
+                queries = plan.queries(index)
+                tile = self._tile(index, queries, keys, visible_keys)
+                following = self._add_row(
+                    index, queries, state[:-2], tile[0], put_bias(tile[3], keys), tile[4:]
+                )
+                return [*following, state[-2] + tile[1], state[-1] + tile[2]]
+
+            def put_bias(gradient: tf.Tensor | None, keys: Span) -> tf.Tensor | None:
+                if gradient is None or self.bias.shape[3] == 1:
+                    return gradient
+                return put(gradient, 3, keys, plan.key_length)
+
+            sums = [tf.zeros_like(visible_keys.key), tf.zeros_like(visible_keys.value)]
+            *following, key, value = loop(group.first, group.last, body, [*state[:-2], *sums])
+            state = [
+                *following,
+                state[-2] + put(key, 2, group.keys, plan.key_length),
+                state[-1] + put(value, 2, group.keys, plan.key_length),
+            ]
+        return self._finished(state[:-2], state[-2], state[-1])
+
+    def streamed(self) -> list[tf.Tensor]:
+        """Each block of queries against one block of keys after the other."""
+        plan, operands = self.plan, self.operands
+        shapes = [
+            [*sizes(x)[:2], plan.key_block, size(x, 3)] for x in (operands.key, operands.value)
+        ]
+        lists = [block_list(plan.key_blocks, shape, operands.key.dtype) for shape in shapes]
+
+        def body(index: Size, state: State) -> State:
+            queries = plan.queries(index)
+            bias_shape = (
+                None if self.bias is None else self._bias_block(queries.length, plan.key_block)
+            )
+            row_bias = (
+                []
+                if bias_shape is None
+                else [block_list(plan.key_blocks, bias_shape, operands.key.dtype)]
+            )
+
+            def inner(key_index: Size, state: State) -> State:
+                keys = plan.keys(key_index)
+                tile = self._tile(
+                    index, queries, keys, operands.cut_keys(keys), fresh_keys(plan, key_index)
+                )
+                query_row, keys_list, values_list, *rest = state
+                following = [
+                    query_row + tile[0],
+                    keys_list.write(key_index, keys_list.read(key_index) + tile[1]),
+                    values_list.write(key_index, values_list.read(key_index) + tile[2]),
+                ]
+                if bias_shape is not None:
+                    following.append(rest.pop(0).write(key_index, tile[3]))
+                return [
+                    *following,
+                    *(total + new for total, new in zip(rest, tile[4:], strict=True)),
+                ]
+
+            zeros = tf.zeros_like(slice_axis(operands.query, 3, *queries))
+            parameter_sums = [tf.zeros_like(p) for p in self.parameters]
+            inner_state = loop(
+                *visible_blocks(plan, self.attention.mask, queries),
+                inner,
+                [zeros, *state[-2:], *row_bias, *parameter_sums],
+            )
+            query_row, keys_list, values_list, *rest = inner_state
+            bias_row = None
+            if bias_shape is not None:
+                blocks = rest.pop(0)
+                if self.bias.shape[3] == 1:
+                    bias_row = tf.reduce_sum(blocks.stack(), 0)
+                else:
+                    bias_row = join(blocks, plan.key_blocks, plan.key_length, 3, bias_shape)
+            following = self._add_row(index, queries, state[:-2], query_row, bias_row, rest)
+            return [*following, keys_list, values_list]
+
+        state = loop(0, plan.query_blocks, body, [*self._query_state(), *lists])
+        key, value = (
+            join(x, plan.key_blocks, plan.key_length, 2, shape)
+            for x, shape in zip(state[-2:], shapes, strict=True)
+        )
+        return self._finished(state[:-2], key, value)
+
+    def _tile(
+        self,
+        index: Size,
+        queries: Span,
+        keys: Span,
+        visible_keys: Operands,
+        fresh: tf.Tensor | None = None,
+    ) -> list[tf.Tensor | None]:
+        """Gradients of one block: [query, key, value, bias or None, *parameters]."""
+        attention, plan = self.attention, self.plan
+        block = visible_keys.cut_queries(queries)
+        dtype = block.query.dtype
+        visible = attention.visible(queries, keys, fresh)
+        addend = attention.addend(queries, keys, cut(self.bias, queries, keys), visible, dtype)
+
+        # Rows that must add nothing: those without keys, those of the block before, broken ones.
+        idle = None
+        if addend is not None:
+            idle = tf.reduce_max(addend, -1, keepdims=True) <= FLOOR / 2
+        if plan.queries_overlap:
+            old = (queries.positions < index * plan.query_block)[:, None]
+            idle = old if idle is None else tf.logical_or(idle, old)
+        broken = block.broken_rows(visible)
+        if broken is not None:
+            broken = tf.logical_and(broken, tf.logical_not(idle))
+            idle = tf.logical_or(idle, broken)
+
+        incoming = self.incoming.cut(queries).without(idle)
+        keep = attention.keep_factor(size(block.query, 0), queries, keys, dtype)
+        gradient = block_gradient(
+            attention,
+            block,
+            self.parameters,
+            addend,
+            keep,
+            incoming.output,
+            incoming.delta,
+            incoming.lse,
+        )
+        query, key, value = gradient.query, gradient.key, gradient.value
+        if broken is not None:
+            query = break_where(broken, query)
+            hit = seen_by(visible, broken)
+            key, value = break_where(hit, key), break_where(hit, value)
+        bias = None
+        if self.bias is not None:
+            full = attention.join_heads(gradient.scores)
+            axes = [axis for axis in range(4) if self.bias.shape[axis] == 1]
+            bias = tf.reduce_sum(full, axes, keepdims=True)
+        return [query, key, value, bias, *gradient.parameters]
+
+    def _bias_block(self, queries: Size, keys: Size) -> list[Size]:
+        shape = sizes(self.bias)
+        return [*shape[:2], 1 if shape[2] == 1 else queries, 1 if shape[3] == 1 else keys]
+
+    def _query_state(self) -> State:
+        plan, query = self.plan, self.operands.query
+        known = isinstance(plan.query_blocks, int)
+        shape = [*sizes(query)[:3], plan.query_block, size(query, 4)]
+        state: State = [block_list(plan.query_blocks, None if known else shape, query.dtype)]
+        if self.bias is not None:
+            if self.bias.shape[2] == 1:
+                state.append(tf.zeros_like(self.bias))
+            else:
+                block = self._bias_block(plan.query_block, plan.key_length)
+                state.append(block_list(plan.query_blocks, None if known else block, query.dtype))
+        return [*state, *(tf.zeros_like(p) for p in self.parameters)]
+
+    def _add_row(
+        self,
+        index: Size,
+        queries: Span,
+        state: State,
+        query: tf.Tensor,
+        bias: tf.Tensor | None,
+        parameters: Sequence[tf.Tensor],
+    ) -> State:
+        following: State = [state[0].write(index, query)]
+        rest = state[1:]
+        if bias is not None:
+            total = rest.pop(0)
+            following.append(total + bias if self.bias.shape[2] == 1 else total.write(index, bias))
+        return [*following, *(total + new for total, new in zip(rest, parameters, strict=True))]
+
+    def _finished(self, state: State, key: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
+        plan, query = self.plan, self.operands.query
+        shape = [*sizes(query)[:3], plan.query_block, size(query, 4)]
+        gradients = [join(state[0], plan.query_blocks, plan.query_length, 3, shape), key, value]
+        rest = state[1:]
+        if self.bias is not None:
+            total = rest.pop(0)
+            if self.bias.shape[2] != 1:
+                block = self._bias_block(plan.query_block, plan.key_length)
+                total = join(total, plan.query_blocks, plan.query_length, 2, block)
+            gradients.append(total)
+        return [*gradients, *rest]

@@ -1,0 +1,108 @@
+"""Not-a-number and infinity reach exactly the rows that may see them.
+
+A weight of 0 does not silence a NaN in a product (0 * NaN = NaN). So where a mask hides something, sums run over
+finite stand-ins, and afterwards NaN is written into each row that sees a key or value (or holds a query or an incoming
+gradient) that was not finite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from heed.ops._sizes import Span, slice_axis
+
+
+def stand_in(x: tf.Tensor) -> tf.Tensor:
+    """`x` with 0 in place of every number that is not finite."""
+    return tf.where(tf.math.is_finite(x), x, tf.zeros((), x.dtype))
+
+
+def is_broken(x: tf.Tensor) -> tf.Tensor:
+    """1.0 for each vector along the last axis, kept with length 1, that holds a number that is not finite, else 0.0."""
+    whole = tf.reduce_all(tf.math.is_finite(x), axis=-1, keepdims=True)
+    return tf.cast(tf.logical_not(whole), x.dtype)
+
+
+def sees(visible: tf.Tensor, broken_keys: tf.Tensor) -> tf.Tensor:
+    """Which rows see a broken key: (B, K, G or 1, t or 1, 1) booleans.
+
+    Args:
+        visible: booleans that broadcast to (B, K, G, t, s).
+        broken_keys: (B, K, s, 1) zeros and ones.
+    """
+    seen = tf.cast(visible, broken_keys.dtype)
+    if visible.shape[1] == 1 and visible.shape[2] == 1:
+        # No heads in the mask: one product serves them all.
+        count = tf.matmul(seen[:, 0, 0], tf.squeeze(broken_keys, 3), transpose_b=True)
+        return tf.transpose(count, (0, 2, 1))[:, :, None, :, None] > 0
+    return tf.matmul(seen, broken_keys[:, :, None]) > 0
+
+
+def seen_by(visible: tf.Tensor, broken_rows: tf.Tensor) -> tf.Tensor:
+    """Which keys are seen by a broken row: (B, K, s, 1) booleans.
+
+    Args:
+        visible: booleans that broadcast to (B, K, G, t, s).
+        broken_rows: (B, K, G, t, 1) booleans.
+    """
+    if visible.shape[3] == 1:
+        broken_rows = tf.reduce_any(broken_rows, axis=3, keepdims=True)
+    if visible.shape[1] == 1 and visible.shape[2] == 1:
+        rows = tf.cast(tf.reduce_any(broken_rows, axis=2)[..., 0], tf.float32)
+        count = tf.matmul(rows, tf.cast(visible[:, 0, 0], tf.float32))
+        return count[..., None] > 0
+    rows = tf.cast(broken_rows, tf.float32)
+    count = tf.matmul(tf.cast(visible, tf.float32), rows, transpose_a=True)
+    return tf.reduce_any(count > 0, axis=2)
+
+
+def break_where(condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """`x` with NaN where the condition holds."""
+    return tf.where(condition, tf.constant(float("nan"), x.dtype), x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Query, key and value, made safe where a mask hides something.
+
+    Attributes:
+        query, key, value: stand-ins if guarded, else as given.
+        broken_query: (B, K, G, T, 1) zeros and ones, or None if not guarded.
+        broken_key: (B, K, S, 1), the key or its value is not finite; or None.
+    """
+
+    query: tf.Tensor
+    key: tf.Tensor
+    value: tf.Tensor
+    broken_query: tf.Tensor | None = None
+    broken_key: tf.Tensor | None = None
+
+    @classmethod
+    def of(cls, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, guarded: bool) -> Operands:
+        if not guarded:
+            return cls(query, key, value)
+        broken_key = tf.maximum(is_broken(key), is_broken(value))
+        return cls(stand_in(query), stand_in(key), stand_in(value), is_broken(query), broken_key)
+
+    def cut_queries(self, queries: Span) -> Operands:
+        broken = None if self.broken_query is None else slice_axis(self.broken_query, 3, *queries)
+        return dataclasses.replace(
+            self, query=slice_axis(self.query, 3, *queries), broken_query=broken
+        )
+
+    def cut_keys(self, keys: Span) -> Operands:
+        broken = None if self.broken_key is None else slice_axis(self.broken_key, 2, *keys)
+        return dataclasses.replace(
+            self,
+            key=slice_axis(self.key, 2, *keys),
+            value=slice_axis(self.value, 2, *keys),
+            broken_key=broken,
+        )
+
+    def broken_rows(self, visible: tf.Tensor | None) -> tf.Tensor | None:
+        """Rows that hold a broken query or see a broken key: booleans that broadcast to (B, K, G, t, 1), or None."""
+        if self.broken_query is None or visible is None:
+            return None
+        return tf.logical_or(self.broken_query > 0, sees(visible, self.broken_key))

@@ -1,0 +1,177 @@
+"""The forward pass, block of queries by block of queries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from heed.ops._blocks import Plan, visible_blocks
+from heed.ops._finite import Operands, break_where
+from heed.ops._loops import State, block_list, join, loop
+from heed.ops._mask_terms import cut
+from heed.ops._sizes import Size, Span, size, sizes
+from heed.ops._tile import FLOOR, Attention, weigh
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The result for a block of queries.
+
+    Attributes:
+        output: (B, K, G, t, V).
+        lse: (B, K, G, t, 1), or None if nobody asked.
+        seen: which rows see any key: booleans that broadcast to (B, K, G, t, 1), or None for all.
+        broken: which rows see something that is not finite; the same shape, or None for "left as it comes".
+    """
+
+    output: tf.Tensor
+    lse: tf.Tensor | None
+    seen: tf.Tensor | None
+    broken: tf.Tensor | None
+
+    def finished(self) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Output and log-sum-exp with 0 and -inf in rows that see nothing, NaN in broken ones."""
+        output, lse = self.output, self.lse
+        if self.seen is not None:
+            output = tf.where(self.seen, output, tf.zeros((), output.dtype))
+            if lse is not None:
+                lse = tf.where(self.seen, lse, tf.constant(float("-inf"), lse.dtype))
+        if self.broken is not None:
+            broken = tf.logical_and(self.broken, self.seen)
+            output = break_where(broken, output)
+            lse = None if lse is None else break_where(broken, lse)
+        return output, lse
+
+
+def forward(
+    attention: Attention,
+    plan: Plan,
+    operands: Operands,
+    bias: tf.Tensor | None,
+    parameters: Sequence[tf.Tensor],
+    want_lse: bool,
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Output (B, K, G, T, V) and log-sum-exp (B, K, G, T, 1) or None."""
+    dtype, count = operands.query.dtype, plan.query_blocks
+    shape = [*sizes(operands.query)[:3], plan.query_block]
+    widths = [size(operands.value, 3), *([1] if want_lse else [])]
+    shapes = [[*shape, width] for width in widths]
+    lists = [
+        block_list(count, None if isinstance(count, int) else block, dtype) for block in shapes
+    ]
+
+    def run(first: Size, last: Size, state: State, keys: Span | None) -> State:
+        visible_keys = operands if keys is None else operands.cut_keys(keys)
+
+        def body(index: Size, state: State) -> State:
+            queries = plan.queries(index)
+            block = visible_keys.cut_queries(queries)
+            if keys is None:
+                rows = streamed_rows(attention, plan, block, bias, parameters, queries)
+            else:
+                bias_block = cut(bias, queries, keys)
+                rows = whole_rows(attention, block, bias_block, parameters, queries, keys, want_lse)
+            return [x.write(index, y) for x, y in zip(state, rows.finished(), strict=False)]
+
+        return loop(first, last, body, state)
+
+    if plan.groups is None:
+        lists = run(0, count, lists, None)
+    else:
+        for group in plan.groups:
+            lists = run(group.first, group.last, lists, group.keys)
+    joined = [
+        join(x, count, plan.query_length, 3, block) for x, block in zip(lists, shapes, strict=True)
+    ]
+    return joined[0], joined[1] if want_lse else None
+
+
+def whole_rows(
+    attention: Attention,
+    block: Operands,
+    bias: tf.Tensor | None,
+    parameters: Sequence[tf.Tensor],
+    queries: Span,
+    keys: Span,
+    want_lse: bool,
+) -> Rows:
+    """A block of queries against all the keys it may see, at once. Differentiable by TensorFlow.
+
+    `bias` is that of the block, see `cut`.
+    """
+    dtype = block.query.dtype
+    visible = attention.visible(queries, keys)
+    addend = attention.addend(queries, keys, bias, visible, dtype)
+    logits = attention.score(block.query, block.key, *parameters)
+    if addend is not None:
+        logits += addend
+    weights = tf.nn.softmax(logits)
+    lse = None
+    if want_lse:
+        # From the largest weight of a row, which spares the fused softmax a second exponential.
+        lse = tf.reduce_max(logits, -1, keepdims=True) - tf.math.log(
+            tf.reduce_max(weights, -1, keepdims=True)
+        )
+    keep = attention.keep_factor(size(block.query, 0), queries, keys, dtype)
+    if keep is not None:
+        weights *= keep
+    seen = None if addend is None else tf.reduce_max(addend, -1, keepdims=True) > FLOOR / 2
+    return Rows(weigh(weights, block.value), lse, seen, block.broken_rows(visible))
+
+
+def streamed_rows(
+    attention: Attention,
+    plan: Plan,
+    block: Operands,
+    bias: tf.Tensor | None,
+    parameters: Sequence[tf.Tensor],
+    queries: Span,
+) -> Rows:
+    """A block of queries against one block of keys after the other, with a running maximum and sum."""
+    dtype = block.query.dtype
+    shape = [*sizes(block.query)[:3], queries.length]
+    zeros = tf.zeros(tf.stack([*shape, 1]), dtype)
+    guarded = block.broken_query is not None
+
+    def body(index: Size, state: State) -> State:
+        output, highest, total = state[:3]
+        keys = plan.keys(index)
+        tile = block.cut_keys(keys)
+        visible = attention.visible(queries, keys, fresh_keys(plan, index))
+        addend = attention.addend(queries, keys, cut(bias, queries, keys), visible, dtype)
+        logits = attention.score(tile.query, tile.key, *parameters)
+        if addend is not None:
+            logits += addend
+        higher = tf.maximum(highest, tf.reduce_max(logits, -1, keepdims=True))
+        shrink = tf.exp(highest - higher)
+        weights = tf.exp(logits - higher)
+        total = total * shrink + tf.reduce_sum(weights, -1, keepdims=True)
+        keep = attention.keep_factor(shape[0], queries, keys, dtype)
+        if keep is not None:
+            weights *= keep
+        following = [output * shrink + weigh(weights, tile.value), higher, total]
+        if guarded:
+            following.append(tf.logical_or(state[3], tile.broken_rows(visible)))
+        return following
+
+    state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), zeros + FLOOR, zeros]
+    if guarded:
+        state.append(tf.zeros_like(zeros, tf.bool))
+    output, highest, total, *broken = loop(
+        *visible_blocks(plan, attention.mask, queries), body, state
+    )
+    # Before the first visible key the running sum counts hidden pairs; such rows are not seen and come out as 0.
+    total = tf.where(tf.equal(total, 0), tf.ones((), dtype), total)
+    return Rows(
+        output / total,
+        highest + tf.math.log(total),
+        tf.logical_not(highest <= FLOOR / 2),
+        broken[0] if broken else None,
+    )
+
+
+def fresh_keys(plan: Plan, index: Size) -> tf.Tensor | None:
+    """(s,) booleans: False for the keys of the last block that the block before it has dealt with; None for all."""
+    return plan.keys(index).positions >= index * plan.key_block if plan.keys_overlap else None

@@ -1,0 +1,206 @@
+"""`Mask`: which keys a query may attend to, as one value that the kernels understand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from heed.ops import _mask_terms as terms
+from heed.ops._sizes import Size, Span, maximum, minimum
+
+
+class Mask:
+    """Which keys each query may attend to: True means "attend".
+
+    A mask is a set of rules that all have to allow a pair (query i, key j). Rules are joined with `&`. Every
+    rule but `dense` is a few numbers: it costs no memory, and blocks of the score matrix that it rules out are
+    never computed.
+
+    Positions: query i stands at key position `i + a`. `align` gives `a`:
+
+    - `"top_left"`: 0 (as Keras), query i and key i stand at the same place;
+    - `"bottom_right"`: S - T, the last query and the last key stand at the same place;
+    - an integer, or an integer tensor of shape () or (B,): the key position at which query 0 stands, such as
+      the number of tokens that a key/value cache holds.
+
+    Wherever heed takes a `Mask`, it also takes a boolean array that broadcasts to (B, N, T, S).
+
+    >>> print(Mask.causal().draw(3, 4))
+    ■ · · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    >>> print((Mask.causal("bottom_right") & Mask.window(1, None)).draw(3, 4))
+    ■ ■ · ·
+    · ■ ■ ·
+    · · ■ ■
+    >>> float(Mask.lengths([1, 3]).kept_fraction(4, 4))
+    0.5
+    """
+
+    __slots__ = ("terms",)
+
+    def __init__(self, rules: Sequence[terms.Term] = ()):
+        self.terms: tuple[terms.Term, ...] = tuple(rules)
+
+    @classmethod
+    def causal(cls, align: Any = "top_left") -> Mask:
+        """Key j is visible to query i if j <= i + a.
+
+        Args:
+            align: where query 0 stands among the keys, see `Mask`.
+        """
+        return cls([terms.Window(None, 0, terms.check_align(align))])
+
+    @classmethod
+    def window(cls, left: int | None, right: int | None, align: Any = "top_left") -> Mask:
+        """Key j is visible to query i if i + a - left <= j <= i + a + right.
+
+        Args:
+            left: how many keys before its own position a query sees, 0 or more; None for all of them.
+            right: the same after its own position.
+            align: where query 0 stands among the keys, see `Mask`.
+
+        Keras' `sliding_window=W` is `Mask.window(W - 1, W - 1)`.
+        """
+        for name, reach in (("left", left), ("right", right)):
+            if reach is not None and (
+                isinstance(reach, bool) or not isinstance(reach, (int, np.integer)) or reach < 0
+            ):
+                raise ValueError(
+                    f"`{name}` must be an integer >= 0, or None. Received: {name}={reach!r}"
+                )
+        return cls([terms.Window(left, right, terms.check_align(align))])
+
+    @classmethod
+    def lengths(cls, key_lengths: Any, query_lengths: Any = None) -> Mask:
+        """Key j is visible in batch entry b if j < key_lengths[b] (right padding is ignored).
+
+        Args:
+            key_lengths: (B,) integers; a length beyond S means all keys, one below 1 none.
+            query_lengths: (B,) integers or None. Queries from there on attend to nothing: their output is 0.
+        """
+        queries = (
+            None
+            if query_lengths is None
+            else terms.check_ids("query_lengths", query_lengths, rank=1)
+        )
+        return cls([terms.Lengths(terms.check_ids("key_lengths", key_lengths, rank=1), queries)])
+
+    @classmethod
+    def segments(cls, query_ids: Any, key_ids: Any = None) -> Mask:
+        """Key j is visible to query i if their segment numbers are equal (several texts packed into one row).
+
+        Args:
+            query_ids: (B, T) integers.
+            key_ids: (B, S) integers; None for those of the queries.
+        """
+        queries = terms.check_ids("query_ids", query_ids, rank=2)
+        keys = queries if key_ids is None else terms.check_ids("key_ids", key_ids, rank=2)
+        return cls([terms.Segments(queries, keys)])
+
+    @classmethod
+    def prefix(cls, n: Any, align: Any = "top_left") -> Mask:
+        """Key j is visible to query i if j < n or j <= i + a: a prefix seen by all, then causal.
+
+        Args:
+            n: length of the prefix, an integer or (B,) integers.
+            align: where query 0 stands among the keys, see `Mask`.
+        """
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+            n = terms.check_ids("n", n, rank=(0, 1))
+        return cls([terms.Prefix(n, terms.check_align(align))])
+
+    @classmethod
+    def dense(cls, array: Any) -> Mask:
+        """Any mask: True (or a non-zero integer) means "attend".
+
+        Args:
+            array: booleans or integers that broadcast to (B, N, T, S); for additive attention to (B, T, S).
+        """
+        return cls([terms.Dense(terms.check_dense("array", array))])
+
+    @classmethod
+    def blocked(cls, array: Any) -> Mask:
+        """The other convention, which many tutorials use: True or 1 means "do not attend".
+
+        Args:
+            array: booleans, integers or floats that are 0 or 1, and broadcast to (B, N, T, S).
+        """
+        array = tf.convert_to_tensor(array)
+        return cls([terms.Dense(tf.equal(array, tf.zeros((), array.dtype)))])
+
+    def __and__(self, other: Any) -> Mask:
+        return Mask(self.terms + as_mask(other).terms)
+
+    __rand__ = __and__
+
+    def visible(
+        self, queries: Span, keys: Span, query_length: Size, key_length: Size
+    ) -> tf.Tensor | None:
+        """One block: booleans of rank 4 that broadcast to (B, N, t, s), or None for "everything"."""
+        block = None
+        for term in self.terms:
+            allowed = term.visible(queries, keys, query_length, key_length)
+            block = allowed if block is None else tf.logical_and(block, allowed)
+        return block
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Size, Size]:
+        """Bounds 0 <= lo <= hi <= S outside which these queries see no key."""
+        lo, hi = 0, key_length
+        for term in self.terms:
+            low, high = term.key_range(queries, query_length, key_length)
+            lo, hi = maximum(lo, low), minimum(hi, high)
+        return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
+
+    @property
+    def has_static_range(self) -> bool:
+        """Whether `key_range` is known while tracing (given that T and S are)."""
+        return all(term.has_static_range for term in self.terms)
+
+    @property
+    def alignment(self) -> Any:
+        """The `align` of the first rule that has one: where query 0 stands among the keys."""
+        return next((t.align for t in self.terms if isinstance(t, (terms.Window, terms.Prefix))), 0)
+
+    def to_dense(self, query_length: int, key_length: int) -> tf.Tensor:
+        """The mask as booleans of shape (B or 1, N or 1, T, S).
+
+        >>> Mask.causal().to_dense(2, 2).numpy().tolist()
+        [[[[True, False], [True, True]]]]
+        """
+        allowed = self.visible(Span(0, query_length), Span(0, key_length), query_length, key_length)
+        full = tf.ones((1, 1, query_length, key_length), tf.bool)
+        return full if allowed is None else tf.logical_and(allowed, full)
+
+    def kept_fraction(self, query_length: int, key_length: int) -> tf.Tensor:
+        """Which fraction of all pairs the mask keeps: a float32 scalar in [0, 1]."""
+        return tf.reduce_mean(tf.cast(self.to_dense(query_length, key_length), tf.float32))
+
+    def draw(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> str:
+        """The mask of one batch entry and head as text: a line a query, "■" for "attend"."""
+        allowed = self.to_dense(query_length, key_length).numpy()
+        picture = allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
+        return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in picture)
+
+    def _key(self) -> tuple:
+        # Rules made of plain numbers compare by value, so that tf.function does not trace anew for an equal mask.
+        return tuple((type(term), *map(terms.comparable, term.fields())) for term in self.terms)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mask) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return " & ".join(map(repr, self.terms)) or "Mask()"
+
+
+def as_mask(value: Any) -> Mask:
+    """A `Mask` as it is; anything else becomes `Mask.dense`."""
+    return (
+        value if isinstance(value, Mask) else Mask([terms.Dense(terms.check_dense("mask", value))])
+    )

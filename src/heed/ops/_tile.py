@@ -1,0 +1,190 @@
+"""The arithmetic of one block of the score matrix, forward and backward.
+
+Shapes inside the portable implementation, with G = N / K query heads for each key/value head:
+query (B, K, G, t, H), key (B, K, s, H), value (B, K, s, V), scores (B, K, G, t, s), all in the compute dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from heed.ops import _dropout
+from heed.ops._finite import Operands
+from heed.ops._mask import Mask
+from heed.ops._mask_terms import as_column, offset
+from heed.ops._sizes import Size, Span, sizes
+
+# The score of a pair that the mask rules out. Finite, so that no inf - inf can arise; adding any sane score to it
+# leaves it unchanged, and its exponential is exactly 0.
+FLOOR = -1e36
+
+Score = Callable[..., tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """One attention apart from its tensors: how to score, what to add, what to hide, what to drop.
+
+    Attributes:
+        score: (query block, key block, *parameters) to scores; differentiable TensorFlow code.
+        mask: which pairs count, or None for all.
+        slopes: (N,) of ALiBi, or None.
+        rate: dropout, 0 <= rate < 1.
+        words: (2,) uint32 seed of the dropout, or None.
+        heads: (K, G).
+        lengths: (T, S).
+    """
+
+    score: Score
+    mask: Mask | None
+    slopes: tf.Tensor | None
+    rate: float
+    words: tf.Tensor | None
+    heads: tuple[int, int]
+    lengths: tuple[Size, Size]
+
+    def visible(
+        self, queries: Span, keys: Span, fresh_keys: tf.Tensor | None = None
+    ) -> tf.Tensor | None:
+        """Booleans that broadcast to (B, K, G, t, s), or None for "everything".
+
+        `fresh_keys` (s,) is False for keys that the block before has dealt with already.
+        """
+        block = None if self.mask is None else self.mask.visible(queries, keys, *self.lengths)
+        if fresh_keys is not None:
+            fresh = fresh_keys[None, None, None, :]
+            block = fresh if block is None else tf.logical_and(block, fresh)
+        if block is None:
+            return None
+        if block.shape[3] != keys.length or not isinstance(keys.length, int):
+            block = tf.logical_and(block, tf.ones((1, 1, 1, keys.length), tf.bool))
+        return self._split_heads(block)
+
+    def addend(
+        self,
+        queries: Span,
+        keys: Span,
+        bias: tf.Tensor | None,
+        visible: tf.Tensor | None,
+        dtype: tf.DType,
+    ) -> tf.Tensor | None:
+        """What is added to the scores, broadcasting to (B, K, G, t, s): bias, ALiBi, and FLOOR where hidden.
+
+        `bias` is that of the block, see `cut`.
+        """
+        floor = tf.constant(FLOOR, dtype)
+        total = None
+        if bias is not None:
+            total = self._split_heads(tf.where(bias < floor, floor, bias))
+        if self.slopes is not None:
+            align = 0 if self.mask is None else self.mask.alignment
+            here = queries.positions[:, None] + as_column(offset(align, *self.lengths))
+            distance = tf.cast(tf.abs(here - keys.positions), dtype)
+            slopes = tf.reshape(self.slopes, (1, -1, 1, 1))
+            alibi = self._split_heads(-slopes * distance)
+            total = alibi if total is None else total + alibi
+        if visible is not None:
+            total = tf.where(visible, tf.zeros((), dtype) if total is None else total, floor)
+        return total
+
+    def keep_factor(
+        self, batch: Size, queries: Span, keys: Span, dtype: tf.DType
+    ) -> tf.Tensor | None:
+        """What dropout multiplies the weights with: 0 or 1 / (1 - rate); None without dropout."""
+        if not self.rate:
+            return None
+        groups, members = self.heads
+        keep = _dropout.kept(self.rate, self.words, batch, groups * members, queries, keys)
+        return self._split_heads(
+            tf.where(keep, tf.constant(1 / (1 - self.rate), dtype), tf.zeros((), dtype))
+        )
+
+    def _split_heads(self, x: tf.Tensor) -> tf.Tensor:
+        """(B or 1, N or 1, t, s) to (B or 1, K or 1, G or 1, t, s)."""
+        if x.shape[1] == 1:
+            return x[:, :, None]
+        groups, members = self.heads
+        batch, heads, queries, keys = sizes(x)
+        if not isinstance(heads, int):
+            x = tf.broadcast_to(x, tf.stack([batch, groups * members, queries, keys]))
+        return tf.reshape(x, tf.stack([batch, groups, members, queries, keys]))
+
+    def join_heads(self, x: tf.Tensor) -> tf.Tensor:
+        """(B, K, G, t, s) to (B, N, t, s)."""
+        batch, _, _, queries, keys = sizes(x)
+        return tf.reshape(x, tf.stack([batch, self.heads[0] * self.heads[1], queries, keys]))
+
+
+def fold(x: tf.Tensor) -> tf.Tensor:
+    """(B, K, G, t, x) to (B, K, G * t, x): one matrix product serves all query heads of a key head."""
+    if x.shape[2] == 1:
+        return tf.squeeze(x, 2)
+    batch, heads, members, rows, width = sizes(x)
+    return tf.reshape(x, tf.stack([batch, heads, members * rows, width]))
+
+
+def unfold(x: tf.Tensor, members: int) -> tf.Tensor:
+    """The inverse of `fold`."""
+    if members == 1:
+        return x[:, :, None]
+    batch, heads, rows, width = sizes(x)
+    return tf.reshape(x, tf.stack([batch, heads, members, rows // members, width]))
+
+
+def weigh(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Weights (B, K, G, t, s) times value (B, K, s, V) to (B, K, G, t, V)."""
+    return unfold(tf.matmul(fold(weights), value), weights.shape[2])
+
+
+def weigh_back(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """The transposed product: weights (B, K, G, t, s), rows (B, K, G, t, V) to (B, K, s, V)."""
+    return tf.matmul(fold(weights), fold(rows), transpose_a=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockGradient:
+    """What one block adds to the gradients."""
+
+    query: tf.Tensor
+    key: tf.Tensor
+    value: tf.Tensor
+    parameters: Sequence[tf.Tensor]
+    scores: tf.Tensor
+
+
+def block_gradient(
+    attention: Attention,
+    block: Operands,
+    parameters: Sequence[tf.Tensor],
+    addend: tf.Tensor | None,
+    keep: tf.Tensor | None,
+    output_gradient: tf.Tensor,
+    delta: tf.Tensor,
+    lse: tf.Tensor | None,
+) -> BlockGradient:
+    """Backward through one block.
+
+    Args:
+        addend, keep: of this block, see `Attention`.
+        output_gradient: (B, K, G, t, V).
+        delta: (B, K, G, t, 1), the sum of output * output_gradient, less the gradient of lse.
+        lse: (B, K, G, t, 1) log-sum-exp of the whole rows; None if the block holds the whole rows.
+    """
+    inputs = [block.query, block.key, *parameters]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        scores = attention.score(*inputs)
+    logits = scores if addend is None else scores + addend
+    weights = tf.nn.softmax(logits) if lse is None else tf.exp(logits - lse)
+    dropped = weights if keep is None else weights * keep
+    weight_gradient = tf.matmul(fold(output_gradient), block.value, transpose_b=True)
+    weight_gradient = unfold(weight_gradient, attention.heads[1])
+    if keep is not None:
+        weight_gradient *= keep
+    score_gradient = weights * (weight_gradient - delta)
+    gradients = tape.gradient(scores, inputs, score_gradient, unconnected_gradients="zero")
+    value = weigh_back(dropped, output_gradient)
+    return BlockGradient(gradients[0], gradients[1], value, gradients[2:], score_gradient)

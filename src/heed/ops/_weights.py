@@ -1,0 +1,141 @@
+"""The attention weights themselves, for all or chosen heads and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from heed.ops import _checks
+from heed.ops._finite import break_where, is_broken, sees, stand_in
+from heed.ops._mask_terms import cut
+from heed.ops._sizes import Span, size, slice_axis
+from heed.ops._tile import FLOOR, Attention
+
+
+def weights_of(
+    attention: Attention,
+    query: tf.Tensor,
+    key: tf.Tensor,
+    bias: tf.Tensor | None,
+    parameters: Sequence[tf.Tensor],
+    *,
+    lse: tf.Tensor | None,
+    heads: Any,
+    rows: Any,
+) -> tf.Tensor:
+    """Weights (B, N or len(heads), T or len(rows), S).
+
+    Args:
+        attention: what to compute.
+        query: (B, K, G, T, H); key: (B, K, S, H).
+        bias: (B or 1, N or 1, T or 1, S or 1), or None.
+        parameters: of the score function.
+        lse: (B, N, T), or None to compute it.
+        heads, rows: integers, or None for all.
+    """
+    length = attention.lengths[0]
+    total = attention.heads[0] * attention.heads[1]
+    chosen_heads = None if heads is None else _indices("heads", heads, total)
+    chosen_rows = None if rows is None else _indices("rows", rows, length)
+    runs = [Span(0, length)] if chosen_rows is None else _runs(chosen_rows)
+    blocks = [
+        _block(attention, slice_axis(query, 3, *run), key, bias, parameters, lse, run, chosen_heads)
+        for run in runs
+    ]
+    if not blocks:
+        return slice_axis(
+            _block(attention, query, key, bias, parameters, lse, Span(0, length), chosen_heads),
+            2,
+            0,
+            0,
+        )
+    return blocks[0] if len(blocks) == 1 else tf.concat(blocks, 2)
+
+
+def _block(
+    attention: Attention,
+    query: tf.Tensor,
+    key: tf.Tensor,
+    bias: tf.Tensor | None,
+    parameters: Sequence[tf.Tensor],
+    lse: tf.Tensor | None,
+    queries: Span,
+    heads: list[int] | None,
+) -> tf.Tensor:
+    keys, dtype = Span(0, attention.lengths[1]), query.dtype
+    visible = attention.visible(queries, keys)
+    addend = attention.addend(queries, keys, cut(bias, queries, keys), visible, dtype)
+    keep = attention.keep_factor(size(query, 0), queries, keys, dtype)
+    if heads is None:
+        logits = attention.score(stand_in(query), stand_in(key), *parameters)
+    else:
+        # Only the scores of the chosen heads are computed, each with its own copy of its key head.
+        query = _pick(query, heads, attention.heads)
+        key = tf.gather(key, [head // attention.heads[1] for head in heads], axis=1)
+        logits = attention.score(stand_in(query), stand_in(key), *parameters)
+        visible, addend, keep = (_pick(x, heads, attention.heads) for x in (visible, addend, keep))
+    if addend is not None:
+        logits += addend
+    if lse is None:
+        weights = tf.nn.softmax(logits)
+    else:
+        lse = slice_axis(lse, 2, *queries)
+        lse = tf.cast(lse if heads is None else tf.gather(lse, heads, axis=1), dtype)
+        # A row without keys has log-sum-exp -inf; one with a NaN is broken below.
+        lse = tf.where(tf.math.is_finite(lse), lse, -tf.constant(FLOOR, dtype))
+        weights = tf.exp(logits - tf.reshape(lse, tf.concat([tf.shape(logits)[:4], [1]], 0)))
+    if keep is not None:
+        weights *= keep
+    broken = is_broken(query) > 0
+    if visible is None:
+        broken = tf.logical_or(
+            broken, tf.reduce_any(is_broken(key) > 0, axis=2, keepdims=True)[:, :, None]
+        )
+        weights = break_where(broken, weights)
+    else:
+        broken = tf.logical_or(broken, sees(visible, is_broken(key)))
+        weights = tf.where(visible, break_where(broken, weights), tf.zeros((), dtype))
+    if addend is not None:
+        seen = tf.reduce_max(addend, -1, keepdims=True) > FLOOR / 2
+        weights = tf.where(seen, weights, tf.zeros((), dtype))
+    batch, groups, members, rows, columns = (size(weights, axis) for axis in range(5))
+    return tf.reshape(weights, tf.stack([batch, groups * members, rows, columns]))
+
+
+def _pick(x: tf.Tensor | None, heads: list[int], split: tuple[int, int]) -> tf.Tensor | None:
+    """Chosen heads of (B, K or 1, G or 1, t, s) as (B, len(heads), 1, t, s); what has no heads stays as it is."""
+    if x is None or (x.shape[1] == 1 and x.shape[2] == 1 and split != (1, 1)):
+        return x
+    batch, _, _, rows, columns = (size(x, axis) for axis in range(5))
+    flat = tf.reshape(x, tf.stack([batch, split[0] * split[1], rows, columns]))
+    return tf.gather(flat, heads, axis=1)[:, :, None]
+
+
+def _indices(name: str, values: Any, length: Any) -> list[int]:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise TypeError(f"`{name}` must be a list of integers. Received: {name}={values!r}")
+    chosen = [int(i) for i in array]
+    if isinstance(length, int) and any(not 0 <= i < length for i in chosen):
+        raise ValueError(
+            f"`{name}` must be in [0, {length}). Received: {name}={_checks.shorten(chosen)}"
+        )
+    if any(i < 0 for i in chosen):
+        raise ValueError(
+            f"`{name}` must not be negative. Received: {name}={_checks.shorten(chosen)}"
+        )
+    return chosen
+
+
+def _runs(rows: list[int]) -> list[Span]:
+    """Consecutive rows become one span."""
+    runs: list[Span] = []
+    for row in rows:
+        if runs and row == runs[-1].end:
+            runs[-1] = Span(runs[-1].begin, runs[-1].length + 1)
+        else:
+            runs.append(Span(row, 1))
+    return runs

@@ -1,0 +1,389 @@
+"""Dot-product attention and its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from heed.ops import _checks, _dropout
+from heed.ops._dispatch import Dispatch, choose
+from heed.ops._mask import Mask
+from heed.ops._portable import attend
+from heed.ops._sizes import size, sizes
+from heed.ops._tile import Attention, fold, unfold
+from heed.ops._weights import weights_of
+
+
+@tf.autograph.experimental.do_not_convert
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Any = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    layout: str = "BTNH",
+    return_lse: bool = False,
+) -> Any:
+    """Exact attention that never holds the T x S score matrix.
+
+    output_i = sum_j dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows)) v_j,
+    with cap(x) = soft_cap * tanh(x / soft_cap).
+
+    Args:
+        query: (B, T, N, H), float16, bfloat16, float32 or float64.
+        key: (B, S, K, H); K divides N: query head n uses key head n // (N / K). K = 1 is multi-query attention.
+        value: (B, S, K, V); V may differ from H.
+        mask: a `Mask`, or booleans or integers that broadcast to (B, N, T, S); True means "attend". Default: all.
+        bias: added to the scores, broadcasts to (B, N, T, S), floating-point. Default: none.
+        is_causal: key j is visible to query i only if j <= i; joins `mask`. For another alignment give
+            `Mask.causal(align)`.
+        scale: what the products are multiplied with; any finite number. Default: 1 / sqrt(H).
+        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0. Default: no bound.
+        alibi_slopes: (N,), adds -slope_n * |i + a - j| to the scores, where a is the alignment of the mask (0 without
+            one). Constants: they get no gradient.
+        dropout: which share of the weights is dropped, 0 <= dropout < 1; the others are divided by 1 - dropout.
+        seed: of the dropout: an integer, or an integer tensor of shape () or (2,). The same seed drops the same
+            weights. Default: a new one from Keras' global generator at each (eager) call.
+        layout: "BTNH" as above, or "BNTH" for query (B, N, T, H), key (B, K, S, H), value (B, K, S, V).
+        return_lse: also return the log-sum-exp of each row of scores.
+
+    Returns: (B, T, N, V) in Keras' common dtype of query, key and value; for "BNTH" (B, N, T, V). With `return_lse` a
+        pair of that and (B, N, T) in float32 (float64 for float64).
+
+    Raises:
+        ValueError, TypeError: for shapes, dtypes or ranges that do not fit, as far as they are known while tracing.
+
+    Numerics: scores, softmax and sums are float32 (float64 for float64) whatever the input. A query that may attend
+        to nothing gets output 0, log-sum-exp -inf and gradient 0. NaN or Inf in a key or value reaches just the
+        queries that may attend to it, all their features. Differentiable twice in query, key, value and bias.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017 (Q, K, V, d_k are query, key, value, H); Dao et al.,
+        "FlashAttention", 2022, for computing it in blocks; grouped heads: Ainslie et al., 2023; ALiBi: Press et al.,
+        2022; soft cap: Gemma 2, 2024.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(1, 5, 2, 4)).astype("float32")
+    >>> dot_product_attention(x, x, x, is_causal=True).shape
+    TensorShape([1, 5, 2, 4])
+    >>> output, lse = dot_product_attention(x, x, x, mask=Mask.lengths([0]), return_lse=True)
+    >>> float(abs(output).numpy().max()), float(lse[0, 0, 0])
+    (0.0, -inf)
+    """
+    (query, key, value), result_type = _checks.common_type(query=query, key=key, value=value)
+    call = _Call.of(
+        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout
+    )
+    _checks.check_value(key, value, call.heads_axis)
+    results = attend(
+        call.attention,
+        call.split_query(query),
+        call.heads_first(key),
+        call.heads_first(value),
+        call.bias,
+        scores_per_pair=call.scores_per_pair,
+        return_lse=return_lse,
+    )
+    output = tf.cast(call.join_heads(results[0]), result_type)
+    if call.heads_axis == 2:
+        output = tf.transpose(output, (0, 2, 1, 3))
+    return (output, call.join_heads(results[1])[..., 0]) if return_lse else output
+
+
+@tf.autograph.experimental.do_not_convert
+def attention_weights(
+    query: Any,
+    key: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Any = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    layout: str = "BTNH",
+    lse: Any = None,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+) -> tf.Tensor:
+    """The weights that `dot_product_attention` gives the values, for looking at them.
+
+    weight_ij = dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows))
+
+    This is a computation of its own: asking for weights never changes an output. It holds as many numbers as it
+    returns, so choose heads and rows for long sequences.
+
+    Args:
+        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout: as given to
+            `dot_product_attention`; with dropout, the same seed gives the weights that were used there.
+        lse: (B, N, T), the log-sum-exp that `dot_product_attention` returned; spares computing it. Default: computed.
+        heads: which heads, integers in [0, N). Default: all.
+        rows: which queries, integers in [0, T). Default: all.
+
+    Returns: (B, N or len(heads), T or len(rows), S), float32 (float64 for float64). Each row sums to 1 without
+        dropout, or to 0 where it may attend to nothing.
+
+    Raises:
+        ValueError, TypeError: as `dot_product_attention`.
+
+    >>> import numpy as np
+    >>> x = np.zeros((1, 3, 2, 4), "float32")
+    >>> attention_weights(x, x, is_causal=True, heads=[1], rows=[0, 2]).numpy().round(2).tolist()
+    [[[[1.0, 0.0, 0.0], [0.33000001311302185, 0.33000001311302185, 0.33000001311302185]]]]
+    """
+    (query, key), _ = _checks.common_type(query=query, key=key)
+    call = _Call.of(
+        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout
+    )
+    if lse is not None:
+        lse = tf.convert_to_tensor(lse)
+        _checks.check_rank("lse", lse, 3, "(B, N, T)")
+    return weights_of(
+        call.attention,
+        call.split_query(query),
+        call.heads_first(key),
+        call.bias,
+        (),
+        lse=lse,
+        heads=heads,
+        rows=rows,
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    return_weights: bool = False,
+) -> Any:
+    """Scaled dot-product attention over any leading dimensions.
+
+    output = softmax(scale * query key^T, where mask allows) value
+
+    Args:
+        query: (..., T, H); the leading dimensions, if any, are those of key and value too.
+        key: (..., S, H).
+        value: (..., S, V).
+        mask: booleans or integers that broadcast to (..., T, S), True means "attend"; or a `Mask`, whose batch (B)
+            is the first leading dimension and whose heads (N) are all the others together. `Mask.blocked(x)` takes
+            the other convention.
+        is_causal, scale, dropout, seed: see `dot_product_attention`.
+        return_weights: also return the weights, which takes T x S memory.
+
+    Returns: (..., T, V); with `return_weights` a pair of that and (..., T, S).
+
+    Raises:
+        ValueError, TypeError: for shapes, dtypes or ranges that do not fit.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, equation 1.
+
+    >>> import numpy as np
+    >>> x = np.eye(3, dtype="float32")
+    >>> output, weights = scaled_dot_product_attention(x, x, x, return_weights=True)
+    >>> bool(np.allclose(output, weights))
+    True
+    """
+    (query, key, value), _ = _checks.common_type(query=query, key=key, value=value)
+    rank = query.shape.rank
+    for name, x, letters in (
+        ("query", query, "T, H"),
+        ("key", key, "S, H"),
+        ("value", value, "S, V"),
+    ):
+        if x.shape.rank is None or x.shape.rank < 2:
+            raise _checks.bad(f"`{name}` must have shape (..., {letters})", **{name: x})
+        if x.shape.rank != rank or any(map(_checks.differ, x.shape[:-2], query.shape[:-2])):
+            raise _checks.bad(
+                f"`{name}` must have the leading dimensions of `query`", query=query, **{name: x}
+            )
+    leading, length, keys = sizes(query)[:-2], size(query, -2), size(key, -2)
+    # The first leading dimension is the batch, the others are heads.
+    batch = leading[0] if leading else 1
+    others = leading[1:]
+    heads: Any = 1
+    for n in others:
+        heads = heads * n
+    fold_into_batch = not isinstance(heads, int) or heads == 0
+
+    def four(x: tf.Tensor, *last: Any) -> tf.Tensor:
+        shape = [batch * heads, 1, *last] if fold_into_batch else [batch, heads, *last]
+        return tf.reshape(x, tf.stack(shape))
+
+    if mask is not None and not isinstance(mask, Mask):
+        allowed = Mask.dense(mask).terms[0].array
+        _checks.check_broadcast("mask", allowed, [*query.shape[:-1], key.shape[-2]], "(..., T, S)")
+        if rank > 4 or fold_into_batch:
+            allowed = four(
+                tf.broadcast_to(allowed, tf.stack([*leading, length, keys])), length, keys
+            )
+        elif rank == 3 and allowed.shape.rank == 3:
+            allowed = allowed[:, None]
+        mask = Mask.dense(allowed)
+    elif fold_into_batch and mask is not None:
+        raise ValueError(
+            "`mask` must be an array where leading dimensions are unknown or 0. Received: a Mask"
+        )
+    options: dict[str, Any] = {
+        "mask": mask,
+        "is_causal": is_causal,
+        "scale": scale,
+        "dropout": dropout,
+    }
+    options |= {"seed": drawn_seed(dropout, seed), "layout": "BNTH"}
+    four_query, four_key = four(query, length, size(query, -1)), four(key, keys, size(key, -1))
+    output = dot_product_attention(
+        four_query, four_key, four(value, keys, size(value, -1)), **options
+    )
+    output = tf.reshape(output, tf.stack([*leading, length, size(value, -1)]))
+    if not return_weights:
+        return output
+    weights = attention_weights(four_query, four_key, **options)
+    return output, tf.reshape(weights, tf.stack([*leading, length, keys]))
+
+
+def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
+    """Says which implementation `dot_product_attention` would run for these arguments, and why.
+
+    Args:
+        query, key, value, options: as for `dot_product_attention`; checked as there, but nothing is computed.
+
+    Returns: an object with `.implementation` ("native" or "portable") and `.reasons`; print it.
+
+    Raises:
+        ValueError, TypeError: as `dot_product_attention`.
+
+    >>> import numpy as np, heed
+    >>> x = np.zeros((1, 3, 2, 4), "float32")
+    >>> heed.explain_dispatch(x, x, x, is_causal=True).implementation
+    'portable'
+    """
+    defaults: dict[str, Any] = dict.fromkeys(
+        ("mask", "bias", "scale", "soft_cap", "alibi_slopes", "seed"), None
+    ) | {"is_causal": False, "dropout": 0.0, "layout": "BTNH", "return_lse": False}
+    unknown = sorted(set(options) - set(defaults))
+    if unknown:
+        raise TypeError(
+            f"`options` must be arguments of dot_product_attention. Received: {', '.join(unknown)}"
+        )
+    (query, key, value), _ = _checks.common_type(query=query, key=key, value=value)
+    arguments = defaults | options
+    del arguments["return_lse"]
+    call = _Call.of(query, key, **arguments)
+    _checks.check_value(key, value, call.heads_axis)
+    return choose()
+
+
+def drawn_seed(rate: float, seed: Any) -> Any:
+    """The seed itself; where dropout needs one and none was given, a new one from Keras' global generator."""
+    if not rate or seed is not None:
+        return seed
+    return keras.random.randint((2,), -(2**31), 2**31 - 1, dtype="int32")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """The checked arguments of a dot-product attention, but for the values."""
+
+    attention: Attention
+    bias: tf.Tensor | None
+    heads_axis: int
+    dtype: tf.DType
+    scores_per_pair: int
+
+    @classmethod
+    def of(
+        cls,
+        query: tf.Tensor,
+        key: tf.Tensor,
+        mask: Any,
+        bias: Any,
+        is_causal: bool,
+        scale: float | None,
+        soft_cap: float | None,
+        alibi_slopes: Any,
+        dropout: float,
+        seed: Any,
+        layout: str,
+    ) -> _Call:
+        _checks.check_layout(layout)
+        heads_axis = 2 if layout == "BTNH" else 1
+        _checks.check_query_key(query, key, heads_axis)
+        dtype = _checks.compute_type(_checks.common_type(query=query, key=key)[1])
+        heads, groups = query.shape[heads_axis], key.shape[heads_axis]
+        length_axis = 3 - heads_axis
+        target = [query.shape[0], heads, query.shape[length_axis], key.shape[length_axis]]
+        mask = _checks.check_mask(mask, target, "(B, N, T, S)")
+        if is_causal:
+            mask = Mask.causal() if mask is None else mask & Mask.causal()
+        rate = _checks.check_rate(dropout)
+        words = None
+        if rate:
+            words = _dropout.seed_words(_checks.check_seed(drawn_seed(rate, seed)))
+        if alibi_slopes is not None:
+            alibi_slopes = tf.cast(tf.convert_to_tensor(alibi_slopes), dtype)
+            if alibi_slopes.shape.as_list() != [heads]:
+                raise _checks.bad(
+                    f"`alibi_slopes` must have shape (N,) = ({heads},)", alibi_slopes=alibi_slopes
+                )
+        lengths = (size(query, length_axis), size(key, length_axis))
+        score = DotScore(
+            _checks.check_scale(scale, query.shape[3]), _checks.check_soft_cap(soft_cap)
+        )
+        attention = Attention(
+            score, mask, alibi_slopes, rate, words, (groups, heads // groups), lengths
+        )
+        batch = query.shape[0] if query.shape[0] is not None else 8
+        checked_bias = _checks.check_bias(bias, target, (size(query, 0), heads, *lengths), dtype)
+        return cls(attention, checked_bias, heads_axis, dtype, max(1, batch * heads))
+
+    def heads_first(self, x: tf.Tensor) -> tf.Tensor:
+        """(B, S, K, H) or (B, K, S, H) to (B, K, S, H) in the compute dtype."""
+        x = tf.cast(x, self.dtype)
+        return tf.transpose(x, (0, 2, 1, 3)) if self.heads_axis == 2 else x
+
+    def split_query(self, x: tf.Tensor) -> tf.Tensor:
+        """To (B, K, G, T, H)."""
+        x = self.heads_first(x)
+        batch, _, length, width = sizes(x)
+        return tf.reshape(x, tf.stack([batch, *self.attention.heads, length, width]))
+
+    def join_heads(self, x: tf.Tensor) -> tf.Tensor:
+        """(B, K, G, T, V) to (B, N, T, V)."""
+        return self.attention.join_heads(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class DotScore:
+    """scale * q . k, capped: query (B, K, G, t, H) and key (B, K, s, H) to (B, K, G, t, s)."""
+
+    scale: float
+    soft_cap: float | None
+
+    def __call__(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Scores of one block."""
+        # The scale goes to the query: fewer numbers than the scores.
+        scores = unfold(tf.matmul(fold(query * self.scale), key, transpose_b=True), query.shape[2])
+        return (
+            scores
+            if self.soft_cap is None
+            else self.soft_cap * tf.tanh(scores * (1 / self.soft_cap))
+        )

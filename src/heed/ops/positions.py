@@ -1,0 +1,230 @@
+"""Where a token stands: sinusoids, rotation, and biases by distance."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from heed.ops import _checks
+
+
+@tf.autograph.experimental.do_not_convert
+def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10000.0) -> tf.Tensor:
+    """Sinusoidal position vectors.
+
+    vector_2c = sin(position / max_wavelength^(2c / dim)), vector_2c+1 = cos of the same.
+
+    Args:
+        positions: any shape, integers or floating-point numbers.
+        dim: number of features, 1 or more; an odd one ends with a sine.
+        max_wavelength: > 0; the slowest wave is nearly 2 * pi times as long.
+
+    Returns: the shape of positions + (dim,), float32.
+
+    Raises:
+        ValueError: for a dim or wavelength out of range.
+
+    Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.5 (d_model is dim).
+
+    >>> sinusoidal_positions([0, 1], 4).numpy().round(3).tolist()[0]
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    _checks.check_count("dim", dim)
+    pairs = (dim + 1) // 2
+    angles = _angles(positions, pairs, 2.0 / dim, max_wavelength)
+    waves = tf.stack([tf.sin(angles), tf.cos(angles)], -1)
+    return tf.reshape(waves, tf.concat([tf.shape(angles)[:-1], [2 * pairs]], 0))[..., :dim]
+
+
+@tf.autograph.experimental.do_not_convert
+def rotary_embedding(
+    x: Any,
+    positions: Any = None,
+    *,
+    max_wavelength: float = 10000.0,
+    scaling_factor: float = 1.0,
+    interleaved: bool = False,
+    layout: str = "BTNH",
+) -> tf.Tensor:
+    """Rotates pairs of features by an angle that grows with the position (RoPE).
+
+    (x_c, x_c') -> (x_c cos a - x_c' sin a, x_c sin a + x_c' cos a), a = position / scaling_factor *
+    max_wavelength^(-2c / H), where feature c is paired with c' = c + H/2 (or with the next one if interleaved).
+
+    The product of a rotated query and a rotated key depends on the distance of their positions alone.
+
+    Args:
+        x: (B, T, N, H), H even; floating-point.
+        positions: (T,) or (B, T), integers or floats. Default: 0, 1, ..., T - 1.
+        max_wavelength: > 0 (the base of the paper).
+        scaling_factor: > 0; positions are divided by it, to stretch a trained model over longer texts.
+        interleaved: pair neighbouring features, as the paper does, instead of the two halves.
+        layout: "BTNH", or "BNTH" for x (B, N, T, H).
+
+    Returns: the shape and dtype of x. Angles are float32 (float64 for float64).
+
+    Raises:
+        ValueError: for shapes or ranges that do not fit.
+
+    Source: Su et al., "RoFormer", 2021, equation 34 (d is H, m the position).
+
+    >>> x = tf.ones((1, 3, 2, 4))
+    >>> bool(tf.reduce_all(rotary_embedding(x)[:, 0] == x[:, 0]))
+    True
+    """
+    (x,), dtype = _checks.common_type(x=x)
+    _checks.check_layout(layout)
+    _checks.check_rank("x", x, 4, "(B, T, N, H)" if layout == "BTNH" else "(B, N, T, H)")
+    width = x.shape[3]
+    if width is None or width % 2:
+        raise _checks.bad("`x` must have a known, even number of features (H)", x=x)
+    _checks.check_positive("scaling_factor", scaling_factor)
+    axis = 1 if layout == "BTNH" else 2
+    positions = (
+        tf.range(tf.shape(x)[axis]) if positions is None else tf.convert_to_tensor(positions)
+    )
+    if positions.shape.rank not in (1, 2) or _checks.differ(positions.shape[-1], x.shape[axis]):
+        raise _checks.bad("`positions` must have shape (T,) or (B, T)", positions=positions, x=x)
+    compute = _checks.compute_type(dtype)
+    angles = _angles(
+        tf.cast(positions, compute) / scaling_factor, width // 2, 2.0 / width, max_wavelength
+    )
+    angles = tf.expand_dims(angles, -2 if layout == "BTNH" else -3)
+    sine, cosine = tf.sin(angles), tf.cos(angles)
+    wide = tf.cast(x, compute)
+    first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else tf.split(wide, 2, -1)
+    turned = first * cosine - second * sine, first * sine + second * cosine
+    joined = tf.reshape(tf.stack(turned, -1), tf.shape(x)) if interleaved else tf.concat(turned, -1)
+    return tf.cast(joined, dtype)
+
+
+def _angles(positions: Any, pairs: int, step: float, max_wavelength: float) -> tf.Tensor:
+    """positions.shape + (pairs,): position * max_wavelength^(-step * c)."""
+    _checks.check_positive("max_wavelength", max_wavelength)
+    positions = tf.convert_to_tensor(positions)
+    if not positions.dtype.is_floating:
+        positions = tf.cast(positions, tf.float32)
+    dtype = _checks.compute_type(positions.dtype)
+    frequencies = tf.exp(tf.range(pairs, dtype=dtype) * (-step * math.log(max_wavelength)))
+    return tf.cast(positions, dtype)[..., None] * frequencies
+
+
+def alibi_slopes(num_heads: int) -> tf.Tensor:
+    """The slopes of ALiBi, for `dot_product_attention(..., alibi_slopes=...)`.
+
+    A geometric sequence that starts at 2^(-8/n) and has that ratio, where n is num_heads; for an n that is no power of
+    two, the slopes of the power below, then every second one of the power above.
+
+    Args:
+        num_heads: N, 1 or more.
+
+    Returns: (N,) float32, all in (0, 1).
+
+    Raises:
+        ValueError: for a number of heads below 1.
+
+    Source: Press et al., "Train Short, Test Long", 2022, section 3.
+
+    >>> alibi_slopes(4).numpy().tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    _checks.check_count("num_heads", num_heads)
+    below = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]
+    slopes += [2.0 ** (-8 * (2 * i + 1) / (2 * below)) for i in range(num_heads - below)]
+    return tf.constant(slopes, tf.float32)
+
+
+@tf.autograph.experimental.do_not_convert
+def relative_position_buckets(
+    relative_position: Any,
+    *,
+    bidirectional: bool = True,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+) -> tf.Tensor:
+    """T5's buckets of distances: exact ones nearby, then logarithmic ones up to max_distance.
+
+    Args:
+        relative_position: any shape, integers: key position minus query position (j - i).
+        bidirectional: half of the buckets for keys after the query; else those all count as distance 0.
+        num_buckets: how many in all; at least 2, at least 4 and even if bidirectional.
+        max_distance: from here on all distances share the last bucket; more than half of the buckets of a direction.
+
+    Returns: the shape of relative_position, int32 in [0, num_buckets).
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Source: Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
+
+    >>> relative_position_buckets([-200, -1, 0, 1, 200]).numpy().tolist()
+    [15, 1, 0, 17, 31]
+    """
+    _checks.check_count("num_buckets", num_buckets)
+    one_side = num_buckets // 2 if bidirectional else num_buckets
+    exact = one_side // 2
+    if exact < 1 or (bidirectional and num_buckets % 2):
+        need = "an even number >= 4" if bidirectional else "at least 2"
+        raise ValueError(f"`num_buckets` must be {need}. Received: num_buckets={num_buckets}")
+    if max_distance <= exact:
+        raise ValueError(
+            f"`max_distance` must be more than {exact}. Received: max_distance={max_distance}"
+        )
+    relative = tf.cast(tf.convert_to_tensor(relative_position), tf.int32)
+    distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
+    # The bounds of the logarithmic buckets as integers: no rounding decides where a distance falls.
+    bounds = [
+        math.ceil(exact * (max_distance / exact) ** (step / (one_side - exact)) - 1e-9)
+        for step in range(1, one_side - exact)
+    ]
+    beyond = tf.searchsorted(
+        tf.constant(bounds, tf.int32), tf.reshape(distance, [-1]), side="right"
+    )
+    far = exact + tf.reshape(beyond, tf.shape(distance))
+    bucket = tf.where(distance < exact, distance, far)
+    return bucket + tf.where(relative > 0, one_side, 0) if bidirectional else bucket
+
+
+@tf.autograph.experimental.do_not_convert
+def relative_position_bias(
+    table: Any,
+    query_length: Any,
+    key_length: Any,
+    *,
+    offset: Any = 0,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+) -> tf.Tensor:
+    """T5's learned bias by distance, for `dot_product_attention(..., bias=...)`.
+
+    bias_nij = table[bucket(j - (i + offset)), n]
+
+    Args:
+        table: (num_buckets, N), the learned numbers.
+        query_length, key_length: T and S.
+        offset: the key position at which query 0 stands; an integer or scalar tensor.
+        bidirectional, max_distance: see `relative_position_buckets`.
+
+    Returns: (1, N, T, S) in the dtype of table.
+
+    Raises:
+        ValueError: for a table that is not of rank 2.
+
+    Source: Raffel et al., 2020, section 2.1.
+
+    >>> relative_position_bias(tf.zeros((32, 4)), 3, 5).shape
+    TensorShape([1, 4, 3, 5])
+    """
+    table = tf.convert_to_tensor(table)
+    _checks.check_rank("table", table, 2, "(num_buckets, N)")
+    query_positions = tf.range(query_length) + tf.cast(offset, tf.int32)
+    buckets = relative_position_buckets(
+        tf.range(key_length)[None, :] - query_positions[:, None],
+        bidirectional=bidirectional,
+        num_buckets=table.shape[0],
+        max_distance=max_distance,
+    )
+    return tf.transpose(tf.gather(table, buckets), (2, 0, 1))[None]
