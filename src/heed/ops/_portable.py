@@ -19,6 +19,7 @@ from heed.ops._finite import Operands
 from heed.ops._forward import forward
 from heed.ops._mask import Mask
 from heed.ops._second import second_gradient
+from heed.ops._sizes import is_static
 from heed.ops._tile import Attention
 
 __all__ = ["attend", "block_sizes"]
@@ -47,13 +48,13 @@ def attend(
     Returns: output (B, K, G, T, V) and, if asked for, the log-sum-exp (B, K, G, T, 1).
     """
     queries, keys = attention.lengths
-    if keys == 0:
+    if is_static(keys) and keys == 0:
         # One key that nobody sees stands for none, so that everything below has something to work on.
         attention = dataclasses.replace(attention, mask=Mask.dense(False), lengths=(queries, 1))
         key, value = (tf.pad(x, [[0, 0], [0, 0], [0, 1], [0, 0]]) for x in (key, value))
         if bias is not None and bias.shape[3] == 0:
             bias = tf.pad(bias, [[0, 0], [0, 0], [0, 0], [0, 1]])
-    if queries == 0:
+    if is_static(queries) and queries == 0:
         attention = dataclasses.replace(
             attention, mask=Mask.dense(False), lengths=(1, attention.lengths[1])
         )
@@ -63,7 +64,9 @@ def attend(
     results = _Op(attention, scores_per_pair, bias is not None, len(parameters), return_lse)(
         query, key, value, *([] if bias is None else [bias]), *parameters
     )
-    return tuple(x[:, :, :, :0] for x in results) if queries == 0 else results
+    return (
+        tuple(x[:, :, :, :0] for x in results) if is_static(queries) and queries == 0 else results
+    )
 
 
 class _Op:
