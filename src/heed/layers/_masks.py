@@ -15,6 +15,7 @@ from keras import ops
 
 from heed.layers._axes import AttentionAxes
 from heed.ops import Mask
+from heed.ops._mask_terms import Dense
 
 
 def to_bool(mask: Any, name: str) -> Any:
@@ -63,14 +64,32 @@ def hide(x: Any, mask: Any) -> Any:
     return ops.where(ops.expand_dims(mask, -1), x, ops.zeros((), x.dtype))
 
 
-def padding(query_mask: Any, key_mask: Any) -> Mask | None:
-    """The Mask of masked positions (B, T) of the queries and (B, S) of the keys."""
+def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
+    """The Mask of masked positions (B, T) of the queries and (B, S) of the keys.
+
+    It is over (B, N, T, S), or without `heads` over (B, T, S).
+    """
     mask = None
     if key_mask is not None:
-        mask = Mask.dense(key_mask[:, None, None, :])
+        mask = Mask.dense(key_mask[:, None, None, :] if heads else key_mask[:, None, :])
     if query_mask is not None:
-        mask = both(mask, Mask.dense(query_mask[:, None, :, None]))
+        rows = query_mask[:, None, :, None] if heads else query_mask[:, :, None]
+        mask = both(mask, Mask.dense(rows))
     return mask
+
+
+def with_head(mask: Mask | None) -> Mask | None:
+    """A Mask over (B, T, S) as one over (B, 1, T, S)."""
+    if mask is None:
+        return None
+    return Mask(
+        [
+            Dense(term.array[:, None])
+            if isinstance(term, Dense) and len(term.array.shape) == 3
+            else term
+            for term in mask.terms
+        ]
+    )
 
 
 def structure(

@@ -63,11 +63,15 @@ class SingleHeadAttention(keras.layers.Layer):
         single = self._check_single(query, use_causal_mask)
         query_mask = _masks.position_mask(query_mask, query, "query_mask")
         rows = query_mask
+        if attention_mask is not None and not isinstance(attention_mask, Mask):
+            attention_mask = _masks.to_bool(attention_mask, "attention_mask")
+            _check_over_scores(tuple(attention_mask.shape), (*query.shape[:-1], value.shape[1]))
+            if single:
+                attention_mask = ops.expand_dims(attention_mask, 1)
+            attention_mask = Mask.dense(attention_mask)
         if single:
             query = ops.expand_dims(query, 1)
             rows = None if rows is None else ops.expand_dims(rows, -1)
-            if attention_mask is not None and not isinstance(attention_mask, Mask):
-                attention_mask = ops.expand_dims(attention_mask, -2)
         value_mask = _masks.position_mask(value_mask, value, "value_mask")
         key_mask = _masks.position_mask(key_mask, key, "key_mask")
         columns = _masks.both(
@@ -77,8 +81,8 @@ class SingleHeadAttention(keras.layers.Layer):
         mask = _masks.join(
             [
                 _masks.structure(use_causal_mask, None),
-                _masks.padding(rows, columns),
-                _masks.over_scores(attention_mask, _AXES, query, value, 1),
+                _masks.padding(rows, columns, heads=False),
+                attention_mask,
             ]
         )
         query, value = _masks.hide(query, rows), _masks.hide(value, columns)
@@ -118,7 +122,7 @@ class SingleHeadAttention(keras.layers.Layer):
             key: (B, S, Dk).
             value: (B, S, V).
             with_scores: whether the weights are wanted.
-            options: mask, dropout and seed for the op.
+            options: mask, over (B, T, S), dropout and seed for the op.
         """
         raise NotImplementedError
 
@@ -191,7 +195,7 @@ def _aligned(mask: Any, x: Any, name: str) -> Any:
 
 def _check_over_scores(shape: Shape, scores: Shape) -> None:
     """Checks an attention mask against the scores, (B, T, S) or (B, S)."""
-    if len(shape) < min(len(scores), 2) or not _checks.broadcasts(shape, scores):
+    if len(shape) < 2 or not _checks.broadcasts(shape, scores):
         raise ValueError(
             f"`attention_mask` must be broadcastable to the scores, of shape {scores}. "
             f"Received: attention_mask.shape={shape}"
@@ -203,6 +207,7 @@ def dot_product(
 ) -> tuple[Any, Any]:
     """Dot-product attention with one head: (B, T, V), and the weights (B, T, S) or None."""
     query, key, value = (ops.expand_dims(x, 2) for x in (query, key, value))
+    options = {**options, "mask": _masks.with_head(options["mask"])}
     if not with_scores:
         return ops.squeeze(dot_product_attention(query, key, value, **options), 2), None
     output, lse = dot_product_attention(query, key, value, return_lse=True, **options)
