@@ -1,0 +1,299 @@
+"""The command `heed`: arguments only; the work is in `heed.seq2seq`.
+
+Exit status: 0 done; 1 something that the person can put right, said in one line on stderr; 2 wrong
+arguments; 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+RUNS = Path("heed-runs")
+
+_TRAINING_OPTIONS = (
+    ("steps", int, "number of training steps"),
+    ("batch_size", int, "sentence pairs in a step"),
+    ("learning_rate", float, "highest learning rate"),
+    ("warmup_steps", int, "steps until it is reached"),
+    ("label_smoothing", float, "share of the target spread over the vocabulary"),
+    ("validate_every", int, "steps between validations"),
+    ("checkpoint_every", int, "steps between checkpoints"),
+    ("patience", int, "validations without a better loss until training stops; 0: never"),
+    ("seed", int, "seed of everything that is drawn"),
+)
+_MODEL_OPTIONS = (
+    ("width", int, "width of the model"),
+    ("num_heads", int, "attention heads"),
+    ("encoder_layers", int, "layers of the encoder"),
+    ("decoder_layers", int, "layers of the decoder"),
+    ("feed_forward_width", int, "hidden width of the feed-forward parts"),
+    ("dropout", float, "dropout rate"),
+    ("position", str, "sinusoidal, learned, rotary, alibi or relative"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with status 2."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: the words after `heed`; None takes those of the process.
+
+    Returns:
+        The exit status.
+
+    Example:
+        >>> main(["translate", "surely-not-here", "1"])  # says on stderr that it does not exist
+        1
+    """
+    parsed = _parser().parse_args(arguments)
+    try:
+        code = parsed.command(parsed)
+        sys.stdout.flush()
+        return int(code or 0)
+    except KeyboardInterrupt as error:  # its message, if training was stopped
+        return _fail(str(error) or "stopped", 130)
+    except BrokenPipeError:  # the reader of the output has gone, as in `heed ... | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        text = _explained(error)
+        if text is None:
+            raise
+        return _fail(text, 1)
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"heed: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    return code
+
+
+def _explained(error: Exception) -> str | None:
+    """The line for an error that the person can put right; None for a fault of heed."""
+    from heed.seq2seq.errors import TaskError
+
+    if isinstance(error, TaskError):
+        return str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "standard input must be UTF-8 text"
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        return f"cannot read or write{where}: {error.strerror or error}"
+    if isinstance(error, ImportError) and (error.name or "").split(".")[0] in (
+        "keras",
+        "tensorflow",
+    ):
+        return f"this needs {error.name}: pip install 'heed[demo]'"
+    return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="heed", description="Learn to translate one sequence into another, and see how."
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[Any], int | None], text: str) -> _Parser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(command=command)
+        return made
+
+    demo = add("demo", _demo, "Learn numbers in words, evaluate, and draw the attention.")
+    demo.add_argument("--run", type=Path, help=f"run folder to make (default: {RUNS}/numbers)")
+    _add_languages(demo)
+    _add_options(demo, _TRAINING_OPTIONS)
+
+    train = add("train", _train, "Train a new run, or continue one that was stopped.")
+    train.add_argument("task", nargs="?", choices=["numbers"], help="learn numbers in words")
+    train.add_argument("--source", type=Path, help="own text: sentences, one a line (UTF-8)")
+    train.add_argument("--target", type=Path, help="own text: their translations, line by line")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="continue this run")
+    train.add_argument("--run", type=Path, help=f"run folder to make (default: in {RUNS})")
+    train.add_argument("--vocabulary-size", type=int, help="own text: most subwords a side")
+    _add_languages(train)
+    _add_options(train, _TRAINING_OPTIONS + _MODEL_OPTIONS)
+
+    evaluate = add("evaluate", _evaluate, "Judge a run on pairs that it never saw.")
+    evaluate.add_argument("run", type=Path, metavar="RUN", help="run folder")
+
+    translate = add("translate", _translate, "Translate the text given, or standard input.")
+    translate.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    translate.add_argument("text", nargs="*", help="what to translate; none: read standard input")
+    translate.add_argument("--language", help="numbers: which of the run's languages")
+    translate.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
+
+    add("info", _info, "Say which versions and which implementation of attention are in use.")
+    return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version; heed is imported only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Exits with status 0."""
+        from heed import __version__
+
+        parser.exit(0, f"heed {__version__}\n")
+
+
+def _add_languages(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--languages", help="numbers: some of en,de,fr,es (default: en)")
+
+
+def _add_options(parser: argparse.ArgumentParser, options: Sequence[tuple[str, Any, str]]) -> None:
+    for name, kind, text in options:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+
+
+def _said(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The training and model options that were given; the recipe says the others."""
+    names = [name for name, _, _ in _TRAINING_OPTIONS + _MODEL_OPTIONS]
+    return {n: getattr(parsed, n) for n in names if getattr(parsed, n, None) is not None}
+
+
+def _languages(parsed: argparse.Namespace) -> tuple[str, ...]:
+    from heed.seq2seq.numbers import check_languages
+
+    return check_languages(tuple(name.strip() for name in (parsed.languages or "en").split(",")))
+
+
+def _new_path(parsed: argparse.Namespace, name: str) -> Path:
+    from heed.seq2seq.run_folder import RunFolder, free_path
+
+    path = parsed.run or free_path(RUNS / name)
+    RunFolder.check_free(path)
+    return path
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _demo(parsed: argparse.Namespace) -> None:
+    languages, path = _languages(parsed), _new_path(parsed, "numbers")
+    _start()
+    from heed.seq2seq.demo import run_demo
+
+    run_demo(path, languages, say=_say, **_said(parsed))
+
+
+def _train(parsed: argparse.Namespace) -> None:
+    from heed.seq2seq.errors import TaskError
+    from heed.seq2seq.run_folder import RunFolder
+
+    own_text = parsed.source is not None or parsed.target is not None
+    if (parsed.task is not None) + own_text + (parsed.resume is not None) != 1:
+        raise TaskError(
+            "say what to train: `heed train numbers`, `heed train --source FILE --target FILE` or "
+            "`heed train --resume RUN`"
+        )
+    if parsed.resume is not None:
+        others = [*_said(parsed), *(n for n in ("run", "languages") if getattr(parsed, n))]
+        if others:
+            raise TaskError(f"--resume continues a run as it is: leave out --{others[0]}")
+        run = RunFolder.open(parsed.resume)
+        _start()
+    elif own_text:
+        if parsed.source is None or parsed.target is None or parsed.languages:
+            raise TaskError("own text needs --source and --target, and no --languages")
+        path = _new_path(parsed, "text")
+        _start()
+        from heed.seq2seq.recipes import start_text
+
+        size = {"vocabulary_size": parsed.vocabulary_size} if parsed.vocabulary_size else {}
+        run = start_text(path, parsed.source, parsed.target, **size, **_said(parsed))
+    else:
+        languages, path = _languages(parsed), _new_path(parsed, "numbers")
+        _start()
+        from heed.seq2seq.recipes import start_numbers
+
+        run = start_numbers(path, languages, **_said(parsed))
+    from heed.seq2seq.training import train
+
+    trained = train(run)
+    early = f", stopped early; best at {trained.best_step:,}" if trained.stopped_early else ""
+    _say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
+    _say(f"the run: {run.path}")
+
+
+def _translator(path: Path) -> Any:
+    from heed.seq2seq.run_folder import RunFolder
+
+    run = RunFolder.open(path)
+    _start()
+    from heed.seq2seq.translate import Translator
+
+    translator = Translator(run)
+    if not run.weights.exists():
+        print(
+            f"heed: {path} is not finished: using its checkpoint of step {translator.step}",
+            file=sys.stderr,
+        )
+    return translator
+
+
+def _evaluate(parsed: argparse.Namespace) -> None:
+    translator = _translator(parsed.run)
+    from heed.seq2seq.demo import report
+    from heed.seq2seq.evaluation import evaluate
+
+    evaluation = evaluate(translator)
+    for line in report(evaluation):
+        _say(line)
+    path = translator.run.write_json("evaluation.json", evaluation.to_dict())
+    _say(f"all figures: {path}")
+
+
+def _translate(parsed: argparse.Namespace) -> None:
+    from heed.seq2seq.run_folder import RunFolder
+
+    # What can be checked without TensorFlow is checked before the seconds that it takes to load.
+    text = " ".join(parsed.text) if parsed.text else None
+    if text is not None:
+        RunFolder.open(parsed.run).task().encode(text, parsed.language)
+    translator = _translator(parsed.run)
+    from heed.seq2seq.demo import picture_of_run
+    from heed.seq2seq.translate import translate_stream
+
+    if text is None:
+        size = 1 if sys.stdin.isatty() else 64
+        for answer in translate_stream(translator, sys.stdin, parsed.language, size):
+            _say(answer)
+        return
+    _say(translator([text], parsed.language)[0])
+    if parsed.picture:
+        picture = picture_of_run(translator, text, parsed.language)
+        print(f"picture: {picture}", file=sys.stderr)
+
+
+def _info(_: argparse.Namespace) -> None:
+    _start()
+    from heed._info import info
+
+    answer = info()
+    width = max(map(len, answer))
+    for name, value in answer.items():
+        _say(f"{name:<{width}}  {value}")
+
+
+def _start() -> None:
+    from heed.seq2seq.startup import start_tensorflow
+
+    start_tensorflow()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

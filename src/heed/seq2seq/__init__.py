@@ -1,0 +1,75 @@
+"""Sequence to sequence: from data to a trained, evaluated model in one run folder.
+
+- `start_numbers`, `start_text`: make a run folder; `train(run)` trains it, also after a stop.
+- `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
+- `Translator`, `evaluate`: use a trained run, and judge it on what it never saw.
+- `cross_attention`, `draw_cross_attention`: where it looked.
+- `run_demo`: all of it on numbers.
+- `TaskError`: the error that a person can put right.
+
+Everything loads when it is first used: arguments and run folders are checked without TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
+    from heed.seq2seq.demo import run_demo
+    from heed.seq2seq.errors import TaskError
+    from heed.seq2seq.evaluation import Evaluation, evaluate
+    from heed.seq2seq.options import TrainingOptions
+    from heed.seq2seq.recipes import start_numbers, start_text
+    from heed.seq2seq.run_folder import RunFolder
+    from heed.seq2seq.training import Trained, TrainingInterrupted, train
+    from heed.seq2seq.translate import Translator
+
+__all__ = [
+    "Evaluation",
+    "RunFolder",
+    "TaskError",
+    "Trained",
+    "TrainingInterrupted",
+    "TrainingOptions",
+    "Translator",
+    "cross_attention",
+    "draw_cross_attention",
+    "evaluate",
+    "run_demo",
+    "start_numbers",
+    "start_text",
+    "train",
+]
+
+_LAZY = {
+    "Evaluation": "evaluation",
+    "RunFolder": "run_folder",
+    "TaskError": "errors",
+    "Trained": "training",
+    "TrainingInterrupted": "training",
+    "TrainingOptions": "options",
+    "Translator": "translate",
+    "cross_attention": "alignment_plot",
+    "run_demo": "demo",
+    "draw_cross_attention": "alignment_plot",
+    "evaluate": "evaluation",
+    "start_numbers": "recipes",
+    "start_text": "recipes",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a part when it is first used (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, loaded or not."""
+    return sorted(__all__)

@@ -1,0 +1,99 @@
+"""Checkpoints: arrays and a few plain values in one file, whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.run_folder import write_atomically
+
+KEPT = 2  # the one before the newest stays, in case the newest is damaged
+
+_META = "meta.json"
+Arrays = dict[str, NDArray[Any]]
+
+
+def save(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+    """Writes arrays and plain values to one .npz file.
+
+    Args:
+        path: the file; it is replaced at once when all of it is on disk.
+        arrays: by name, of any shape and number type.
+        meta: values for JSON. Floats come back bit for bit.
+
+    Raises:
+        OSError: if it cannot be written, as when the disk is full; `path` is as it was.
+    """
+    everything: dict[str, Any] = {_META: np.frombuffer(json.dumps(dict(meta)).encode(), np.uint8)}
+    everything |= arrays
+    write_atomically(path, lambda file: np.savez(file, **everything))
+
+
+def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays and the values of a file written by :func:`save`.
+
+    Raises:
+        TaskError: if the file is missing, damaged, or something else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        meta = json.loads(arrays.pop(_META).tobytes())
+    except FileNotFoundError:
+        raise TaskError(f"{path} is missing") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise TaskError(f"{path} is damaged: {error}") from None
+    return arrays, meta
+
+
+def save_step(
+    folder: Path, step: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+) -> Path:
+    """Writes the checkpoint of a step and removes those that are no longer needed.
+
+    Args:
+        folder: the folder of the checkpoints; it is made if it is not there.
+        step: how many steps have been taken.
+        arrays: as for :func:`save`.
+        meta: as for :func:`save`; the step is added.
+
+    Raises:
+        OSError: if it cannot be written; the older checkpoints are as they were.
+    """
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step-{step:08d}.npz"
+    save(path, arrays, {**meta, "step": step})
+    for old in steps(folder)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    for leftover in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
+        leftover.unlink(missing_ok=True)
+    return path
+
+
+def steps(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the oldest first."""
+    return sorted(folder.glob("step-*.npz"))
+
+
+def load_latest(folder: Path) -> tuple[Arrays, dict[str, Any]] | None:
+    """The newest checkpoint that can be read, or None if there is none.
+
+    Raises:
+        TaskError: if there are some and none can be read.
+    """
+    problem: TaskError | None = None
+    for path in reversed(steps(folder)):
+        try:
+            return load(path)
+        except TaskError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return None

@@ -1,0 +1,133 @@
+"""The demo: learn to write numbers in words, and show that it works on numbers never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heed.seq2seq import numbers
+from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
+from heed.seq2seq.evaluation import Answer, Evaluation, evaluate
+from heed.seq2seq.recipes import start_numbers
+from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.training import Trained, train
+from heed.seq2seq.translate import Translator
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo made.
+
+    Args:
+        run: its run folder.
+        trained: how training ended.
+        evaluation: the answers to the held-out numbers.
+        picture: where the picture of the cross-attention is.
+    """
+
+    run: RunFolder
+    trained: Trained
+    evaluation: Evaluation
+    picture: Path
+
+
+def run_demo(
+    path: Path | str,
+    languages: Sequence[str] = ("en",),
+    *,
+    say: Callable[[str], object] = print,
+    progress: bool = True,
+    **options: Any,
+) -> Demo:
+    """Trains on numbers, evaluates on 2,000 held-out ones, and draws where the model looked.
+
+    Args:
+        path: the run folder to make.
+        languages: some of "en", "de", "fr", "es".
+        say: is called with each line of the report.
+        progress: whether to show progress on stderr.
+        **options: as for :func:`heed.seq2seq.start_numbers`.
+
+    Raises:
+        TaskError: if the folder is in use, or a value is bad.
+    """
+    run = start_numbers(path, languages, **options)
+    say(
+        f"heed learns to write the numbers 0 to {numbers.LARGEST:,} in words "
+        f"({', '.join(languages)}); one in twenty is held out"
+    )
+    trained = train(run, progress=progress)
+    say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s")
+    translator = Translator(run)
+    evaluation = evaluate(translator)
+    run.write_json("evaluation.json", evaluation.to_dict())
+    for line in report(evaluation):
+        say(line)
+    shown = _examples(evaluation)
+    say("")
+    say(f"{len(shown)} of the numbers that it never saw:")
+    for answer in shown:
+        mark = "" if answer.right else f"   WRONG, it is: {answer.reference}"
+        say(f"  {answer.source:>7}  {answer.said}{mark}")
+    picture = picture_of_run(translator, shown[-1].source, shown[-1].group)
+    say("")
+    say(f"where it looked:  {picture}")
+    say(f"the run:          {run.path}")
+    say(f'try:              heed translate {run.path} "1 2 3 4"')
+    return Demo(run, trained, evaluation, picture)
+
+
+def report(evaluation: Evaluation) -> list[str]:
+    """The figures of an evaluation in lines for people.
+
+    Example:
+        >>> report(Evaluation([Answer("1", "one", "one", "en")], seconds=1.0))
+        ['1 of 1 held-out answers are right to the letter: 100.00 % (decoded in 1.0 s)']
+    """
+    lines = [
+        f"{evaluation.right:,} of {len(evaluation.answers):,} held-out answers are right to the "
+        f"letter: {100 * evaluation.exact:.2f} % (decoded in {evaluation.seconds:.1f} s)"
+    ]
+    groups = evaluation.groups()
+    if len(groups) > 1:
+        lines += [
+            f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
+            for name, group in groups.items()
+        ]
+    if evaluation.bleu is not None and evaluation.chrf is not None:
+        lines.append(f"BLEU {evaluation.bleu:.1f}, chrF {evaluation.chrf:.1f}")
+    return lines
+
+
+def picture_of_run(translator: Translator, line: str, language: str | None = None) -> Path:
+    """Draws the cross-attention for one line to attention.png in the run folder.
+
+    Args:
+        translator: the run's model.
+        line: what to translate.
+        language: for numbers, one of the run's languages.
+
+    Returns:
+        The path of the picture.
+    """
+    columns, rows, weights = cross_attention(translator, line, language)
+    title = f"Where heed looked to write {line}" + (f" ({language})" if language else "")
+    return draw_cross_attention(
+        translator.run.path / "attention.png", columns, rows, weights, title
+    )
+
+
+def _examples(evaluation: Evaluation) -> list[Answer]:
+    """Ten answers spread over languages and lengths, the last with all its digits different."""
+    answers = list(evaluation.answers)
+    step = max(1, len(answers) // _SHOWN)
+    chosen = answers[::step][:_SHOWN]
+    for answer in answers:
+        digits = answer.source.replace(",", "")
+        if len(set(digits)) == 6 and "0" not in digits and "1" not in digits:
+            return [*chosen[: _SHOWN - 1], answer]
+    return chosen

@@ -1,0 +1,17 @@
+"""The error that a person can put right."""
+
+from __future__ import annotations
+
+
+class TaskError(ValueError):
+    """Something in a command, a file or a run folder that the person can put right.
+
+    The message is one complete line: what is wrong, with what was received, and where it helps what to
+    do about it. The command line prints it as it is, without a traceback.
+
+    Example:
+        >>> raise TaskError("`runs/x` is not a run folder")
+        Traceback (most recent call last):
+        ...
+        heed.seq2seq.errors.TaskError: `runs/x` is not a run folder
+    """

@@ -1,0 +1,124 @@
+"""How right a trained run is on pairs that it never saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heed.seq2seq.translate import Translator
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said, and what is right.
+
+    Args:
+        source: the source text.
+        said: the model's translation.
+        reference: the right one.
+        group: the language, for numbers.
+    """
+
+    source: str
+    said: str
+    reference: str
+    group: str
+
+    @property
+    def right(self) -> bool:
+        """Whether the two are the same to the letter."""
+        return self.said == self.reference
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The answers to all held-out evaluation pairs, and how long they took.
+
+    Args:
+        answers: in the order of the task's items.
+        seconds: for decoding, compilation included.
+        bleu: BLEU in percent, or None where it is not computed.
+        chrf: chrF in percent, or None.
+
+    Example:
+        >>> evaluation = Evaluation([Answer("1", "one", "one", "en")], seconds=0.1)
+        >>> evaluation.exact, evaluation.right
+        (1.0, 1)
+    """
+
+    answers: Sequence[Answer]
+    seconds: float
+    bleu: float | None = None
+    chrf: float | None = None
+
+    @property
+    def right(self) -> int:
+        """How many answers are right."""
+        return sum(answer.right for answer in self.answers)
+
+    @property
+    def exact(self) -> float:
+        """The share of right answers, 0 to 1."""
+        return self.right / max(1, len(self.answers))
+
+    @property
+    def wrong(self) -> list[Answer]:
+        """The answers that are not right."""
+        return [answer for answer in self.answers if not answer.right]
+
+    def groups(self) -> dict[str, Evaluation]:
+        """The same for each group alone."""
+        names = dict.fromkeys(answer.group for answer in self.answers)
+        return {
+            name: Evaluation([a for a in self.answers if a.group == name], self.seconds)
+            for name in names
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures and the wrong answers (the first 100), ready for JSON."""
+        figures: dict[str, Any] = {
+            "pairs": len(self.answers),
+            "right": self.right,
+            "exact": self.exact,
+            "seconds": round(self.seconds, 2),
+            "groups": {name: group.exact for name, group in self.groups().items()},
+            "wrong": [vars(answer) for answer in self.wrong[:100]],
+        }
+        scores = {"bleu": self.bleu, "chrf": self.chrf}
+        return figures | {name: score for name, score in scores.items() if score is not None}
+
+
+def evaluate(translator: Translator) -> Evaluation:
+    """Translates all held-out evaluation pairs of the run's task.
+
+    For own text BLEU and chrF are computed too, by the sacrebleu library if it is there.
+
+    Args:
+        translator: the run's model.
+    """
+    task = translator.task
+    items = task.evaluation_items()
+    began = time.monotonic()
+    said = task.decode(translator.decode([item.ids for item in items]))
+    seconds = time.monotonic() - began
+    answers = [
+        Answer(item.text, text, item.reference, item.group)
+        for item, text in zip(items, said, strict=True)
+    ]
+    if task.kind != "text":
+        return Evaluation(answers, seconds)
+    return Evaluation(answers, seconds, *_corpus_scores(answers))
+
+
+def _corpus_scores(answers: Sequence[Answer]) -> tuple[float | None, float | None]:
+    try:
+        import sacrebleu
+    except ImportError:
+        return None, None
+    said, references = [a.said for a in answers], [[a.reference for a in answers]]
+    return (
+        float(sacrebleu.corpus_bleu(said, references).score),
+        float(sacrebleu.corpus_chrf(said, references).score),
+    )

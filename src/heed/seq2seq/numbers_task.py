@@ -1,0 +1,126 @@
+"""The task of writing numbers in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from heed.seq2seq import numbers
+from heed.seq2seq.task import Batch, Item, padded
+from heed.seq2seq.tokenizer import DigitTokenizer, SubwordTokenizer
+
+_TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
+_VALIDATION_BATCH = 256
+
+
+class NumbersTask:
+    """Numbers from 0 to 999,999 in digits to words, in one or several languages.
+
+    Args:
+        languages: some of "en", "de", "fr", "es"; a batch holds them in equal parts.
+        words: the tokenizer of the words; None learns one from training numbers.
+        longest_target: the most tokens that a number is expected to take; 0 measures it.
+
+    Raises:
+        TaskError: for an unknown language, or without the num2words or sentencepiece library.
+
+    Example:
+        >>> task = NumbersTask(("en",))
+        >>> batch = task.training_batch(seed=0, step=0, size=2)
+        >>> task.decode(batch.target)[0] == numbers.spell(int("".join(
+        ...     reversed(task.source_labels(batch.source[0])[1:]))))
+        True
+    """
+
+    kind = "numbers"
+
+    def __init__(
+        self,
+        languages: Sequence[str] = ("en",),
+        words: SubwordTokenizer | None = None,
+        longest_target: int = 0,
+    ) -> None:
+        self._digits = DigitTokenizer(languages)
+        sample = [] if words and longest_target else self._sample()
+        # About 60 pieces a language are whole words such as "thousand" and "ninety": short targets
+        # train fastest.
+        self._words = words or SubwordTokenizer.train(sample, 40 + 56 * len(self.languages))
+        # Two more than seen in the sample, for rare words.
+        self.longest_target = longest_target or 2 + max(map(len, self._words.encode(sample)))
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages, in the order in which they were given."""
+        return self._digits.languages
+
+    @property
+    def source_vocabulary_size(self) -> int:
+        """Number of source ids."""
+        return self._digits.vocabulary_size
+
+    @property
+    def target_vocabulary_size(self) -> int:
+        """Number of target ids."""
+        return self._words.vocabulary_size
+
+    def _sample(self) -> list[str]:
+        chosen = numbers.training_numbers(0, -1, _TOKENIZER_SAMPLE // len(self.languages))
+        return [numbers.spell(int(n), language) for language in self.languages for n in chosen]
+
+    def _batch(self, pairs: Sequence[tuple[int, str]]) -> Batch:
+        source = [self._digits.encode(n, language) for n, language in pairs]
+        target = self._words.encode([numbers.spell(n, language) for n, language in pairs])
+        # One shape for all batches: TensorFlow compiles the step once.
+        return Batch(padded(source, DigitTokenizer.longest), padded(target, self.longest_target))
+
+    def training_batch(self, seed: int, step: int, size: int) -> Batch:
+        """The batch of a step: as many numbers, the languages in turn."""
+        chosen = numbers.training_numbers(seed, step, size).tolist()
+        count = len(self.languages)
+        return self._batch([(n, self.languages[(i + step) % count]) for i, n in enumerate(chosen)])
+
+    def validation_batches(self) -> list[Batch]:
+        """The validation numbers, the languages in turn."""
+        chosen = numbers.validation_numbers().tolist()
+        count = len(self.languages)
+        pairs = [(n, self.languages[i % count]) for i, n in enumerate(chosen)]
+        return [
+            self._batch(pairs[i : i + _VALIDATION_BATCH])
+            for i in range(0, len(pairs), _VALIDATION_BATCH)
+        ]
+
+    def evaluation_items(self) -> list[Item]:
+        """The 2,000 held-out evaluation numbers in each language; the language is the group."""
+        return [
+            Item(self._digits.encode(n, lang), f"{n:,}", numbers.spell(n, lang), lang)
+            for lang in self.languages
+            for n in numbers.evaluation_numbers().tolist()
+        ]
+
+    def encode(self, line: str, language: str | None = None) -> list[int]:
+        """The source ids of "1234", "1 2 3 4" or "1,234"; the first language if none is said."""
+        return self._digits.encode(numbers.parse_number(line), language or self.languages[0])
+
+    def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
+        """The words of rows of target ids."""
+        return self._words.decode(rows)
+
+    def source_labels(self, ids: Iterable[int]) -> list[str]:
+        """The language, then the digits, units first."""
+        return self._digits.pieces(ids)
+
+    def target_labels(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of the words."""
+        return self._words.pieces(ids)
+
+    def to_config(self) -> dict[str, Any]:
+        """The languages and the longest target."""
+        return {
+            "kind": self.kind,
+            "languages": list(self.languages),
+            "longest_target": self.longest_target,
+        }
+
+    def files(self) -> dict[str, bytes]:
+        """The tokenizer of the words."""
+        return {"target.model": self._words.model}

@@ -1,0 +1,272 @@
+"""The folder of a run: everything that a run is, in files that are whole or not there at all.
+
+config.json      what is trained, how, and with which model
+*.model          the tokenizers
+checkpoints/     what training needs to go on: weights, optimizer state, step
+weights.npz      the final weights, once the run is complete
+metrics.jsonl    one line of numbers for each few steps
+train.log        what was said
+tensorboard/     the same numbers for TensorBoard
+evaluation.json, attention.png
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.task import Task
+from heed.seq2seq.text_task import TextTask
+from heed.seq2seq.tokenizer import SubwordTokenizer
+
+_FORMAT, _VERSION = "heed run", 1
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Writes a file so that, whatever happens, the old one or the new one is there, whole.
+
+    The bytes go to a temporary file in the same folder, reach the disk, and are renamed.
+
+    Args:
+        path: the file.
+        write: is called with the open temporary file.
+
+    Raises:
+        OSError: if the disk is full or the folder cannot be written; `path` is as it was.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # mkstemp lets only the owner read
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Makes a rename last through a power cut, where the system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError:  # some network file systems cannot
+        pass
+    finally:
+        os.close(handle)
+
+
+class RunFolder:
+    """An existing run folder. Use :meth:`create` or :meth:`open`.
+
+    Args:
+        path: the folder.
+        config: what its config.json holds.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path = path
+        self.config = config
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        task: Task,
+        options: TrainingOptions,
+        model: Mapping[str, Any],
+    ) -> RunFolder:
+        """Makes a new run folder, all of it or nothing.
+
+        Args:
+            path: the folder; it must not exist, or be empty.
+            task: what is to be learned.
+            options: how.
+            model: the fields of a `heed.models.TransformerConfig`.
+
+        Raises:
+            TaskError: if the folder exists and holds something.
+            OSError: if it cannot be written.
+        """
+        path = Path(path)
+        cls.check_free(path)
+        config = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "task": task.to_config(),
+            "training": options.to_dict(),
+            "model": dict(model),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            for name, data in {**task.files(), "config.json": _json(config)}.items():
+                (temporary / name).write_bytes(data)
+            (temporary / "checkpoints").mkdir()
+            temporary.chmod(0o755)
+            temporary.replace(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync_folder(path.parent)
+        return cls(path, config)
+
+    @classmethod
+    def check_free(cls, path: Path) -> None:
+        """Nothing, if a run folder can be made at `path`.
+
+        Raises:
+            TaskError: if there is something already.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise TaskError(
+                f"{path} exists already: choose another folder with --run"
+                + (f", or continue it with: heed train --resume {path}" if _is_run(path) else "")
+            )
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run folder.
+
+        Raises:
+            TaskError: if it is missing, not a run folder, or of a newer version; one line says which.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise TaskError(f"{path} does not exist: a run folder was expected")
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise TaskError(f"{path} is not a run folder: it has no config.json") from None
+        except OSError as error:
+            raise TaskError(f"{path} cannot be read: {error.strerror or error}") from None
+        except ValueError:
+            raise TaskError(f"{path} is not a run folder: its config.json is not JSON") from None
+        if not isinstance(config, dict) or config.get("format") != _FORMAT:
+            raise TaskError(f"{path} is not a run folder: its config.json is not one of heed")
+        if config.get("version") != _VERSION:
+            raise TaskError(
+                f"{path} was made by another version of heed (format {config.get('version')}; "
+                f"this one reads {_VERSION})"
+            )
+        missing = [k for k in ("task", "training", "model") if not isinstance(config.get(k), dict)]
+        if missing:
+            raise TaskError(f"{path} is damaged: its config.json has no {missing[0]}")
+        return cls(path, config)
+
+    @property
+    def options(self) -> TrainingOptions:
+        """How the run is trained."""
+        return TrainingOptions.from_dict(self.config["training"])
+
+    def task(self) -> Task:
+        """What the run learns, read from the folder.
+
+        Raises:
+            TaskError: if the folder is damaged.
+        """
+        config = self.config["task"]
+        try:
+            if config["kind"] == NumbersTask.kind:
+                words = SubwordTokenizer(self.read("target.model"))
+                return NumbersTask(config["languages"], words, int(config["longest_target"]))
+            if config["kind"] == TextTask.kind:
+                return TextTask(config, self.read)
+        except TaskError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise TaskError(f"{self.path} is damaged: its task is not one: {error!r}") from None
+        raise TaskError(f"{self.path} has a task that is not known: {config['kind']!r}")
+
+    def read(self, name: str) -> bytes:
+        """The contents of one of the folder's files.
+
+        Raises:
+            TaskError: if it is missing or cannot be read.
+        """
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            reason = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
+            raise TaskError(f"{self.path} is damaged: {name} {reason}") from None
+
+    def write_json(self, name: str, values: Mapping[str, Any]) -> Path:
+        """Writes one of the folder's JSON files, whole or not at all, and returns its path."""
+        path = self.path / name
+        write_atomically(path, lambda file: file.write(_json(values)))
+        return path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """The final weights; the file exists once the run is complete."""
+        return self.path / "weights.npz"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other processes from training in this folder meanwhile.
+
+        The system gives the lock back when the process ends, however it ends.
+
+        Raises:
+            TaskError: if another process holds it.
+        """
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        with (self.path / ".lock").open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TaskError(f"{self.path} is being trained by another process") from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+
+
+def free_path(path: Path) -> Path:
+    """`path`, or `path-2`, `path-3` ... : the first that does not exist.
+
+    Example:
+        >>> free_path(Path("surely-not-here")).name
+        'surely-not-here'
+    """
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        RunFolder.open(path)
+    except TaskError:
+        return False
+    return True
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,49 @@
+"""Starting TensorFlow for a command: the right backend, and no noise."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+def start_tensorflow() -> None:
+    """Imports TensorFlow and Keras without the lines that their C++ side writes to stderr.
+
+    Keras gets the TensorFlow backend whatever the environment says: the commands need it. What was
+    written is shown if the import fails.
+
+    Raises:
+        ImportError: if there is no TensorFlow.
+    """
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with _held_back():
+        import keras  # and with it TensorFlow
+
+        keras.config.disable_traceback_filtering()  # errors are shown in one line or in full
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Keeps back what is written to file descriptor 2, also by C++, unless the block fails."""
+    try:
+        descriptor = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # no stderr, or not a file
+        yield
+        return
+    with tempfile.TemporaryFile() as held:
+        saved = os.dup(descriptor)
+        try:
+            os.dup2(held.fileno(), descriptor)
+            yield
+        except BaseException:
+            os.dup2(saved, descriptor)
+            held.seek(0)
+            os.write(descriptor, held.read())
+            raise
+        finally:
+            os.dup2(saved, descriptor)
+            os.close(saved)

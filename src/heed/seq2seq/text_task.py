@@ -1,0 +1,185 @@
+"""The task of translating as a person's own parallel text does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heed.seq2seq import parallel_text
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.parallel_text import Pairs
+from heed.seq2seq.task import Batch, Item, padded
+from heed.seq2seq.tokenizer import SubwordTokenizer
+
+_LONGEST = 128  # tokens in a sentence; longer ones are not trained on
+_MULTIPLE = 8  # batches are padded to a multiple of this
+_VALIDATION_BATCH = 64
+_FILES = (
+    "source.model",
+    "target.model",
+    "validation.source.txt",
+    "validation.target.txt",
+    "evaluation.source.txt",
+    "evaluation.target.txt",
+)
+
+
+class TextTask:
+    """A person's own parallel text.
+
+    Training needs the two files as they were when the run began; evaluation and translation need
+    the run folder only.
+
+    Args:
+        config: what `to_config` returned.
+        read: gives the run folder's file of a name.
+    """
+
+    kind = "text"
+
+    def __init__(self, config: Mapping[str, Any], read: Callable[[str], bytes]) -> None:
+        self._config = dict(config)
+        self._files = {name: read(name) for name in _FILES}
+        self._source = SubwordTokenizer(self._files["source.model"])
+        self._target = SubwordTokenizer(self._files["target.model"])
+        self.longest_target = int(config["longest_target"])
+
+    @classmethod
+    def from_files(cls, source: Path, target: Path, vocabulary_size: int = 8_000) -> TextTask:
+        """A new task from two line-aligned UTF-8 files: reads, splits, and learns the subwords.
+
+        Args:
+            source: path of the sentences.
+            target: path of their translations.
+            vocabulary_size: the most subwords for each side.
+
+        Raises:
+            TaskError: if the files do not fit, or without the sentencepiece library.
+        """
+        pairs, empty = parallel_text.read_pairs(source, target)
+        training, validation, evaluation = parallel_text.split(pairs)
+        models = [
+            SubwordTokenizer.train(side, vocabulary_size)
+            for side in (training.source, training.target)
+        ]
+        files = {"source.model": models[0].model, "target.model": models[1].model}
+        for name, part in (("validation", validation), ("evaluation", evaluation)):
+            files[f"{name}.source.txt"] = _text(part.source)
+            files[f"{name}.target.txt"] = _text(part.target)
+        lengths = np.array([len(ids) for ids in models[1].encode(training.target)])
+        config = {
+            "kind": cls.kind,
+            "source_file": str(source.resolve()),
+            "target_file": str(target.resolve()),
+            "source_sha256": parallel_text.digest(source),
+            "target_sha256": parallel_text.digest(target),
+            "pairs": len(pairs),
+            "empty_pairs": empty,
+            # Room for answers half as long again as the longest that are trained on.
+            "longest_target": int(1.5 * lengths[lengths <= _LONGEST].max(initial=8)),
+        }
+        return cls(config, files.__getitem__)
+
+    @property
+    def source_vocabulary_size(self) -> int:
+        """Number of source ids."""
+        return self._source.vocabulary_size
+
+    @property
+    def target_vocabulary_size(self) -> int:
+        """Number of target ids."""
+        return self._target.vocabulary_size
+
+    @cached_property
+    def _training(self) -> tuple[list[list[int]], list[list[int]], NDArray[np.int64]]:
+        """Source ids, target ids and lengths of the training pairs, from the original files."""
+        paths = [Path(self._config[f"{side}_file"]) for side in ("source", "target")]
+        for side, path in zip(("source", "target"), paths, strict=True):
+            if parallel_text.digest(path) != self._config[f"{side}_sha256"]:
+                raise TaskError(f"{path} has changed since the run began: start a new run")
+        training, _, _ = parallel_text.split(parallel_text.read_pairs(*paths)[0])
+        source, target = self._source.encode(training.source), self._target.encode(training.target)
+        kept = [i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= _LONGEST]
+        if not kept:
+            raise TaskError(f"no training pair has at most {_LONGEST} tokens on both sides")
+        source, target = [source[i] for i in kept], [target[i] for i in kept]
+        lengths = np.array([len(s) + len(t) for s, t in zip(source, target, strict=True)])
+        return source, target, lengths
+
+    def _held_out(self, name: str) -> Pairs:
+        sides = [self._files[f"{name}.{side}.txt"].decode() for side in ("source", "target")]
+        return Pairs(sides[0].split("\n")[:-1], sides[1].split("\n")[:-1])
+
+    def training_batch(self, seed: int, step: int, size: int) -> Batch:
+        """The batch of a step; each pair comes once an epoch."""
+        source, target, lengths = self._training
+        chosen = parallel_text.batch_of_step(lengths, seed, step, size)
+        return _batch([source[i] for i in chosen], [target[i] for i in chosen])
+
+    def validation_batches(self) -> list[Batch]:
+        """The validation pairs, cut to the longest length, those of like length together."""
+        pairs = self._held_out("validation")
+        source = [ids[:_LONGEST] for ids in self._source.encode(pairs.source)]
+        target = [ids[:_LONGEST] for ids in self._target.encode(pairs.target)]
+        order = sorted(range(len(pairs)), key=lambda i: len(target[i]))
+        return [
+            _batch([source[i] for i in part], [target[i] for i in part])
+            for part in (
+                order[i : i + _VALIDATION_BATCH] for i in range(0, len(order), _VALIDATION_BATCH)
+            )
+        ]
+
+    def evaluation_items(self) -> list[Item]:
+        """The evaluation pairs, in one group."""
+        pairs = self._held_out("evaluation")
+        return [
+            Item(self._cut(ids), text, reference, "text")
+            for ids, text, reference in zip(
+                self._source.encode(pairs.source), pairs.source, pairs.target, strict=True
+            )
+        ]
+
+    @staticmethod
+    def _cut(ids: list[int]) -> list[int]:
+        return ids if len(ids) <= _LONGEST else [*ids[: _LONGEST - 1], ids[-1]]
+
+    def encode(self, line: str, language: str | None = None) -> list[int]:
+        """The source ids of a sentence."""
+        if language is not None:
+            raise TaskError("a language can be chosen for runs on numbers only")
+        if not line.strip():
+            raise TaskError("a sentence to translate must not be empty")
+        return self._cut(self._source.encode([line.strip()])[0])
+
+    def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
+        """The text of rows of target ids."""
+        return self._target.decode(rows)
+
+    def source_labels(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of the source."""
+        return self._source.pieces(ids)
+
+    def target_labels(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of the target."""
+        return self._target.pieces(ids)
+
+    def to_config(self) -> dict[str, Any]:
+        """Where the files are, what they held, and the longest target."""
+        return self._config
+
+    def files(self) -> dict[str, bytes]:
+        """The two tokenizers and the held-out pairs."""
+        return self._files
+
+
+def _text(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _batch(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> Batch:
+    return Batch(padded(source, multiple=_MULTIPLE), padded(target, multiple=_MULTIPLE))

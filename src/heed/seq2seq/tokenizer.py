@@ -1,0 +1,177 @@
+"""Text to token ids and back: digits as they are, words in subwords."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.numbers import LARGEST, check_languages
+
+PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
+_RESERVED = 4
+_DIGITS = 10
+
+
+class DigitTokenizer:
+    """A number and a language as tokens: the language first, then the digits, units first.
+
+    With the units first, the position of a digit is its place value, whatever the length of the
+    number. That is learned in two thirds of the steps that reading order needs.
+
+    Args:
+        languages: some of "en", "de", "fr", "es", each once.
+
+    Example:
+        >>> tokenizer = DigitTokenizer(("en", "de"))
+        >>> tokenizer.encode(120, "de")
+        [15, 4, 6, 5]
+        >>> tokenizer.pieces([15, 4, 6, 5])
+        ['de', '0', '2', '1']
+    """
+
+    longest = 1 + len(str(LARGEST))
+
+    def __init__(self, languages: Sequence[str]) -> None:
+        self.languages = check_languages(tuple(languages))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids: the reserved four, ten digits, and the languages."""
+        return _RESERVED + _DIGITS + len(self.languages)
+
+    def encode(self, number: int, language: str) -> list[int]:
+        """The token ids of a number from 0 to 999,999.
+
+        Raises:
+            TaskError: if the number is out of range or the language is not one of these.
+        """
+        if language not in self.languages:
+            raise TaskError(
+                f"the language must be one of {', '.join(self.languages)}. Received: {language}"
+            )
+        if not 0 <= number <= LARGEST:
+            raise TaskError(f"a number must be from 0 to {LARGEST:,}. Received: {number}")
+        digits = [_RESERVED + int(digit) for digit in reversed(str(int(number)))]
+        return [_RESERVED + _DIGITS + self.languages.index(language), *digits]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """What each id stands for, as a label; padding is left out."""
+        names = ["", "", "", "?", *map(str, range(_DIGITS)), *self.languages]
+        return [names[int(i)] for i in ids if int(i) >= UNKNOWN_ID]
+
+
+class SubwordTokenizer:
+    """Words in subwords, learned by byte-pair encoding with the sentencepiece library.
+
+    Ids 0 to 3 are padding, start, end and unknown. Encoding ends with the end token; decoding stops
+    at it.
+
+    Args:
+        model: a serialised sentencepiece model.
+
+    Raises:
+        TaskError: if `model` is not one, or without sentencepiece.
+
+    Source: Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units"
+        (2016); Kudo and Richardson, "SentencePiece" (2018).
+    """
+
+    def __init__(self, model: bytes) -> None:
+        sentencepiece = _sentencepiece()
+        self.model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            ids = [self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id()]
+        except Exception as error:  # sentencepiece raises RuntimeError and its own kinds
+            raise TaskError(f"the tokenizer cannot be read: {_first_line(error)}") from None
+        if ids != [PAD_ID, START_ID, END_ID]:
+            raise TaskError(f"the tokenizer's special ids must be 0, 1, 2. Received: {ids}")
+
+    @classmethod
+    def train(cls, lines: Iterable[str], vocabulary_size: int) -> SubwordTokenizer:
+        """Learns subwords from lines of text; the same lines give the same subwords.
+
+        Args:
+            lines: text, one sentence each, without line breaks.
+            vocabulary_size: int; at most this many subwords with the reserved ones. A text that does
+                not hold so many gets fewer.
+
+        Raises:
+            TaskError: if the size is smaller than the number of characters, or `lines` is empty.
+        """
+        kept = [line for line in lines if line.strip()]
+        if not kept:
+            raise TaskError("a tokenizer cannot be learned from no text")
+        try:
+            return cls(_trained(kept, vocabulary_size))
+        except RuntimeError as error:
+            # The library names the bound that it needs only in its message.
+            bound = re.search(r"value (<=|>=?|>) (\d+)|size .*?(\d+) is too small", str(error))
+            if bound and bound.group(1) == "<=":
+                return cls(_trained(kept, int(bound.group(2))))
+            raise TaskError(
+                f"a tokenizer of {vocabulary_size} pieces cannot be learned from this text: "
+                f"{_first_line(error)}"
+            ) from None
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+        return int(self._processor.get_piece_size())
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, the end token last."""
+        return [[*ids, END_ID] for ids in self._processor.encode(list(texts))]
+
+    def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
+        """The text of each row of ids, up to its end token."""
+        return [str(self._processor.decode(_before_end(row))) for row in rows]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """What each id up to the end token stands for, as a label; "▁" marks the start of a word."""
+        return [str(self._processor.id_to_piece(i)) for i in _before_end(ids)]
+
+
+def _before_end(ids: Iterable[int]) -> list[int]:
+    kept: list[int] = []
+    for i in ids:
+        if int(i) == END_ID:
+            break
+        if int(i) not in (PAD_ID, START_ID):
+            kept.append(int(i))
+    return kept
+
+
+def _trained(lines: Sequence[str], vocabulary_size: int) -> bytes:
+    model = io.BytesIO()
+    _sentencepiece().SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=vocabulary_size,
+        model_type="bpe",
+        character_coverage=1.0,
+        # Text comes back as it was written: no Unicode folding.
+        normalization_rule_name="identity",
+        pad_id=PAD_ID,
+        bos_id=START_ID,
+        eos_id=END_ID,
+        unk_id=UNKNOWN_ID,
+        num_threads=1,  # the order of merges must not depend on the machine
+        max_sentence_length=1 << 16,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def _sentencepiece():  # type: ignore[no-untyped-def]
+    try:
+        import sentencepiece
+    except ImportError:
+        raise TaskError("this needs the sentencepiece library: pip install 'heed[demo]'") from None
+    return sentencepiece
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()

@@ -1,0 +1,314 @@
+"""The training loop: one for one machine and for many, and it can be killed at any step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from heed.models import Transformer
+from heed.seq2seq import checkpoint
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.schedule import learning_rate
+from heed.seq2seq.task import Batch, Task
+from heed.seq2seq.trained_model import assign, new_model, packed, unpacked
+from heed.seq2seq.training_log import TrainingLog
+from heed.seq2seq.training_step import TrainingStep
+
+_RECORD_EVERY = 10  # steps in one line of metrics
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C while training. The message says where the run stands and how to go on."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training ended.
+
+    Args:
+        steps: how many steps were taken in all.
+        seconds: how long they took, over all sittings, validation and checkpoints included.
+        stopped_early: whether validation stopped it.
+        best_step: the step of the best validation loss; its weights are kept if `patience` is set.
+    """
+
+    steps: int
+    seconds: float
+    stopped_early: bool
+    best_step: int
+
+
+@dataclass
+class _Progress:
+    """What the loop knows beside weights and optimizer state; plain values for the checkpoint.
+
+    Batches and learning rates are functions of the step, so nothing of them is here.
+    """
+
+    step: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    best_loss: float = math.inf
+    best_step: int = 0
+    without_better: int = 0
+    stopped_early: bool = False
+    seconds: float = 0.0
+    best: list[np.ndarray] = field(default_factory=list, repr=False)
+
+    def to_meta(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "best"}
+
+
+def train(
+    run: RunFolder, *, strategy: tf.distribute.Strategy | None = None, progress: bool = True
+) -> Trained:
+    """Trains a run from where it stands to its end, and writes its final weights.
+
+    A run that was stopped, by whatever, goes on from its newest checkpoint. On the same machine the
+    final weights are the same, bit for bit, as if it had not been stopped.
+
+    Args:
+        run: the run folder. It says everything: what is learned, how, with which seed.
+        strategy: the tf.distribute strategy; None takes the current one. The batch is split over
+            its replicas. Only its first worker writes.
+        progress: whether to show progress on stderr.
+
+    Returns:
+        How it ended. A run that is complete already is left as it is.
+
+    Raises:
+        TaskError: if the folder is damaged, its text has changed, or another process trains in it.
+        OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
+        TrainingInterrupted: on Ctrl-C. The last checkpoint is intact.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    chief = _is_chief(strategy)
+    with run.lock() if chief else contextlib.nullcontext():
+        _make_deterministic()
+        return _Training(run, strategy, chief).run(progress)
+
+
+class _Training:
+    """One sitting: the model, its optimizer and where the run stands."""
+
+    def __init__(self, run: RunFolder, strategy: tf.distribute.Strategy, chief: bool) -> None:
+        self._run, self._chief = run, chief
+        self._options: TrainingOptions = run.options
+        self._task: Task = run.task()
+        with strategy.scope():
+            self._model: Transformer = new_model(run)
+        self._step = TrainingStep(self._model, self._options, strategy)
+        self._at = _Progress()
+        self._saved = 0
+        self._restore()
+
+    # What a checkpoint holds ----------------------------------------------------------------------
+
+    def _state(self) -> checkpoint.Arrays:
+        """Weights first, under the name that evaluation looks for."""
+        state = packed(self._model.weights, "weight")
+        state |= packed(self._other_variables(), "other")
+        state |= packed(self._step.first, "first") | packed(self._step.second, "second")
+        return state | packed(self._at.best, "best")
+
+    def _other_variables(self) -> list[Any]:
+        """The states of the random generators of dropout."""
+        weights = {id(variable) for variable in self._model.weights}
+        return [variable for variable in self._model.variables if id(variable) not in weights]
+
+    def _save(self) -> None:
+        if self._chief:
+            checkpoint.save_step(
+                self._run.checkpoints, self._at.step, self._state(), self._at.to_meta()
+            )
+        self._saved = self._at.step
+
+    def _restore(self) -> None:
+        latest = checkpoint.load_latest(self._run.checkpoints)
+        if latest is None:
+            return
+        arrays, meta = latest
+        for variables, name in (
+            (self._model.weights, "weight"),
+            (self._other_variables(), "other"),
+            (self._step.first, "first"),
+            (self._step.second, "second"),
+        ):
+            assign(variables, unpacked(arrays, name), self._run)
+        try:
+            self._at = _Progress(**meta, best=unpacked(arrays, "best"))
+        except TypeError:
+            raise TaskError(f"{self._run.path} is damaged: its checkpoint is not one") from None
+        self._saved = self._at.step
+
+    # The loop -------------------------------------------------------------------------------------
+
+    def run(self, progress: bool) -> Trained:
+        at, options = self._at, self._options
+        if self._run.weights.exists() and self._finished():
+            return self._result()
+        began = time.monotonic() - at.seconds
+        with TrainingLog(
+            self._run, at.step, options.steps, progress=progress, writes=self._chief
+        ) as log:
+            log.say(
+                f"{'resumed' if at.step else 'began'} at step {at.step} of {options.steps}",
+                show=at.step > 0,
+            )
+            try:
+                if not self._finished():
+                    with _ahead(self._task, options, at.step) as batches:
+                        for batch in batches:
+                            self._take(batch, log)
+                            at.seconds = time.monotonic() - began
+                            self._after_step(log)
+                            if self._finished():
+                                break
+                self._finish(log)
+            except KeyboardInterrupt:
+                text = (
+                    f"stopped at step {at.step} of {options.steps}; continue from step "
+                    f"{self._saved} with: heed train --resume {self._run.path}"
+                )
+                log.say(text, show=False)
+                raise TrainingInterrupted(text) from None
+            except (OSError, tf.errors.OpError) as error:
+                with contextlib.suppress(OSError):
+                    log.say(f"stopped at step {at.step}: {error}", show=False)
+                raise _as_os_error(error, self._run) from None
+        return self._result()
+
+    def _finished(self) -> bool:
+        return self._at.step >= self._options.steps or self._at.stopped_early
+
+    def _result(self) -> Trained:
+        at = self._at
+        return Trained(at.step, at.seconds, at.stopped_early, at.best_step)
+
+    def _rate(self, step: int) -> float:
+        options = self._options
+        return learning_rate(
+            step,
+            peak=options.learning_rate,
+            warmup_steps=options.warmup_steps,
+            steps=options.steps,
+        )
+
+    def _take(self, batch: Batch, log: TrainingLog) -> None:
+        at = self._at
+        loss = float(self._step(batch, at.step, self._rate(at.step)))
+        at.step += 1
+        if not math.isfinite(loss):
+            raise TaskError(
+                f"the loss became {loss} at step {at.step}: start again with a lower --learning-rate"
+            )
+        at.loss_sum, at.loss_count = at.loss_sum + loss, at.loss_count + 1
+        log.advance(at.step)
+
+    def _after_step(self, log: TrainingLog) -> None:
+        """Metrics, validation and checkpoint: in this order, so that a checkpoint covers both."""
+        at, options = self._at, self._options
+        last = at.step == options.steps
+        validates = last or at.step % options.validate_every == 0
+        if validates or at.step % _RECORD_EVERY == 0:
+            record: dict[str, Any] = {
+                "step": at.step,
+                "loss": at.loss_sum / at.loss_count,
+                "learning_rate": self._rate(at.step - 1),
+                "seconds": round(at.seconds, 2),
+            }
+            at.loss_sum, at.loss_count = 0.0, 0
+            if validates:
+                record |= self._validated(log, record["loss"])
+            log.record(record)
+        if last or at.stopped_early or at.step % options.checkpoint_every == 0:
+            self._save()
+            log.flush()
+
+    def _validated(self, log: TrainingLog, loss: float) -> dict[str, Any]:
+        at, patience = self._at, self._options.patience
+        result = self._step.validate(self._validation_batches())
+        if result.loss < at.best_loss:
+            at.best_loss, at.best_step, at.without_better = result.loss, at.step, 0
+            if patience:
+                at.best = [np.array(weight) for weight in self._model.weights]
+        else:
+            at.without_better += 1
+            at.stopped_early = 0 < patience <= at.without_better
+        log.say(
+            f"step {at.step}/{self._options.steps}  loss {loss:.4f}  "
+            f"validation loss {result.loss:.4f}  exact {100 * result.exact:.1f} %  "
+            f"{at.seconds:.0f} s"
+        )
+        return {
+            "validation_loss": result.loss,
+            "validation_token_accuracy": result.token_accuracy,
+            "validation_exact": result.exact,
+        }
+
+    def _validation_batches(self) -> list[Batch]:
+        if not hasattr(self, "_validation"):
+            self._validation = self._task.validation_batches()
+        return self._validation
+
+    def _finish(self, log: TrainingLog) -> None:
+        at = self._at
+        if at.best:
+            assign(self._model.weights, at.best, self._run)
+            log.say(f"kept the weights of step {at.best_step}, the best in validation")
+        if self._chief:
+            step = at.best_step if at.best else at.step
+            checkpoint.save(
+                self._run.weights, packed(self._model.weights, "weight"), {"step": step}
+            )
+        log.say(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
+
+
+@contextlib.contextmanager
+def _ahead(task: Task, options: TrainingOptions, step: int) -> Iterator[Iterator[Batch]]:
+    """The batches from `step` on; a second thread makes the next one while this one is used."""
+
+    def batches(pool: ThreadPoolExecutor) -> Iterator[Batch]:
+        def begin(step: int) -> Future[Batch]:
+            return pool.submit(task.training_batch, options.seed, step, options.batch_size)
+
+        coming = begin(step)
+        for following in range(step + 1, options.steps + 1):
+            batch = coming.result()
+            coming = begin(following)
+            yield batch
+
+    pool = ThreadPoolExecutor(max_workers=1)
+    try:
+        yield batches(pool)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _is_chief(strategy: tf.distribute.Strategy) -> bool:
+    resolver = strategy.cluster_resolver
+    if resolver is None or not resolver.task_type:
+        return True
+    return resolver.task_type == "chief" or (resolver.task_type, resolver.task_id) == ("worker", 0)
+
+
+def _make_deterministic() -> None:
+    """Makes TensorFlow add in the same order each time, or say that it cannot."""
+    tf.config.experimental.enable_op_determinism()
+
+
+def _as_os_error(error: Exception, run: RunFolder) -> OSError | Exception:
+    """TensorFlow's event writer has its own errors for a full disk."""
+    if isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.UnavailableError):
+        return OSError(f"cannot write {run.path}: {error.message}")
+    return error

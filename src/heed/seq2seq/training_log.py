@@ -1,0 +1,171 @@
+"""What is written while training: metrics.jsonl, TensorBoard events, train.log, and the progress bar."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from heed.seq2seq.run_folder import RunFolder, write_atomically
+
+_NAMES = {  # in metrics.jsonl, and in TensorBoard
+    "loss": "training/loss",
+    "learning_rate": "training/learning_rate",
+    "validation_loss": "validation/loss",
+    "validation_token_accuracy": "validation/token_accuracy",
+    "validation_exact": "validation/exact",
+}
+
+
+def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, in order.
+
+    Args:
+        path: the file; a missing one holds no records.
+        last_step: leave out the records of later steps; None keeps all.
+
+    Returns:
+        One dict a line. A last line that was cut short by a kill is left out.
+    """
+    records: list[dict[str, Any]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return records
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if last_step is None or record["step"] <= last_step:
+            records.append(record)
+    return records
+
+
+class TrainingLog:
+    """Writes what a run says of itself; a context manager.
+
+    A resumed run first takes back what was said of steps after its checkpoint, so that each step is
+    there once. The TensorBoard events are written anew from the records that stay.
+
+    Args:
+        run: the run folder.
+        step: how many steps have been taken.
+        steps: how many there will be at most.
+        progress: whether to show progress on stderr; a bar on a terminal, else a line for each
+            validation.
+        writes: whether to write files; in a distributed run one worker does.
+    """
+
+    def __init__(
+        self, run: RunFolder, step: int, steps: int, *, progress: bool = True, writes: bool = True
+    ) -> None:
+        self._run, self._step, self._steps = run, step, steps
+        self._progress, self._writes = progress, writes
+        self._metrics: Any = None
+        self._events: Any = None
+        self._bar: Any = None
+        self._logger = logging.Logger(f"heed.seq2seq.{run.path.name}")  # not shared, not global
+
+    def __enter__(self) -> TrainingLog:
+        if self._writes:
+            handler = logging.FileHandler(self._run.path / "train.log", encoding="utf-8")
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+            self._logger.addHandler(handler)
+            path = self._run.path / "metrics.jsonl"
+            kept = read_metrics(path, self._step)
+            text = "".join(json.dumps(record) + "\n" for record in kept)
+            write_atomically(path, lambda file: file.write(text.encode()))
+            self._metrics = path.open("a", encoding="utf-8")
+            self._open_events(kept)
+        if self._progress and sys.stderr.isatty():
+            self._open_bar()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        for file in (self._metrics, self._events):
+            if file is not None:
+                try:
+                    file.close()
+                except Exception:  # the disk may be full; that has been said already
+                    if kind is None:
+                        raise
+        for handler in list(self._logger.handlers):
+            handler.close()
+
+    def _open_events(self, records: list[dict[str, Any]]) -> None:
+        folder = self._run.path / "tensorboard"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            import tensorboard  # noqa: F401
+        except ImportError:
+            self.say("TensorBoard is not installed: no events are written", show=False)
+            return
+        import tensorflow as tf
+
+        self._events = tf.summary.create_file_writer(str(folder))
+        for record in records:
+            self._write_events(record)
+
+    def _write_events(self, record: Mapping[str, Any]) -> None:
+        if self._events is None:
+            return
+        import tensorflow as tf
+
+        with self._events.as_default():
+            for name, title in _NAMES.items():
+                if name in record:
+                    tf.summary.scalar(title, record[name], step=record["step"])
+
+    def _open_bar(self) -> None:
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return
+        self._bar = tqdm(
+            total=self._steps, initial=self._step, unit="step", file=sys.stderr, leave=False
+        )
+
+    def advance(self, step: int) -> None:
+        """Shows that so many steps have been taken."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Writes one line of metrics; `record` holds its step.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        if self._metrics is not None:
+            self._metrics.write(json.dumps(record) + "\n")
+            self._metrics.flush()
+        self._write_events(record)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {record['loss']:.4f}")
+
+    def flush(self) -> None:
+        """Makes what was written so far visible to others."""
+        if self._events is not None:
+            self._events.flush()
+
+    def say(self, text: str, show: bool = True) -> None:
+        """Writes a line to the log, and to stderr if `show` and progress is shown."""
+        self._logger.info(text)
+        if show and self._progress:
+            if self._bar is not None:
+                self._bar.write(text, file=sys.stderr)
+            else:
+                print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+"""Translating with a trained run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from heed.models import generate
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.task import padded
+from heed.seq2seq.trained_model import trained_model
+
+_MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
+
+
+class Translator:
+    """A run's model, ready to translate.
+
+    Args:
+        run: the run folder; unfinished runs translate with their newest checkpoint.
+
+    Raises:
+        TaskError: if the run has no weights yet, or is damaged.
+
+    Example:
+        >>> Translator(RunFolder.open("heed-runs/numbers"))(["1 2"])  # doctest: +SKIP
+        ['twelve']
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.task = run.task()
+        self.model, self.step = trained_model(run)
+
+    def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
+        """The translation of each line, by greedy decoding.
+
+        Args:
+            lines: what to translate.
+            language: for numbers: which of the run's languages; None takes the first.
+
+        Raises:
+            TaskError: if a line cannot be translated; the message says why.
+        """
+        rows = [self.task.encode(line, language) for line in lines]
+        return self.task.decode(self.decode(rows))
+
+    def decode(self, rows: Sequence[Sequence[int]], batch_size: int = 500) -> list[list[int]]:
+        """The target ids of rows of source ids.
+
+        Rows of like length are decoded together: a batch goes on until its longest target ends.
+
+        Args:
+            rows: source ids.
+            batch_size: how many rows are decoded at once.
+
+        Returns:
+            A list of target ids for each row, in the order of `rows`.
+        """
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        out: list[list[int]] = [[] for _ in rows]
+        for start in range(0, len(order), batch_size):
+            part = order[start : start + batch_size]
+            # One size of batch for all: each size is compiled anew.
+            filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
+            source = padded([rows[i] for i in filled], multiple=_MULTIPLE)
+            found = generate(self.model, source, max_length=self.task.longest_target)
+            for i, ids in zip(part, np.asarray(found).tolist(), strict=False):
+                out[i] = ids
+        return out
+
+
+def translate_stream(
+    translator: Translator, lines: Iterable[str], language: str | None = None, batch_size: int = 64
+) -> Iterator[str]:
+    """Translations of lines as they come, one for each.
+
+    Args:
+        translator: what translates.
+        lines: lines with or without line ends.
+        language: as for :class:`Translator`.
+        batch_size: how many lines to wait for; 1 answers each line at once.
+
+    Yields:
+        The translation of each line.
+
+    Raises:
+        TaskError: at the first line that cannot be translated, after all before it; the message
+            names its number.
+    """
+    waiting: list[list[int]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = translator.task.encode(line.rstrip("\r\n"), language)
+        except TaskError as error:
+            yield from translator.task.decode(translator.decode(waiting))
+            raise TaskError(f"line {number}: {error}") from None
+        waiting.append(row)
+        if len(waiting) == batch_size:
+            yield from translator.task.decode(translator.decode(waiting))
+            waiting = []
+    yield from translator.task.decode(translator.decode(waiting))
