@@ -245,8 +245,12 @@ class _Pass:
         return [query, key, value, bias, *gradient.parameters]
 
     def _bias_block(self, queries: Size, keys: Size) -> list[Size]:
-        shape = sizes(self.bias)
-        return [*shape[:2], 1 if shape[2] == 1 else queries, 1 if shape[3] == 1 else keys]
+        shape = self.bias.shape
+        return [
+            *sizes(self.bias)[:2],
+            1 if shape[2] == 1 else queries,
+            1 if shape[3] == 1 else keys,
+        ]
 
     def _query_state(self) -> State:
         plan, query = self.plan, self.operands.query

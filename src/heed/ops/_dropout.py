@@ -63,7 +63,9 @@ def kept(
     """
     xor = tf.bitwise.bitwise_xor
     key = _mixed(xor(_mixed(words[0] + _u32(_GOLDEN)), words[1]))
-    head = _mixed(xor(key, _u32(tf.reshape(tf.range(batch * heads), (batch, heads, 1)))))
+    # Batch entry and head one after the other, so that neither B nor N has a say in what is dropped.
+    entry = _mixed(xor(key, _u32(tf.range(batch))))
+    head = _mixed(xor(entry[:, None, None], _u32(tf.range(heads))[:, None]))
     row = _mixed(xor(head, _u32(queries.positions)))
     column = _mixed(_u32(keys.positions) + _u32(_GOLDEN))
     bits = _half_mixed(xor(row[..., None], column))

@@ -40,6 +40,8 @@ def block_list(count: Size, shape: Sequence[Size] | None, dtype: tf.DType) -> tf
     """A list of `count` blocks; where `shape` is given, each begins as zeros of it."""
     if shape is None:
         return tf.TensorArray(dtype, size=count, clear_after_read=False)
+    # At least one, for a list of none cannot be stacked; `join` cuts it away.
+    count = maximum(1, count)
     known = [n if isinstance(n, int) else None for n in shape]
     array = tf.TensorArray(dtype, size=count, clear_after_read=False, element_shape=known)
     return array.unstack(tf.zeros(tf.stack([count, *shape]), dtype))
@@ -56,6 +58,7 @@ def join(
     """
     if is_static(count) and count == 1:
         return blocks.read(0)
+    count = maximum(1, count)
     block = shape[axis]
     order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
     joined = list(shape)

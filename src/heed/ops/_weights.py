@@ -74,7 +74,7 @@ def _block(
     else:
         # Only the scores of the chosen heads are computed, each with its own copy of its key head.
         query = _pick(query, heads, attention.heads)
-        key = tf.gather(key, [head // attention.heads[1] for head in heads], axis=1)
+        key = tf.gather(key, _int32([head // attention.heads[1] for head in heads]), axis=1)
         logits = attention.score(stand_in(query), stand_in(key), *parameters)
         visible, addend, keep = (_pick(x, heads, attention.heads) for x in (visible, addend, keep))
     if addend is not None:
@@ -83,7 +83,7 @@ def _block(
         weights = tf.nn.softmax(logits)
     else:
         lse = slice_axis(lse, 2, *queries)
-        lse = tf.cast(lse if heads is None else tf.gather(lse, heads, axis=1), dtype)
+        lse = tf.cast(lse if heads is None else tf.gather(lse, _int32(heads), axis=1), dtype)
         # A row without keys has log-sum-exp -inf; one with a NaN is broken below.
         lse = tf.where(tf.math.is_finite(lse), lse, -tf.constant(FLOOR, dtype))
         weights = tf.exp(logits - tf.reshape(lse, tf.concat([tf.shape(logits)[:4], [1]], 0)))
@@ -111,7 +111,12 @@ def _pick(x: tf.Tensor | None, heads: list[int], split: tuple[int, int]) -> tf.T
         return x
     batch, _, _, rows, columns = (size(x, axis) for axis in range(5))
     flat = tf.reshape(x, tf.stack([batch, split[0] * split[1], rows, columns]))
-    return tf.gather(flat, heads, axis=1)[:, :, None]
+    return tf.gather(flat, _int32(heads), axis=1)[:, :, None]
+
+
+def _int32(indices: list[int]) -> tf.Tensor:
+    # An empty list would become a tensor of floats.
+    return tf.constant(indices, tf.int32)
 
 
 def _indices(name: str, values: Any, length: Any) -> list[int]:

@@ -62,6 +62,8 @@ def additive_attention(
     TensorShape([2, 3, 6])
     """
     (query, key, value), result_type = _checks.common_type(query=query, key=key, value=value)
+    if result_type == tf.float64:  # also where only the values are
+        query, key = tf.cast(query, result_type), tf.cast(key, result_type)
     call = _Call.of(query, key, score_vector, bias, mask, dropout, seed)
     _checks.check_rank("value", value, 3, "(B, S, V)")
     if _checks.differ(value.shape[0], key.shape[0]) or _checks.differ(value.shape[1], key.shape[1]):
@@ -118,7 +120,9 @@ def additive_attention_weights(
     call = _Call.of(query, key, score_vector, bias, mask, dropout, seed)
     if lse is not None:
         lse = tf.convert_to_tensor(lse)
-        _checks.check_rank("lse", lse, 2, "(B, T)")
+        want = query.shape[:2]
+        if lse.shape.rank != 2 or any(map(_checks.differ, lse.shape, want)):
+            raise _checks.bad(f"`lse` must have shape (B, T) = {tuple(want)}", lse=lse)
         lse = lse[:, None]
     weights = weights_of(
         call.attention,

@@ -12,6 +12,7 @@ import tensorflow as tf
 from heed.ops import _checks, _dropout
 from heed.ops._dispatch import Dispatch, choose
 from heed.ops._mask import Mask
+from heed.ops._mask_terms import Dense
 from heed.ops._portable import attend
 from heed.ops._sizes import size, sizes
 from heed.ops._tile import Attention, fold, unfold
@@ -81,6 +82,8 @@ def dot_product_attention(
     (0.0, -inf)
     """
     (query, key, value), result_type = _checks.common_type(query=query, key=key, value=value)
+    if result_type == tf.float64:  # also where only the values are
+        query, key = tf.cast(query, result_type), tf.cast(key, result_type)
     call = _Call.of(
         query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout
     )
@@ -149,7 +152,10 @@ def attention_weights(
     )
     if lse is not None:
         lse = tf.convert_to_tensor(lse)
-        _checks.check_rank("lse", lse, 3, "(B, N, T)")
+        length_axis = 3 - call.heads_axis
+        want = [query.shape[0], query.shape[call.heads_axis], query.shape[length_axis]]
+        if lse.shape.rank != 3 or any(map(_checks.differ, lse.shape, want)):
+            raise _checks.bad(f"`lse` must have shape (B, N, T) = {tuple(want)}", lse=lse)
     return weights_of(
         call.attention,
         call.split_query(query),
@@ -242,6 +248,12 @@ def scaled_dot_product_attention(
         raise ValueError(
             "`mask` must be an array where leading dimensions are unknown or 0. Received: a Mask"
         )
+    elif mask is not None and rank == 3:  # its arrays of rank 3 are (B, T, S), as plain ones are
+        rules = []
+        for term in mask.terms:
+            three = isinstance(term, Dense) and term.array.shape.rank == 3
+            rules.append(Dense(term.array[:, None]) if three else term)
+        mask = Mask(rules)
     options: dict[str, Any] = {
         "mask": mask,
         "is_causal": is_causal,
