@@ -46,7 +46,6 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "value rank": (lambda: attend(value=zeros(2, 7, 2, 6, 1)), "value", "(2, 7, 2, 6, 1)"),
     "scalar": (lambda: attend(np.float32(1.0)), "query", "()"),
     "width": (lambda: attend(key=zeros(2, 7, 2, 4)), "key", "(2, 7, 2, 4)"),
-    "zero width": (lambda: attend(zeros(2, 5, 4, 0), zeros(2, 7, 2, 0)), "query", "0"),
     "key batch": (lambda: attend(key=zeros(3, 7, 2, 8)), "key", "(3, 7, 2, 8)"),
     "value batch": (lambda: attend(value=zeros(3, 7, 2, 6)), "value", "(3, 7, 2, 6)"),
     "value length": (lambda: attend(value=zeros(2, 6, 2, 6)), "value", "(2, 6, 2, 6)"),
@@ -61,6 +60,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
         "key",
         "(2, 7, 0, 8)",
     ),
+    "integers": (lambda: attend(QUERY.astype(np.int32)), "query", "int32"),
     "complex": (lambda: attend(QUERY.astype(np.complex64)), "query", "complex64"),
     "text": (lambda: attend(np.array([[[["a"]]]])), "query", "string"),
     "mask shape": (lambda: attend(mask=np.ones((5, 6), bool)), "mask", "(5, 6)"),
@@ -123,6 +123,13 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "heads below": (lambda: weigh(heads=[-5]), "heads", "-5"),
     "rows": (lambda: weigh(rows=[5]), "rows", "5"),
     "lse shape": (lambda: weigh(lse=zeros(2, 5, 4)), "lse", "(2, 5, 4)"),
+    "additive lse": (
+        lambda: ops.additive_attention_weights(
+            QUERY[:, :, 0], KEY[:, :, 0], VECTOR, lse=zeros(2, 7)
+        ),
+        "lse",
+        "(2, 7)",
+    ),
     "any rank query": (
         lambda: ops.scaled_dot_product_attention(zeros(3), KEY, VALUE),
         "query",
@@ -174,7 +181,7 @@ def test_bad_input_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "argument"),
     [
-        ({"key": zeros(2, 7, 2, 4)}, "key"),
+        ({"key": zeros(3, 7, 2, 8)}, "key"),
         ({"value": zeros(2, 6, 2, 6)}, "value"),
         ({"value": zeros(3, 7, 2, 6)}, "value"),
         ({"mask": np.ones((5, 6), bool)}, "mask"),
@@ -184,7 +191,7 @@ def test_bad_input_is_named(name: str) -> None:
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_bad_shapes_that_only_show_at_run_time(changed: dict[str, Any], argument: str) -> None:
-    """Traced with nothing known but ranks; the error then is TensorFlow's, the words are ours."""
+    """Traced with batch and lengths unknown; the error may be TensorFlow's, the words are ours."""
     inputs: dict[str, Any] = {
         "query": QUERY,
         "key": KEY,
@@ -193,9 +200,11 @@ def test_bad_shapes_that_only_show_at_run_time(changed: dict[str, Any], argument
         "bias": zeros(5, 7),
         "lengths": np.array([3, 7]),
     }
-    # The number of heads and the widths of query and value are usually known; lengths are not.
     signature = {
-        name: tf.TensorSpec([None] * x.ndim, tf.as_dtype(x.dtype)) for name, x in inputs.items()
+        name: tf.TensorSpec(
+            [None, None, *x.shape[2:]] if x.ndim == 4 else [None] * x.ndim, tf.as_dtype(x.dtype)
+        )
+        for name, x in inputs.items()
     }
 
     @tf.function(input_signature=[signature])
@@ -211,6 +220,15 @@ def test_bad_shapes_that_only_show_at_run_time(changed: dict[str, Any], argument
         run({**good, **{name: tf.constant(x) for name, x in changed.items()}})
     assert argument in str(caught.value)
     assert " must " in str(caught.value)
+
+
+def test_heads_and_widths_must_be_known_while_tracing() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None] * 4, tf.float32)] * 3)
+    def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(query, key, value)
+
+    with pytest.raises(ValueError, match=r"`query` must have a known number of heads"):
+        run(QUERY, KEY, VALUE)
 
 
 def test_errors_come_while_tracing_where_shapes_are_known() -> None:

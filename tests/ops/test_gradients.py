@@ -76,9 +76,9 @@ def test_first_derivatives_with_dropout_of_anything(
 
 def test_gradients_by_finite_differences(implementation: str) -> None:
     """With TensorFlow's own checker, so that no reference of ours stands between."""
-    inputs = [tf.constant(x) for x in SHAPE.inputs(0)]
-    bias = tf.constant(OPTIONS["everything"]["bias"])
-    mask = masks()["dense"].build()
+    inputs = [tf.constant(x) for x in Shape(B=1, T=3, S=4, N=2, K=1, H=2, V=2).inputs(0)]
+    bias = tf.constant(np.random.default_rng(1).normal(size=(1, 2, 1, 4)))
+    mask = ops.Mask.causal(align=-1) & ops.Mask.lengths([3])
 
     def function(*arguments: tf.Tensor) -> tf.Tensor:
         *qkv, bias = arguments
@@ -88,7 +88,7 @@ def test_gradients_by_finite_differences(implementation: str) -> None:
         finite = tf.where(tf.math.is_finite(lse), lse, tf.zeros_like(lse))
         return tf.reduce_sum(out * out) + tf.reduce_sum(finite * finite)
 
-    with small_blocks(BLOCK):
+    with small_blocks((2, 3)):
         theory, numeric = tf.test.compute_gradient(function, [*inputs, bias], delta=1e-5)
     for a, b in zip(theory, numeric, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-7, rtol=1e-5)

@@ -129,9 +129,8 @@ def test_heads_that_do_not_divide_are_named(implementation: str) -> None:
     query, key, value = (np.zeros((2, 5, n, 4), np.float32) for n in (3, 2, 2))
     with pytest.raises(Exception) as caught:
         stock(query, key, value)
-    assert "num" not in str(caught.value)
     assert "head" not in str(caught.value)
-    with pytest.raises(ValueError, match="`key` must"):
+    with pytest.raises(ValueError, match="`query` must have a multiple of the heads"):
         ops.dot_product_attention(query, key, value)
 
 

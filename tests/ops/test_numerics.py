@@ -33,8 +33,7 @@ def test_dtypes_of_everything_that_comes_out(implementation: str, dtype: str) ->
         (("float32", "float16", "bfloat16"), "float32"),
         (("float16", "bfloat16", "float16"), "float32"),
         (("float32", "float64", "float32"), "float64"),
-        (("float16", "int32", "float16"), "float16"),
-        (("int32", "int32", "int32"), "float32"),
+        (("float32", "float32", "float64"), "float64"),
     ],
 )
 def test_mixed_dtypes_are_promoted_as_keras_does(
