@@ -41,7 +41,7 @@ def make_model() -> keras.Model:
     width = 64
     tokens = keras.Input((LENGTH,), dtype="int32")
     states = layers.TokenEmbedding(VOCABULARY, width)(tokens)
-    states = layers.LearnedPositions(LENGTH)(states)
+    states = layers.SinusoidalPositions()(states)
     for _ in range(2):
         states = layers.TransformerEncoderLayer(num_heads=4, feed_forward_width=128)(states)
     states = keras.layers.LayerNormalization()(states)
@@ -66,14 +66,17 @@ def main(log_folder: str | None = None) -> float:
     one_attention()
     model = make_model()
     model.compile(
-        keras.optimizers.Adam(3e-3),
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, 600)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=["sparse_categorical_accuracy"],
     )
     held_out = make_data(1000, seed=1)
     with tempfile.TemporaryDirectory() as temporary:
+        source, target, real = make_data(20_000, seed=0)
         model.fit(
-            *make_data(20_000, seed=0),
+            source,
+            target,
+            sample_weight=real,
             batch_size=128,
             epochs=4,
             validation_data=held_out,

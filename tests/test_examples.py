@@ -10,7 +10,7 @@ import pytest
 # The least share that must be right on data that was not trained on.
 LEARNERS = {
     "encoder_with_tensorboard": 0.98,
-    "attention_over_lstm": 0.95,
+    "attention_over_lstm": 0.97,
     "translate_dates": 0.95,
 }
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -50,7 +50,7 @@ def test_shared_projection_attention_equals_the_plain_formula():
 
     states = np.random.default_rng(0).standard_normal((2, 5, 8)).astype("float32")
     layer = SharedProjectionAttention([3, 4])
-    output = np.array(layer(states, np.array([5, 2])))
+    output = np.array(layer(states, mask=np.arange(5) < [[5], [2]]))
     assert output.shape == (2, 5, 7)
     start = 0
     for projection, width in zip(layer.projections, layer.head_widths, strict=True):

@@ -74,7 +74,7 @@ def test_the_scale_is_that_of_one_head():
 
 
 def test_values_may_be_wider_than_keys():
-    heads, key_dim, value_dim = 2, 4, 6
+    heads, key_dim, value_dim = 2, 4, 8
     states = _random(1, 5, 8)
     key = keras.layers.Dense(heads * key_dim)(states)
     value = keras.layers.Dense(heads * value_dim)(states)
