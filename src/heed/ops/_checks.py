@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from heed.ops._at_run_time import Demands
+from heed.ops._at_run_time import check_broadcast as check_broadcast_at_run_time
 from heed.ops._mask import Mask, as_mask
 from heed.ops._mask_terms import Dense
 
@@ -181,6 +183,9 @@ def check_bias(
     missing = 4 - bias.shape.rank
     bias = tf.cast(bias, dtype)[(None,) * missing + (...,)]
     if None in bias.shape.as_list():
+        demands = Demands()
+        check_broadcast_at_run_time(demands, "bias", bias, lengths, "(B, N, T, S)")
+        bias = demands.before(bias)
         # Whether an unknown dimension broadcasts must be settled now: its gradient depends on it.
         full = [
             size if known is None else known

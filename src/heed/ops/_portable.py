@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from heed.ops._at_run_time import check_operands
 from heed.ops._backward import backward
 from heed.ops._blocks import block_sizes, make_plan
 from heed.ops._finite import Operands
@@ -47,6 +48,8 @@ def attend(
 
     Returns: output (B, K, G, T, V) and, if asked for, the log-sum-exp (B, K, G, T, 1).
     """
+    query, key, value, mask = check_operands(query, key, value, attention.mask, attention.lengths)
+    attention = dataclasses.replace(attention, mask=mask)
     queries, keys = attention.lengths
     if is_static(keys) and keys == 0:
         # One key that nobody sees stands for none, so that everything below has something to work on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops import _checks
+from heed.ops._at_run_time import check_operands
 from heed.ops._finite import break_where, is_broken, sees, stand_in
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Span, size, slice_axis
@@ -36,6 +38,8 @@ def weights_of(
         lse: (B, N, T), or None to compute it.
         heads, rows: integers, or None for all.
     """
+    query, key, _, mask = check_operands(query, key, None, attention.mask, attention.lengths)
+    attention = dataclasses.replace(attention, mask=mask)
     length = attention.lengths[0]
     total = attention.heads[0] * attention.heads[1]
     chosen_heads = None if heads is None else _indices("heads", heads, total)
