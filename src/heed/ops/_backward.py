@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -50,7 +51,7 @@ def backward(
     attention: Attention,
     plan: Plan,
     operands: Operands,
-    bias: tf.Tensor | None,
+    bias: Any,
     parameters: Sequence[tf.Tensor],
     output: tf.Tensor,
     lse: tf.Tensor | None,
@@ -89,7 +90,7 @@ class _Pass:
     attention: Attention
     plan: Plan
     operands: Operands
-    bias: tf.Tensor | None
+    bias: Any
     parameters: list[tf.Tensor]
     incoming: Incoming
 
@@ -271,7 +272,7 @@ class _Pass:
         queries: Span,
         state: State,
         query: tf.Tensor,
-        bias: tf.Tensor | None,
+        bias: Any,
         parameters: Sequence[tf.Tensor],
     ) -> State:
         following: State = [state[0].write(index, query)]

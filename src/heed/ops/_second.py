@@ -7,6 +7,7 @@ do the rest. Memory stays linear in the sequence lengths; speed is not the aim h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,7 +26,7 @@ def second_gradient(
     attention: Attention,
     scores_per_pair: int,
     operands: Tensors,
-    bias: tf.Tensor | None,
+    bias: Any,
     parameters: Tensors,
     incoming: Tensors,
     cotangents: Tensors,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from heed.ops import _checks, _dropout
 from heed.ops._dispatch import Dispatch, choose
 from heed.ops._mask import Mask
-from heed.ops._mask_terms import Dense
+from heed.ops._mask_terms import Dense, check_dense
 from heed.ops._portable import attend
 from heed.ops._sizes import size, sizes
 from heed.ops._tile import Attention, fold, unfold
@@ -235,7 +235,7 @@ def scaled_dot_product_attention(
         return tf.reshape(x, tf.stack(shape))
 
     if mask is not None and not isinstance(mask, Mask):
-        allowed = Mask.dense(mask).terms[0].array
+        allowed = check_dense("mask", mask)
         _checks.check_broadcast("mask", allowed, [*query.shape[:-1], key.shape[-2]], "(..., T, S)")
         if rank > 4 or fold_into_batch:
             allowed = four(
@@ -251,8 +251,9 @@ def scaled_dot_product_attention(
     elif mask is not None and rank == 3:  # its arrays of rank 3 are (B, T, S), as plain ones are
         rules = []
         for term in mask.terms:
-            three = isinstance(term, Dense) and term.array.shape.rank == 3
-            rules.append(Dense(term.array[:, None]) if three else term)
+            if isinstance(term, Dense) and term.array.shape.rank == 3:
+                term = Dense(term.array[:, None])
+            rules.append(term)
         mask = Mask(rules)
     options: dict[str, Any] = {
         "mask": mask,
