@@ -6,7 +6,7 @@ checked where they are known; `None` agrees with any size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Shape = tuple[Any, ...]
@@ -171,3 +171,22 @@ def same_width(query: int, key: int) -> None:
             "`key` (`value`, where no key is given) must have as many features as `query`. "
             f"Received: query.shape=(..., {query}), key.shape=(..., {key})"
         )
+
+
+def built_widths(received: Mapping[str, Sequence[Any]], built: Mapping[str, int]) -> None:
+    """Checks that the widths of a call are those that the layer was built for.
+
+    Args:
+        received: argument to its shape.
+        built: argument to the width that it had; empty before the layer is built.
+
+    Raises:
+        ValueError: if one differs.
+    """
+    for name, shape in received.items():
+        width = built.get(name)
+        if width is not None and shape[-1] != width:
+            raise ValueError(
+                f"`{name}` must have {width} features, as when the layer was built. "
+                f"Received: {name}.shape={tuple(shape)}"
+            )

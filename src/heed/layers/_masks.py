@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
+from keras.backend import standardize_dtype
 
 from heed.layers._axes import AttentionAxes
 from heed.ops import Mask
@@ -25,12 +26,17 @@ def to_bool(mask: Any, name: str) -> Any:
         TypeError: if it is neither boolean nor a real number.
     """
     try:
-        mask = ops.convert_to_tensor(mask)
-        return mask if str(mask.dtype) == "bool" else ops.cast(mask, "bool")
-    except (TypeError, ValueError) as error:
+        tensor = ops.convert_to_tensor(mask)
+        dtype = standardize_dtype(tensor.dtype)
+    except (TypeError, ValueError):
+        dtype = "unknown"
+    if dtype == "bool":
+        return tensor
+    if not dtype.startswith(("int", "uint", "float", "bfloat")):
         raise TypeError(
             f"`{name}` must be an array of booleans or numbers. Received: {name}={mask!r}"
-        ) from error
+        )
+    return ops.cast(tensor, "bool")
 
 
 def position_mask(explicit: Any, tensor: Any, name: str) -> Any:

@@ -71,6 +71,7 @@ class MultiHeadBase(keras.layers.Layer):
                 f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
             )
         self._soft_cap = _checks.optional_positive_float("soft_cap", soft_cap)
+        self._widths: dict[str, int] = {}
 
     num_heads = property(lambda self: self._num_heads, doc="N, number of query heads.")
     num_key_value_heads = property(
@@ -125,6 +126,7 @@ class MultiHeadBase(keras.layers.Layer):
         rank = len(query)
         self._axes = AttentionAxes(rank, self._attention_axes)
         self._axes.check(query, value)
+        self._widths = {"query": query[-1], "value": value[-1], "key": key[-1]}
         heads, groups = self._num_heads, self._num_key_value_heads
 
         def to_heads(
@@ -279,7 +281,9 @@ class MultiHeadBase(keras.layers.Layer):
             )
         value = ops.convert_to_tensor(value)
         key = value if key is None else ops.convert_to_tensor(key)
-        _checks.key_value_shapes(value.shape, value.shape, key.shape)
+        _, *shapes = _checks.key_value_shapes(value.shape, value.shape, key.shape)
+        received = dict(zip(("value", "key"), shapes, strict=True))
+        _checks.built_widths(received, self._widths)
         return {"key": self._key_dense(key), "value": self._value_dense(value)}
 
     def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -31,6 +31,7 @@ class SingleHeadAttention(keras.layers.Layer):
         self.seed = seed
         if self.dropout > 0:
             self.seed_generator = keras.random.SeedGenerator(seed)
+        self._widths: dict[str, int] = {}
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""
@@ -44,6 +45,7 @@ class SingleHeadAttention(keras.layers.Layer):
     ) -> None:
         """Checks the shapes and creates the variables, where there are any."""
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
+        self._widths = {"query": query[-1], "key": key[-1]}
         self._build_scores(query[-1], key[-1])
 
     def call(
@@ -61,6 +63,8 @@ class SingleHeadAttention(keras.layers.Layer):
     ) -> Any:
         """Attends; see the class for the arguments."""
         single = self._check_single(query, use_causal_mask)
+        shapes = self._check_shapes(query.shape, value.shape, None if key is None else key.shape)
+        _checks.built_widths({"query": shapes[0], "key": shapes[2]}, self._widths)
         query_mask = _masks.position_mask(query_mask, query, "query_mask")
         rows = query_mask
         if attention_mask is not None and not isinstance(attention_mask, Mask):

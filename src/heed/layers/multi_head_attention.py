@@ -116,7 +116,7 @@ class MultiHeadAttention(MultiHeadBase):
     ) -> Any:
         """Attends; see the class for the arguments."""
         self._check_call(
-            self._axes, query, value, use_causal_mask, rotary_positions, cache, cache_index
+            self._axes, query, value, key, use_causal_mask, rotary_positions, cache, cache_index
         )
         query_mask = _masks.position_mask(query_mask, query, "query_mask")
         rows = self._align(query_mask, query, "query_mask")
@@ -204,6 +204,7 @@ class MultiHeadAttention(MultiHeadBase):
         axes: AttentionAxes,
         query: Any,
         value: Any,
+        key: Any,
         use_causal_mask: bool,
         rotary_positions: Any,
         cache: Any,
@@ -232,6 +233,14 @@ class MultiHeadAttention(MultiHeadBase):
             )
         if cache is not None:
             _cache.check(cache, query.shape[0], *self._cache_heads())
+        received = {"query": tuple(query.shape)}
+        if cache is None or cache_index is not None:
+            shapes = _checks.key_value_shapes(
+                query.shape, value.shape, None if key is None else key.shape
+            )
+            axes.check(shapes[0], shapes[1])
+            received = dict(zip(("query", "value", "key"), shapes, strict=True))
+        _checks.built_widths(received, self._widths)
 
     def compute_output_shape(
         self,
@@ -261,6 +270,7 @@ class MultiHeadAttention(MultiHeadBase):
             axes,
             query,
             value,
+            key,
             call["use_causal_mask"],
             call["rotary_positions"],
             cache,

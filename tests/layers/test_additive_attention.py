@@ -1,0 +1,212 @@
+"""AdditiveAttention: Bahdanau's formula, for sequences and single states, with every mask."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.layers import AdditiveAttention
+from heed.ops import Mask
+from tests import reference
+from tests.layers.stock import assert_close, randomise, randoms
+from tests.tolerances import assert_values
+
+
+def expected(layer, query, value, key=None, mask=None):
+    """The paper's formula on the weights of the layer, in float64."""
+    key = value if key is None else key
+    weights = {w.path.split("/", 1)[1]: np.asarray(w, "float64") for w in layer.weights}
+    return reference.additive_attention(
+        query.astype("float64") @ weights["query/kernel"],
+        key.astype("float64") @ weights["key/kernel"],
+        value,
+        weights["score_vector"],
+        bias=weights.get("bias"),
+        mask=mask,
+    )
+
+
+def built(*shapes, **options):
+    layer = AdditiveAttention(5, **options)
+    layer.build(*shapes)
+    randomise(layer)
+    return layer
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 4, 3), (2, 6, 3)],
+        [(2, 4, 3), (2, 6, 8)],
+        [(2, 4, 3), (2, 6, 2), (2, 6, 7)],
+        [(1, 1, 1), (1, 1, 1)],
+    ],
+)
+def test_is_the_formula(shapes, use_bias):
+    layer = built(*shapes, use_bias=use_bias)
+    arrays = randoms(*shapes)
+    output, scores = layer(*arrays, return_attention_scores=True)
+    want = expected(layer, *arrays)
+    assert_values(output, want.out, "float32")
+    assert_values(scores, want.weights, "float32")
+    names = ["score_vector", "query/kernel", "key/kernel"]
+    found = [w.path.split("/", 1)[1] for w in layer.weights]
+    assert found == (["bias", *names] if use_bias else names)
+
+
+def test_float64():
+    shapes = [(2, 4, 3), (2, 6, 8)]
+    layer = built(*shapes, dtype="float64")
+    arrays = randoms(*shapes, dtype="float64")
+    assert_values(layer(*arrays), expected(layer, *arrays).out, "float64")
+
+
+@given(
+    batch=st.integers(1, 3),
+    queries=st.integers(1, 6),
+    keys=st.integers(0, 6),
+    causal=st.booleans(),
+    rank=st.sampled_from([0, 2, 3]),
+    given_masks=st.sets(st.sampled_from(["query_mask", "value_mask", "key_mask"])),
+    seed=st.integers(0, 10_000),
+)
+def test_any_mask(batch, queries, keys, causal, rank, given_masks, seed):
+    shapes = [(batch, queries, 3), (batch, keys, 4)]
+    layer = built(*shapes)
+    arrays = randoms(*shapes, seed=seed)
+    rng = np.random.default_rng(seed)
+    seen = np.ones((batch, queries, keys), bool)
+    arguments = {"use_causal_mask": causal}
+    if causal:
+        seen &= np.tri(queries, keys, dtype=bool)
+    if rank:
+        arguments["attention_mask"] = rng.random((batch, queries, keys)[-rank:]) > 0.4
+        seen &= arguments["attention_mask"]
+    for name in given_masks:
+        length = queries if name == "query_mask" else keys
+        arguments[name] = rng.random((batch, length)) > 0.3
+        seen &= arguments[name][:, :, None] if name == "query_mask" else arguments[name][:, None]
+    output, scores = layer(*arrays, return_attention_scores=True, **arguments)
+    want = expected(layer, *arrays, mask=seen)
+    assert_values(output, want.out, "float32")
+    assert_values(scores, want.weights, "float32")
+    np.testing.assert_array_equal(layer(*arrays, **arguments), output)
+
+
+def test_a_decoder_state_with_masks():
+    shapes = [(3, 3), (3, 6, 4)]
+    layer = built(*shapes)
+    state, value = randoms(*shapes)
+    mask = np.array([[1, 1, 1, 0, 0, 0], [0] * 6, [1] * 6], bool)
+    want = expected(layer, state[:, None], value, mask=mask[:, None])
+    for arguments in (
+        {"value_mask": mask},
+        {"key_mask": mask},
+        {"attention_mask": mask},
+        {"attention_mask": mask.astype("float32")},
+        {"attention_mask": Mask.lengths([3, 0, 6])},
+    ):
+        output, scores = layer(state, value, return_attention_scores=True, **arguments)
+        assert_values(output, want.out[:, 0], "float32")
+        assert_values(scores, want.weights[:, 0], "float32")
+    assert np.all(np.asarray(output)[1] == 0)
+    rows = layer(state, value, query_mask=np.array([True, False, True]))
+    assert np.all(np.asarray(rows)[1] == 0)
+
+
+def test_mask_objects():
+    shapes = [(2, 4, 3), (2, 6, 4)]
+    layer = built(*shapes)
+    arrays = randoms(*shapes)
+    dense = np.random.default_rng(0).random((2, 4, 6)) > 0.4
+    expected = layer(*arrays, attention_mask=dense)
+    assert_close(layer(*arrays, attention_mask=Mask.dense(dense)), expected)
+    for mask in (Mask.causal("bottom_right"), Mask.window(1, 1), Mask.lengths([2, 5])):
+        seen = np.asarray(mask.to_dense(4, 6))[:, 0]
+        expected = layer(*arrays, attention_mask=dense & seen)
+        assert_close(layer(*arrays, attention_mask=Mask.dense(dense) & mask), expected)
+
+
+def test_a_recurrent_decoder_trains():
+    """Bahdanau's decoder: the state of each step asks, the context goes into the next."""
+
+    class Decoder(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.attention = AdditiveAttention(6, dropout=0.1)
+            self.cell = keras.layers.GRUCell(8)
+            self.out = keras.layers.Dense(1)
+
+        def call(self, encoded, training=None):
+            state = encoded[:, -1]
+            for _ in range(3):
+                context = self.attention(state, encoded, training=training)
+                _, (state,) = self.cell(context, [state])
+            return self.out(state)
+
+    model = Decoder()
+    model.compile("adam", "mse", jit_compile=True)
+    x = randoms((16, 5, 8))[0]
+    losses = model.fit(x, x.mean((1, 2))[:, None], epochs=20, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+def test_dropout():
+    layer = built((2, 30, 3), (2, 40, 3), dropout=0.3, seed=5)
+    arrays = randoms((2, 30, 3), (2, 40, 3))
+    quiet = np.asarray(layer(*arrays, return_attention_scores=True)[1])
+    output, scores = layer(*arrays, return_attention_scores=True, training=True)
+    scores = np.asarray(scores)
+    dropped = scores == 0
+    assert abs(dropped.mean() - 0.3) < 0.05
+    np.testing.assert_allclose(scores[~dropped], quiet[~dropped] / 0.7, rtol=1e-5)
+    np.testing.assert_allclose(output, scores @ arrays[1], atol=1e-5)
+    assert layer.seed_generator is not None
+    assert not hasattr(AdditiveAttention(5), "seed_generator")
+
+
+def test_gradients_are_those_of_the_formula():
+    shapes = [(2, 4, 3), (2, 6, 4)]
+    layer = built(*shapes)
+    query, value = (tf.constant(x) for x in randoms(*shapes))
+
+    def formula():
+        hidden = tf.tanh(
+            (query @ layer._query_dense.kernel)[:, :, None]
+            + (value @ layer._key_dense.kernel)[:, None]
+            + layer.bias
+        )
+        return tf.nn.softmax(tf.linalg.matvec(hidden, layer.score_vector)) @ value
+
+    gradients = []
+    for function in (lambda: layer(query, value), formula):
+        with tf.GradientTape() as tape:
+            tape.watch([query, value])
+            loss = tf.reduce_sum(function() ** 2)
+        gradients.append(tape.gradient(loss, [query, value, *[w.value for w in layer.weights]]))
+    for one, other in zip(*gradients, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_lora_and_int8():
+    shapes = [(2, 4, 8), (2, 6, 8)]
+    layer = built(*shapes)
+    before = layer(*randoms(*shapes))
+    layer._query_dense.enable_lora(2)
+    assert_close(layer(*randoms(*shapes)), before)
+    layer._key_dense.quantize("int8")
+    assert layer._key_dense._kernel.dtype == "int8"
+    assert np.mean(np.square(layer(*randoms(*shapes)) - before)) < 1e-3
+
+
+def test_regularizers_and_constraints():
+    layer = AdditiveAttention(
+        4, kernel_regularizer="l2", bias_regularizer="l1", kernel_constraint="non_neg"
+    )
+    layer.build((2, 4, 3), (2, 6, 4))
+    assert len(layer.losses) == 4
+    assert isinstance(layer._key_dense.kernel.constraint, keras.constraints.NonNeg)
+    assert not np.array_equal(layer._key_dense.kernel[:3], layer._query_dense.kernel)

@@ -1,0 +1,162 @@
+"""Bad input to the attention layers: the message names argument, requirement and what was received."""
+
+import keras
+import numpy as np
+import pytest
+
+from heed.layers import AdditiveAttention, DotAttention, DotProductAttention, MultiHeadAttention
+
+INTEGERS = [0, -2, 1.5, "3", True]
+
+
+@pytest.mark.parametrize("bad", INTEGERS)
+@pytest.mark.parametrize(
+    "name", ["num_heads", "key_dim", "value_dim", "num_key_value_heads", "sliding_window"]
+)
+def test_integers(name, bad):
+    arguments = {"num_heads": 4, "key_dim": 4, name: bad}
+    with pytest.raises(ValueError, match=f"argument `{name}` must be.*Received: {name}="):
+        MultiHeadAttention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dropout": 1.0}, "`dropout` must be a number from 0.*=1.0"),
+        ({"dropout": -0.1}, "`dropout` must be a number from 0.*=-0.1"),
+        ({"soft_cap": 0}, "`soft_cap` must be None or a number above 0.*=0"),
+        ({"soft_cap": float("nan")}, "`soft_cap` must be None or a number above 0"),
+        ({"output_shape": 8.0}, "Invalid `output_shape`.*=8.0"),
+        ({"output_shape": (3, 0)}, "Invalid `output_shape`"),
+        ({"output_shape": ()}, "Invalid `output_shape`"),
+        ({"attention_axes": 1.0}, "`attention_axes` must be an int, list, or tuple"),
+        ({"attention_axes": "12"}, "`attention_axes` must be an int, list, or tuple"),
+        ({"num_key_value_heads": 3}, "`num_key_value_heads` must divide `num_heads`"),
+    ],
+)
+def test_constructor(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(4, 4, **arguments)
+
+
+def test_constructors_of_the_others():
+    for bad in INTEGERS:
+        with pytest.raises(ValueError, match="argument `units` must be a positive integer"):
+            AdditiveAttention(bad)
+    with pytest.raises(ValueError, match="`scale` must be None or a number"):
+        DotProductAttention(scale="big")
+    for cls, arguments in (
+        (AdditiveAttention, (3,)),
+        (DotAttention, ()),
+        (DotProductAttention, ()),
+    ):
+        with pytest.raises(ValueError, match="`dropout` must be a number from 0"):
+            cls(*arguments, dropout=2)
+
+
+MULTI = [
+    ([(2, 5, 8), (2, 7, 8), (2, 6, 8)], "`value` and `key` except the last must be equal"),
+    ([(2, 5, 8), (2, 7, 8), (2,)], "`value` and `key` except the last must be equal"),
+    ([(2, 5, 8), (3, 7, 8)], "`query` and `value` must have the same batch size"),
+    ([(2, 8), (2, 7, 8)], "three dimensions"),
+    ([(2, 5, 8), (2, 3, 7, 8)], "`query` and `value` must have the same rank"),
+    ([(2, 5, None), (2, 7, 8)], "The last dimension of `query` must be known"),
+    ([(2, 5, 8), (2, 7, None)], "The last dimension of `value` must be known"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "message"), MULTI)
+def test_shapes_are_checked_while_building(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(2, 4).compute_output_shape(*shapes)
+    with pytest.raises(ValueError, match=f"{message}.*Received"):
+        MultiHeadAttention(2, 4).build(*shapes)
+    if len(shapes[-1]) > 1:
+        inputs = [keras.KerasTensor(shape) for shape in shapes]
+        with pytest.raises(ValueError, match=message):
+            MultiHeadAttention(2, 4)(*inputs)
+
+
+def test_axes():
+    query, value = (2, 3, 5, 8), (2, 4, 5, 8)
+    with pytest.raises(ValueError, match="along each axis that is not attended over"):
+        MultiHeadAttention(2, 4, attention_axes=2).build(query, value)
+    for axes in (0, 3, -1, (1, 1), 7):
+        with pytest.raises(ValueError, match="`attention_axes` must name, once each"):
+            MultiHeadAttention(2, 4, attention_axes=axes).build(query, value)
+    x = np.ones((2, 3, 4, 8))
+    for arguments in ({"use_causal_mask": True}, {}):
+        window = None if arguments else 2
+        layer = MultiHeadAttention(2, 4, sliding_window=window)
+        with pytest.raises(ValueError, match="need an order of positions"):
+            layer(x, x, **arguments)
+    with pytest.raises(ValueError, match="`rotary_positions` needs inputs of the shape"):
+        MultiHeadAttention(2, 4)(x, x, rotary_positions=np.arange(3))
+
+
+@pytest.mark.parametrize("symbolic", [True, False])
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("query_mask", (2, 7), "`query_mask` must hold one value per position.*query_mask.shape="),
+        ("value_mask", (2, 5), "`value_mask` must hold one value per position.*value_mask.shape="),
+        ("key_mask", (3, 7), "`key_mask` must hold one value per position.*key_mask.shape="),
+        ("attention_mask", (2, 7, 5), "`attention_mask` must be broadcastable.*mask.shape="),
+        ("attention_mask", (7,), "`attention_mask` must be broadcastable.*mask.shape="),
+        ("attention_mask", (2, 3, 5, 7), "`attention_mask` must be broadcastable.*mask.shape="),
+        ("attention_mask", (1, 2, 2, 5, 7), "`attention_mask` must be broadcastable"),
+    ],
+)
+def test_masks_of_another_shape(name, shape, message, symbolic):
+    layers = [MultiHeadAttention(2, 4), AdditiveAttention(3), DotProductAttention()]
+    mask = np.ones(shape, bool)
+    arrays = [np.ones((2, n, 8), "float32") for n in (5, 7, 7)]
+    if symbolic:
+        mask = keras.KerasTensor(shape, "bool")
+        arrays = [keras.KerasTensor(x.shape) for x in arrays]
+    for layer in layers:
+        with pytest.raises(ValueError, match=message):
+            layer(*arrays, **{name: mask})
+
+
+def test_masks_of_another_dtype():
+    x = np.ones((2, 5, 8), "float32")
+    with pytest.raises(TypeError, match="`attention_mask` must be an array of booleans or numbers"):
+        MultiHeadAttention(2, 4)(x, x, attention_mask="causal")
+
+
+def test_position_bias_of_another_shape():
+    x = np.ones((2, 5, 8), "float32")
+    with pytest.raises(ValueError, match="`position_bias` must be broadcastable"):
+        MultiHeadAttention(2, 4)(x, x, position_bias=np.ones((3, 5, 5)))
+
+
+@pytest.mark.parametrize("cls", [DotProductAttention, DotAttention])
+def test_dot_products_need_equal_widths(cls):
+    with pytest.raises(ValueError, match=r"must have as many features as `query`.*6\), .*8\)"):
+        cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)))
+    cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)), np.ones((2, 7, 6)))
+
+
+@pytest.mark.parametrize("layer", [DotProductAttention(), DotAttention(), AdditiveAttention(3)])
+def test_layers_with_one_head(layer):
+    x, state = np.ones((2, 5, 8)), np.ones((2, 8))
+    with pytest.raises(ValueError, match="`use_causal_mask` needs a sequence of queries"):
+        layer(state, x, use_causal_mask=True)
+    with pytest.raises(ValueError, match=r"`query` must have the shape \(B, T, D\), or \(B, D\)"):
+        type(layer).from_config(layer.get_config())(x[None], x[None])
+    with pytest.raises(ValueError, match="`query` and `value` must have the same batch size"):
+        type(layer).from_config(layer.get_config())(x[:1], x)
+    with pytest.raises(ValueError, match="`attention_mask` must be broadcastable"):
+        layer(state, x, attention_mask=np.ones((2, 1, 5), bool))
+
+
+@pytest.mark.parametrize(
+    "layer", [MultiHeadAttention(2, 4), AdditiveAttention(3), DotAttention("general")]
+)
+def test_a_later_call_with_another_width_is_refused(layer):
+    x, other = np.ones((2, 5, 8), "float32"), np.ones((2, 5, 6), "float32")
+    layer(x, x)
+    for arrays, name in (((other, x), "query"), ((x, x, other), "key")):
+        with pytest.raises(ValueError, match=rf"`{name}` must have 8 features.*5, 6\)"):
+            layer(*arrays)
