@@ -131,6 +131,17 @@ def test_position_bias_of_another_shape():
         MultiHeadAttention(2, 4)(x, x, position_bias=np.ones((3, 5, 5)))
 
 
+def test_rotary_positions():
+    query, value = np.ones((2, 5, 8), "float32"), np.ones((2, 7, 8), "float32")
+    layer = MultiHeadAttention(2, 4)
+    with pytest.raises(ValueError, match=r"`rotary_key_positions` must have one.*=\(5,\)"):
+        layer(query, value, rotary_positions=np.arange(5))
+    with pytest.raises(ValueError, match=r"`rotary_positions` must have one position.*=\(6,\)"):
+        layer(query, query, rotary_positions=np.arange(6))
+    with pytest.raises(ValueError, match=r"`key_dim` must be even.*key_dim=3"):
+        MultiHeadAttention(2, 3)(query, query, rotary_positions=np.arange(5))
+
+
 @pytest.mark.parametrize("cls", [DotProductAttention, DotAttention])
 def test_dot_products_need_equal_widths(cls):
     with pytest.raises(ValueError, match=r"must have as many features as `query`.*6\), .*8\)"):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from heed.layers import _cache, _checks, _masks
 from heed.layers._axes import AttentionAxes
@@ -128,9 +129,7 @@ class MultiHeadAttention(MultiHeadBase):
             rotary_key_positions = rotary_positions
 
         query = _masks.hide(query, rows)
-        queries = self._query_dense(query)
-        if rotary_positions is not None:
-            queries = rotary_embedding(queries, rotary_positions)
+        queries = _rotate(self._query_dense(query), rotary_positions, "rotary_positions")
         if cache is None:
             columns = self._columns(masks, value)
             value = _masks.hide(value, columns)
@@ -181,9 +180,7 @@ class MultiHeadAttention(MultiHeadBase):
 
     def _project(self, value: Any, key: Any, rotary_positions: Any) -> tuple[Any, Any]:
         """Projected keys, rotated, and values."""
-        keys = self._key_dense(key)
-        if rotary_positions is not None:
-            keys = rotary_embedding(keys, rotary_positions)
+        keys = _rotate(self._key_dense(key), rotary_positions, "rotary_key_positions")
         return keys, self._value_dense(value)
 
     def _align(self, mask: Any, x: Any, name: str) -> Any:
@@ -305,3 +302,22 @@ class MultiHeadAttention(MultiHeadBase):
                 and (name == "query" or call["cache"] is None)
             ):
                 axes.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
+
+
+def _rotate(x: Any, positions: Any, name: str) -> Any:
+    """Projected queries or keys (B, T, N, H), rotated by their positions, where there are any."""
+    if positions is None:
+        return x
+    positions = ops.convert_to_tensor(positions)
+    shape, sizes = tuple(positions.shape), tuple(x.shape)
+    if not _checks.agree(shape, sizes[1:2]) and not _checks.agree(shape, sizes[:2]):
+        raise ValueError(
+            f"`{name}` must have one position for each token, {sizes[1:2]} or {sizes[:2]}; the keys "
+            "have those of the queries where `rotary_key_positions` is not given. "
+            f"Received: {name}.shape={shape}"
+        )
+    if sizes[-1] % 2:
+        raise ValueError(
+            f"`key_dim` must be even, as `{name}` rotate pairs. Received: key_dim={sizes[-1]}"
+        )
+    return rotary_embedding(x, positions)
