@@ -120,13 +120,14 @@ class TransformerDecoder(ConfiguredModel):
         key_length = length if caches is None else ops.shape(caches[0]["self"]["key"])[1]
         arguments = self.embedding.attention_arguments(length, key_length, start)
         x = self.embedding(target, start_index=start, training=training)
+        mask = None if source_mask is None else source_mask[:, None, None, :]
         scores: dict[str, list[Any]] = {"decoder": [], "cross": []}
         new_caches: list[Any] | None = None if caches is None else []
         for index, block in enumerate(self.blocks):
             result = block(
                 x,
                 encoded,
-                encoded_mask=source_mask,
+                cross_attention_mask=mask,
                 cache=None if caches is None else caches[index],
                 cache_index=cache_index,
                 return_attention_scores=return_attention_scores,

@@ -58,7 +58,8 @@ def generate(
             None.
         top_p: For "sample": draw among the fewest most likely tokens that hold this share of the
             mass. In (0, 1], or None.
-        seed: For "sample": an integer gives the same draws again; None draws afresh.
+        seed: For "sample": an integer gives the same draws again (XLA
+            has draws of its own); None draws afresh.
         use_cache: Whether to keep keys and values. False reads the whole target again in each
             step: the same result, slower.
 

@@ -78,7 +78,9 @@ class TransformerEncoder(ConfiguredModel):
         self, source: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
         """See the class for the arguments."""
-        mask = ops.not_equal(source, self.config.pad_id)
+        # As a mask of the scores, not of the positions: rows of padding are computed like others,
+        # and nobody reads them. That saves a pass over every layer's input.
+        mask = ops.not_equal(source, self.config.pad_id)[:, None, None, :]
         length = ops.shape(source)[1]
         arguments = self.embedding.attention_arguments(length, length)
         x = self.embedding(source, training=training)
@@ -86,7 +88,7 @@ class TransformerEncoder(ConfiguredModel):
         for block in self.blocks:
             x = block(
                 x,
-                mask=mask,
+                attention_mask=mask,
                 return_attention_scores=return_attention_scores,
                 training=training,
                 **arguments,

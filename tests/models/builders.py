@@ -1,0 +1,54 @@
+"""Small models whose decoding is worth testing: weights at random, yet sequences that differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from heed.models import Transformer, TransformerConfig
+
+SMALL = {
+    "source_vocabulary_size": 11,
+    "target_vocabulary_size": 9,
+    "width": 8,
+    "num_heads": 2,
+    "feed_forward_width": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "max_length": 24,
+}
+
+
+def small_config(**changes: Any) -> TransformerConfig:
+    return TransformerConfig(**{**SMALL, **changes})
+
+
+def small_model(seed: int = 0, end_bias: float = 0.0, dtype: Any = None, **changes: Any) -> Any:
+    """A built model with weights of order 1, so that its scores depend on all that it reads.
+
+    `end_bias` is added to the score of the end token (an output layer of its own is needed).
+    """
+    if end_bias:
+        changes["tie_embeddings"] = False
+    config = small_config(**changes)
+    model = Transformer(config, dtype=dtype)
+    model.build()
+    rng = np.random.default_rng(seed)
+    for weight in model.trainable_weights:
+        scale = 0.1 if weight.name in ("gamma", "beta", "bias") else 0.7
+        weight.assign(weight + scale * rng.normal(size=weight.shape))
+    if end_bias:
+        bias = np.zeros(config.target_vocabulary_size)
+        bias[config.end_id] = end_bias
+        model.decoder.output_layer.bias.assign(bias)
+    return model
+
+
+def sources(batch: int = 5, length: int = 6, seed: int = 0, vocabulary: int = 11) -> np.ndarray:
+    """Sources (batch, length) of several lengths, padded with 0."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(3, vocabulary, size=(batch, length))
+    lengths = rng.integers(1, length + 1, size=batch)
+    lengths[0] = length
+    return np.where(np.arange(length) < lengths[:, None], ids, 0).astype("int32")

@@ -1,0 +1,385 @@
+import gc
+import itertools
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed.models import decoding as decoding_module
+from heed.models import generate
+from heed.models._step import Stepper
+from heed.models.beam import penalty
+from heed.models.config import POSITIONS
+from heed.models.sampling import draw
+from tests.models.builders import small_model, sources
+
+METHODS = {
+    "greedy": {"method": "greedy"},
+    "beam": {"method": "beam", "beam_size": 3},
+    "sample": {"method": "sample", "seed": 5, "top_k": 5},
+}
+END_BIAS = 0.7  # makes rows end at different steps
+
+
+def decode(model, source, max_length=8, **options):
+    return np.asarray(generate(model, source, max_length=max_length, **options))
+
+
+def lengths_of(tokens, end=2):
+    """Tokens up to and including the end, or all."""
+    ended = (tokens == end).any(axis=1)
+    return np.where(ended, (tokens == end).argmax(axis=1) + 1, tokens.shape[1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_the_cache_changes_nothing(method, position):
+    model = small_model(seed=4, end_bias=END_BIAS, position=position)
+    source = sources(6)
+    cached = decode(model, source, **METHODS[method])
+    assert cached.shape == (6, 8)
+    assert cached.dtype == np.int32
+    np.testing.assert_array_equal(cached, decode(model, source, use_cache=False, **METHODS[method]))
+    assert len({tuple(row) for row in cached}) > 1
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"norm_first": False},
+        {"encoder_layers": 2, "decoder_layers": 3},
+        {"num_key_value_heads": 1},
+        {"dropout": 0.4, "attention_dropout": 0.4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_cache_changes_nothing_in_other_models(method, variant):
+    model = small_model(seed=4, end_bias=END_BIAS, **variant)
+    cached = decode(model, sources(), **METHODS[method])
+    again = decode(model, sources(), use_cache=False, **METHODS[method])
+    np.testing.assert_array_equal(cached, again)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_ends_once_and_is_padded_after(method):
+    model = small_model(seed=4, end_bias=END_BIAS)
+    tokens = decode(model, sources(12, seed=2), **METHODS[method])
+    lengths = lengths_of(tokens)
+    assert len(set(lengths)) > 1  # rows finish independently
+    for row, length in zip(tokens, lengths, strict=True):
+        assert not np.any(row[length:])
+        assert not np.isin(row[:length], [0, 1]).any()
+        assert (row[:length] == 2).sum() <= 1
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_rows_do_not_depend_on_their_neighbours(method):
+    model = small_model(seed=4, end_bias=END_BIAS)
+    source = sources(8)
+    together = decode(model, source, **METHODS[method])
+    for row, tokens in zip(source, together, strict=True):
+        alone = row[row != 0][None]
+        np.testing.assert_array_equal(decode(model, alone, **METHODS[method])[0], tokens)
+    shuffled = np.random.default_rng(0).permutation(8)
+    np.testing.assert_array_equal(
+        decode(model, source[shuffled], **METHODS[method]), together[shuffled]
+    )
+    wider = np.pad(source, ((0, 0), (0, 4)))
+    np.testing.assert_array_equal(decode(model, wider, **METHODS[method]), together)
+
+
+def test_a_sampled_row_depends_on_its_own_number_only():
+    model = small_model(seed=3)
+    source = sources(4)
+    other = source.copy()
+    other[2:] = source[:2]
+    one, two = (decode(model, x, method="sample", seed=9) for x in (source, other))
+    np.testing.assert_array_equal(one[:2], two[:2])
+
+
+def allowed_log_probabilities(model, source, prefix):
+    """log p of each next token, without padding and start."""
+    batch = {"source": source, "target": np.array([[1, *prefix]])}
+    logits = np.asarray(model(batch))[0, -1].astype("float64")
+    logits[[0, 1]] = -np.inf
+    return logits - np.log(np.sum(np.exp(logits)))
+
+
+def test_greedy_takes_the_best_token_of_the_whole_model():
+    model = small_model(seed=4, end_bias=END_BIAS)
+    source = sources(4)
+    for row, tokens in zip(source, decode(model, source), strict=True):
+        prefix = []
+        while len(prefix) < 8 and (not prefix or prefix[-1] != 2):
+            prefix.append(int(np.argmax(allowed_log_probabilities(model, row[None], prefix))))
+        np.testing.assert_array_equal(tokens[: len(prefix)], prefix)
+
+
+STEPS, VOCABULARY = 4, 6
+REWEIGHTED = range(4)  # seeds of the weights that are put into one model, compiled once
+
+
+@pytest.fixture(scope="module")
+def exhausted():
+    """A model, and for some weights of it: a source and log p of every sequence that ends."""
+    options = {"end_bias": 0.5, "target_vocabulary_size": VOCABULARY}
+    model, cases = small_model(**options), []
+    for seed in REWEIGHTED:
+        weights = small_model(seed=seed, **options).get_weights()
+        model.set_weights(weights)
+        source = sources(2, seed=seed)
+        cases.append((weights, source, [finished_sequences(model, row) for row in source]))
+    return model, cases
+
+
+def finished_sequences(model, row):
+    """log p of each sequence of at most STEPS tokens that ends, by trying all of them."""
+    scores, finished = {(): 0.0}, {}
+    for length in range(STEPS):
+        prefixes = list(itertools.product(range(3, VOCABULARY), repeat=length))
+        targets = np.array([[1, *prefix] for prefix in prefixes])
+        batch = {"source": np.tile(row, (len(prefixes), 1)), "target": targets}
+        logits = np.asarray(model(batch))[:, -1, 2:].astype("float64")  # no padding, no start
+        logs = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+        for prefix, log in zip(prefixes, logs, strict=True):
+            finished[(*prefix, 2)] = scores[prefix] + log[0]
+            for token in range(3, VOCABULARY):
+                scores[(*prefix, token)] = scores[prefix] + log[token - 2]
+    return finished
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_beam_as_wide_as_the_space_is_an_exhaustive_search(exhausted, alpha):
+    model, cases = exhausted
+    differs = False
+    for weights, source, tables in cases:
+        model.set_weights(weights)
+        options = {"method": "beam", "beam_size": 81, "length_penalty": alpha}
+        found = decode(model, source, STEPS, **options)
+        for finished, tokens in zip(tables, found, strict=True):
+            best = max(finished, key=lambda y: finished[y] / penalty(len(y), alpha))
+            assert tuple(tokens) == best + (0,) * (STEPS - len(best))
+        differs |= bool(np.any(found != decode(model, source, STEPS)))
+    assert differs  # greedy decoding misses the best sequence somewhere
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+def test_one_beam_is_greedy(alpha):
+    model = small_model(end_bias=END_BIAS)
+    for seed in REWEIGHTED:
+        model.set_weights(small_model(seed=seed, end_bias=END_BIAS).get_weights())
+        one_beam = decode(model, sources(), method="beam", beam_size=1, length_penalty=alpha)
+        np.testing.assert_array_equal(one_beam, decode(model, sources()))
+
+
+def test_a_higher_length_penalty_never_shortens():
+    model = small_model(seed=1, end_bias=2.0)
+    source = sources(10)
+    short, long = (
+        lengths_of(decode(model, source, method="beam", beam_size=30, length_penalty=alpha))
+        for alpha in (0.0, 3.0)
+    )
+    assert np.all(long >= short)
+    assert np.any(long > short)
+
+
+def test_where_nothing_ends_the_best_open_sequence_is_found():
+    model = small_model(seed=4, end_bias=-50.0)
+    tokens = decode(model, sources(), 3, method="beam", beam_size=2)
+    assert np.all(tokens > 2)
+    # A beam wider than the vocabulary holds every end, however unlikely: an ended sequence wins.
+    tokens = decode(model, sources(), 3, method="beam", beam_size=20)
+    assert np.all((tokens == 2).sum(axis=1) == 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
+    steps = []
+    real = Stepper.step
+    monkeypatch.setattr(Stepper, "step", lambda self, *args: steps.append(1) or real(self, *args))
+    model = small_model(end_bias=1000.0)
+    source = tf.constant(sources())
+    options = {
+        "beam_size": 1,
+        "length_penalty": 0.6,
+        "temperature": 1.0,
+        "top_k": None,
+        "top_p": None,
+        "use_cache": True,
+        "max_length": 20,
+        **METHODS[method],
+    }
+    inputs = {"source": source, "uniform": tf.zeros((5, 20))}
+    tokens = decoding_module._decode(model, inputs, options)  # runs step by step, not as a graph
+    np.testing.assert_array_equal(tokens[:, 0], 2)
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_inside_a_tf_function(method, jit_compile):
+    model = small_model(seed=4, end_bias=END_BIAS)
+    options = {"max_length": 8, **METHODS[method]}
+    traced = tf.function(lambda x: generate(model, x, **options), jit_compile=jit_compile)
+    source = tf.constant(sources())
+    tokens = traced(source)
+    if method == "sample" and jit_compile:  # XLA has random numbers of its own
+        np.testing.assert_array_equal(tokens, traced(source))
+        assert np.all(lengths_of(np.asarray(tokens)) > 0)
+    else:
+        np.testing.assert_array_equal(tokens, generate(model, source, **options))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_inside_a_tf_function_with_unknown_sizes(method):
+    model = small_model(seed=4, end_bias=END_BIAS, position="relative")
+    options = {"max_length": 8, **METHODS[method]}
+    spec = [tf.TensorSpec((None, None), tf.int32)]
+    traced = tf.function(lambda x: generate(model, x, **options), input_signature=spec)
+    for batch, length in ((5, 6), (2, 4)):
+        source = sources(batch, length)
+        np.testing.assert_array_equal(traced(source), generate(model, source, **options))
+
+
+def test_sampling_repeats_with_a_seed_and_not_without():
+    model = small_model(seed=3)
+    source = sources(8)
+    one = decode(model, source, method="sample", seed=1)
+    np.testing.assert_array_equal(one, decode(model, source, method="sample", seed=1))
+    assert np.any(one != decode(model, source, method="sample", seed=2))
+    free = [decode(model, source, method="sample") for _ in range(2)]
+    assert np.any(free[0] != free[1])
+
+
+def test_sampling_without_a_seed_draws_afresh_in_a_tf_function():
+    model = small_model(seed=3)
+    traced = tf.function(lambda x: generate(model, x, max_length=8, method="sample"))
+    source = tf.constant(sources(8))
+    assert np.any(np.asarray(traced(source)) != np.asarray(traced(source)))
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-3}], ids=str)
+def test_sampling_cut_to_one_token_is_greedy(options):
+    model = small_model(seed=4, end_bias=END_BIAS)
+    np.testing.assert_array_equal(
+        decode(model, sources(), method="sample", **options), decode(model, sources())
+    )
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, None, None), (0.5, None, None), (2.0, 3, None), (1.0, None, 0.7), (1.0, 4, 0.6)],
+)
+def test_drawn_tokens_have_the_right_frequencies(temperature, top_k, top_p):
+    logits = np.array([1.0, -1e30, 0.3, 2.0, -0.5, 1.4], "float32")
+    p = np.exp(logits.astype("float64") / temperature)
+    p /= p.sum()
+    order = np.argsort(-p)
+    if top_k is not None:
+        p[order[top_k:]] = 0
+        p /= p.sum()
+    if top_p is not None:
+        kept = np.searchsorted(np.cumsum(p[order]), top_p) + 1
+        p[order[kept:]] = 0
+        p /= p.sum()
+    draws = 20000
+    uniform = (np.arange(draws) + 0.5) / draws  # evenly spread: frequencies are exact up to 1/draws
+    tokens = draw(
+        keras.ops.convert_to_tensor(np.tile(logits, (draws, 1))),
+        keras.ops.convert_to_tensor(uniform.astype("float32")),
+        temperature,
+        top_k,
+        top_p,
+    )
+    frequencies = np.bincount(np.asarray(tokens), minlength=6) / draws
+    np.testing.assert_allclose(frequencies, p, atol=5e-4)
+    assert not np.any(frequencies[p == 0])
+
+
+def test_draws_at_the_ends_of_the_interval_are_possible_tokens():
+    logits = np.array([[-1e30, 0.0, 0.0, -1e30]] * 2, "float32")
+    uniform = np.array([0.0, np.nextafter(np.float32(1), np.float32(0))], "float32")
+    for cut in ((None, None), (3, None), (None, 1.0)):
+        tokens = draw(*map(keras.ops.convert_to_tensor, (logits, uniform)), 1.0, *cut)
+        assert set(np.asarray(tokens)) <= {1, 2}
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("method", METHODS)
+def test_mixed_precision(policy, method):
+    model = small_model(seed=4, end_bias=END_BIAS, dtype=policy)
+    tokens = decode(model, sources(), **METHODS[method])
+    assert tokens.shape == (5, 8)
+    assert np.all(tokens < 9)
+    assert np.all(tokens >= 0)
+
+
+def test_changed_weights_are_seen():
+    model = small_model(seed=3)
+    before = decode(model, sources())
+    other = small_model(seed=4)
+    model.set_weights(other.get_weights())
+    after = decode(model, sources())
+    assert np.any(before != after)
+    np.testing.assert_array_equal(after, decode(other, sources()))
+
+
+def test_a_model_is_not_kept_alive():
+    model = small_model()
+    decode(model, sources())
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_lists_and_empty_batches():
+    model = small_model(seed=3)
+    np.testing.assert_array_equal(
+        decode(model, [[3, 4, 5], [6, 0, 0]]), decode(model, np.array([[3, 4, 5], [6, 0, 0]]))
+    )
+    assert decode(model, np.zeros((0, 4), "int32")).shape == (0, 8)
+    assert decode(model, sources(), 1).shape == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"method": "viterbi"}, "method"),
+        ({"max_length": 0}, "max_length"),
+        ({"max_length": 2.5}, "max_length"),
+        ({"beam_size": 0}, "beam_size"),
+        ({"length_penalty": -1}, "length_penalty"),
+        ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"temperature": 0}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"seed": "a"}, "seed"),
+    ],
+)
+def test_bad_options_are_named(options, name):
+    with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
+        decode(small_model(), sources(), **{"max_length": 4, **options})
+
+
+def test_bad_sources_and_models_are_named():
+    model = small_model()
+    for bad in (np.zeros((2, 3), "float32"), np.zeros((3,), "int32")):
+        with pytest.raises(ValueError, match=r"`source` must be integers of shape \(B, S\)"):
+            decode(model, bad)
+    with pytest.raises(TypeError, match="`model` must be"):
+        decode(keras.Sequential(), sources())
+
+
+def test_learned_positions_bound_the_length():
+    model = small_model(position="learned")
+    assert decode(model, sources(), 24).shape == (5, 24)
+    with pytest.raises(
+        ValueError, match=r"`max_length` must .* max_length=25, config.max_length=24"
+    ):
+        decode(model, sources(), 25)

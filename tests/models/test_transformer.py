@@ -1,0 +1,273 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed.models import Transformer, TransformerDecoder, TransformerEncoder
+from heed.models.config import POSITIONS
+from tests.models.builders import small_config, small_model, sources
+
+TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 0, 0], [1, 8, 3, 4, 2]], "int32")
+
+
+def inputs(batch=3):
+    return {"source": sources(batch), "target": TARGET[:batch]}
+
+
+VARIANTS = [
+    *({"position": position} for position in POSITIONS),
+    {"norm_first": False},
+    {"tie_embeddings": False},
+    {"num_key_value_heads": 1},
+    {"source_vocabulary_size": 9, "share_embeddings": True},
+]
+
+
+def describe(variant):
+    return ",".join(f"{key}={value}" for key, value in variant.items())
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=describe)
+def test_shapes_dtypes_and_scores(variant):
+    model = small_model(encoder_layers=2, decoder_layers=3, **variant)
+    batch = {"source": sources(3, vocabulary=9), "target": TARGET}
+    logits, scores = model(batch, return_attention_scores=True)
+    np.testing.assert_array_equal(model(batch), logits)
+    assert tuple(logits.shape) == (3, 5, 9)
+    assert logits.dtype == "float32"
+    shapes = {name: [tuple(x.shape) for x in layers] for name, layers in scores.items()}
+    assert shapes == {
+        "encoder": [(3, 2, 6, 6)] * 2,
+        "decoder": [(3, 2, 5, 5)] * 3,
+        "cross": [(3, 2, 5, 6)] * 3,
+    }
+    for layer in scores["encoder"] + scores["cross"]:
+        hidden = np.broadcast_to(batch["source"][:, None, None, :] == 0, layer.shape)
+        assert not np.any(np.asarray(layer)[hidden])
+        np.testing.assert_allclose(np.sum(layer, -1), 1.0, rtol=1e-5)
+    for layer in scores["decoder"]:
+        assert not np.any(np.triu(np.asarray(layer), k=1))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_padding_of_the_source_changes_nothing(position):
+    model = small_model(position=position)
+    batch = inputs()
+    wider = {**batch, "source": np.pad(batch["source"], ((0, 0), (0, 3)))}
+    np.testing.assert_allclose(model(wider), model(batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_the_target_is_causal(position):
+    model = small_model(position=position)
+    batch = inputs()
+    changed = {**batch, "target": batch["target"].copy()}
+    changed["target"][:, 3:] = 5
+    one, other = np.asarray(model(batch)), np.asarray(model(changed))
+    np.testing.assert_allclose(one[:, :3], other[:, :3], atol=1e-5)
+    assert np.abs(one[:, 3:] - other[:, 3:]).max() > 1e-2
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_the_order_of_tokens_matters(position, side):
+    model = small_model(position=position)
+    batch = {"source": np.array([[3, 4, 5]]), "target": np.array([[1, 3, 4, 5]])}
+    swapped = {**batch, side: batch[side].copy()}
+    swapped[side][0, [1, 2]] = swapped[side][0, [2, 1]]
+    difference = np.asarray(model(batch)) - np.asarray(model(swapped))
+    assert np.abs(difference[:, -1]).max() > 1e-3
+
+
+def test_a_source_of_nothing_but_padding_gives_finite_logits():
+    model = small_model()
+    batch = {"source": np.zeros((2, 4), "int32"), "target": TARGET[:2]}
+    assert np.all(np.isfinite(model(batch)))
+
+
+def test_padding_ids_other_than_zero():
+    model = small_model(pad_id=7)
+    source = np.array([[3, 0, 5, 7, 7]], "int32")
+    target = np.array([[1, 3]], "int32")
+    full = model({"source": source, "target": target})
+    cut = model({"source": source[:, :3], "target": target})
+    np.testing.assert_allclose(full, cut, atol=1e-5)
+
+
+def test_it_is_built_without_data():
+    model = Transformer(small_config())
+    model.build()
+    names = [weight.path for weight in model.weights]
+    assert len(set(names)) == len(names)
+    count = model.count_params()
+    model(inputs())
+    assert model.count_params() == count
+
+
+def test_shared_and_tied_tables_are_one():
+    sizes = {"source_vocabulary_size": 9}
+    separate = small_model(**sizes, tie_embeddings=False).count_params()
+    tied = small_model(**sizes).count_params()
+    shared = small_model(**sizes, share_embeddings=True).count_params()
+    assert separate - tied == 8 * 9 + 9  # kernel and bias of the output layer
+    assert tied - shared == 8 * 9
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=describe)
+def test_saved_models_come_back(variant, tmp_path):
+    model = small_model(**variant)
+    batch = {"source": sources(3, vocabulary=9), "target": TARGET}
+    expected = model(batch)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.config == model.config
+    np.testing.assert_array_equal(loaded(batch), expected)
+    model.save_weights(tmp_path / "model.weights.h5")
+    fresh = Transformer(model.config)
+    fresh.build()
+    assert np.abs(np.asarray(fresh(batch)) - expected).max() > 1e-2
+    fresh.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_array_equal(fresh(batch), expected)
+
+
+def test_a_compiled_model_continues_after_loading(tmp_path):
+    model = small_model()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    batch = inputs()
+    labels = np.roll(batch["target"], -1, axis=1)
+    model.fit(batch, labels, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.evaluate(batch, labels, verbose=0) == model.evaluate(batch, labels, verbose=0)
+    before = model.optimizer.variables
+    for one, other in zip(before, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("policy", "jit_compile"),
+    [
+        ("float32", False),
+        ("float32", True),
+        ("mixed_float16", False),
+        pytest.param("mixed_bfloat16", False, marks=pytest.mark.slow),
+        pytest.param("mixed_float16", True, marks=pytest.mark.slow),
+    ],
+)
+def test_fit_lowers_the_loss(policy, jit_compile):
+    model = Transformer(small_config(), dtype=policy)
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
+        jit_compile=jit_compile,
+    )
+    batch = {"source": np.tile(inputs()["source"], (8, 1)), "target": np.tile(TARGET, (8, 1))}
+    labels = np.pad(batch["target"][:, 1:], ((0, 0), (0, 1)))
+    history = model.fit(batch, labels, batch_size=24, epochs=12, verbose=0).history["loss"]
+    assert np.all(np.isfinite(history))
+    assert history[-1] < 0.7 * history[0]
+    assert model.dtype_policy.name == policy
+    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
+    assert model(batch).dtype == "float32"
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_weight_gets_a_dense_gradient(position):
+    model = small_model(position=position)
+    batch = inputs()
+    with tf.GradientTape() as tape:
+        logits = model(batch, training=True)
+        loss = tf.reduce_mean(logits**2)
+    gradients = tape.gradient(loss, [weight.value for weight in model.trainable_weights])
+    for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
+        assert isinstance(gradient, tf.Tensor), weight.path
+        assert tuple(gradient.shape) == tuple(weight.shape)
+        if not weight.path.endswith("key/bias"):  # adds the same to all scores of a query
+            assert np.abs(gradient).max() > 0, weight.path
+
+
+def test_dropout_acts_in_training_only():
+    model = small_model(dropout=0.5)
+    batch = inputs()
+    np.testing.assert_array_equal(model(batch), model(batch, training=False))
+    one, other = model(batch, training=True), model(batch, training=True)
+    assert np.abs(np.asarray(one) - np.asarray(other)).max() > 1e-2
+
+
+def test_attention_dropout_acts_in_training_only():
+    model = small_model(attention_dropout=0.5)
+    batch = inputs()
+    np.testing.assert_array_equal(model(batch), model(batch, training=False))
+    assert np.abs(np.asarray(model(batch, training=True)) - np.asarray(model(batch))).max() > 1e-3
+
+
+def test_unknown_sizes_in_a_functional_model_and_in_a_tf_function():
+    model = small_model(position="relative")
+    symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs()}
+    outer = keras.Model(symbolic, model(symbolic))
+    assert outer.output_shape == (None, None, 9)
+    np.testing.assert_allclose(outer(inputs()), model(inputs()), atol=1e-6)
+    spec = {name: tf.TensorSpec((None, None), tf.int32) for name in symbolic}
+    traced = tf.function(lambda batch: model(batch), input_signature=[spec])
+    np.testing.assert_allclose(traced(inputs()), model(inputs()), atol=1e-5, rtol=1e-4)
+
+
+def test_inputs_must_have_both_sides():
+    with pytest.raises(ValueError, match='"source" and "target"'):
+        small_model()({"source": sources()})
+
+
+def test_a_config_is_needed():
+    with pytest.raises(TypeError, match="`config` must be a TransformerConfig"):
+        Transformer({"width": 8})
+
+
+def test_encode_and_decode_are_the_call():
+    model = small_model()
+    batch = inputs()
+    encoded = model.encode(batch["source"])
+    assert tuple(encoded.shape) == (3, 6, 8)
+    logits = model.decode(batch["target"], encoded, model.source_mask(batch["source"]))
+    np.testing.assert_array_equal(logits, model(batch))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3), (4, 1)])
+def test_decoding_with_a_cache_is_the_call(position, chunks):
+    model = small_model(position=position, num_key_value_heads=1, decoder_layers=2)
+    batch = inputs()
+    encoded, mask = model.encode(batch["source"]), model.source_mask(batch["source"])
+    caches = model.make_caches(3, 7, encoded)
+    parts, start = [], 0
+    for count in chunks:
+        part = batch["target"][:, start : start + count]
+        logits, caches = model.decode(part, None, mask, caches, start)
+        parts.append(logits)
+        start += count
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), model(batch), atol=2e-5)
+
+
+def test_the_encoder_alone(tmp_path):
+    encoder = TransformerEncoder(small_config())
+    x, scores = encoder(sources(), return_attention_scores=True)
+    assert tuple(x.shape) == (5, 6, 8)
+    assert [tuple(layer.shape) for layer in scores] == [(5, 2, 6, 6)]
+    encoder.save(tmp_path / "encoder.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "encoder.keras")(sources()), x)
+
+
+def test_the_decoder_alone_is_a_language_model(tmp_path):
+    decoder = TransformerDecoder(small_config(), cross_attention=False)
+    logits, scores = decoder(TARGET, return_attention_scores=True)
+    assert tuple(logits.shape) == (3, 5, 9)
+    assert scores["cross"] == []
+    assert not any("cross" in weight.path for weight in decoder.weights)
+    decoder.save(tmp_path / "decoder.keras")
+    loaded = keras.saving.load_model(tmp_path / "decoder.keras")
+    np.testing.assert_array_equal(loaded(TARGET), logits)
+    caches = decoder.make_caches(3, 5)
+    steps = []
+    for index in range(5):
+        step, caches = decoder(TARGET[:, index : index + 1], caches=caches, cache_index=index)
+        steps.append(step)
+    np.testing.assert_allclose(np.concatenate(steps, axis=1), logits, atol=2e-5)
