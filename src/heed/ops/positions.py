@@ -227,4 +227,6 @@ def relative_position_bias(
         num_buckets=table.shape[0],
         max_distance=max_distance,
     )
-    return tf.transpose(tf.gather(table, buckets), (2, 0, 1))[None]
+    # Gathered along axis 1, not 0: the gradient of the table is then one dense tensor. Slices with a
+    # row for each score would be as large as the bias, and Keras' Adam takes repeated rows amiss.
+    return tf.gather(tf.transpose(table), buckets, axis=1)[None]
