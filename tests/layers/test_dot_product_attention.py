@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,9 +30,12 @@ def test_agrees_with_keras_attention(causal, value_mask, query_mask):
         return_attention_scores=True,
     )
     stock = keras.layers.Attention()
-    expected, weights = stock(
-        arrays, mask=masks, use_causal_mask=causal, return_attention_scores=True
-    )
+    try:
+        expected, weights = stock(
+            arrays, mask=masks, use_causal_mask=causal, return_attention_scores=True
+        )
+    except tf.errors.InvalidArgumentError:
+        pytest.skip("this version of Keras cannot broadcast its mask")
     assert_close(output, expected)
     # Keras leaves weights in the rows of masked queries, although their output is 0.
     rows = slice(None) if masks[0] is None else masks[0]

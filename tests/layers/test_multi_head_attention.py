@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from heed.layers import MultiHeadAttention
 from heed.ops import Mask, alibi_slopes
 from tests import reference
-from tests.layers.stock import TOLERANCE, assert_close, pair, randomise, randoms, visible_somewhere
+from tests.layers.stock import (
+    HAS_WINDOW,
+    TOLERANCE,
+    assert_close,
+    pair,
+    randomise,
+    randoms,
+    visible_somewhere,
+)
 
 
 def call(layer, arrays, **arguments):
@@ -59,7 +67,10 @@ def test_agrees_with_stock(shapes, options):
 def test_attention_axes_agree_with_stock(axes, query, value):
     ours, stock = pair([query, value], attention_axes=axes)
     arrays = randoms(query, value)
-    expected = call(stock, arrays)
+    try:
+        expected = call(stock, arrays)
+    except tf.errors.InvalidArgumentError:
+        pytest.skip("this version of Keras does not know negative axes")
     assert_close(call(ours, arrays), expected)
     # A mask with and without the dimension of the heads, and with ones in it.
     scores = expected[1].shape
@@ -91,7 +102,7 @@ def test_masks_of_every_rank(shape, dtype):
     queries=st.integers(1, 9),
     keys=st.integers(1, 9),
     groups=st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 3), (3, 1)]),
-    window=st.none() | st.integers(1, 9),
+    window=st.none() | st.integers(1, 9) if HAS_WINDOW else st.none(),
     causal=st.booleans(),
     rank=st.sampled_from([0, 2, 3, 4]),
     seed=st.integers(0, 10_000),
@@ -226,8 +237,6 @@ def test_float64_is_exact():
 
 
 def test_gate_agrees_with_stock():
-    if "use_gate" not in keras.layers.MultiHeadAttention(1, 1).get_config():
-        pytest.skip("this Keras has no gate")
     shapes = [(2, 5, 8), (2, 7, 8)]
     for options in ({}, {"num_key_value_heads": 1}):
         ours, stock = pair(shapes, use_gate=True, **options)
