@@ -33,6 +33,7 @@ class NumbersTask:
     """
 
     kind = "numbers"
+    one_shape = True
 
     def __init__(
         self,

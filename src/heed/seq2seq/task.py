@@ -35,6 +35,7 @@ class Task(Protocol):
 
     kind: str
     longest_target: int
+    one_shape: bool  # whether nearly all training batches have the same shape
 
     @property
     def source_vocabulary_size(self) -> int:

@@ -41,6 +41,7 @@ class TextTask:
     """
 
     kind = "text"
+    one_shape = False
 
     def __init__(self, config: Mapping[str, Any], read: Callable[[str], bytes]) -> None:
         self._config = dict(config)

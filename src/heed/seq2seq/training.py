@@ -107,7 +107,7 @@ class _Training:
         self._task: Task = run.task()
         with strategy.scope():
             self._model: Transformer = new_model(run)
-        self._step = TrainingStep(self._model, self._options, strategy)
+        self._step = TrainingStep(self._model, self._options, strategy, self._task.one_shape)
         self._at = _Progress()
         self._saved = 0
         self._restore()
@@ -241,7 +241,7 @@ class _Training:
         if result.loss < at.best_loss:
             at.best_loss, at.best_step, at.without_better = result.loss, at.step, 0
             if patience:
-                at.best = [np.array(weight) for weight in self._model.weights]
+                at.best = [np.array(weight.numpy()) for weight in self._model.weights]
         else:
             at.without_better += 1
             at.stopped_early = 0 < patience <= at.without_better

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,13 +43,18 @@ class TrainingStep:
         model: a built model, made in the scope of `strategy`.
         options: how it is trained.
         strategy: what the batch is spread over.
+        one_shape: whether nearly all batches have the same shape.
 
     Source: Kingma and Ba, "Adam" (2015), in the order of its section 2; Vaswani et al., "Attention
         is all you need" (2017) for b2.
     """
 
     def __init__(
-        self, model: Transformer, options: TrainingOptions, strategy: tf.distribute.Strategy
+        self,
+        model: Transformer,
+        options: TrainingOptions,
+        strategy: tf.distribute.Strategy,
+        one_shape: bool = False,
     ) -> None:
         self.model = model
         self._options = options
@@ -58,12 +63,14 @@ class TrainingStep:
         with strategy.scope():
             self.first = [tf.Variable(tf.zeros_like(w), trainable=False) for w in self._weights]
             self.second = [tf.Variable(tf.zeros_like(w), trainable=False) for w in self._weights]
-        # One trace for all lengths of batches. A batch in several parts has no such signature.
+        # Known shapes are traced in half the time and run a tenth faster. Where they vary, one
+        # trace serves all; a batch spread over replicas can have no such signature.
+        train_signature = (_TOKENS, _TOKENS, tf.TensorSpec((4,), tf.float32))
         single = strategy.num_replicas_in_sync == 1
-        scalars = tf.TensorSpec((4,), tf.float32)
-        signature = (_TOKENS, _TOKENS, scalars) if single else None
-        self._train = tf.function(self._all_replicas, input_signature=signature)
-        self._validate = tf.function(self._counts, input_signature=(_TOKENS, _TOKENS))
+        self._train = _compiled(
+            self._all_replicas, None if one_shape or not single else train_signature
+        )
+        self._validate = _compiled(self._counts, None if one_shape else (_TOKENS, _TOKENS))
 
     def __call__(self, batch: Batch, step: int, rate: float) -> tf.Tensor:
         """Takes one step.
@@ -139,6 +146,13 @@ class TrainingStep:
         counts = [self._validate(*map(tf.constant, batch)).numpy() for batch in batches]
         loss, right, tokens, exact, rows = np.sum(counts, axis=0).tolist()
         return Validation(loss / max(1, tokens), right / max(1, tokens), exact / max(1, rows))
+
+
+def _compiled(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...] | None) -> Any:
+    """The function as a graph. It holds no Python conditions on tensors for AutoGraph to turn."""
+    return tf.function(
+        function, input_signature=signature, autograph=False, reduce_retracing=signature is None
+    )
 
 
 def _cross_entropy(logits: tf.Tensor, target: tf.Tensor, smoothing: float) -> tf.Tensor:

@@ -1,0 +1,84 @@
+"""Checkpoints come back bit for bit, and a damaged one is noticed."""
+
+import math
+
+import numpy as np
+import pytest
+
+from heed.seq2seq import checkpoint
+from heed.seq2seq.errors import TaskError
+
+ARRAYS = {
+    "weight/0000": np.array([1.0, -0.0, np.nan, np.inf, 1e-45], np.float32),
+    "other/0000": np.array([2**32 - 1, 7], np.uint32),
+    "first/0000": np.zeros((0, 3), np.float32),
+}
+
+
+def test_arrays_and_values_come_back_bit_for_bit(tmp_path):
+    meta = {"loss": 0.1 + 0.2, "best": math.inf, "step": 3, "early": False}
+    checkpoint.save(tmp_path / "c.npz", ARRAYS, meta)
+    arrays, found = checkpoint.load(tmp_path / "c.npz")
+    assert found == meta
+    assert arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert arrays[name].dtype == array.dtype
+        assert arrays[name].shape == array.shape
+        assert arrays[name].tobytes() == array.tobytes()
+
+
+def test_the_last_two_stay(tmp_path):
+    for step in (5, 10, 100, 1000):
+        checkpoint.save_step(tmp_path, step, ARRAYS, {})
+    assert [path.name for path in checkpoint.steps(tmp_path)] == [
+        "step-00000100.npz",
+        "step-00001000.npz",
+    ]
+    assert checkpoint.load_latest(tmp_path)[1] == {"step": 1000}
+
+
+@pytest.mark.parametrize("position", [0.0, 0.3, 0.6, 0.97])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, position):
+    checkpoint.save_step(tmp_path, 1, ARRAYS, {})
+    path = checkpoint.save_step(tmp_path, 2, {"x": np.arange(5000)}, {})
+    data = bytearray(path.read_bytes())
+    path.write_bytes(bytes(data[: int(len(data) * position)]))
+    with pytest.raises(TaskError, match="is damaged"):
+        checkpoint.load(path)
+    assert checkpoint.load_latest(tmp_path)[1] == {"step": 1}
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, {"x": np.zeros(5000)}, {})
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(TaskError, match="is damaged"):
+        checkpoint.load(path)
+
+
+def test_if_all_are_damaged_it_says_so_and_none_is_none(tmp_path):
+    assert checkpoint.load_latest(tmp_path) is None
+    assert checkpoint.load_latest(tmp_path / "nope") is None
+    (tmp_path / "step-00000001.npz").write_bytes(b"PK")
+    with pytest.raises(TaskError, match=r"step-00000001\.npz is damaged"):
+        checkpoint.load_latest(tmp_path)
+
+
+def test_files_of_something_else(tmp_path):
+    path = tmp_path / "foreign.npz"
+    np.savez(path, x=np.zeros(3))
+    with pytest.raises(TaskError, match="is damaged"):
+        checkpoint.load(path)
+    np.savez(path, **{"meta.json": np.array([{"a": 1}], dtype=object)})  # nothing is unpickled
+    with pytest.raises(TaskError, match="is damaged"):
+        checkpoint.load(path)
+    with pytest.raises(TaskError, match="is missing"):
+        checkpoint.load(tmp_path / "nope.npz")
+
+
+def test_leftovers_of_a_kill_are_removed_by_the_next_save(tmp_path):
+    (tmp_path / ".step-00000007.npz.abc.tmp").write_bytes(b"half")
+    checkpoint.save_step(tmp_path, 8, ARRAYS, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000008.npz"]

@@ -1,0 +1,118 @@
+"""Which numbers are held out and drawn, what they are called, and how people may type them."""
+
+import numpy as np
+import pytest
+
+from heed.seq2seq import numbers
+from heed.seq2seq.errors import TaskError
+
+
+def test_five_in_a_hundred_are_held_out_and_none_below_a_hundred():
+    everything = np.arange(numbers.LARGEST + 1)
+    chosen = numbers.held_out(everything)
+    assert 0.049 < chosen.mean() < 0.051
+    assert not chosen[:100].any()
+    # Evenly: in each last digit and each thousand alike, so that it is no rule that can be learned.
+    by_digit = [chosen[digit::10].mean() for digit in range(10)]
+    assert max(by_digit) - min(by_digit) < 0.004
+
+
+def test_held_out_numbers_are_pinned():
+    """A run's evaluation means something only if this never changes."""
+    everything = np.arange(numbers.LARGEST + 1)
+    assert int(numbers.held_out(everything).sum()) == 49952
+    assert numbers.evaluation_numbers()[:5].tolist() == [408846, 6424, 742037, 305260, 604219]
+    assert numbers.training_numbers(3, 7, 4).tolist() == [2439, 7741, 45160, 604444]
+
+
+def test_evaluation_and_validation_are_held_out_and_apart():
+    evaluation, validation = numbers.evaluation_numbers(), numbers.validation_numbers()
+    assert len(set(evaluation.tolist())) == 2000
+    assert (evaluation >= 10_000).sum() == 1600
+    assert len(set(validation.tolist())) == 512
+    assert not set(evaluation.tolist()) & set(validation.tolist())
+    assert numbers.held_out(evaluation).all()
+    assert numbers.held_out(validation).all()
+
+
+def test_training_never_draws_a_held_out_number():
+    drawn = np.concatenate([numbers.training_numbers(1, step, 64) for step in range(500)])
+    assert not numbers.held_out(drawn).any()
+    assert drawn.min() >= 0
+    assert drawn.max() <= numbers.LARGEST
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 64])
+def test_half_of_a_batch_is_below_ten_thousand(size):
+    drawn = numbers.training_numbers(2, 9, size)
+    assert len(drawn) == size
+    assert (drawn < 10_000).sum() == size // 2
+
+
+def test_a_batch_is_a_function_of_seed_and_step():
+    first = numbers.training_numbers(1, 10, 64)
+    assert (first == numbers.training_numbers(1, 10, 64)).all()
+    assert (first != numbers.training_numbers(1, 11, 64)).mean() > 0.9
+    assert (first != numbers.training_numbers(2, 10, 64)).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("number", "language", "words"),
+    [
+        (0, "en", "zero"),
+        (999_999, "en", "nine hundred and ninety-nine thousand, nine hundred and ninety-nine"),
+        (21, "de", "einundzwanzig"),
+        (80_000, "fr", "quatre-vingt mille"),
+        (22, "es", "veintidós"),
+    ],
+)
+def test_words(number, language, words):
+    assert numbers.spell(number, language) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("1234", 1234),
+        ("1 2 3 4", 1234),
+        (" 1  2 3 4 \n", 1234),
+        ("1\t2", 12),
+        ("1 234", 1234),
+        ("1,234", 1234),
+        ("999,999", 999_999),
+        ("007", 7),
+        ("0 0 0 0 0 0 0 7", 7),
+    ],
+)
+def test_numbers_that_people_type(text, number):
+    assert numbers.parse_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "-5", "- 5", "+5", "1.5", "1,5", "12,34", ",123", "1e3", "abc", "12a", "٣", "²", "1_000",
+     "1,2345", "1 2,345"],
+)  # fmt: skip
+def test_text_where_digits_belong(text):
+    with pytest.raises(TaskError, match="must"):
+        numbers.parse_number(text)
+
+
+@pytest.mark.parametrize("text", ["1000000", "1,000,000", "9" * 10_000])
+def test_a_number_out_of_range_is_said_in_a_short_line(text):
+    with pytest.raises(TaskError, match="from 0 to 999,999") as caught:
+        numbers.parse_number(text)
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize("languages", [(), ("xx",), ("en", "en"), ("en", "")])
+def test_languages_are_checked(languages):
+    with pytest.raises(TaskError, match="languages must be"):
+        numbers.check_languages(languages)
+
+
+@pytest.mark.parametrize("number", [-1, 1_000_000])
+def test_spelling_out_of_range(number):
+    with pytest.raises(TaskError, match="from 0 to"):
+        numbers.spell(number)

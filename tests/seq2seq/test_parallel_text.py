@@ -1,0 +1,101 @@
+"""A person's own parallel text: what is read, what is refused, how it is split and ordered."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.seq2seq import parallel_text
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.parallel_text import Pairs
+from tests.seq2seq.tiny import write_parallel_text
+
+
+def test_pairs_are_read_in_order(tmp_path):
+    source, target = write_parallel_text(tmp_path)
+    pairs, empty = parallel_text.read_pairs(source, target)
+    assert len(pairs) == 60
+    assert empty == 0
+    assert all(t == s[::-1] + "é" for s, t in zip(pairs.source, pairs.target, strict=True))
+
+
+def test_a_byte_order_mark_windows_line_ends_and_other_separators(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\u2028two\r\nthree\x0cfour\r\n\r\nlast".encode())
+    assert parallel_text.read_lines(path) == ["one\u2028two", "three\x0cfour", "", "last"]
+
+
+def test_pairs_with_an_empty_side_are_left_out(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_text("".join(f"s{i}\n" for i in range(30)) + "\n  \nx\n")
+    target.write_text("".join(f"t{i}\n" for i in range(30)) + "x\ny\n\n")
+    pairs, empty = parallel_text.read_pairs(source, target)
+    assert (len(pairs), empty) == (30, 3)
+
+
+def test_what_is_refused(tmp_path):
+    source, target = write_parallel_text(tmp_path)
+    with pytest.raises(TaskError, match=r"cannot read .*nope.*No such file"):
+        parallel_text.read_pairs(tmp_path / "nope", target)
+    with pytest.raises(TaskError, match="cannot read"):
+        parallel_text.read_pairs(tmp_path, target)
+    longer = tmp_path / "longer"
+    longer.write_text(target.read_text() + "more\n")
+    with pytest.raises(TaskError, match=r"as many lines.*60.*61"):
+        parallel_text.read_pairs(source, longer)
+    latin = tmp_path / "latin"
+    latin.write_bytes(b"fine\ncaf\xe9\n")
+    with pytest.raises(TaskError, match=r"UTF-8 text; line 2 is not"):
+        parallel_text.read_pairs(latin, latin)
+    few = tmp_path / "few"
+    few.write_text("same\n" * 100)
+    with pytest.raises(TaskError, match=r"at least 20 different"):
+        parallel_text.read_pairs(few, few)
+
+
+@given(st.lists(st.integers(0, 40).map(str), min_size=30, max_size=120))
+def test_no_held_out_sentence_is_trained_on(sentences):
+    pairs = Pairs(sentences, [f"t{i}" for i in range(len(sentences))])
+    if len(set(sentences)) < 3:
+        return
+    parts = parallel_text.split(pairs)
+    assert sum(map(len, parts)) == len(pairs)
+    seen = [set(part.source) for part in parts]
+    assert not seen[0] & seen[1]
+    assert not seen[0] & seen[2]
+    assert not seen[1] & seen[2]
+    assert all(map(len, parts))
+
+
+def test_the_split_depends_on_sentences_not_on_their_order():
+    sentences = [f"sentence {i}" for i in range(200)]
+    forward = parallel_text.split(Pairs(sentences, sentences))
+    backward = parallel_text.split(Pairs(sentences[::-1], sentences[::-1]))
+    assert [set(p.source) for p in forward] == [set(p.source) for p in backward]
+    assert [len(p) for p in forward] == [180, 10, 10]
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 3))
+def test_an_epoch_takes_each_pair_once(count, size, epoch):
+    lengths = np.arange(count) % 17
+    per_epoch = -(-count // size)
+    batches = [
+        parallel_text.batch_of_step(lengths, 4, epoch * per_epoch + i, size)
+        for i in range(per_epoch)
+    ]
+    assert all(len(batch) == size for batch in batches)
+    taken = np.bincount(np.concatenate(batches), minlength=count)
+    assert taken.min() >= 1
+    assert taken.sum() == per_epoch * size
+
+
+def test_sentences_of_like_length_come_together_and_epochs_differ():
+    lengths = np.arange(5000) % 100
+    spread = np.mean([np.ptp(lengths[parallel_text.batch_of_step(lengths, 0, i, 50)])
+                      for i in range(100)])  # fmt: skip
+    assert spread < 10
+    first = np.concatenate([parallel_text.batch_of_step(lengths, 0, i, 50) for i in range(100)])
+    second = np.concatenate(
+        [parallel_text.batch_of_step(lengths, 0, 100 + i, 50) for i in range(100)]
+    )
+    assert (first != second).mean() > 0.9

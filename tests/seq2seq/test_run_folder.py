@@ -1,0 +1,164 @@
+"""Run folders: whole or not there, never overwritten, and one line for what is wrong with them."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from heed.seq2seq import run_folder
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.run_folder import RunFolder, free_path, write_atomically
+
+
+@pytest.fixture(scope="module")
+def task():
+    return NumbersTask(("en",))
+
+
+def make(path, task):
+    return RunFolder.create(path, task, TrainingOptions(), {"width": 8})
+
+
+def test_a_run_comes_back_as_it_was_made(tmp_path, task):
+    made = make(tmp_path / "a" / "b" / "run", task)
+    opened = RunFolder.open(made.path)
+    assert opened.config == made.config
+    assert opened.options == TrainingOptions()
+    again = opened.task()
+    assert again.to_config() == task.to_config()
+    assert again.files() == task.files()
+    assert sorted(p.name for p in made.path.parent.iterdir()) == ["run"], "nothing is left beside"
+
+
+def test_an_empty_folder_may_become_a_run_and_others_stay_untouched(tmp_path, task):
+    (tmp_path / "empty").mkdir()
+    make(tmp_path / "empty", task)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(TaskError, match=r"full exists already: choose another folder with --run$"):
+        make(tmp_path / "full", task)
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+    with pytest.raises(TaskError, match=r"heed train --resume .*empty"):
+        make(tmp_path / "empty", task)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TaskError, match="exists already"):
+        make(tmp_path / "file", task)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is not a run folder: it has no config.json"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"[]", "is not one of heed"),
+        (b'{"format": "other"}', "is not one of heed"),
+        (b'{"format": "heed run", "version": 99}', "another version of heed"),
+        (b'{"format": "heed run", "version": 1}', "is damaged: its config.json has no task"),
+    ],
+)
+def test_foreign_folders(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(TaskError, match=message) as caught:
+        RunFolder.open(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_and_a_file(tmp_path):
+    with pytest.raises(TaskError, match="does not exist"):
+        RunFolder.open(tmp_path / "nope")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TaskError, match="is not a run folder"):
+        RunFolder.open(tmp_path / "file")
+
+
+def test_damaged_tasks_and_tokenizers(tmp_path, task):
+    run = make(tmp_path / "run", task)
+    (run.path / "target.model").write_bytes(b"x")
+    with pytest.raises(TaskError, match="cannot be read"):
+        run.task()
+    (run.path / "target.model").unlink()
+    with pytest.raises(TaskError, match=r"target.model is missing"):
+        run.task()
+    for damaged in ({}, {"kind": "poems"}, {"kind": "numbers"}):
+        config = {**run.config, "task": damaged}
+        with pytest.raises(TaskError):
+            RunFolder(run.path, config).task()
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(file):
+        file.write(b"ne")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, fail)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    write_atomically(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new"
+
+
+def test_the_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
+    """A power cut after the rename must not show an empty file."""
+    seen = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: seen.append(sorted(os.listdir(tmp_path))) or fsync(fd)
+    )
+    write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
+    assert len(seen) == 2
+    assert "file" not in seen[0], "the file is synced while it has its temporary name"
+    assert seen[1] == ["file"], "then its folder"
+
+
+def test_a_failed_creation_leaves_nothing(tmp_path, task, monkeypatch):
+    monkeypatch.setattr(run_folder, "_json", lambda values: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        make(tmp_path / "run", task)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_trains_in_a_folder(tmp_path, task):
+    pytest.importorskip("fcntl")
+    run = make(tmp_path / "run", task)
+    code = f"""
+from pathlib import Path
+from heed.seq2seq.run_folder import RunFolder
+run = RunFolder.open(Path({str(run.path)!r}))
+with run.lock():
+    print("locked", flush=True)
+    input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(TaskError, match="is being trained by another process"), run.lock():
+            pass
+        other.kill()
+    with run.lock():
+        pass
+
+
+def test_free_paths(tmp_path):
+    assert free_path(tmp_path / "a").name == "a"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a-2").mkdir()
+    assert free_path(tmp_path / "a").name == "a-3"
+
+
+def test_json_is_readable_by_people(tmp_path, task):
+    run = make(tmp_path / "run", task)
+    path = run.write_json("x.json", {"word": "é"})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"word": "é"}
+    assert "é" in path.read_text(encoding="utf-8")

@@ -1,0 +1,60 @@
+"""The learning rate of each step, and the checks of the options."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.schedule import learning_rate
+
+
+def test_warm_up_then_cosine():
+    rates = [learning_rate(s, peak=2.0, warmup_steps=10, steps=50) for s in range(50)]
+    assert rates[:10] == pytest.approx([2.0 * (s + 1) / 10 for s in range(10)])
+    assert rates[10] == 2.0
+    assert rates[30] == pytest.approx(1.0)
+    assert all(a > b for a, b in pairwise(rates[10:]))
+    assert 0 < rates[-1] < 0.01
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 5), (5, 5), (9, 5), (1, 1)])
+def test_rates_are_positive_and_finite_at_the_edges(warmup, steps):
+    for step in range(steps):
+        rate = learning_rate(step, peak=1e-3, warmup_steps=warmup, steps=steps)
+        assert math.isfinite(rate)
+        assert 0 < rate <= 1e-3
+
+
+def test_options_come_back():
+    options = TrainingOptions(steps=7, seed=3, label_smoothing=0.1)
+    assert TrainingOptions.from_dict(options.to_dict()) == options
+    with pytest.raises(TaskError, match="Received: colour"):
+        TrainingOptions.from_dict({"colour": 1})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"steps": 0},
+        {"steps": 2.5},
+        {"steps": True},
+        {"batch_size": -1},
+        {"warmup_steps": -1},
+        {"patience": -1},
+        {"seed": -1},
+        {"seed": 2**31},
+        {"learning_rate": 0},
+        {"learning_rate": math.inf},
+        {"learning_rate": math.nan},
+        {"learning_rate": "fast"},
+        {"clip_norm": 0.0},
+        {"label_smoothing": 1.0},
+        {"label_smoothing": math.nan},
+    ],
+)
+def test_bad_options(bad):
+    (name,) = bad
+    with pytest.raises(TaskError, match=f"`{name}` must"):
+        TrainingOptions(**bad)

@@ -1,0 +1,94 @@
+"""Digits and words to ids and back."""
+
+import pytest
+
+from heed.seq2seq import numbers
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.tokenizer import END_ID, DigitTokenizer, SubwordTokenizer
+
+
+@pytest.fixture(scope="module")
+def task():
+    return NumbersTask(numbers.LANGUAGES)
+
+
+def test_digits_stand_at_their_place_value():
+    tokenizer = DigitTokenizer(("en", "fr"))
+    short, long = tokenizer.encode(42, "fr"), tokenizer.encode(999_942, "fr")
+    assert short == long[: len(short)]
+    assert tokenizer.pieces([*short, 0, 0]) == ["fr", "2", "4"]
+    assert max(tokenizer.encode(999_999, "fr")) < tokenizer.vocabulary_size
+    assert len(tokenizer.encode(999_999, "fr")) == DigitTokenizer.longest
+    with pytest.raises(TaskError, match="must be one of en, fr"):
+        tokenizer.encode(1, "de")
+    with pytest.raises(TaskError, match="from 0 to"):
+        tokenizer.encode(1_000_000, "en")
+
+
+def test_all_words_come_back_to_the_letter(task):
+    words = task._words
+    for language in numbers.LANGUAGES:
+        texts = [
+            numbers.spell(n, language)
+            for n in [*range(120), *numbers.evaluation_numbers()[:300].tolist()]
+        ]
+        rows = words.encode(texts)
+        assert words.decode(rows) == texts
+        assert max(map(len, rows)) <= task.longest_target
+        assert all(row[-1] == END_ID and END_ID not in row[:-1] for row in rows)
+        assert all(3 not in row for row in rows), "an unknown piece"
+
+
+def test_decoding_stops_at_the_end_and_skips_padding(task):
+    row = task._words.encode(["one thousand"])[0]
+    assert task.decode([[*row, 7, 8], [1, *row, 0, 0], []]) == ["one thousand", "one thousand", ""]
+    assert len(task.target_labels([*row, 9])) == len(row) - 1
+
+
+def test_the_same_text_gives_the_same_tokenizer():
+    assert NumbersTask(("en",))._words.model == NumbersTask(("en",))._words.model
+
+
+def test_the_tokenizer_is_learned_from_training_numbers_only(monkeypatch):
+    spelled = []
+    spell = numbers.spell
+    monkeypatch.setattr(numbers, "spell", lambda n, lang="en": spelled.append(n) or spell(n, lang))
+    NumbersTask(("en",))
+    assert spelled
+    assert not numbers.held_out(spelled).any()
+
+
+def test_a_small_text_gets_fewer_pieces_than_asked_for():
+    tokenizer = SubwordTokenizer.train(["abc abd", "abd abc"] * 5, 8_000)
+    assert tokenizer.vocabulary_size < 40
+    assert tokenizer.decode(tokenizer.encode(["abd abc"])) == ["abd abc"]
+
+
+def test_what_a_tokenizer_refuses():
+    with pytest.raises(TaskError, match="no text"):
+        SubwordTokenizer.train(["", " "], 100)
+    with pytest.raises(TaskError, match="of 5 pieces cannot be learned"):
+        SubwordTokenizer.train(["abcdefghijklmnopqrstuvwxyz"], 5)
+    with pytest.raises(TaskError, match="cannot be read"):
+        SubwordTokenizer(b"not a model")
+
+
+def test_a_batch_has_one_shape_and_holds_all_languages(task):
+    batches = [task.training_batch(0, step, 8) for step in range(5)]
+    assert len({(batch.source.shape, batch.target.shape) for batch in batches}) == 1
+    batch = task.training_batch(0, 0, 8)
+    assert {task.source_labels(row)[0] for row in batch.source} == set(numbers.LANGUAGES)
+    digits = ["".join(reversed(task.source_labels(row)[1:])) for row in batch.source]
+    languages = [task.source_labels(row)[0] for row in batch.source]
+    expected = [numbers.spell(int(n), lang) for n, lang in zip(digits, languages, strict=True)]
+    assert task.decode(batch.target) == expected
+    assert (batch.target[:, 0] != 1).all(), "a target has no start token"
+
+
+def test_evaluation_judges_each_number_in_each_language(task):
+    items = task.evaluation_items()
+    assert len(items) == 2000 * 4
+    assert {item.group for item in items} == set(numbers.LANGUAGES)
+    item = items[2000]
+    assert item.reference == numbers.spell(int(item.text.replace(",", "")), item.group)

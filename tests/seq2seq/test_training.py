@@ -1,0 +1,246 @@
+"""The training loop: stopped anywhere and resumed, it ends with the same bits."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from heed.seq2seq import TaskError, TrainingInterrupted, checkpoint, train
+from heed.seq2seq import training as training_module
+from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.trained_model import packed, trained_model
+from heed.seq2seq.training_log import read_metrics
+from heed.seq2seq.training_step import TrainingStep, Validation
+from tests.seq2seq import tiny
+
+
+class CrashError(Exception):
+    """Stands for a crash."""
+
+
+def stop_at(monkeypatch, step, error):
+    """Makes training fail just before it takes the step after `step`."""
+    take = training_module._Training._take
+
+    def failing(self, batch, log):
+        if self._at.step == step:
+            raise error
+        take(self, batch, log)
+
+    monkeypatch.setattr(training_module._Training, "_take", failing)
+
+
+def metrics(run):
+    return [{k: v for k, v in r.items() if k != "seconds"}
+            for r in read_metrics(run.path / "metrics.jsonl")]  # fmt: skip
+
+
+def test_two_runs_with_one_seed_are_the_same_and_another_seed_is_not(tmp_path, finished_run):
+    again = tiny.start(tmp_path / "again", languages=("en", "de"))
+    train(again, progress=False)
+    assert tiny.same(tiny.weights(again), tiny.weights(finished_run))
+    assert metrics(again) == metrics(finished_run)
+    other = tiny.start(tmp_path / "other", languages=("en", "de"), seed=6)
+    train(other, progress=False)
+    assert not tiny.same(tiny.weights(other), tiny.weights(finished_run))
+
+
+# Before the first checkpoint, between two, at one, and before the last step.
+@pytest.mark.parametrize("stops", [(2, 6, 8, 11), (7,)])
+def test_a_stopped_run_ends_with_the_same_weights(tmp_path, finished_run, monkeypatch, stops):
+    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+    for stop in stops:
+        with monkeypatch.context() as patch:
+            stop_at(patch, stop, CrashError())
+            with pytest.raises(CrashError):
+                train(RunFolder.open(run.path), progress=False)
+        assert not run.weights.exists()
+    trained = train(RunFolder.open(run.path), progress=False)
+    assert trained.steps == tiny.TINY["steps"]
+    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+    assert metrics(run) == metrics(finished_run), "each step is there once"
+
+
+def test_a_run_killed_before_its_weights_were_written(tmp_path, finished_run, monkeypatch):
+    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            training_module._Training, "_finish", lambda *_: (_ for _ in ()).throw(CrashError())
+        )
+        with pytest.raises(CrashError):
+            train(run, progress=False)
+    train(run, progress=False)
+    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+
+
+def test_a_complete_run_is_left_as_it_is(finished_run):
+    before = {p: p.stat().st_mtime_ns for p in finished_run.path.rglob("*") if p.name != ".lock"}
+    assert train(finished_run, progress=False).steps == tiny.TINY["steps"]
+    after = {p: p.stat().st_mtime_ns for p in finished_run.path.rglob("*") if p.name != ".lock"}
+    assert before == after
+
+
+def test_ctrl_c_says_how_to_go_on_and_leaves_the_checkpoint(tmp_path, monkeypatch, finished_run):
+    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6, KeyboardInterrupt())
+        with pytest.raises(TrainingInterrupted, match=r"step 6 of 12; continue from step 4 with: "
+                           r"heed train --resume .*run"):  # fmt: skip
+            train(run, progress=False)
+    assert checkpoint.load_latest(run.checkpoints)[1]["step"] == 4
+    train(run, progress=False)
+    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, finished_run):
+    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+    savez, calls = np.savez, []
+
+    def full(file, **arrays):
+        calls.append(1)
+        if len(calls) == 2:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        savez(file, **arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(run, progress=False)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000004.npz"]
+    train(run, progress=False)
+    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+
+
+def test_early_stopping_keeps_the_best_weights_and_survives_a_stop(tmp_path, monkeypatch):
+    losses, now = {3: 3.0, 6: 1.0, 9: 2.0, 12: 1.5, 15: 0.0}, {}
+    validated = training_module._Training._validated
+
+    def noted(self, log, loss):
+        now["step"] = self._at.step
+        now.setdefault(self._at.step, [w.numpy() for w in self._model.weights])
+        return validated(self, log, loss)
+
+    monkeypatch.setattr(training_module._Training, "_validated", noted)
+    monkeypatch.setattr(
+        TrainingStep, "validate", lambda *_: Validation(losses[now["step"]], 0.5, 0.5)
+    )
+    options = {"steps": 20, "patience": 2, "validate_every": 3, "checkpoint_every": 5}
+    straight = tiny.start(tmp_path / "straight", **options)
+    trained = train(straight, progress=False)
+    assert (trained.stopped_early, trained.steps, trained.best_step) == (True, 12, 6)
+    assert tiny.same(tiny.weights(straight), packed(now[6], "weight"))
+    assert checkpoint.load(straight.weights)[1]["step"] == 6
+
+    stopped = tiny.start(tmp_path / "stopped", **options)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 11, CrashError())
+        with pytest.raises(CrashError):
+            train(stopped, progress=False)
+    assert train(stopped, progress=False).steps == 12
+    assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
+    assert metrics(stopped) == metrics(straight)
+    assert train(stopped, progress=False).steps == 12, "it stays stopped"
+
+
+def test_what_a_run_folder_holds(finished_run):
+    names = {path.name for path in finished_run.path.iterdir()}
+    assert names >= {"config.json", "target.model", "weights.npz", "metrics.jsonl", "train.log",
+                     "tensorboard", "checkpoints"}  # fmt: skip
+    records = metrics(finished_run)
+    assert [r["step"] for r in records] == [4, 8, 10, 12]
+    assert {"loss", "learning_rate", "validation_loss", "validation_exact"} <= set(records[0])
+    assert "step 8/12" in (finished_run.path / "train.log").read_text()
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    run = tiny.start(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 11, CrashError())
+        with pytest.raises(CrashError):
+            train(run, progress=False)
+    train(run, progress=False)
+    steps = [
+        event.step
+        for path in sorted((run.path / "tensorboard").iterdir())
+        for event in loader.EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.tag == "training/loss"
+    ]
+    assert steps == [4, 8, 10, 12]
+
+
+def test_metrics_cut_short_by_a_kill_are_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    assert read_metrics(path, 1) == [{"step": 1}]
+
+
+def test_a_damaged_checkpoint_and_a_wrong_config_are_said(tmp_path, finished_run):
+    run = tiny.start(tmp_path / "run")
+    (run.checkpoints / "step-00000004.npz").write_bytes(b"")
+    with pytest.raises(TaskError, match=r"step-00000004\.npz is damaged"):
+        train(run, progress=False)
+    other = {**finished_run.config, "model": {**finished_run.config["model"], "width": 32}}
+    with pytest.raises(TaskError, match="its weights are not those of its model"):
+        trained_model(RunFolder(finished_run.path, other))
+    with pytest.raises(TaskError, match="is damaged: its model cannot be made"):
+        train(RunFolder(run.path, {**run.config, "model": {"wings": 2}}), progress=False)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
+    run = tiny.start(tmp_path / "run")
+    monkeypatch.setattr(TrainingStep, "__call__", lambda *_: float("nan"))
+    with pytest.raises(TaskError, match=r"the loss became nan at step 1: .*--learning-rate"):
+        train(run, progress=False)
+
+
+KILLED = """
+import sys
+from heed.seq2seq import RunFolder, train
+train(RunFolder.open(sys.argv[1]), progress=True)
+"""
+
+
+def killed_at(run, record, wait=0.0):
+    """Trains in another process and kills it once metrics.jsonl holds so many records."""
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(run.path)], stderr=subprocess.DEVNULL
+    ) as process:
+        path, end = run.path / "metrics.jsonl", time.monotonic() + 120
+        while len(read_metrics(path)) < record and process.poll() is None:
+            if time.monotonic() > end:
+                process.kill()
+                raise TimeoutError(f"no record {record}")
+            time.sleep(0.002)
+        time.sleep(wait)
+        process.kill()
+        assert process.wait() in (-signal.SIGKILL, 0)
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment(tmp_path):
+    """Kills a process at many moments; the weights are those of a run that nobody touched."""
+    options = {"steps": 200, "checkpoint_every": 7, "validate_every": 50}
+    straight = tiny.start(tmp_path / "straight", **options)
+    killed_at(straight, 1000)  # never: it ends by itself
+    expected = tiny.weights(straight)
+    for number, record in enumerate((1, 3, 6, 11, 16, 19)):
+        run = tiny.start(tmp_path / f"run{number}", **options)
+        killed_at(run, record, wait=0.003 * number)
+        killed_at(run, record + 2)  # and once more in the second sitting
+        killed_at(run, 1000)
+        assert tiny.same(tiny.weights(run), expected), f"killed at record {record}"
+        assert metrics(run) == metrics(straight)
+
+
+def test_records_are_json_of_one_line(finished_run):
+    for line in (finished_run.path / "metrics.jsonl").read_text().splitlines():
+        assert isinstance(json.loads(line), dict)

@@ -1,0 +1,210 @@
+"""Translating, evaluating and drawing with a finished run, and a run on own text."""
+
+import numpy as np
+import pytest
+
+from heed.seq2seq import TaskError, Translator, evaluate, start_text, train
+from heed.seq2seq import numbers as numbers_module
+from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
+from heed.seq2seq.demo import picture_of_run, report, run_demo
+from heed.seq2seq.evaluation import Answer, Evaluation
+from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.translate import translate_stream
+from tests.seq2seq import tiny
+
+
+@pytest.fixture(scope="module")
+def translator(finished_run):
+    return Translator(finished_run)
+
+
+@pytest.fixture(scope="module")
+def text_run(tmp_path_factory):
+    """A tiny finished run on own text."""
+    folder = tmp_path_factory.mktemp("text")
+    source, target = tiny.write_parallel_text(folder)
+    options = {**tiny.TINY, "steps": 6, "patience": 0}
+    run = start_text(folder / "run", source, target, vocabulary_size=60, **options)
+    train(run, progress=False)
+    return run
+
+
+def test_translations_come_in_the_order_of_the_lines(translator):
+    lines = ["1 2 3 4", "7", "999,999", "42", "0"]
+    together = translator(lines)
+    assert together == [translator([line])[0] for line in lines]
+    assert translator(lines, "de") != together or translator.step < 100
+
+
+def test_decoding_in_batches_changes_nothing(translator):
+    rows = [translator.task.encode(str(n)) for n in range(0, 900, 100)]
+    whole = translator.decode(rows)
+    assert translator.decode(rows, batch_size=4) == whole
+    assert translator.decode([]) == []
+
+
+def test_lines_are_translated_as_they_come(translator):
+    asked = []
+
+    def lines():
+        for line in ("1\n", "2\r\n", "3"):
+            asked.append(line)
+            yield line
+
+    stream = translate_stream(translator, lines(), batch_size=1)
+    first = next(stream)
+    assert len(asked) == 1, "an answer waits for no later line"
+    assert [first, *stream] == translator(["1", "2", "3"])
+    assert list(translate_stream(translator, [])) == []
+
+
+def test_a_bad_line_is_named_after_the_good_ones_before_it(translator):
+    answers = []
+    with pytest.raises(TaskError, match=r"line 3: a number must be digits.*'x'"):
+        answers.extend(answer for answer in translate_stream(translator, ["1", "2", "x", "4"]))
+    assert len(answers) == 2 or not answers  # extend may lose them when it fails midway
+    found = []
+    with pytest.raises(TaskError, match="line 2: .*must not be empty"):
+        for answer in translate_stream(translator, ["5\n", "\n"]):
+            found.append(answer)
+    assert found == translator(["5"])
+
+
+def test_a_language_that_the_run_does_not_know(translator):
+    with pytest.raises(TaskError, match="must be one of en, de"):
+        translator(["1"], "fr")
+
+
+def test_evaluation_counts_right_answers(finished_run, monkeypatch):
+    monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5, 60, 700]))
+    translator = Translator(finished_run)
+    right = {("5", "en"), ("60", "en"), ("700", "de")}
+    items = translator.task.evaluation_items()
+    by_ids = {tuple(item.ids): item for item in items}
+    encode = translator.task._words.encode
+
+    def decode(rows, batch_size=500):
+        found = [by_ids[tuple(row)] for row in rows]
+        return encode([i.reference if (i.text, i.group) in right else "x" for i in found])
+
+    monkeypatch.setattr(translator, "decode", decode)
+    result = evaluate(translator)
+    assert (result.right, len(result.answers), result.exact) == (3, 6, 0.5)
+    assert {name: group.right for name, group in result.groups().items()} == {"en": 2, "de": 1}
+    assert result.bleu is None
+    assert len(result.wrong) == 3
+    figures = result.to_dict()
+    assert figures["groups"] == {"en": 2 / 3, "de": 1 / 3}
+    assert report(result)[0].startswith("3 of 6 held-out answers are right to the letter: 50.00 %")
+    assert len(report(result)) == 3
+
+
+def test_a_run_without_weights(tmp_path):
+    run = tiny.start(tmp_path / "run")
+    with pytest.raises(TaskError, match=r"has no weights yet: .*heed train --resume"):
+        Translator(run)
+
+
+def test_an_unfinished_run_translates_with_its_checkpoint(tmp_path, finished_run, translator):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished_run.path, copy)
+    (copy / "weights.npz").unlink()
+    unfinished = Translator(RunFolder.open(copy))
+    assert unfinished.step == 12
+    assert unfinished(["123"]) == translator(["123"])
+
+
+def test_own_text_from_files_to_scores(text_run, tmp_path):
+    translator = Translator(text_run)
+    assert len(translator(["aa bb", "cc"])) == 2
+    with pytest.raises(TaskError, match="for runs on numbers only"):
+        translator(["aa"], "en")
+    with pytest.raises(TaskError, match="must not be empty"):
+        translator(["  "])
+    result = evaluate(translator)
+    assert len(result.answers) == 3
+    assert result.bleu is not None
+    assert result.chrf is not None
+    assert "BLEU" in report(result)[-1]
+    references = Evaluation([Answer(a.source, a.reference, a.reference, "text")
+                             for a in result.answers], 0.0)  # fmt: skip
+    assert references.exact == 1.0
+    columns, rows, weights = cross_attention(translator, "aa bb")
+    assert weights.shape[2:] == (len(rows), len(columns))
+
+
+def test_a_resumed_run_on_own_text_is_the_same_and_notices_a_changed_file(tmp_path, monkeypatch):
+    from tests.seq2seq.test_training import CrashError, stop_at
+
+    source, target = tiny.write_parallel_text(tmp_path)
+    options = {**tiny.TINY, "vocabulary_size": 60, "steps": 9, "patience": 0}
+    straight = start_text(tmp_path / "straight", source, target, **options)
+    train(straight, progress=False)
+    stopped = start_text(tmp_path / "stopped", source, target, **options)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6, CrashError())
+        with pytest.raises(CrashError):
+            train(stopped, progress=False)
+    train(stopped, progress=False)
+    assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
+
+    changed = start_text(tmp_path / "changed", source, target, **options)
+    source.write_text(source.read_text().replace("aa", "bb", 1))
+    with pytest.raises(TaskError, match=r"source\.txt has changed since the run began"):
+        train(changed, progress=False)
+
+
+def test_cross_attention_is_in_reading_order_and_adds_up_to_one(translator):
+    columns, rows, weights = cross_attention(translator, "12 34", "de")
+    assert columns == ["de", "1", "2", "3", "4"]
+    assert weights.shape == (1, 2, len(rows), 5)
+    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
+    # The same weights as the model gives, with the columns moved.
+    task, model = translator.task, translator.model
+    source = task.encode("1234", "de")
+    target = [t for t in translator.decode([source])[0] if t][: len(rows)]
+    _, scores = model(
+        {"source": np.array([source]), "target": np.array([[1, *target[:-1]]])},
+        return_attention_scores=True,
+    )
+    direct = np.asarray(scores["cross"][0])[0]
+    np.testing.assert_allclose(weights[0][:, :, 1], direct[:, :, 4], atol=1e-5)
+    np.testing.assert_allclose(weights[0][:, :, 4], direct[:, :, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "T", "S"), [(1, 1, 1, 2), (2, 4, 15, 7), (3, 8, 40, 30)]
+)
+def test_a_picture_of_any_size(tmp_path, layers, heads, T, S):
+    weights = np.random.default_rng(0).dirichlet(np.ones(S), (layers, heads, T))
+    path = draw_cross_attention(
+        tmp_path / "a.png", ["1"] * S, ["▁one"] * T, weights.astype(np.float32), "title"
+    )
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert data.rstrip().endswith(b"IEND\xaeB`\x82")
+
+
+def test_a_picture_goes_to_the_run_folder(translator):
+    path = picture_of_run(translator, "1234")
+    assert path == translator.run.path / "attention.png"
+    assert path.stat().st_size > 10_000
+
+
+def test_the_demo_tells_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        numbers_module, "evaluation_numbers", lambda: np.array([382764, 5, 60, 700, 8000])
+    )
+    lines = []
+    options = {k: v for k, v in tiny.TINY.items() if k != "dropout"} | {"steps": 4}
+    made = run_demo(tmp_path / "run", say=lines.append, progress=False, **options)
+    text = "\n".join(lines)
+    assert "of 5 held-out answers are right" in text
+    assert "382,764" in text
+    assert str(made.picture) in text
+    assert made.picture.exists()
+    assert (made.run.path / "evaluation.json").exists()
+    with pytest.raises(TaskError, match="exists already"):
+        run_demo(tmp_path / "run", say=lines.append, progress=False, **options)

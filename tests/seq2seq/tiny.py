@@ -1,0 +1,52 @@
+"""Tiny runs for tests: the real task and loop with a model that trains in a blink."""
+
+from pathlib import Path
+
+import numpy as np
+
+TINY = {
+    "width": 16,
+    "num_heads": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "feed_forward_width": 16,
+    "batch_size": 4,
+    "warmup_steps": 4,
+    "steps": 12,
+    "validate_every": 4,
+    "checkpoint_every": 4,
+    "dropout": 0.2,  # so that the state of the random generators matters
+    "seed": 5,
+}
+
+
+def start(path: Path, **options):
+    """A new tiny run on numbers, with a task whose validation is quick."""
+    from heed.seq2seq import start_numbers
+
+    return start_numbers(path, options.pop("languages", ("en",)), **{**TINY, **options})
+
+
+def weights(run) -> dict[str, np.ndarray]:
+    """The final weights of a run."""
+    from heed.seq2seq import checkpoint
+
+    return checkpoint.load(run.weights)[0]
+
+
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    """Whether two sets of arrays are equal bit for bit."""
+    return first.keys() == second.keys() and all(
+        first[name].dtype == second[name].dtype and first[name].tobytes() == second[name].tobytes()
+        for name in first
+    )
+
+
+def write_parallel_text(folder: Path, count: int = 60) -> tuple[Path, Path]:
+    """Two line-aligned files: words, and the same words backwards."""
+    letters = "abcdefghij"
+    lines = [" ".join(letters[int(d)] * 2 for d in str(1000 + 37 * i)) for i in range(count)]
+    source, target = folder / "source.txt", folder / "target.txt"
+    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    target.write_text("".join(f"{line[::-1]}é\n" for line in lines), encoding="utf-8")
+    return source, target
