@@ -211,9 +211,17 @@ class TransformerDecoderLayer(TransformerLayer):
             dtype: Dtype of the cache. Default: the layer's compute dtype.
 
         Returns:
-            `{"self": {"key": (B, L, K, H), "value": (B, L, K, V)}, "cross": the same with S for
-            L}`.
+            `{"self": {"key": (B, L, K, H), "value": (B, L, K, V)}, "cross": ...}`, in "cross" B'
+            for B and S for L.
+
+        Raises:
+            ValueError: If the layer is not built.
         """
+        if not self.built:
+            raise ValueError(
+                "`make_cache` needs the attention layers: build this layer or call it once before. "
+                "Received: a layer that is not built"
+            )
         cache = {"self": self.self_attention.make_cache(batch_size, length, dtype)}
         if encoded is not None:
             cache["cross"] = self.encoded_attention.project_cache(encoded)

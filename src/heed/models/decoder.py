@@ -99,6 +99,8 @@ class TransformerDecoder(ConfiguredModel):
 
     def make_caches(self, batch_size: Any, length: int, encoded: Any = None) -> list[Any]:
         """Empty caches, one for each layer, see `TransformerDecoderLayer.make_cache`."""
+        if not self.built:
+            self.build()
         return [block.make_cache(batch_size, length, encoded) for block in self.blocks]
 
     def hidden(
