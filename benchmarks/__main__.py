@@ -82,8 +82,8 @@ def _wanted(all_cases: list[Case], text: str) -> list[Case]:
 
 
 def _tell(case: Case, results: dict[str, Result]) -> dict[str, Result]:
-    """Says on standard error that a case is done: a whole run takes minutes."""
-    print(f"  {case.name} done", file=sys.stderr, flush=True)
+    """Says on standard error what a case gave, as soon as it is done: a whole run takes minutes."""
+    print(f"  {case.name}: {report.in_short(results)}", file=sys.stderr, flush=True)
     return results
 
 

@@ -59,6 +59,18 @@ def memory_table(results: Results, peers: dict[str, Peer]) -> str:
     return _markdown(header, rows) + _problems(results, peers)
 
 
+def in_short(results: dict[str, Result]) -> str:
+    """All sides of one case in one line."""
+    figures = []
+    for name, result in results.items():
+        seconds = median(result, results)
+        if result.added_mib is not None:
+            figures.append(f"{name} {result.added_mib:.0f} MiB")
+        else:
+            figures.append(f"{name} {_milliseconds(seconds)}{' ms' if seconds else ''}")
+    return ", ".join(figures)
+
+
 def as_json(timed: Results, memory: Results) -> dict[str, Any]:
     """Everything, with each sample."""
     return {

@@ -1,6 +1,7 @@
 """The benchmark's own arithmetic and processes; real measurements are marked slow."""
 
 import json
+import re
 import sys
 import textwrap
 
@@ -55,6 +56,7 @@ def test_sides_are_timed_in_their_own_processes(peers):
     assert f"{slow / quick:.2f}" in table
     assert "failed" in table
     assert "gone, fwd (1, 2, 8, 4): ModuleNotFoundError" in table
+    assert re.fullmatch(r"heed [\d.]+ ms, slow [\d.]+ ms, gone failed", report.in_short(results))
 
 
 def test_sides_are_alternated(peers):
