@@ -40,8 +40,8 @@ def stream(count: int, *key: int, start: int = 0) -> NDArray[np.uint64]:
         (count,) uint64.
 
     Example:
-        >>> (stream(4, 1, 2)[2:] == stream(2, 1, 2, start=2)).all()
-        np.True_
+        >>> bool((stream(4, 1, 2)[2:] == stream(2, 1, 2, start=2)).all())
+        True
     """
     state = np.zeros((), np.uint64)
     for part in key:

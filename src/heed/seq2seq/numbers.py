@@ -127,8 +127,8 @@ def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
 
     Example:
         >>> batch = training_numbers(seed=1, step=5, count=8)
-        >>> (batch == training_numbers(seed=1, step=5, count=8)).all()
-        np.True_
+        >>> bool((batch == training_numbers(seed=1, step=5, count=8)).all())
+        True
         >>> (batch < 10_000).tolist()
         [True, True, True, True, False, False, False, False]
     """
