@@ -22,7 +22,7 @@ def made(seed=3, **options):
     keras.utils.set_random_seed(seed)
     model = Transformer(CONFIG)
     model.build()
-    return TrainingStep(model, TrainingOptions(**options), tf.distribute.get_strategy())
+    return TrainingStep(model, TrainingOptions(**options), tf.distribute.get_strategy(), True)
 
 
 def batch(rows=6, seed=0):
@@ -34,6 +34,18 @@ def batch(rows=6, seed=0):
         target[i, 2 + i % 4] = 2
         source[i, 2 + i % 4 :] = 0
     return Batch(source, target)
+
+
+def assert_same_weights(first, second, atol=3e-5):
+    """Where there is a gradient: Adam blows rounding up to steps where there is none (key biases)."""
+    compared = total = 0
+    for one, other, squares in zip(
+        first.model.weights, second.model.weights, first.second, strict=True
+    ):
+        felt = np.sqrt(squares.numpy()) > 1e-5
+        np.testing.assert_allclose(one.numpy()[felt], other.numpy()[felt], atol=atol)
+        compared, total = compared + felt.sum(), total + felt.size
+    assert compared > 0.8 * total
 
 
 def test_the_loss_is_the_mean_over_tokens_and_ignores_padding():
@@ -81,8 +93,7 @@ def test_steps_are_adam_on_the_clipped_gradient():
         optimizer.apply(gradients, variables)
         assert float(step(one, i, rate)) == pytest.approx(float(loss), rel=1e-4)
     assert max(norms) > 0.5, "nothing was clipped"
-    for ours, theirs in zip(step.model.weights, reference.model.weights, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=3e-5)
+    assert_same_weights(step, reference)
 
 
 def test_validation_counts_what_greedy_decoding_would_get_right():
@@ -118,8 +129,7 @@ with strategy.scope():
 double = TrainingStep(model, TrainingOptions(clip_norm=0.5), strategy)
 assert strategy.num_replicas_in_sync == 2
 np.testing.assert_allclose([float(double(one, i, 1e-2)) for i, one in enumerate(data)], losses, rtol=1e-5)
-for a, b in zip(single.model.weights, model.weights):
-    np.testing.assert_allclose(a.numpy(), b.numpy(), atol=2e-5)
+assert_same_weights(single, double)
 for a, b in zip(single.second, double.second):
     np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-6)
 print("same")

@@ -162,8 +162,8 @@ class TextTask:
         return self._target.decode(rows)
 
     def source_labels(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of the source."""
-        return self._source.pieces(ids)
+        """The pieces of the source, and its end."""
+        return [*self._source.pieces(ids), "end"]
 
     def target_labels(self, ids: Iterable[int]) -> list[str]:
         """The pieces of the target."""

@@ -132,7 +132,11 @@ class TrainingStep:
         logits = self._logits(source, target, training=False)
         loss = tf.reduce_sum(_cross_entropy(logits, target, 0.0))
         real = tf.not_equal(target, self.model.config.pad_id)
-        right = tf.equal(tf.argmax(logits, axis=-1, output_type=target.dtype), target)
+        config = self.model.config
+        # As decoding does: padding and the start token are never said.
+        never = tf.one_hot([config.pad_id, config.start_id], config.target_vocabulary_size)
+        said = tf.argmax(logits - 1e9 * tf.reduce_sum(never, 0), axis=-1, output_type=target.dtype)
+        right = tf.equal(said, target)
         counts = [
             tf.math.count_nonzero(tf.logical_and(right, real)),
             tf.math.count_nonzero(real),
