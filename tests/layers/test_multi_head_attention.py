@@ -359,3 +359,29 @@ def test_empty_keys_give_the_bias_of_the_output():
     assert scores.shape == (2, 2, 3, 0)
     bias = np.broadcast_to(layer.output_dense.bias.numpy(), (2, 3, 8))
     assert np.max(np.abs(output - bias)) < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("shapes", [[(0, 5, 8), (0, 3, 8)], [(2, 0, 8), (2, 3, 8)]])
+def test_empty_batches_and_queries(shapes):
+    layer = MultiHeadAttention(2, 4)
+    output, scores = call(layer, randoms(*shapes), use_causal_mask=True)
+    assert output.shape == shapes[0]
+    assert scores.shape == (shapes[0][0], 2, shapes[0][1], 3)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 8), (2, 6, 3, 8)])
+@pytest.mark.parametrize("window", [None, 2])
+def test_causal_holds_with_dropout_and_free_axes(shape, window):
+    layer = MultiHeadAttention(2, 4, dropout=0.3, attention_axes=1, sliding_window=window)
+    x = tf.constant(randoms(shape)[0])
+    distance = np.arange(6)[:, None] - np.arange(6)
+    hidden = (distance < 0) | (distance >= (window or 6))
+    for training in (False, True):
+        _, scores = call(layer, (x, x), use_causal_mask=True, training=training)
+        assert np.all(np.asarray(scores)[..., hidden] == 0)
+        for i in range(6):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                output = layer(x, x, use_causal_mask=True, training=training)[:, i]
+            reached = np.any(tape.gradient(output, x) != 0, axis=tuple(range(2, len(shape))))
+            assert not np.any(reached[:, hidden[i]])

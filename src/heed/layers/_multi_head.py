@@ -73,21 +73,60 @@ class MultiHeadBase(keras.layers.Layer):
         self._soft_cap = _checks.optional_positive_float("soft_cap", soft_cap)
         self._widths: dict[str, int] = {}
 
-    num_heads = property(lambda self: self._num_heads, doc="N, number of query heads.")
-    num_key_value_heads = property(
-        lambda self: self._num_key_value_heads, doc="K, number of key/value heads."
-    )
-    key_dim = property(lambda self: self._key_dim, doc="H, width of a query or key head.")
-    value_dim = property(lambda self: self._value_dim, doc="V, width of a value head.")
-    dropout = property(lambda self: self._dropout, doc="Rate of dropped attention weights.")
-    use_bias = property(lambda self: self._use_bias, doc="Whether projections have a bias.")
-    attention_axes = property(lambda self: self._attention_axes, doc="Axes attended over, or None.")
-    soft_cap = property(lambda self: self._soft_cap, doc="c of c tanh(x / c), or None.")
-    sliding_window = property(lambda self: self._sliding_window, doc="W, or None.")
-    query_dense = property(lambda self: self._query_dense, doc="The projection of the query.")
-    key_dense = property(lambda self: self._key_dense, doc="The projection of the key.")
-    value_dense = property(lambda self: self._value_dense, doc="The projection of the value.")
-    output_dense = property(lambda self: self._output_dense, doc="The output projection.")
+    @property
+    def num_heads(self) -> int:
+        """N, number of query heads."""
+        return self._num_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """K, number of key/value heads."""
+        return self._num_key_value_heads
+
+    @property
+    def key_dim(self) -> int:
+        """H, width of a query or key head."""
+        return self._key_dim
+
+    @property
+    def value_dim(self) -> int:
+        """V, width of a value head."""
+        return self._value_dim
+
+    @property
+    def dropout(self) -> float:
+        """Rate at which attention weights are dropped in training."""
+        return self._dropout
+
+    @property
+    def use_bias(self) -> bool:
+        """Whether the projections have a bias."""
+        return self._use_bias
+
+    @property
+    def attention_axes(self) -> tuple[int, ...] | None:
+        """The axes attended over; None: all between first and last."""
+        return self._attention_axes
+
+    @property
+    def query_dense(self) -> keras.layers.Layer:
+        """The projection of the query."""
+        return self._query_dense
+
+    @property
+    def key_dense(self) -> keras.layers.Layer:
+        """The projection of the key."""
+        return self._key_dense
+
+    @property
+    def value_dense(self) -> keras.layers.Layer:
+        """The projection of the value."""
+        return self._value_dense
+
+    @property
+    def output_dense(self) -> keras.layers.Layer:
+        """The projection of the heads to the output."""
+        return self._output_dense
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""
