@@ -6,6 +6,7 @@ joins by one more case.
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from collections.abc import Callable
@@ -114,10 +115,21 @@ def assert_same(one: Any, other: Any, tolerance: float = 0.0) -> None:
         np.testing.assert_allclose(x, y, atol=tolerance, rtol=tolerance)
 
 
+def constructor_arguments(cls: type) -> set[str]:
+    """The names of all arguments that heed's part of a class takes."""
+    names = set()
+    for base in cls.__mro__[: cls.__mro__.index(keras.layers.Layer)]:
+        if "__init__" in vars(base):
+            parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+            names |= {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return names
+
+
 def check_config(case: LayerCase) -> None:
     """The config is JSON, complete, and registered as `heed>...`."""
     layer = case.make()
     config = layer.get_config()
+    assert constructor_arguments(type(layer)) <= set(config)
     assert json.loads(json.dumps(config)) is not None
     twin = type(layer).from_config(config)
     assert twin.get_config() == config
