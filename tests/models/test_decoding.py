@@ -10,10 +10,10 @@ import tensorflow as tf
 from heed.models import decoding as decoding_module
 from heed.models import generate
 from heed.models._step import Stepper
-from heed.models.beam import penalty
+from heed.models.beam import beam_search, penalty
 from heed.models.config import POSITIONS
 from heed.models.sampling import draw
-from tests.models.builders import small_model, sources
+from tests.models.builders import small_config, small_model, sources
 
 METHODS = {
     "greedy": {"method": "greedy"},
@@ -173,6 +173,38 @@ def test_one_beam_is_greedy(alpha):
         model.set_weights(small_model(seed=seed, end_bias=END_BIAS).get_weights())
         one_beam = decode(model, sources(), method="beam", beam_size=1, length_penalty=alpha)
         np.testing.assert_array_equal(one_beam, decode(model, sources()))
+
+
+class Script:
+    """In place of a model: scores that depend on the step alone."""
+
+    def __init__(self, probabilities, beams):
+        self.config = small_config()
+        self.length, self.batch_size, self.rows = len(probabilities), 1, beams
+        self.logits = tf.math.log(tf.constant(probabilities, tf.float32))
+
+    def first_tokens(self):
+        return tf.ones((self.rows,), tf.int32)
+
+    def first_state(self):
+        return tf.zeros((self.rows,))
+
+    def step(self, state, tokens, index):
+        return tf.repeat(self.logits[index : index + 1], self.rows, axis=0), state
+
+    def select(self, state, rows):
+        return state
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_a_sure_model_is_not_led_astray_by_early_ends(alpha):
+    """Ends that come second in each step do not end the search before the true end is met."""
+    path = [3, 4, 5, 6, 7, 8, 2, 3]
+    probabilities = np.full((len(path), 9), 1e-5)
+    probabilities[:, 2] = 1e-3
+    probabilities[np.arange(len(path)), path] = 0.99
+    tokens = beam_search(Script(probabilities, 3), 3, alpha)
+    np.testing.assert_array_equal(tokens, [[3, 4, 5, 6, 7, 8, 2, 0]])
 
 
 def test_a_higher_length_penalty_never_shortens():

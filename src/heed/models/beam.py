@@ -28,10 +28,11 @@ def beam_search(stepper: Stepper, beams: int, length_penalty: float) -> Any:
 
     In each step the open hypotheses of a row grow by every token. An extension that ends, and
     ranks among the best `beams`, is kept as finished with its score divided by `penalty`; the
-    best `beams` others stay open. A row is done when it has `beams` finished hypotheses, or when
-    no open one can still get a higher score than the best finished one. A row that is done does
-    not change any more, so rows do not depend on their neighbours. One beam is greedy decoding; a
-    beam as wide as the number of sequences is an exhaustive search.
+    best `beams` others stay open. A row is done when no open hypothesis can still get a higher
+    score than the best finished one. It is not enough that there are `beams` finished ones: a
+    sure model ranks many an early end second, long before its true one. A row that is done does
+    not change any more, so rows do not depend on their neighbours. One beam is greedy decoding
+    and done at its first end; a beam as wide as the number of sequences is an exhaustive search.
 
     Args:
         stepper: Runs the model, `beams` rows for each source.
@@ -93,8 +94,9 @@ def beam_search(stepper: Stepper, beams: int, length_penalty: float) -> Any:
         hopeless = ops.logical_and(
             finished_scores[:, 0] > _NONE / 2, attainable <= finished_scores[:, 0]
         )
-        full = finished_scores[:, -1] > _NONE / 2
-        done = ops.logical_or(done, ops.logical_or(full, hopeless))
+        done = ops.logical_or(done, hopeless)
+        if beams == 1:  # what is left open is the second best: greedy decoding does not follow it
+            done = ops.logical_or(done, finished_scores[:, 0] > _NONE / 2)
         return index + 1, done, tokens, scores, sequences, finished_scores, finished, state
 
     none = ops.full((batch, beams), _NONE, dtype="float32")
