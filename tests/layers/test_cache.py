@@ -1,5 +1,7 @@
 """The key/value cache of MultiHeadAttention: step by step equals all at once."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -145,6 +147,17 @@ def test_cross_attention_from_a_projected_cache():
     direct = layer(query, encoded, other)
     cached, _ = layer(query, None, cache=layer.project_cache(encoded, key=other))
     assert_close(cached, direct)
+
+
+def test_inputs_that_carry_masks():
+    layer = built()
+    x = keras.layers.Embedding(5, 8, mask_zero=True)(np.array([[1, 2, 0], [3, 0, 0]]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        cache = layer.project_cache(x)
+        output, new = layer(x, x, cache=layer.make_cache(2, 3), cache_index=0)
+    np.testing.assert_allclose(new["key"], cache["key"], atol=1e-6)
+    np.testing.assert_allclose(output, layer(x, x, use_causal_mask=True), atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16", "float64"])

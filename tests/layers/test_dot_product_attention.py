@@ -92,6 +92,9 @@ def test_implicit_masks():
     np.testing.assert_array_equal(output._keras_mask, ids != 0)
     seen = (ids != 0)[:, :, None] & (ids != 0)[:, None]
     np.testing.assert_array_equal(np.asarray(scores) > 0, seen)
+    explicit = np.array([[1, 1, 1], [0, 1, 0]], bool)
+    output = DotProductAttention()(embedded, embedded, query_mask=explicit)
+    np.testing.assert_array_equal(output._keras_mask, explicit & (ids != 0))
 
 
 def test_dropout():

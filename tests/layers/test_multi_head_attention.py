@@ -174,19 +174,34 @@ def test_explicit_and_implicit_masks_hold_together():
     np.testing.assert_array_equal(output._keras_mask, joined["query"])
 
 
-def test_masks_with_free_axes():
-    shapes = [(2, 3, 4, 8), (2, 3, 5, 8)]
-    ours, _ = pair(shapes, attention_axes=2)
+@pytest.mark.parametrize("axis", [1, 2])
+def test_masks_with_free_axes(axis):
+    lengths, free = (4, 5), 3 - axis
+    shapes = [(2, n, 3, 8) if axis == 1 else (2, 3, n, 8) for n in lengths]
+    ours, _ = pair(shapes, attention_axes=axis)
     arrays = randoms(*shapes)
     rng = np.random.default_rng(0)
-    rows, columns = rng.random((2, 3, 4)) > 0.3, rng.random((2, 3, 5)) > 0.3
-    mask = rows[:, :, None, :, None] & columns[:, :, None, None]
+    rows, columns = (rng.random(shape[:-1]) > 0.3 for shape in shapes)
+    # (B, free, N, T, S)
+    first, second = (np.moveaxis(mask, free, 1) for mask in (rows, columns))
+    mask = first[:, :, None, :, None] & second[:, :, None, None]
     expected = ours(*arrays, attention_mask=mask)
     assert_close(ours(*arrays, query_mask=rows, value_mask=columns), expected)
     # Without the free axis it holds along that axis.
-    expected = ours(*arrays, attention_mask=rows[:, 0, :, None] & columns[:, 0, None])
-    short = ours(*arrays, query_mask=rows[:, 0], value_mask=columns[:, 0])
-    assert_close(short, expected)
+    first, second = first[:, 0], second[:, 0]
+    expected = ours(*arrays, attention_mask=first[:, :, None] & second[:, None])
+    assert_close(ours(*arrays, query_mask=first, value_mask=second), expected)
+
+
+def test_masks_with_several_axes():
+    shapes = [(2, 3, 4, 8), (2, 5, 2, 8)]
+    ours, _ = pair(shapes)
+    arrays = randoms(*shapes)
+    rng = np.random.default_rng(0)
+    rows, columns = (rng.random(shape[:-1]) > 0.3 for shape in shapes)
+    mask = rows[:, None, :, :, None, None] & columns[:, None, None, None]
+    expected = ours(*arrays, attention_mask=mask)
+    assert_close(ours(*arrays, query_mask=rows, value_mask=columns), expected)
 
 
 def test_a_mask_object_is_the_array_it_stands_for():

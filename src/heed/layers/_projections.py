@@ -38,8 +38,8 @@ def _dense(
         name=name,
         **options,
     )
-    # The mask of an input is handled by the attention layer; without this Keras would warn that
-    # the projection destroys it.
+    # What goes into a cache may carry a mask, which is for the attention layer to handle; without
+    # this Keras would warn that the projection destroys it.
     layer.supports_masking = True
     return layer
 
@@ -62,6 +62,5 @@ def to_width(name: str, width: int, units: int, options: dict) -> keras.layers.D
     """(B, T, width) to (B, T, units), built, without a bias; kernel (width, units)."""
     options = {**options, "kernel_initializer": clone_initializer(options["kernel_initializer"])}
     layer = keras.layers.Dense(units, use_bias=False, name=name, **options)
-    layer.supports_masking = True
     layer.build((None, None, width))
     return layer
