@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         >>> main(["translate", "surely-not-here", "1"])  # says on stderr that it does not exist
         1
     """
-    parsed = _parser().parse_args(arguments)
+    parsed = _parsed(arguments)
     try:
         code = parsed.command(parsed)
         sys.stdout.flush()
@@ -73,6 +73,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if text is None:
             raise
         return _fail(text, 1)
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    parsed, others = parser.parse_known_args(arguments)
+    # argparse takes no text after an option once the list has begun: `translate RUN --language de 7`.
+    if others and not (hasattr(parsed, "text") and all(_is_text(word) for word in others)):
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    if others:
+        parsed.text += others
+    return parsed
+
+
+def _is_text(word: str) -> bool:
+    return not word.startswith("-") or word[1:2].isdigit()
 
 
 def _fail(text: str, code: int) -> int:
@@ -167,7 +182,8 @@ def _said(parsed: argparse.Namespace) -> dict[str, Any]:
 def _languages(parsed: argparse.Namespace) -> tuple[str, ...]:
     from heed.seq2seq.numbers import check_languages
 
-    return check_languages(tuple(name.strip() for name in (parsed.languages or "en").split(",")))
+    said = "en" if parsed.languages is None else parsed.languages
+    return check_languages(tuple(name.strip() for name in said.split(",")))
 
 
 def _new_path(parsed: argparse.Namespace, name: str) -> Path:
@@ -207,7 +223,7 @@ def _train(parsed: argparse.Namespace) -> None:
         run = RunFolder.open(parsed.resume)
         _start()
     elif own_text:
-        if parsed.source is None or parsed.target is None or parsed.languages:
+        if None in (parsed.source, parsed.target) or parsed.languages is not None:
             raise TaskError("own text needs --source and --target, and no --languages")
         path = _new_path(parsed, "text")
         _start()

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from heed.ops import _native
+from heed.ops._tile import Attention
 
 _CHOICES = ("auto", "native", "portable")
 _chosen = "auto"
@@ -65,14 +66,21 @@ class Dispatch:
         return f"{self.implementation}: {'; '.join(self.reasons)}"
 
 
-def choose() -> Dispatch:
-    """The implementation for a call that is about to be made."""
+def choose(attention: Attention | None = None) -> Dispatch:
+    """The implementation for a call that is about to be made; None asks about calls without special wishes.
+
+    Raises:
+        ValueError: if "native" was chosen and the kernels do not support the call.
+    """
     if _chosen == "portable":
         return Dispatch("portable", ("chosen with heed.set_implementation",))
-    reasons = _native.unsupported_reasons()
-    if reasons:
-        return Dispatch("portable", tuple(reasons))
-    return Dispatch("native", ("the native kernels support this call",))
+    reasons = _native.unsupported_reasons(attention)
+    if not reasons:
+        kernels = f"native kernels for {_native.instruction_set()}"
+        return Dispatch("native", (f"the {kernels} support this call",))
+    if _chosen == "native":
+        raise ValueError(f"The native implementation cannot run this call: {'; '.join(reasons)}")
+    return Dispatch("portable", tuple(reasons))
 
 
 def implementation_in_use() -> tuple[str, str]:

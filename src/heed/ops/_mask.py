@@ -32,7 +32,7 @@ class Mask:
     ■ · · ·
     ■ ■ · ·
     ■ ■ ■ ·
-    >>> print((Mask.causal("bottom_right") & Mask.window(1, None)).draw(3, 4))
+    >>> print(Mask.window(1, 0, "bottom_right").draw(3, 4))
     ■ ■ · ·
     · ■ ■ ·
     · · ■ ■

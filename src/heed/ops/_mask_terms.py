@@ -11,7 +11,7 @@ import tensorflow as tf
 from heed.ops._sizes import Size, Span, maximum, slice_axis
 
 # Bounds for "no limit" that survive the addition of any position.
-_FAR = 2**30
+FAR = 2**30
 
 
 def check_align(align: Any) -> Any:
@@ -138,8 +138,8 @@ class Window(Term):
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
         least, most = _bounds(offset(self.align, query_length, key_length))
-        lo = -_FAR if self.left is None else queries.begin + least - self.left
-        hi = _FAR if self.right is None else queries.end + most + self.right
+        lo = -FAR if self.left is None else queries.begin + least - self.left
+        hi = FAR if self.right is None else queries.end + most + self.right
         return lo, hi
 
 
@@ -205,7 +205,7 @@ class Segments(Term):
         most = tf.reduce_max(query_ids, axis=1, keepdims=True)
         near = tf.logical_and(self.key_ids >= least, self.key_ids <= most)
         position = tf.range(tf.shape(self.key_ids)[1])
-        lo = tf.reduce_min(tf.where(near, position, _FAR))
+        lo = tf.reduce_min(tf.where(near, position, FAR))
         hi = tf.reduce_max(tf.where(near, position + 1, 0))
         return lo, hi
 

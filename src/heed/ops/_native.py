@@ -1,8 +1,198 @@
-"""What the native kernels can run here, and if not, why not."""
+"""The native kernels: finding them, saying what they cannot run, and calling their ops."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
+from pathlib import Path
+from typing import Any
 
-def unsupported_reasons() -> list[str]:
-    """Why the native implementation cannot run, as sentences for a person; empty if it can."""
-    return ["this build of heed contains no native library"]
+import numpy as np
+import tensorflow as tf
+
+from heed.ops._mask_terms import FAR, Dense, Lengths, Prefix, Segments, Window, offset
+from heed.ops._tile import Attention
+
+_FOLDER = Path(__file__).parent.parent / "_lib"
+_MOST_RULES = 8
+
+
+@functools.cache
+def _load() -> tuple[Any, Any, str]:
+    """The core library, the module of its TensorFlow ops, and why there is none if so."""
+    core, ops = _FOLDER / "libheed_core.so", _FOLDER / "libheed_tf.so"
+    if not (core.exists() and ops.exists()):
+        return (
+            None,
+            None,
+            "heed was installed without its native library (no C++ compiler was at hand)",
+        )
+    try:
+        # TensorFlow's ops first: they bring the core with them.
+        module = tf.load_op_library(str(ops))
+        library = ctypes.CDLL(str(core))
+        library.heed_instruction_set.restype = ctypes.c_char_p
+        if not hasattr(module, "heed_attention"):
+            return (
+                None,
+                None,
+                "this TensorFlow does not offer the C interface that the native library needs",
+            )
+    except (OSError, tf.errors.OpError) as error:
+        return None, None, f"the native library could not be loaded: {error}"
+    return library, module, ""
+
+
+def instruction_set() -> str:
+    """The instruction set that the kernels use here, or "none"."""
+    library = _load()[0]
+    return "none" if library is None else library.heed_instruction_set().decode()
+
+
+@functools.cache
+def _machine_reasons() -> tuple[str, ...]:
+    if reason := _load()[2]:
+        return (reason,)
+    if tf.config.list_logical_devices("GPU"):
+        return ("there is a GPU, and the native kernels are for CPUs",)
+    return ()
+
+
+def _compiled_by_xla() -> bool:
+    """Whether a `tf.function(jit_compile=True)` is being traced: XLA cannot compile the native ops.
+
+    TensorFlow does not tell, so this looks for such a function among the callers.
+    """
+    if tf.executing_eagerly():
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if hasattr(type(caller), "experimental_get_compiler_ir") and getattr(
+            caller, "_jit_compile", None
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def unsupported_reasons(attention: Attention | None = None) -> list[str]:
+    """Why the native implementation cannot run, as sentences for a person; empty if it can.
+
+    Args:
+        attention: the call in question; None asks about this machine alone.
+    """
+    reasons = list(_machine_reasons())
+    if reasons:
+        return reasons
+    if _compiled_by_xla():
+        reasons.append("XLA compiles this function, and it cannot compile the native ops")
+    if (
+        attention is not None
+        and attention.mask is not None
+        and len(attention.mask.terms) > _MOST_RULES
+    ):
+        reasons.append(
+            f"the mask has {len(attention.mask.terms)} rules, the native kernels take {_MOST_RULES}"
+        )
+    return reasons
+
+
+def _threads() -> int:
+    """TensorFlow's own setting, 0 for "as many as this process may use"."""
+    return tf.config.threading.get_intra_op_parallelism_threads()
+
+
+class NativeCall:
+    """The arguments that all native ops share, for one call."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        bias: tf.Tensor | None,
+        scale: float,
+        soft_cap: float | None,
+        heads_axis: int,
+    ):
+        self._numbers: list[tf.Tensor] = []
+        self._arrays: list[tf.Tensor] = []
+        self._attention = attention
+        rules = (
+            [] if attention.mask is None else [self._rule(term) for term in attention.mask.terms]
+        )
+        self._reals = [x for x in (bias, attention.slopes) if x is not None]
+        if attention.slopes is not None:
+            align = 0 if attention.mask is None else attention.mask.alignment
+            rules.append([-1, 0, 0, self._align(align), -1, -1, -1])
+        settings = [
+            scale,
+            soft_cap or 0.0,
+            attention.rate,
+            float(bias is not None),
+            float(attention.slopes is not None),
+            float(_threads()),
+        ]
+        self._shared = {
+            "settings": np.array(settings, np.float64),
+            "seed": np.zeros(2, np.uint32) if attention.words is None else attention.words,
+            "rules": np.array(rules, np.int64).reshape(-1, 7),
+        }
+        self._suffix = "" if heads_axis == 2 else "_heads"
+
+    def forward(
+        self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Output and log-sum-exp (B, N, T)."""
+        op = getattr(_load()[1], f"heed_attention{self._suffix}")
+        return tuple(op(query, key, value, **self._arguments(query.dtype)))
+
+    def backward(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Gradients of query, key and value.
+
+        Args:
+            tensors: query, key, value, output, log-sum-exp, and the gradients of these two.
+        """
+        op = getattr(_load()[1], f"heed_attention{self._suffix}_gradient")
+        names = ("query", "key", "value", "output", "lse", "output_gradient", "lse_gradient")
+        arguments = dict(zip(names, tensors, strict=True))
+        return list(op(**arguments, **self._arguments(tensors[0].dtype)))
+
+    def _arguments(self, dtype: tf.DType) -> dict[str, Any]:
+        compute = tf.float64 if dtype == tf.float64 else tf.float32
+        return {
+            **self._shared,
+            "reals": [tf.zeros((), compute), *self._reals],
+            "numbers": self._numbers,
+            "arrays": self._arrays,
+        }
+
+    def _rule(self, term: Any) -> list[int]:
+        if isinstance(term, Window):
+            left, right = (
+                FAR if reach is None else min(reach, FAR) for reach in (term.left, term.right)
+            )
+            return [0, left, right, self._align(term.align), -1, -1, -1]
+        if isinstance(term, Prefix):
+            return [1, 0, 0, self._align(term.align), self._number(term.n), -1, -1]
+        if isinstance(term, Lengths):
+            second = -1 if term.query_lengths is None else self._number(term.query_lengths)
+            return [2, 0, 0, -1, self._number(term.key_lengths), second, -1]
+        if isinstance(term, Segments):
+            return [3, 0, 0, -1, self._number(term.query_ids), self._number(term.key_ids), -1]
+        if isinstance(term, Dense):
+            array = term.array
+            missing = 4 - array.shape.rank
+            self._arrays.append(array[(None,) * missing + (...,)] if missing else array)
+            return [4, 0, 0, -1, -1, -1, len(self._arrays) - 1]
+        raise TypeError(
+            f"`mask` holds a rule that the native kernels do not know. Received: {term!r}"
+        )
+
+    def _align(self, align: Any) -> int:
+        align = offset(align, *self._attention.lengths)
+        return -1 if isinstance(align, int) and align == 0 else self._number(align)
+
+    def _number(self, value: Any) -> int:
+        self._numbers.append(tf.cast(tf.convert_to_tensor(value), tf.int32))
+        return len(self._numbers) - 1

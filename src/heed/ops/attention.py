@@ -13,6 +13,8 @@ from heed.ops import _checks, _dropout
 from heed.ops._dispatch import Dispatch, choose
 from heed.ops._mask import Mask
 from heed.ops._mask_terms import Dense, check_dense
+from heed.ops._native import NativeCall
+from heed.ops._native_attention import native_attention
 from heed.ops._portable import attend
 from heed.ops._sizes import size, sizes
 from heed.ops._tile import Attention, fold, unfold
@@ -88,19 +90,10 @@ def dot_product_attention(
         query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout
     )
     _checks.check_value(key, value, call.heads_axis)
-    results = attend(
-        call.attention,
-        call.split_query(query),
-        call.heads_first(key),
-        call.heads_first(value),
-        call.bias,
-        scores_per_pair=call.scores_per_pair,
-        return_lse=return_lse,
-    )
-    output = tf.cast(call.join_heads(results[0]), result_type)
-    if call.heads_axis == 2:
-        output = tf.transpose(output, (0, 2, 1, 3))
-    return (output, call.join_heads(results[1])[..., 0]) if return_lse else output
+    inputs = [tf.cast(x, result_type) for x in (query, key, value)]
+    run = call.native if choose(call.attention).implementation == "native" else call.portable
+    output, lse = run(inputs, call.bias, return_lse)
+    return (output, lse) if return_lse else output
 
 
 @tf.autograph.experimental.do_not_convert
@@ -156,16 +149,7 @@ def attention_weights(
         want = [query.shape[0], query.shape[call.heads_axis], query.shape[length_axis]]
         if lse.shape.rank != 3 or any(map(_checks.differ, lse.shape, want)):
             raise _checks.bad(f"`lse` must have shape (B, N, T) = {tuple(want)}", lse=lse)
-    return weights_of(
-        call.attention,
-        call.split_query(query),
-        call.heads_first(key),
-        call.bias,
-        (),
-        lse=lse,
-        heads=heads,
-        rows=rows,
-    )
+    return call.weights(query, key, lse=lse, heads=heads, rows=rows)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -286,8 +270,9 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
 
     >>> import numpy as np, heed
     >>> x = np.zeros((1, 3, 2, 4), "float32")
-    >>> heed.explain_dispatch(x, x, x, is_causal=True).implementation
-    'portable'
+    >>> with heed.set_implementation("portable"):
+    ...     print(heed.explain_dispatch(x, x, x, is_causal=True))
+    portable: chosen with heed.set_implementation
     """
     defaults: dict[str, Any] = dict.fromkeys(
         ("mask", "bias", "scale", "soft_cap", "alibi_slopes", "seed"), None
@@ -302,7 +287,7 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
     del arguments["return_lse"]
     call = _Call.of(query, key, **arguments)
     _checks.check_value(key, value, call.heads_axis)
-    return choose()
+    return choose(call.attention)
 
 
 def drawn_seed(rate: float, seed: Any) -> Any:
@@ -368,20 +353,48 @@ class _Call:
         checked_bias = _checks.check_bias(bias, target, (size(query, 0), heads, *lengths), dtype)
         return cls(attention, checked_bias, heads_axis, dtype, max(1, batch * heads))
 
-    def heads_first(self, x: tf.Tensor) -> tf.Tensor:
+    def portable(
+        self, inputs: Sequence[tf.Tensor], bias: tf.Tensor | None, return_lse: bool
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Output in the layout and dtype of the inputs, and the log-sum-exp (B, N, T) or None."""
+        query, key, value = inputs
+        results = attend(
+            self.attention,
+            self._split_query(query),
+            self._heads_first(key),
+            self._heads_first(value),
+            bias,
+            scores_per_pair=self.scores_per_pair,
+            return_lse=return_lse,
+        )
+        output = tf.cast(self.attention.join_heads(results[0]), query.dtype)
+        if self.heads_axis == 2:
+            output = tf.transpose(output, (0, 2, 1, 3))
+        return output, self.attention.join_heads(results[1])[..., 0] if return_lse else None
+
+    def native(
+        self, inputs: Sequence[tf.Tensor], bias: tf.Tensor | None, return_lse: bool
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The same from the native kernels."""
+        score = self.attention.score
+        kernels = NativeCall(self.attention, bias, score.scale, score.soft_cap, self.heads_axis)
+        return native_attention(kernels, self.portable, inputs, bias, return_lse)
+
+    def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:
+        """See `attention_weights`."""
+        query, key = self._split_query(query), self._heads_first(key)
+        return weights_of(self.attention, query, key, self.bias, (), **choice)
+
+    def _heads_first(self, x: tf.Tensor) -> tf.Tensor:
         """(B, S, K, H) or (B, K, S, H) to (B, K, S, H) in the compute dtype."""
         x = tf.cast(x, self.dtype)
         return tf.transpose(x, (0, 2, 1, 3)) if self.heads_axis == 2 else x
 
-    def split_query(self, x: tf.Tensor) -> tf.Tensor:
+    def _split_query(self, x: tf.Tensor) -> tf.Tensor:
         """To (B, K, G, T, H)."""
-        x = self.heads_first(x)
+        x = self._heads_first(x)
         batch, _, length, width = sizes(x)
         return tf.reshape(x, tf.stack([batch, *self.attention.heads, length, width]))
-
-    def join_heads(self, x: tf.Tensor) -> tf.Tensor:
-        """(B, K, G, T, V) to (B, N, T, V)."""
-        return self.attention.join_heads(x)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,7 @@ def start_tensorflow() -> None:
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with _held_back():
-        import keras  # and with it TensorFlow
-
-        keras.config.disable_traceback_filtering()  # errors are shown in one line or in full
+        import keras  # noqa: F401  (and with it TensorFlow)
 
 
 @contextlib.contextmanager
@@ -39,7 +37,7 @@ def _held_back() -> Iterator[None]:
         try:
             os.dup2(held.fileno(), descriptor)
             yield
-        except BaseException:
+        except Exception:
             os.dup2(saved, descriptor)
             held.seek(0)
             os.write(descriptor, held.read())
