@@ -151,7 +151,13 @@ def _row_plan(query_length: int, key_length: int, mask: Mask | None, room: int) 
         )
         begin, end = first * block, min(last * block, query_length)
         lo, hi = mask.key_range(Span(begin, end - begin), query_length, key_length)
-        groups.append(Group(first, last, Span(lo, hi - lo)))
+        if groups and groups[-1].keys == (
+            lo,
+            hi - lo,
+        ):  # one loop, and one sum in the backward pass
+            groups[-1] = dataclasses.replace(groups[-1], last=last)
+        else:
+            groups.append(Group(first, last, Span(lo, hi - lo)))
         for index in range(first, last):
             lo, hi = mask.key_range(
                 block_span(index, block, query_length), query_length, key_length
