@@ -159,14 +159,14 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 @pytest.mark.parametrize("causal", ["causal", "full"])
 @pytest.mark.parametrize("train", ["forward", "train"])
 def test_measured_peak_memory_is_far_below_the_scores(causal: str, train: str) -> None:
-    """At (1,4,8192,64) all scores would be 1024 MiB; an input is 8 MiB."""
+    """At (1,4,8192,64) all scores would be 1024 MiB, of which a dense step holds several."""
     result = subprocess.run(
         [sys.executable, "-c", PEAK, "8192", causal, train],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert int(result.stdout.split()[-1]) < 300
+    assert int(result.stdout.split()[-1]) < 512
 
 
 @pytest.mark.slow
