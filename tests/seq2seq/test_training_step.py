@@ -130,6 +130,7 @@ double = TrainingStep(model, TrainingOptions(clip_norm=0.5), strategy)
 assert strategy.num_replicas_in_sync == 2
 np.testing.assert_allclose([float(double(one, i, 1e-2)) for i, one in enumerate(data)], losses, rtol=1e-5)
 assert_same_weights(single, double)
+np.testing.assert_allclose(single.validate(data), double.validate(data), rtol=1e-5)
 for a, b in zip(single.second, double.second):
     np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-6)
 print("same")

@@ -25,6 +25,11 @@ from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 
 _RECORD_EVERY = 10  # steps in one line of metrics
+_WRITER_ERRORS = (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnavailableError,
+    tf.errors.PermissionDeniedError,
+)
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -75,7 +80,8 @@ def train(
     """Trains a run from where it stands to its end, and writes its final weights.
 
     A run that was stopped, by whatever, goes on from its newest checkpoint. On the same machine the
-    final weights are the same, bit for bit, as if it had not been stopped.
+    final weights are the same, bit for bit, as if it had not been stopped. For that the seed of Keras
+    is set, and TensorFlow's operations are made deterministic, for the whole process.
 
     Args:
         run: the run folder. It says everything: what is learned, how, with which seed.
@@ -176,17 +182,27 @@ class _Training:
                                 break
                 self._finish(log)
             except KeyboardInterrupt:
-                text = (
-                    f"stopped at step {at.step} of {options.steps}; continue from step "
-                    f"{self._saved} with: heed train --resume {self._run.path}"
-                )
-                log.say(text, show=False)
-                raise TrainingInterrupted(text) from None
-            except (OSError, tf.errors.OpError) as error:
                 with contextlib.suppress(OSError):
-                    log.say(f"stopped at step {at.step}: {error}", show=False)
-                raise _as_os_error(error, self._run) from None
+                    log.say(self._where(), show=False)
+                raise TrainingInterrupted(self._where()) from None
+            except (OSError, tf.errors.OpError) as error:
+                raise self._cannot_write(error) from None
         return self._result()
+
+    def _where(self) -> str:
+        return (
+            f"stopped at step {self._at.step} of {self._options.steps}; continue from step "
+            f"{self._saved} with: heed train --resume {self._run.path}"
+        )
+
+    def _cannot_write(self, error: Exception) -> Exception:
+        """What to raise for an error of the disk; TensorFlow's event writer has its own kinds."""
+        if isinstance(error, OSError):
+            text = f"{error.strerror or error}; {self._where()}"
+            return OSError(error.errno or 0, text, error.filename or str(self._run.path))
+        if isinstance(error, _WRITER_ERRORS):
+            return OSError(0, f"{error.message}; {self._where()}", str(self._run.path))
+        return error
 
     def _finished(self) -> bool:
         return self._at.step >= self._options.steps or self._at.stopped_early
@@ -305,10 +321,3 @@ def _is_chief(strategy: tf.distribute.Strategy) -> bool:
 def _make_deterministic() -> None:
     """Makes TensorFlow add in the same order each time, or say that it cannot."""
     tf.config.experimental.enable_op_determinism()
-
-
-def _as_os_error(error: Exception, run: RunFolder) -> OSError | Exception:
-    """TensorFlow's event writer has its own errors for a full disk."""
-    if isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.UnavailableError):
-        return OSError(f"cannot write {run.path}: {error.message}")
-    return error

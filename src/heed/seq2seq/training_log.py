@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -70,13 +70,11 @@ class TrainingLog:
         self._metrics: Any = None
         self._events: Any = None
         self._bar: Any = None
-        self._logger = logging.Logger(f"heed.seq2seq.{run.path.name}")  # not shared, not global
+        self._lines: Any = None
 
     def __enter__(self) -> TrainingLog:
         if self._writes:
-            handler = logging.FileHandler(self._run.path / "train.log", encoding="utf-8")
-            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-            self._logger.addHandler(handler)
+            self._lines = (self._run.path / "train.log").open("a", encoding="utf-8")
             path = self._run.path / "metrics.jsonl"
             kept = read_metrics(path, self._step)
             text = "".join(json.dumps(record) + "\n" for record in kept)
@@ -95,15 +93,13 @@ class TrainingLog:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        for file in (self._metrics, self._events):
+        for file in (self._lines, self._metrics, self._events):
             if file is not None:
                 try:
                     file.close()
                 except Exception:  # the disk may be full; that has been said already
                     if kind is None:
                         raise
-        for handler in list(self._logger.handlers):
-            handler.close()
 
     def _open_events(self, records: list[dict[str, Any]]) -> None:
         folder = self._run.path / "tensorboard"
@@ -162,8 +158,14 @@ class TrainingLog:
             self._events.flush()
 
     def say(self, text: str, show: bool = True) -> None:
-        """Writes a line to the log, and to stderr if `show` and progress is shown."""
-        self._logger.info(text)
+        """Writes a line to the log, and to stderr if `show` and progress is shown.
+
+        Raises:
+            OSError: if the log cannot be written.
+        """
+        if self._lines is not None:
+            self._lines.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            self._lines.flush()
         if show and self._progress:
             if self._bar is not None:
                 self._bar.write(text, file=sys.stderr)
