@@ -127,7 +127,15 @@ def test_mixed_precision(case, policy):
     contract.check_mixed_precision(case, policy)
 
 
-@every_case
+# Compiling by XLA takes seconds: by default one case of each layer that learns something.
+QUICK = ("multi_head_full", "additive", "luong_general", "embedding", "encoder", "decoder")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case.name in QUICK else [pytest.mark.slow]) for case in CASES],
+    ids=str,
+)
 def test_training(case):
     contract.check_training(case)
 
