@@ -51,7 +51,8 @@ NAIVE_FACTOR = 2.0
 
 def to_numpy(x: Any) -> np.ndarray:
     """Any tensor or array as a NumPy array that NumPy can compare (bfloat16 becomes float32)."""
-    array = np.asarray(x)
+    # `.numpy()` first: NumPy cannot read a TensorFlow scalar of bfloat16 by itself.
+    array = np.asarray(x.numpy() if hasattr(x, "numpy") else x)
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 
