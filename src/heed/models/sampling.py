@@ -13,7 +13,7 @@ __all__ = ["decode_rows", "draw", "greedy"]
 
 
 def greedy(logits: Any, index: Any) -> Any:
-    """The token with the highest score, (B, vocabulary) to (B,)."""
+    """The token with the highest score, (B, vocabulary) to (B,), in whatever step."""
     return ops.cast(ops.argmax(logits, axis=-1), "int32")
 
 
@@ -37,6 +37,8 @@ def draw(
         (B,) int32.
     """
     vocabulary = logits.shape[-1]
+    if top_k == 1:
+        return greedy(logits, None)
     logits = logits / temperature
     tokens = None
     if top_k is not None or top_p is not None:
