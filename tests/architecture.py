@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -171,4 +172,47 @@ def _foreign_import(top: str, found: Import) -> str | None:
         return f"imports `{top}`, which pyproject.toml does not bring"
     if found.at_import_time:
         return f"imports `{top}` at import time: it comes with an extra, import it where it is used"
+    return None
+
+
+# Native folders, and which includes each may have: its own floor and those below.
+NATIVE_FLOORS = {"simd": 0, "kernels": 1, ".": 2, "adapters": 3}
+# Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard library.
+KERNEL_HEADERS = {"cstddef", "cstdint"}
+
+
+def native_breaches(folder: Path) -> list[str]:
+    """One line for each include of `native/` that climbs, or brings what its floor must not have."""
+    found = []
+    for path in sorted(path for suffix in ("*.h", "*.cc") for path in folder.rglob(suffix)):
+        relative = path.relative_to(folder)
+        floor = NATIVE_FLOORS.get(relative.parent.as_posix())
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if floor is None:
+            found.append(f"{relative}:1: `{relative.parent}` has no floor: give it one")
+            continue
+        if len(lines) > MAX_LINES:
+            found.append(f"{relative}:{MAX_LINES}: {len(lines)} lines")
+        for number, line in enumerate(lines, 1):
+            if message := _include(line, path, folder, floor):
+                found.append(f"{relative}:{number}: {message}")
+    return found
+
+
+def _include(line: str, path: Path, folder: Path, floor: int) -> str | None:
+    match = re.match(r'\s*#include\s+([<"])([^>"]+)[>"]', line)
+    if match is None:
+        return None
+    kind, name = match.groups()
+    if kind == "<":
+        if floor <= NATIVE_FLOORS["kernels"] and name not in KERNEL_HEADERS:
+            return f"includes <{name}>: kernels use the compiler alone"
+        return None
+    target = (path.parent / name).resolve().relative_to(folder.resolve())
+    own = path.relative_to(folder)
+    # attention.h is plain data that everybody shares, isa_*.cc instantiate the kernels.
+    if target.as_posix() == "attention.h":
+        return None
+    if NATIVE_FLOORS[target.parent.as_posix()] > floor:
+        return f"`{own.parent}` includes `{target}` of a higher floor"
     return None

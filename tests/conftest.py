@@ -37,14 +37,19 @@ def _seeded():
         keras.utils.set_random_seed(1234)
 
 
-# The implementations that can run here. Each test of what attention means runs on all of them.
-IMPLEMENTATIONS = ("portable",)
+# Each test of what attention means runs on both.
+IMPLEMENTATIONS = ("portable", "native")
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request):
-    """The name of the implementation under test, which is the one that runs meanwhile."""
+    """The name of the implementation under test, which is the one that runs meanwhile.
+
+    For "native" what runs is "auto": where XLA compiles, that takes the portable one.
+    """
     import heed
 
-    with heed.set_implementation(request.param):
+    if request.param == "native" and heed.info()["implementation"] != "native":
+        pytest.skip(f"no native kernels: {heed.info()['reason']}")
+    with heed.set_implementation("auto" if request.param == "native" else "portable"):
         yield request.param

@@ -152,3 +152,29 @@ def test_the_extras_the_checker_knows_are_those_of_pyproject():
         "heed[tensorflow]",
     }
     assert names == architecture.EXTRA_PACKAGES
+
+
+NATIVE = SOURCE.parents[1] / "native"
+
+
+def test_native_keeps_its_floors():
+    assert architecture.native_breaches(NATIVE) == []
+    assert len(list(NATIVE.rglob("*.cc"))) > 3  # it has read something
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("kernels/a.h", '#include "../adapters/b.h"', "of a higher floor"),
+        ("simd/a.h", '#include "../kernels/b.h"', "of a higher floor"),
+        ("kernels/a.h", "#include <algorithm>", "kernels use the compiler alone"),
+        ("other/a.h", "", "has no floor"),
+        ("long.cc", "\n" * 501, "501 lines"),
+    ],
+)
+def test_each_native_rule_can_fail(tmp_path, name, text, expected):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(text)
+    found = architecture.native_breaches(tmp_path)
+    assert len(found) == 1, found
+    assert expected in found[0]

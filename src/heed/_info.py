@@ -16,7 +16,8 @@ def info() -> dict[str, str]:
     Returns:
         A dictionary of strings, in the order in which a person would read them: `heed`, `python`,
         `platform`, `keras`, `tensorflow`, `backend` (the backend that Keras uses),
-        `implementation` (`"portable"` or `"native"`) and `reason` (why this one).
+        `implementation` (`"portable"` or `"native"`), `reason` (why this one) and
+        `instruction_set` (of the native kernels: `"avx512"`, `"avx2"`, `"baseline"` or `"none"`).
 
     Example:
         >>> import heed
@@ -34,6 +35,7 @@ def info() -> dict[str, str]:
         "backend": "unknown",
         "implementation": "none",
         "reason": "",
+        "instruction_set": "none",
     }
     try:
         import keras
@@ -44,6 +46,7 @@ def info() -> dict[str, str]:
         answer["reason"] = f"cannot import {error.name or 'a package'}: {error}"
         return answer
     answer["implementation"], answer["reason"] = dispatch.implementation_in_use()
+    answer["instruction_set"] = dispatch.instruction_set()
     return answer
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -135,40 +136,38 @@ def _row_plan(query_length: int, key_length: int, mask: Mask | None, room: int) 
         )
         if block * key_length > 2 * room and block * key_length > _MOST_QUERIES * 64:
             return None
-        block = ceil_div(
-            query_length, ceil_div(query_length, block)
-        )  # blocks as equal as they can be
+        # Blocks as equal as they can be.
+        block = ceil_div(query_length, ceil_div(query_length, block))
     blocks = ceil_div(query_length, block)
-    everything = (Group(0, blocks, Span(0, key_length)),)
     if mask is None or not mask.has_static_range or blocks == 1:
+        everything = (Group(0, blocks, Span(0, key_length)),)
         return Plan(query_length, key_length, block, everything)
-    # A mask that can be asked without tensors: group the blocks, each group with the keys that it can see.
-    groups, needed = [], 0
-    for number in range(min(_GROUPS, blocks)):
-        first, last = (
-            number * blocks // min(_GROUPS, blocks),
-            (number + 1) * blocks // min(_GROUPS, blocks),
-        )
+    return _grouped_plan(query_length, key_length, block, mask)
+
+
+def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) -> Plan | None:
+    """Rows in groups, each with the keys that it can see; None if groups would see far too much."""
+    blocks = ceil_div(query_length, block)
+    count = min(_GROUPS, blocks)
+    bounds = [number * blocks // count for number in range(count + 1)]
+    groups: list[Group] = []
+    for first, last in itertools.pairwise(bounds):
         begin, end = first * block, min(last * block, query_length)
         lo, hi = mask.key_range(Span(begin, end - begin), query_length, key_length)
-        if groups and groups[-1].keys == (
-            lo,
-            hi - lo,
-        ):  # one loop, and one sum in the backward pass
+        keys = Span(lo, hi - lo)
+        if groups and groups[-1].keys == keys:  # one loop, and one sum in the backward pass
             groups[-1] = dataclasses.replace(groups[-1], last=last)
         else:
-            groups.append(Group(first, last, Span(lo, hi - lo)))
-        for index in range(first, last):
-            lo, hi = mask.key_range(
-                block_span(index, block, query_length), query_length, key_length
-            )
-            needed += hi - lo
+            groups.append(Group(first, last, keys))
+    needed = 0
+    for index in range(blocks):
+        queries = block_span(index, block, query_length)
+        lo, hi = mask.key_range(queries, query_length, key_length)
+        needed += hi - lo
     taken = sum((group.last - group.first) * group.keys.length for group in groups)
-    return (
-        Plan(query_length, key_length, block, tuple(groups))
-        if taken <= 1.5 * needed + key_length
-        else None
-    )
+    if taken > 1.5 * needed + key_length:
+        return None
+    return Plan(query_length, key_length, block, tuple(groups))
 
 
 def _tile_plan(query_length: int, key_length: int, room: int) -> Plan:

@@ -66,18 +66,21 @@ class Dispatch:
         return f"{self.implementation}: {'; '.join(self.reasons)}"
 
 
-def choose(attention: Attention | None = None) -> Dispatch:
+def choose(attention: Attention | None = None, widths: tuple[int, ...] = ()) -> Dispatch:
     """The implementation for a call that is about to be made; None asks about calls without special wishes.
+
+    Args:
+        attention: what is to be computed.
+        widths: H and V.
 
     Raises:
         ValueError: if "native" was chosen and the kernels do not support the call.
     """
     if _chosen == "portable":
         return Dispatch("portable", ("chosen with heed.set_implementation",))
-    reasons = _native.unsupported_reasons(attention)
+    reasons = _native.unsupported_reasons(attention, widths)
     if not reasons:
-        kernels = f"native kernels for {_native.instruction_set()}"
-        return Dispatch("native", (f"the {kernels} support this call",))
+        return Dispatch("native", ("the native kernels support this call",))
     if _chosen == "native":
         raise ValueError(f"The native implementation cannot run this call: {'; '.join(reasons)}")
     return Dispatch("portable", tuple(reasons))
@@ -87,3 +90,8 @@ def implementation_in_use() -> tuple[str, str]:
     """The implementation that calls without special wishes get, and why."""
     dispatch = choose()
     return dispatch.implementation, "; ".join(dispatch.reasons)
+
+
+def instruction_set() -> str:
+    """What the native kernels use on this machine, "none" where there are none."""
+    return _native.instruction_set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -12,6 +13,7 @@ from heed.ops import _mask_terms as terms
 from heed.ops._sizes import Size, Span, maximum, minimum
 
 
+@keras.saving.register_keras_serializable(package="heed")
 class Mask:
     """Which keys each query may attend to: True means "attend".
 
@@ -184,6 +186,19 @@ class Mask:
         allowed = self.to_dense(query_length, key_length).numpy()
         picture = allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in picture)
+
+    def get_config(self) -> dict[str, Any]:
+        """The rules as plain values, so that a Functional model that was given a mask can be saved.
+
+        Raises:
+            TypeError: for a mask made of tensors of a graph, which have no values yet.
+        """
+        return {"rules": [term.to_config() for term in self.terms]}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Mask:
+        """The mask that `get_config` described."""
+        return cls([terms.from_config(rule) for rule in config["rules"]])
 
     def _key(self) -> tuple:
         # Rules made of plain numbers compare by value, so that tf.function does not trace anew for an equal mask.

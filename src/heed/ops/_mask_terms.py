@@ -104,6 +104,12 @@ class Term:
     def fields(self) -> list[Any]:
         return [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
 
+    def to_config(self) -> dict[str, Any]:
+        """The name of the rule and its fields, tensors as nested lists."""
+        names = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+        values = {name: _plain(getattr(self, name)) for name in names}
+        return {"kind": type(self).__name__, **values}
+
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> tf.Tensor:
         """Booleans of rank 4 that broadcast to (B, N, t, s)."""
         raise NotImplementedError
@@ -240,3 +246,24 @@ def cut(array: tf.Tensor | None, queries: Span, keys: Span) -> tf.Tensor | None:
         elif length != 1:
             array = slice_axis(array, axis, *span)
     return array
+
+
+def _plain(field: Any) -> Any:
+    if not isinstance(field, tf.Tensor):
+        return int(field) if isinstance(field, np.integer) else field
+    if not hasattr(field, "numpy"):
+        raise TypeError(
+            f"A mask of tensors that have no values yet cannot be saved. Received: {field!r}"
+        )
+    return {"dtype": field.dtype.name, "values": field.numpy().tolist()}
+
+
+def from_config(config: dict[str, Any]) -> Term:
+    """The rule that `to_config` described."""
+    kinds = {kind.__name__: kind for kind in (Window, Prefix, Lengths, Segments, Dense)}
+    fields = {
+        name: tf.constant(x["values"], x["dtype"]) if isinstance(x, dict) else x
+        for name, x in config.items()
+        if name != "kind"
+    }
+    return kinds[config["kind"]](**fields)

@@ -77,11 +77,14 @@ def _compiled_by_xla() -> bool:
     return False
 
 
-def unsupported_reasons(attention: Attention | None = None) -> list[str]:
+def unsupported_reasons(
+    attention: Attention | None = None, widths: tuple[int, ...] = ()
+) -> list[str]:
     """Why the native implementation cannot run, as sentences for a person; empty if it can.
 
     Args:
         attention: the call in question; None asks about this machine alone.
+        widths: H and V of the call.
     """
     reasons = list(_machine_reasons())
     if reasons:
@@ -96,6 +99,8 @@ def unsupported_reasons(attention: Attention | None = None) -> list[str]:
         reasons.append(
             f"the mask has {len(attention.mask.terms)} rules, the native kernels take {_MOST_RULES}"
         )
+    if 0 in widths:
+        reasons.append("heads of width 0 have nothing to compute")
     return reasons
 
 

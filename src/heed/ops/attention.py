@@ -91,7 +91,8 @@ def dot_product_attention(
     )
     _checks.check_value(key, value, call.heads_axis)
     inputs = [tf.cast(x, result_type) for x in (query, key, value)]
-    run = call.native if choose(call.attention).implementation == "native" else call.portable
+    dispatch = choose(call.attention, (query.shape[3], value.shape[3]))
+    run = call.native if dispatch.implementation == "native" else call.portable
     output, lse = run(inputs, call.bias, return_lse)
     return (output, lse) if return_lse else output
 
@@ -287,7 +288,7 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
     del arguments["return_lse"]
     call = _Call.of(query, key, **arguments)
     _checks.check_value(key, value, call.heads_axis)
-    return choose(call.attention)
+    return choose(call.attention, (query.shape[3], value.shape[3]))
 
 
 def drawn_seed(rate: float, seed: Any) -> Any:
@@ -302,6 +303,7 @@ class _Call:
     """The checked arguments of a dot-product attention, but for the values."""
 
     attention: Attention
+    score: DotScore
     bias: tf.Tensor | None
     heads_axis: int
     dtype: tf.DType
@@ -351,7 +353,7 @@ class _Call:
         )
         batch = query.shape[0] if query.shape[0] is not None else 8
         checked_bias = _checks.check_bias(bias, target, (size(query, 0), heads, *lengths), dtype)
-        return cls(attention, checked_bias, heads_axis, dtype, max(1, batch * heads))
+        return cls(attention, score, checked_bias, heads_axis, dtype, max(1, batch * heads))
 
     def portable(
         self, inputs: Sequence[tf.Tensor], bias: tf.Tensor | None, return_lse: bool
@@ -376,8 +378,9 @@ class _Call:
         self, inputs: Sequence[tf.Tensor], bias: tf.Tensor | None, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The same from the native kernels."""
-        score = self.attention.score
-        kernels = NativeCall(self.attention, bias, score.scale, score.soft_cap, self.heads_axis)
+        kernels = NativeCall(
+            self.attention, bias, self.score.scale, self.score.soft_cap, self.heads_axis
+        )
         return native_attention(kernels, self.portable, inputs, bias, return_lse)
 
     def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:

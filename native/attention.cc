@@ -1,0 +1,184 @@
+// Checks, chooses kernels and splits the work. The split depends on the shapes alone, never on the number of threads.
+#include "attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kernels/registry.h"
+#include "thread_pool.h"
+
+namespace heed {
+namespace {
+
+// Best first.
+const InstructionSet* const kAll[] = {
+#if defined(__x86_64__)
+    &kAvx512, &kAvx2,
+#endif
+    &kBaseline};
+
+const InstructionSet* find(const char* name) {
+  for (const InstructionSet* set : kAll)
+    if (set->supported() && (!name || std::strcmp(set->name, name) == 0)) return set;
+  return nullptr;
+}
+
+std::atomic<const InstructionSet*>& chosen() {
+  static std::atomic<const InstructionSet*> set = [] {
+    const InstructionSet* wish = find(std::getenv("HEED_INSTRUCTION_SET"));
+    return wish ? wish : find(nullptr);
+  }();
+  return set;
+}
+
+const Kernels& kernels_for(const Attention& a) { return chosen().load()->kernels[static_cast<int>(a.number)]; }
+
+struct Free {
+  void operator()(char* p) const { std::free(p); }
+};
+using Memory = std::unique_ptr<char, Free>;
+
+// nullptr if there is none left.
+Memory allocate(size_t bytes) {
+  return Memory(static_cast<char*>(std::aligned_alloc(64, (std::max<size_t>(bytes, 64) + 63) / 64 * 64)));
+}
+
+constexpr const char* kNoMemory = "out of memory for the scratch space of attention";
+
+size_t in_cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <class Function>
+void for_each(int64_t count, int threads, const Function& function) {
+  parallel_for(
+      count, threads,
+      [](void* context, int64_t index, int worker) { (*static_cast<const Function*>(context))(index, worker); },
+      const_cast<Function*>(&function));
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int panel_length(const Attention& a) { return static_cast<int>(std::min<int64_t>(kLongestPanel, a.queries)); }
+
+// Which blocks of keys and values hold only finite numbers; asked only where a mask hides something.
+void scan(const Attention& a, const Kernels& kernels, int threads, std::vector<uint8_t>* finite) {
+  if (a.rules == 0) return;
+  finite->resize(static_cast<size_t>(a.batch * a.groups * ceil_div(a.keys, kKeyBlock)));
+  for_each(a.batch * a.groups, threads,
+           [&](int64_t index, int) { kernels.scan(a, index / a.groups, index % a.groups, finite->data()); });
+}
+
+bool bad_size(int64_t n) { return n < 0 || n > (int64_t{1} << 31); }
+
+}  // namespace
+
+const char* instruction_set() { return chosen().load()->name; }
+
+bool use_instruction_set(const char* name) {
+  const InstructionSet* set = find(name);
+  if (set) chosen().store(set);
+  return set != nullptr;
+}
+
+const char* check(const Attention& a) {
+  const int number = static_cast<int>(a.number);
+  if (number < 0 || number > 3) return "number must be float32, float64, bfloat16 or float16";
+  for (int64_t n : {a.batch, a.heads, a.groups, a.queries, a.keys, a.width, a.value_width})
+    if (bad_size(n)) return "sizes must be in [0, 2^31]";
+  if (a.groups == 0 ? a.heads != 0 : a.heads % a.groups != 0) return "N must be a multiple of K";
+  if (a.width == 0 || a.value_width == 0 || a.width > 65536 || a.value_width > 65536)
+    return "H and V must be in [1, 65536]";
+  double pairs = static_cast<double>(a.batch) * static_cast<double>(a.heads);
+  pairs *=
+      static_cast<double>(std::max<int64_t>(a.queries, a.keys)) * static_cast<double>(std::max(a.width, a.value_width));
+  if (pairs > 4e18) return "B * N * length * width must fit 63 bits";
+  if (!std::isfinite(a.scale)) return "scale must be finite";
+  if (!(a.soft_cap >= 0) || !std::isfinite(a.soft_cap)) return "soft_cap must be 0 or a finite number above";
+  if (!(a.dropout >= 0 && a.dropout < 1)) return "dropout must be in [0, 1)";
+  if (a.rules < 0 || a.rules > kMostRules) return "there must be at most 8 mask rules";
+  for (int r = 0; r < a.rules; ++r) {
+    const MaskRule& rule = a.rule[r];
+    const bool needs_first = rule.rule == Rule::kPrefix || rule.rule == Rule::kLengths || rule.rule == Rule::kSegments;
+    if (static_cast<int>(rule.rule) < 0 || rule.rule > Rule::kDense) return "unknown kind of mask rule";
+    if (needs_first && !rule.first) return "a mask rule lacks its numbers";
+    if (rule.rule == Rule::kSegments && !rule.second) return "a mask rule lacks its numbers";
+    if (rule.rule == Rule::kDense && !rule.dense.data) return "a mask rule lacks its array";
+    if (rule.rule == Rule::kWindow && (rule.left < 0 || rule.right < 0)) return "a window must reach 0 or more";
+  }
+  return nullptr;
+}
+
+const char* forward(const Attention& a, const Forward& results, int threads) {
+  if (const char* problem = check(a)) return problem;
+  if (a.batch == 0 || a.heads == 0 || a.queries == 0) return nullptr;
+  const Kernels& kernels = kernels_for(a);
+  std::vector<uint8_t> finite;
+  scan(a, kernels, threads, &finite);
+  const int length = panel_length(a);
+  const int64_t panels = ceil_div(a.queries, length), heads = a.batch * a.heads;
+  threads = static_cast<int>(std::min<int64_t>(std::max(1, threads), panels * heads));
+  const size_t bytes = in_cache_lines(kernels.forward_bytes(a));
+  const Memory memory = allocate(bytes * static_cast<size_t>(threads));
+  if (!memory) return kNoMemory;
+  for_each(panels * heads, threads, [&](int64_t index, int worker) {
+    // The last panels first: under a causal mask they are the longest.
+    const int64_t panel = panels - 1 - index / heads, head = index % heads;
+    kernels.forward_panel(a, results, finite.data(), head / a.heads, head % a.heads, panel, length,
+                          memory.get() + bytes * static_cast<size_t>(worker));
+  });
+  return nullptr;
+}
+
+const char* backward(const Attention& a, const Backward& pass, int threads) {
+  if (const char* problem = check(a)) return problem;
+  if (a.batch == 0 || a.heads == 0) return nullptr;
+  const Kernels& kernels = kernels_for(a);
+  std::vector<uint8_t> finite;
+  scan(a, kernels, threads, &finite);
+  const int length = panel_length(a);
+  const int64_t panels = a.queries ? ceil_div(a.queries, length) : 0, members = a.heads / a.groups;
+  const int key_row = kernels.gradient_row(a.width), value_row = kernels.gradient_row(a.value_width);
+  const size_t key_bytes = in_cache_lines(static_cast<size_t>(a.keys * key_row) * kernels.compute_bytes);
+  const size_t value_bytes = in_cache_lines(static_cast<size_t>(a.keys * value_row) * kernels.compute_bytes);
+  const size_t sum_bytes = key_bytes + value_bytes;
+  // Few key heads: their queries are split into parts with sums of their own, as far as 64 MiB go.
+  const int64_t key_heads = a.batch * a.groups, pieces = std::max<int64_t>(1, members * panels);
+  int64_t parts = std::min(ceil_div(16, key_heads), pieces);
+  while (parts > 1 && static_cast<double>(sum_bytes) * static_cast<double>(key_heads * parts) > 67108864.0) --parts;
+  const int64_t tasks = key_heads * parts;
+  threads = static_cast<int>(std::min<int64_t>(std::max(1, threads), tasks));
+  const size_t bytes = in_cache_lines(kernels.backward_bytes(a));
+  const size_t scratch = bytes * static_cast<size_t>(threads);
+  const int64_t sums = parts > 1 ? tasks : threads;
+  const Memory memory = allocate(scratch + sum_bytes * static_cast<size_t>(sums));
+  if (!memory) return kNoMemory;
+
+  auto write = [&](int64_t key_head, const char* from, int64_t count) {
+    const int64_t b = key_head / a.groups, group = key_head % a.groups, distance = static_cast<int64_t>(sum_bytes);
+    kernels.write_rows(pass.key_gradient, b, group, 0, a.keys, a.width, key_row, from, count, distance);
+    kernels.write_rows(pass.value_gradient, b, group, 0, a.keys, a.value_width, value_row, from + key_bytes, count,
+                       distance);
+  };
+  for_each(tasks, threads, [&](int64_t task, int worker) {
+    const int64_t key_head = task / parts, part = task % parts;
+    const int64_t b = key_head / a.groups, group = key_head % a.groups;
+    char* sum = memory.get() + scratch + sum_bytes * static_cast<size_t>(parts > 1 ? task : worker);
+    std::memset(sum, 0, sum_bytes);
+    // Every `parts`-th panel: under a causal mask each part gets long and short ones.
+    for (int64_t piece = part; piece < members * panels; piece += parts)
+      kernels.backward_panel(a, pass, finite.data(), b, group * members + piece / panels, piece % panels, length, sum,
+                             sum + key_bytes, memory.get() + bytes * static_cast<size_t>(worker));
+    if (parts == 1) write(key_head, sum, 1);
+  });
+  if (parts > 1)
+    for_each(key_heads, threads, [&](int64_t key_head, int) {
+      write(key_head, memory.get() + scratch + sum_bytes * static_cast<size_t>(key_head * parts), parts);
+    });
+  return nullptr;
+}
+
+}  // namespace heed

@@ -1,0 +1,79 @@
+// Numbers as they lie in memory, and as they are computed with: float for all but double.
+#pragma once
+
+#include "../simd/vector.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+HEED_INLINE float from_bits(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+HEED_INLINE uint32_t to_bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits;
+}
+
+HEED_INLINE float widen(float x) { return x; }
+HEED_INLINE double widen(double x) { return x; }
+HEED_INLINE float widen(Bfloat16 x) { return from_bits(uint32_t{x.bits} << 16); }
+HEED_INLINE float widen(Float16 x) {
+  const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, rest = x.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return from_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);  // infinity, NaN
+  // The exponent moves by 112 through a product, which makes denormals right as well.
+  return from_bits(sign | to_bits(from_bits(rest << 13) * from_bits(0x77800000u)));
+}
+
+HEED_INLINE void narrow(float x, float* to) { *to = x; }
+HEED_INLINE void narrow(double x, double* to) { *to = x; }
+HEED_INLINE void narrow(float x, Bfloat16* to) {
+  uint32_t bits = to_bits(x);
+  if (x != x) {
+    to->bits = static_cast<uint16_t>(bits >> 16 | 0x40u);
+    return;
+  }
+  bits += 0x7fffu + (bits >> 16 & 1u);  // to the nearest, ties to even
+  to->bits = static_cast<uint16_t>(bits >> 16);
+}
+HEED_INLINE void narrow(float x, Float16* to) {
+  const uint32_t bits = to_bits(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  uint32_t result;
+  if (magnitude > 0x7f800000u) {
+    result = 0x7e00u;
+  } else if (magnitude >= 0x477ff000u) {
+    result = 0x7c00u;  // rounds to infinity
+  } else if (magnitude < 0x38800000u) {
+    // Denormal: adding 1/2 lets the float adder round at the right place.
+    result = to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    result = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  }
+  to->bits = static_cast<uint16_t>(sign | result);
+}
+
+template <class Real>
+HEED_INLINE bool is_finite(Real x) {
+  return x - x == 0;
+}
+
+template <class Stored>
+struct Compute {
+  typedef float Type;
+};
+template <>
+struct Compute<double> {
+  typedef double Type;
+};
+
+}  // namespace HEED_ISA
+}  // namespace heed

@@ -1,0 +1,86 @@
+// The one micro-kernel: C (+)= A . B for a narrow C that stays in registers.
+//
+// A is read one number at a time and broadcast, with any strides, so it is never packed: it is K, V or their gradients
+// just as they lie in memory. B and C are panels, rows of consecutive numbers. All five products of attention, forward
+// and backward, have this form once scores are kept transposed (keys down, queries across).
+#pragma once
+
+#include "../simd/vector.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+template <class Real>
+struct Strided {
+  const Real* data;
+  ptrdiff_t row, step;  // distance from one row of C to the next, and from one term of the sum to the next
+};
+
+template <class Real, int kRows, int kVectors>
+HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
+                              bool accumulate) {
+  typedef Vector<Real> V;
+  constexpr int kCount = Lanes<Real>::kCount;
+  V sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
+  for (int k = 0; k < depth; ++k) {
+    V x[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) x[v] = load<V>(b + v * kCount);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const V s = broadcast(a.data[r * a.row]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sum[r][v] += s * x[v];
+    }
+    a.data += a.step;
+    b += b_row;
+  }
+  // Each product is summed from zero and added once: more accurate than adding to a large sum term by term.
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Real* to = c + r * c_row + v * kCount;
+      store(to, accumulate ? load<V>(to) + sum[r][v] : sum[r][v]);
+    }
+}
+
+// Full tiles and what is left over run the same body, with fewer rows.
+template <class Real, int kVectors>
+inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
+                         bool accumulate) {
+  constexpr int kMost = 6;
+  for (; rows >= kMost; rows -= kMost, a.data += kMost * a.row, c += kMost * c_row)
+    product_tile<Real, kMost, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+  switch (rows) {
+    case 5: return product_tile<Real, 5, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+    case 4: return product_tile<Real, 4, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+    case 3: return product_tile<Real, 3, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+    case 2: return product_tile<Real, 2, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+    case 1: return product_tile<Real, 1, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
+    default: return;
+  }
+}
+
+// C[r][x] (+)= sum over k of A(r, k) * B[k][x], for x < columns, a multiple of the lanes.
+template <class Real>
+inline void product(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
+                    int depth, bool accumulate) {
+  constexpr int kCount = Lanes<Real>::kCount;
+  constexpr int kWide = HEED_REGISTERS >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
+  int x = 0;
+  for (; x + kWide * kCount <= columns; x += kWide * kCount)
+    product_rows<Real, kWide>(a, rows, b + x, b_row, c + x, c_row, depth, accumulate);
+  if constexpr (kWide == 4)
+    for (; x + 2 * kCount <= columns; x += 2 * kCount)
+      product_rows<Real, 2>(a, rows, b + x, b_row, c + x, c_row, depth, accumulate);
+  for (; x + kCount <= columns; x += kCount)
+    product_rows<Real, 1>(a, rows, b + x, b_row, c + x, c_row, depth, accumulate);
+}
+
+}  // namespace HEED_ISA
+}  // namespace heed

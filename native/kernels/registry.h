@@ -1,0 +1,46 @@
+// What every instruction set offers, one table each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../attention.h"
+
+namespace heed {
+
+// Keys of one block: the unit in which keys are skipped and `finite` flags are kept.
+inline constexpr int kKeyBlock = 96;
+inline constexpr int kLongestPanel = 64;
+
+// The functions for one number type.
+struct Kernels {
+  // Scratch bytes that one thread needs.
+  size_t (*forward_bytes)(const Attention&);
+  size_t (*backward_bytes)(const Attention&);
+  // Numbers from one row to the next in the summed gradients of keys and values, for a row of this width.
+  int (*gradient_row)(int64_t width);
+  // finite[(b * K + group) * blocks + block]: whether all keys and values of a block are finite.
+  void (*scan)(const Attention&, int64_t b, int64_t group, uint8_t* finite);
+  void (*forward_panel)(const Attention&, const Forward&, const uint8_t* finite, int64_t b, int64_t n, int64_t panel,
+                        int panel_length, char* scratch);
+  void (*backward_panel)(const Attention&, const Backward&, const uint8_t* finite, int64_t b, int64_t n, int64_t panel,
+                         int panel_length, void* key_gradient, void* value_gradient, char* scratch);
+  // Adds `parts` summed gradients, `distance` bytes apart, and writes rows [begin, end) of one key head.
+  void (*write_rows)(const Rows&, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width, int row,
+                     const char* sums, int64_t parts, int64_t distance);
+  size_t compute_bytes;  // of one number of the compute type
+};
+
+struct InstructionSet {
+  const char* name;
+  bool (*supported)();
+  const Kernels* kernels;  // by Number
+};
+
+extern const InstructionSet kBaseline;
+#if defined(__x86_64__)
+extern const InstructionSet kAvx2;
+extern const InstructionSet kAvx512;
+#endif
+
+}  // namespace heed

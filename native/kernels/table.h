@@ -1,0 +1,62 @@
+// The table of one instruction set. Included last by isa_*.cc, which also define HEED_TABLE, HEED_NAME and
+// HEED_SUPPORTED.
+#pragma once
+
+#include "backward.h"
+#include "forward.h"
+#include "registry.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+static_assert(kKeys == kKeyBlock && kQueries == kLongestPanel, "registry.h and block.h must agree");
+
+template <class Stored>
+struct For {
+  typedef typename Compute<Stored>::Type Real;
+
+  static size_t forward_bytes(const Attention& a) { return ForwardScratch<Real>::bytes(a); }
+  static size_t backward_bytes(const Attention& a) { return BackwardScratch<Real>::bytes(a); }
+  static int gradient_row(int64_t width) { return BackwardScratch<Real>::row_width(width); }
+
+  static void scan(const Attention& a, int64_t b, int64_t group, uint8_t* finite) {
+    const int64_t blocks = (a.keys + kKeys - 1) / kKeys;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const Span keys{block * kKeys, static_cast<int>(least(kKeys, a.keys - block * kKeys))};
+      finite[(b * a.groups + group) * blocks + block] = block_is_finite<Stored>(a, b, group, keys);
+    }
+  }
+
+  static void backward(const Attention& a, const Backward& pass, const uint8_t* finite, int64_t b, int64_t n,
+                       int64_t panel, int panel_length, void* key_gradient, void* value_gradient, char* scratch) {
+    backward_panel<Stored>(a, pass, finite, b, n, panel, panel_length, static_cast<Real*>(key_gradient),
+                           static_cast<Real*>(value_gradient), scratch);
+  }
+
+  static void write_rows(const Rows& to, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width,
+                         int row_length, const char* sums, int64_t parts, int64_t distance) {
+    for (int64_t j = begin; j < end; ++j) {
+      Stored* out = row<Stored>(to, b, j, group);
+      for (int64_t c = 0; c < width; ++c) {
+        Real total = 0;
+        for (int64_t part = 0; part < parts; ++part)
+          total += reinterpret_cast<const Real*>(sums + part * distance)[j * row_length + c];
+        narrow(total, out + c);
+      }
+    }
+  }
+
+  static constexpr Kernels table() {
+    return {forward_bytes,         backward_bytes, gradient_row, scan,
+            forward_panel<Stored>, backward,       write_rows,   sizeof(Real)};
+  }
+};
+
+static const Kernels kKernels[4] = {For<float>::table(), For<double>::table(), For<Bfloat16>::table(),
+                                    For<Float16>::table()};
+
+}  // namespace HEED_ISA
+
+extern const InstructionSet HEED_TABLE = {HEED_NAME, []() -> bool { return HEED_SUPPORTED; }, HEED_ISA::kKernels};
+
+}  // namespace heed

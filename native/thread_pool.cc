@@ -1,0 +1,132 @@
+#include "thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace heed {
+namespace {
+
+// One call of parallel_for. It lives on the heap and is shared: a worker that wakes late may still look at it.
+struct Job {
+  int64_t count;
+  int threads;
+  Task task;
+  void* context;
+  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> finished{0};
+  std::atomic<int> workers{1};  // the caller is worker 0
+  std::mutex mutex;
+  std::condition_variable done;
+
+  void work(int worker) {
+    int64_t claimed = 0;
+    for (int64_t index; (index = next.fetch_add(1, std::memory_order_relaxed)) < count; ++claimed)
+      task(context, index, worker);
+    if (claimed && finished.fetch_add(claimed, std::memory_order_acq_rel) + claimed == count) {
+      std::lock_guard<std::mutex> lock(mutex);
+      done.notify_all();
+    }
+  }
+};
+
+class Pool {
+ public:
+  void run(const std::shared_ptr<Job>& job) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (static_cast<int>(threads_.size()) < job->threads - 1) threads_.emplace_back(&Pool::serve, this);
+      jobs_.push_back(job);
+    }
+    wake_.notify_all();
+    job->work(0);
+    {
+      std::unique_lock<std::mutex> lock(job->mutex);
+      job->done.wait(lock, [&] { return job->finished.load(std::memory_order_acquire) == job->count; });
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), job), jobs_.end());
+  }
+
+ private:
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      std::shared_ptr<Job> job;
+      int worker = 0;
+      for (const auto& open : jobs_) {
+        if (open->next.load(std::memory_order_relaxed) >= open->count) continue;
+        worker = open->workers.fetch_add(1, std::memory_order_relaxed);
+        if (worker < open->threads) {
+          job = open;
+          break;
+        }
+      }
+      if (!job) {
+        wake_.wait(lock);
+        continue;
+      }
+      lock.unlock();
+      job->work(worker);
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::shared_ptr<Job>> jobs_;
+  std::vector<std::thread> threads_;
+};
+
+// Never destroyed: its threads wait for work until the process ends. After fork() the child has none of them, so it
+// forgets the pool and makes a new one.
+std::atomic<Pool*> pool{nullptr};
+std::mutex making;
+
+void forget_pool() {
+  pool.store(nullptr);
+  new (&making) std::mutex;
+}
+
+Pool& the_pool() {
+  if (Pool* p = pool.load(std::memory_order_acquire)) return *p;
+  std::lock_guard<std::mutex> lock(making);
+  if (Pool* p = pool.load(std::memory_order_relaxed)) return *p;
+  static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
+  (void)registered;
+  Pool* made = new Pool;
+  pool.store(made, std::memory_order_release);
+  return *made;
+}
+
+}  // namespace
+
+void parallel_for(int64_t count, int threads, Task task, void* context) {
+  threads = static_cast<int>(std::min<int64_t>(threads, count));
+  if (threads <= 1) {
+    for (int64_t index = 0; index < count; ++index) task(context, index, 0);
+    return;
+  }
+  auto job = std::make_shared<Job>();
+  job->count = count;
+  job->threads = threads;
+  job->task = task;
+  job->context = context;
+  the_pool().run(job);
+}
+
+int available_threads() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+}  // namespace heed

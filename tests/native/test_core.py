@@ -1,0 +1,169 @@
+"""The native core by itself, through its C interface, for each instruction set of this machine."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import heed
+from tests import reference
+from tests.native import core
+
+LIBRARY = Path(heed.__file__).parent / "_lib" / "libheed_core.so"
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="installed without the native library")
+
+WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE = range(5)
+
+
+@pytest.fixture(scope="module")
+def any_library():
+    return core.load(str(LIBRARY))
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def library(any_library, request):
+    if not any_library.heed_use_instruction_set(request.param.encode()):
+        pytest.skip(f"this machine has no {request.param}")
+    yield any_library
+    any_library.heed_use_instruction_set(None)
+
+
+def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], dict[str, Any]]:
+    """Tensors, options of the core, and the same options for the reference, all from one seed."""
+    rng = np.random.default_rng(seed)
+    batch, groups, members = (int(rng.integers(1, 4)) for _ in range(3))
+    heads = groups * members
+    queries, keys = (int(rng.choice([1, 2, 5, 63, 64, 65, 96, 97, 130])) for _ in range(2))
+    width, value_width = (int(rng.choice([1, 3, 8, 15, 16, 17, 40])) for _ in range(2))
+    dtype = rng.choice([np.float32, np.float64])
+    shapes = [(batch, queries, heads, width), (batch, keys, groups, width)]
+    shapes += [(batch, keys, groups, value_width), (batch, queries, heads, value_width)]
+    tensors = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None]
+    rules, mask = [], np.ones((batch, 1, queries, keys), bool)
+    for kind in rng.permutation(5)[: rng.integers(0, 4)]:
+        align = rng.integers(-3, keys, batch)
+        at = i + align[:, None, None, None]
+        if kind == WINDOW:
+            left, right = (int(n) for n in rng.integers(0, keys + 2, 2))
+            rules.append({"rule": kind, "left": left, "right": right, "align": align})
+            mask = mask & (j >= at - left) & (j <= at + right)
+        elif kind == PREFIX:
+            first = rng.integers(0, keys + 1, batch)
+            rules.append({"rule": kind, "align": align, "first": first})
+            mask = mask & ((j < first[:, None, None, None]) | (j <= at))
+        elif kind == LENGTHS:
+            first, second = rng.integers(-1, keys + 2, batch), rng.integers(0, queries + 2, batch)
+            rules.append({"rule": kind, "first": first, "second": second})
+            mask = mask & (j < first[:, None, None, None]) & (i < second[:, None, None, None])
+        elif kind == SEGMENTS:
+            first = np.sort(rng.integers(0, 3, (batch, queries)))
+            second = np.sort(rng.integers(0, 3, (batch, keys)))
+            rules.append({"rule": kind, "first": first, "second": second})
+            mask = mask & (first[:, None, :, None] == second[:, None, None, :])
+        else:
+            dense = rng.random((batch if rng.random() < 0.5 else 1, 1, queries, keys)) < 0.7
+            rules.append({"rule": kind, "dense": dense})
+            mask = mask & dense
+    options: dict[str, Any] = {"rules": rules}
+    expected: dict[str, Any] = {"mask": mask}
+    if rng.random() < 0.3:
+        options["soft_cap"] = expected["soft_cap"] = 2.0
+    if rng.random() < 0.3:
+        options["bias"] = expected["bias"] = rng.normal(size=(1, heads, queries, 1)).astype(dtype)
+    if rng.random() < 0.3:
+        options["slopes"] = expected["alibi_slopes"] = rng.random(heads)
+    return tensors, options, expected
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(np.isfinite(actual), finite, err_msg=what)
+    largest = max(1.0, float(np.max(np.abs(expected[finite]), initial=0.0)))
+    bound = {np.float32: 1e-5, np.float64: 1e-12}[actual.dtype.type] * largest
+    np.testing.assert_allclose(actual[finite], expected[finite], rtol=0, atol=bound, err_msg=what)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_calls_equal_the_reference(library, seed: int) -> None:
+    (query, key, value, d_out), options, expected = random_call(seed)
+    call = core.Call(library, query, key, value, **options)
+    output, lse = call.forward()
+    wanted = reference.dot_product_attention(query, key, value, **expected)
+    assert_close(output, wanted.out, f"output, seed {seed}")
+    assert_close(lse, wanted.lse, f"lse, seed {seed}")
+    d_lse = np.random.default_rng(seed).normal(size=lse.shape).astype(lse.dtype)
+    gradients = call.backward(output, lse, d_out, d_lse)
+    d_lse = np.where(np.isfinite(wanted.lse), d_lse, 0)
+    backward = reference.dot_product_attention_backward(
+        query, key, value, d_out=d_out, d_lse=d_lse, **expected
+    )
+    for name, actual in zip(("query", "key", "value"), gradients, strict=True):
+        assert_close(actual, getattr(backward, name), f"gradient of {name}, seed {seed}")
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 7))
+def test_threads_and_repeats_do_not_change_a_bit(library, seed: int) -> None:
+    (query, key, value, d_out), options, _ = random_call(seed)
+    call = core.Call(library, query, key, value, **options)
+    output, lse = call.forward(threads=1)
+    gradients = call.backward(output, lse, d_out, threads=1)
+    for threads in (1, 2, 3, 7):
+        again, lse_again = call.forward(threads)
+        np.testing.assert_array_equal(again, output)
+        np.testing.assert_array_equal(lse_again, lse)
+        for a, b in zip(call.backward(output, lse, d_out, threads=threads), gradients, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_many_callers_at_once(any_library) -> None:
+    calls = [random_call(seed) for seed in range(8)]
+    made = [core.Call(any_library, *tensors[:3], **options) for tensors, options, _ in calls]
+    expected = [call.forward(threads=1)[0] for call in made]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            for actual, wanted in zip(
+                pool.map(lambda c: c.forward(4)[0], made), expected, strict=True
+            ):
+                np.testing.assert_array_equal(actual, wanted)
+
+
+def test_a_child_after_fork_makes_threads_of_its_own(any_library) -> None:
+    (query, key, value, _), options, _ = random_call(3)
+    call = core.Call(any_library, query, key, value, **options)
+    expected = call.forward(threads=2)[0]
+    child = os.fork()
+    if child == 0:
+        # Nothing but the core runs here; a hang would be seen as the parent's time-out.
+        same = np.array_equal(call.forward(threads=2)[0], expected)
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"groups": 3}, "N must be a multiple of K"),
+        ({"width": 0}, "H and V"),
+        ({"queries": -1}, "sizes"),
+        ({"keys": 1 << 40}, "sizes"),
+        ({"batch": 1 << 31, "queries": 1 << 31}, "63 bits"),
+        ({"scale": float("nan")}, "scale"),
+        ({"soft_cap": -1.0}, "soft_cap"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"rules": 9}, "8 mask rules"),
+        ({"number": 4}, "number"),
+    ],
+)
+def test_arguments_that_cannot_be_right_are_refused(any_library, change: Any, message: str) -> None:
+    x = np.zeros((1, 4, 4, 8), np.float32)
+    call = core.Call(any_library, x, x, x)
+    for name, value in change.items():
+        setattr(call.attention, name, value)
+    with pytest.raises(ValueError, match=message):
+        call.forward()
