@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import heed
+from heed.ops._native import library_path
 from tests import reference
 from tests.native import core
 
-LIBRARY = Path(heed.__file__).parent / "_lib" / "libheed_core.so"
-pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="installed without the native library")
+LIBRARY = library_path("core")
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
 WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE = range(5)
 

@@ -14,15 +14,21 @@ import tensorflow as tf
 from heed.ops._mask_terms import FAR, Dense, Lengths, Prefix, Segments, Window, offset
 from heed.ops._tile import Attention
 
-_FOLDER = Path(__file__).parent.parent / "_lib"
 _MOST_RULES = 8
+
+
+def library_path(name: str) -> Path | None:
+    """Where the library "core" or "tf" is, or None. An editable install has it apart from the sources."""
+    package = sys.modules[__name__.partition(".")[0]]
+    files = (Path(folder) / "_lib" / f"libheed_{name}.so" for folder in package.__path__)
+    return next((file for file in files if file.exists()), None)
 
 
 @functools.cache
 def _load() -> tuple[Any, Any, str]:
     """The core library, the module of its TensorFlow ops, and why there is none if so."""
-    core, ops = _FOLDER / "libheed_core.so", _FOLDER / "libheed_tf.so"
-    if not (core.exists() and ops.exists()):
+    core, ops = library_path("core"), library_path("tf")
+    if core is None or ops is None:
         return (
             None,
             None,
