@@ -304,7 +304,7 @@ def test_sampling_repeats_with_a_seed_and_not_without():
     model = small_model(seed=3)
     source = sources(8)
     one = decode(model, source, method="sample", seed=1)
-    np.testing.assert_array_equal(one, decode(model, source, method="sample", seed=1))
+    np.testing.assert_array_equal(one, decode(model, source, method="sample", seed=np.int64(1)))
     assert np.any(one != decode(model, source, method="sample", seed=2))
     free = [decode(model, source, method="sample") for _ in range(2)]
     assert np.any(free[0] != free[1])
@@ -396,6 +396,18 @@ def test_a_model_is_not_kept_alive():
     del model
     gc.collect()
     assert reference() is None
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_padding_other_than_zero(method):
+    model = small_model(seed=4, end_bias=2.0, pad_id=7, start_id=3, end_id=0)
+    source = np.where(sources() == 0, 7, sources())
+    tokens = decode(model, source, **METHODS[method])
+    lengths = lengths_of(tokens, end=0)
+    assert np.any(lengths < 8)
+    for row, length in zip(tokens, lengths, strict=True):
+        assert not np.isin(row[:length], [3, 7]).any()
+        assert np.all(row[length:] == 7)
 
 
 def test_lists_and_empty_batches():

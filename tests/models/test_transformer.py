@@ -132,7 +132,8 @@ def test_saved_models_come_back(variant, tmp_path):
 
 def test_a_compiled_model_continues_after_loading(tmp_path):
     model = small_model()
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False)
     batch = inputs()
     labels = np.roll(batch["target"], -1, axis=1)
     model.fit(batch, labels, verbose=0)
@@ -147,8 +148,8 @@ def test_a_compiled_model_continues_after_loading(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "jit_compile"),
     [
-        ("float32", False),
         ("float32", True),
+        pytest.param("float32", False, marks=pytest.mark.slow),
         ("mixed_float16", False),
         pytest.param("mixed_bfloat16", False, marks=pytest.mark.slow),
         pytest.param("mixed_float16", True, marks=pytest.mark.slow),
@@ -210,6 +211,12 @@ def test_unknown_sizes_in_a_functional_model_and_in_a_tf_function():
     spec = {name: tf.TensorSpec((None, None), tf.int32) for name in symbolic}
     traced = tf.function(lambda batch: model(batch), input_signature=[spec])
     np.testing.assert_allclose(traced(inputs()), model(inputs()), atol=1e-5, rtol=1e-4)
+
+
+def test_learned_positions_bound_the_source():
+    model = small_model(position="learned", max_length=5)
+    with pytest.raises(ValueError, match=r"max_length=5"):
+        model({"source": np.ones((1, 6), "int32"), "target": TARGET[:1]})
 
 
 def test_inputs_must_have_both_sides():

@@ -96,6 +96,7 @@ def generate(
         "use_cache": use_cache,
     }
     _check_options(model, options, seed)
+    seed = None if seed is None else operator.index(seed)
     source = ops.convert_to_tensor(source)
     if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
         raise ValueError(
