@@ -81,9 +81,11 @@ def draw_cross_attention(
     except ImportError:
         raise TaskError("pictures need matplotlib: pip install 'heed[demo]'") from None
     layers, heads, T, S = weights.shape
-    # Sizes in inches from the numbers of cells, so that labels never overlap.
-    mean_width, height = 2.2 + 0.42 * S, 1.6 + max(0.3 * T, 1.5 * layers)
-    head_width = min(2.2, max(1.0, 0.2 * S))
+    columns, rows = [_shown(label) for label in columns], [_shown(label) for label in rows]
+    # Sizes in inches from the numbers of cells and the labels, so that these never overlap.
+    widest = max(map(len, columns))
+    mean_width = 2.2 + S * max(0.42, 0.1 * widest + 0.06)
+    height, head_width = 1.6 + max(0.3 * T, 1.5 * layers), min(2.2, max(1.0, 0.2 * S))
     figure = Figure(
         figsize=(mean_width + heads * head_width + 1.6, height), layout="constrained", dpi=150
     )
@@ -95,7 +97,7 @@ def draw_cross_attention(
     axes = left.subplots()
     image = _panel(axes, weights.mean(axis=(0, 1)), "mean of all heads")
     axes.set_xticks(range(S), columns)
-    axes.set_yticks(range(T), [_shown(row) for row in rows])
+    axes.set_yticks(range(T), rows)
     axes.set_xlabel("read: the source")
     axes.set_ylabel("written: the target, from top to bottom")
 
@@ -104,7 +106,10 @@ def draw_cross_attention(
         for head in range(heads):
             small = grid[layer][head]
             _panel(small, weights[layer, head], f"head {head + 1}")
-            small.set_xticks(range(S), columns if S <= 10 else [], fontsize=6)
+            if widest <= 2 and S <= 10:
+                small.set_xticks(range(S), columns, fontsize=6)
+            else:
+                small.set_xticks([])
             small.set_yticks([])
         grid[layer][0].set_ylabel(f"layer {layer + 1}")
     bar = right.colorbar(image, ax=grid.ravel().tolist(), fraction=0.04, pad=0.02)

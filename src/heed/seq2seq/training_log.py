@@ -131,7 +131,12 @@ class TrainingLog:
         except ImportError:
             return
         self._bar = tqdm(
-            total=self._steps, initial=self._step, unit="step", file=sys.stderr, leave=False
+            total=self._steps,
+            initial=self._step,
+            unit="step",
+            file=sys.stderr,
+            leave=False,
+            ncols=min(100, shutil.get_terminal_size().columns - 1),
         )
 
     def advance(self, step: int) -> None:
