@@ -103,7 +103,10 @@ class _Pass:
             tf.zeros_like(self.operands.value),
         ]
         for group in plan.groups or ():
-            visible_keys = self.operands.cut_keys(group.keys)
+            # Not before the group before is done: its keys and sums would only wait in memory.
+            with tf.control_dependencies([state[0].flow, state[-1]]):
+                visible_keys = self.operands.cut_keys(group.keys)
+                sums = [tf.zeros_like(visible_keys.key), tf.zeros_like(visible_keys.value)]
 
             def body(
                 index: Size,
@@ -123,7 +126,6 @@ class _Pass:
                     return gradient
                 return put(gradient, 3, keys, plan.key_length)
 
-            sums = [tf.zeros_like(visible_keys.key), tf.zeros_like(visible_keys.value)]
             *following, key, value = loop(group.first, group.last, body, [*state[:-2], *sums])
             state = [
                 *following,

@@ -63,7 +63,9 @@ def forward(
     ]
 
     def run(first: Size, last: Size, state: State, keys: Span | None) -> State:
-        visible_keys = operands if keys is None else operands.cut_keys(keys)
+        # Not before the group before is done: its keys would only wait in memory.
+        with tf.control_dependencies([x.flow for x in state]):
+            visible_keys = operands if keys is None else operands.cut_keys(keys)
 
         def body(index: Size, state: State) -> State:
             queries = plan.queries(index)
