@@ -87,11 +87,11 @@ def test_a_complete_run_is_left_as_it_is(finished_run):
 def test_ctrl_c_says_how_to_go_on_and_leaves_the_checkpoint(tmp_path, monkeypatch, finished_run):
     run = tiny.start(tmp_path / "run", languages=("en", "de"))
     with monkeypatch.context() as patch:
-        stop_at(patch, 6, KeyboardInterrupt())
-        with pytest.raises(TrainingInterrupted, match=r"step 6 of 12; continue from step 4 with: "
+        stop_at(patch, 5, KeyboardInterrupt())
+        with pytest.raises(TrainingInterrupted, match=r"step 5 of 12; continue from step 3 with: "
                            r"heed train --resume .*run"):  # fmt: skip
             train(run, progress=False)
-    assert checkpoint.load_latest(run.checkpoints)[1]["step"] == 4
+    assert checkpoint.load_latest(run.checkpoints)[1]["step"] == 3
     train(run, progress=False)
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
 
@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, finished_
         patch.setattr(np, "savez", full)
         with pytest.raises(OSError, match="No space left"):
             train(run, progress=False)
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000004.npz"]
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000003.npz"]
     train(run, progress=False)
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
 

@@ -14,7 +14,7 @@ TINY = {
     "warmup_steps": 4,
     "steps": 12,
     "validate_every": 4,
-    "checkpoint_every": 4,
+    "checkpoint_every": 3,  # between validations too
     "dropout": 0.2,  # so that the state of the random generators matters
     "seed": 5,
 }

@@ -72,7 +72,8 @@ def run_demo(
     say(f"{len(shown)} of the numbers that it never saw:")
     for answer in shown:
         mark = "" if answer.right else f"   WRONG, it is: {answer.reference}"
-        say(f"  {answer.source:>7}  {answer.said}{mark}")
+        language = f"  {answer.group}" if len(languages) > 1 else ""
+        say(f"  {answer.source:>7}{language}  {answer.said}{mark}")
     picture = picture_of_run(translator, shown[-1].source, shown[-1].group)
     say("")
     say(f"where it looked:  {picture}")
