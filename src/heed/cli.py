@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 RUNS = Path("heed-runs")
+_DEFAULTS = "What is not said is chosen to suit the task; the run's config.json holds all of it."
 
 _TRAINING_OPTIONS = (
     ("steps", int, "number of training steps"),
@@ -123,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: Callable[[Any], int | None], text: str) -> _Parser:
         made = commands.add_parser(name, help=text, description=text)
+        made.epilog = _DEFAULTS if command in (_demo, _train) else None
         made.set_defaults(command=command)
         return made
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -93,10 +94,13 @@ def train(
         How it ended. A run that is complete already is left as it is.
 
     Raises:
-        TaskError: if the folder is damaged, its text has changed, or another process trains in it.
+        TaskError: if the folder is damaged, its text has changed, another process trains in it, or
+            Keras does not run on TensorFlow.
         OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
         TrainingInterrupted: on Ctrl-C. The last checkpoint is intact.
     """
+    if keras.backend.backend() != "tensorflow":
+        raise TaskError("training needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow")
     strategy = strategy or tf.distribute.get_strategy()
     chief = _is_chief(strategy)
     with run.lock() if chief else contextlib.nullcontext():
