@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--peers",
         nargs="+",
         choices=list(PEERS),
-        default=list(PEERS),
+        default=None,
         metavar="PEER",
         help=f"only these sides, of {', '.join(PEERS)}",
     )
@@ -48,11 +48,16 @@ def run_ops(options: argparse.Namespace) -> int:
         f"({about['implementation']}), keras {about['keras']}, tensorflow {about['tensorflow']}"
     )
     print("Ratios are peer's time / heed's time: above 1 heed is quicker.")
+    chosen = options.peers or [
+        name
+        for name in PEERS
+        if name != "heed-portable" or about["implementation"] != "portable"  # it is the same
+    ]
     rounds = options.rounds or (3 if options.quick else 15)
     timed: report.Results = []
     memory: report.Results = []
     for group in dict.fromkeys(peer.group for peer in PEERS.values()):
-        peers = {n: p for n, p in PEERS.items() if p.group == group and n in options.peers}
+        peers = {n: p for n, p in PEERS.items() if p.group == group and n in chosen}
         if not any(peer.is_heed for peer in peers.values()):
             continue
         if not options.no_time:

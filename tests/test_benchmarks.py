@@ -105,7 +105,7 @@ def test_cases_are_named_apart():
     assert len(set(names)) == len(names)
     assert "causal fwd+bwd (1, 8, 4096, 64)" in names
     for group in {peer.group for peer in PEERS.values()}:
-        assert sum(peer.is_heed for peer in PEERS.values() if peer.group == group) == 1
+        assert any(peer.is_heed for peer in PEERS.values() if peer.group == group)
 
 
 @pytest.mark.parametrize("arguments", [["ops", "--rounds", "0"], ["ops", "--peers", "x"], []])

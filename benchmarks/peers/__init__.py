@@ -25,7 +25,7 @@ class Peer:
         title: how it is called in the tables.
         module: where its `prepare` is.
         group: sides of one group are compared with each other.
-        is_heed: whether it is the side that the others are divided by.
+        is_heed: whether others can be divided by it; they are by the first such side of a table.
         environment: variables of its process.
     """
 
@@ -38,6 +38,7 @@ class Peer:
 
 PEERS: dict[str, Peer] = {
     "heed": Peer("heed", "benchmarks.peers.heed_op", "op", is_heed=True),
+    "heed-portable": Peer("heed portable", "benchmarks.peers.heed_portable", "op", is_heed=True),
     "naive": Peer("naive TensorFlow", "benchmarks.peers.naive", "op"),
     "keras-op": Peer("keras.ops", "benchmarks.peers.keras_op", "op"),
     "heed-layer": Peer("heed layer", "benchmarks.peers.heed_layer", "layer", is_heed=True),
