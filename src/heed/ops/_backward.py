@@ -19,32 +19,62 @@ from heed.ops._tile import FLOOR, Attention, block_gradient
 
 @dataclasses.dataclass(frozen=True)
 class Incoming:
-    """What reaches the rows from above, for all queries or a block of them.
+    """What reaches a block of queries from above.
 
     Attributes:
-        output: (B, K, G, T, V), its gradient.
-        delta: (B, K, G, T, 1): sum of output * its gradient, less the gradient of the log-sum-exp.
-        lse: (B, K, G, T, 1), or None where a block holds whole rows. Huge for rows that have none (or a broken one),
+        gradient: (B, K, G, t, V), of the output.
+        delta: (B, K, G, t, 1): sum of output * its gradient, less the gradient of the log-sum-exp.
+        lse: (B, K, G, t, 1), or None where a block holds whole rows. Huge for rows that have none (or a broken one),
             so that their weights come out as 0.
     """
 
-    output: tf.Tensor
+    gradient: tf.Tensor
     delta: tf.Tensor
     lse: tf.Tensor | None
 
-    def cut(self, queries: Span) -> Incoming:
-        lse = None if self.lse is None else slice_axis(self.lse, 3, *queries)
-        return Incoming(
-            slice_axis(self.output, 3, *queries), slice_axis(self.delta, 3, *queries), lse
-        )
-
     def without(self, idle: tf.Tensor | None) -> Incoming:
+        """The same with nothing coming in for the rows of `idle`."""
         if idle is None:
             return self
-        zero = tf.zeros((), self.output.dtype)
-        return dataclasses.replace(
-            self, output=tf.where(idle, zero, self.output), delta=tf.where(idle, zero, self.delta)
+        zero = tf.zeros((), self.gradient.dtype)
+        gradient, delta = (tf.where(idle, zero, x) for x in (self.gradient, self.delta))
+        return dataclasses.replace(self, gradient=gradient, delta=delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Output and log-sum-exp of the forward pass, or None, with the gradients that come in for them."""
+
+    output: tf.Tensor
+    lse: tf.Tensor | None
+    output_gradient: tf.Tensor
+    lse_gradient: tf.Tensor | None
+
+    def broken_rows(self) -> tf.Tensor:
+        """(B, K, G, T, 1) ones where what comes in is not finite, else zeros."""
+        broken = is_broken(self.output_gradient)
+        if self.lse_gradient is not None:
+            broken = tf.maximum(broken, is_broken(self.lse_gradient))
+        if self.lse is not None:  # NaN in rows that see something broken, in whatever block
+            broken = tf.maximum(broken, tf.cast(tf.math.is_nan(self.lse), broken.dtype))
+        return broken
+
+    def cut(self, queries: Span, *, guarded: bool) -> Incoming:
+        """What comes in for a block of queries; finite stand-ins if guarded."""
+        safe = stand_in if guarded else tf.identity
+        gradient = slice_axis(self.output_gradient, 3, *queries)
+        delta = tf.reduce_sum(
+            safe(slice_axis(self.output, 3, *queries) * gradient), -1, keepdims=True
         )
+        if self.lse_gradient is not None:
+            delta -= safe(slice_axis(self.lse_gradient, 3, *queries))
+        lse = None
+        if self.lse is not None:
+            lse = slice_axis(self.lse, 3, *queries)
+            none = tf.equal(lse, float("-inf"))
+            usable = tf.math.is_finite(lse) if guarded else tf.logical_not(none)
+            lse = tf.where(usable, lse, -tf.constant(FLOOR, lse.dtype))
+        return Incoming(safe(gradient), delta, lse)
 
 
 def backward(
@@ -53,36 +83,60 @@ def backward(
     operands: Operands,
     bias: Any,
     parameters: Sequence[tf.Tensor],
-    output: tf.Tensor,
-    lse: tf.Tensor | None,
-    output_gradient: tf.Tensor,
-    lse_gradient: tf.Tensor | None,
+    results: Results,
 ) -> list[tf.Tensor]:
     """Gradients of query, key, value, bias (if given) and each parameter."""
-    guarded = operands.broken_query is not None
-    delta = output * output_gradient
-    if guarded:
+    if operands.guarded:
         # A query whose incoming gradient is broken spreads that to the keys it sees, and to no other.
-        broken = is_broken(output_gradient)
-        if lse_gradient is not None:
-            broken = tf.maximum(broken, is_broken(lse_gradient))
-            lse_gradient = stand_in(lse_gradient)
-        operands = dataclasses.replace(
-            operands, broken_query=tf.maximum(operands.broken_query, broken)
-        )
-        output_gradient, delta = stand_in(output_gradient), stand_in(delta)
-    delta = tf.reduce_sum(delta, -1, keepdims=True)
-    if lse_gradient is not None:
-        delta -= lse_gradient
-    if lse is not None:
-        lse = (
-            tf.where(tf.math.is_finite(lse), lse, -tf.constant(FLOOR, lse.dtype))
-            if guarded
-            else tf.where(tf.equal(lse, float("-inf")), -tf.constant(FLOOR, lse.dtype), lse)
-        )
-    incoming = Incoming(output_gradient, delta, lse if plan.groups is None else None)
-    passing = _Pass(attention, plan, operands, bias, list(parameters), incoming)
+        broken = tf.maximum(operands.broken_query, results.broken_rows())
+        operands = dataclasses.replace(operands, broken_query=broken)
+    if plan.groups is not None:
+        results = dataclasses.replace(results, lse=None)
+    passing = _Pass(attention, plan, operands, bias, list(parameters), results)
     return passing.streamed() if plan.groups is None else passing.whole()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sums:
+    """Gradients of keys and values while the range of keys moves from the end to the beginning.
+
+    Attributes:
+        keys: the current range.
+        key, value: sums over the current range.
+        length: S.
+        done: (key, value) of the keys behind the current range, the last ones first.
+    """
+
+    keys: Span
+    key: tf.Tensor
+    value: tf.Tensor
+    length: int
+    done: tuple[tuple[tf.Tensor, tf.Tensor], ...] = ()
+
+    @classmethod
+    def over(cls, operands: Operands, plan: Plan) -> _Sums:
+        return cls(
+            Span(0, plan.key_length),
+            tf.zeros_like(operands.key),
+            tf.zeros_like(operands.value),
+            plan.key_length,
+        )
+
+    def narrowed(self, keys: Span) -> _Sums:
+        """Sums over a range that ends no later than the current one; it always begins at 0."""
+        end = keys.end
+        if end == self.keys.end:
+            return self
+        rest = self.keys.end - end
+        tail = tuple(slice_axis(x, 2, end, rest) for x in (self.key, self.value))
+        head = [slice_axis(x, 2, 0, end) for x in (self.key, self.value)]
+        return _Sums(Span(0, end), head[0], head[1], self.length, (*self.done, tail))
+
+    def total(self) -> tuple[tf.Tensor, tf.Tensor]:
+        parts = [(self.key, self.value), *reversed(self.done)]
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(tf.concat(x, 2) for x in zip(*parts, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,21 +146,18 @@ class _Pass:
     operands: Operands
     bias: Any
     parameters: list[tf.Tensor]
-    incoming: Incoming
+    results: Results
 
     def whole(self) -> list[tf.Tensor]:
         """Each block of queries against all its keys at once. State: query list, bias, parameters; key, value."""
         plan = self.plan
-        state = [
-            *self._query_state(),
-            tf.zeros_like(self.operands.key),
-            tf.zeros_like(self.operands.value),
-        ]
-        for group in plan.groups or ():
-            # Not before the group before is done: its keys and sums would only wait in memory.
-            with tf.control_dependencies([state[0].flow, state[-1]]):
+        groups = plan.groups or ()
+        state, sums = self._query_state(), _Sums.over(self.operands, plan)
+        # The widest range of keys last comes first: what the others no longer touch is done with.
+        for group in reversed(groups):
+            with tf.control_dependencies([state[0].flow, sums.key]):
+                sums = sums.narrowed(group.keys)
                 visible_keys = self.operands.cut_keys(group.keys)
-                sums = [tf.zeros_like(visible_keys.key), tf.zeros_like(visible_keys.value)]
 
             def body(
                 index: Size,
@@ -115,7 +166,9 @@ class _Pass:
                 keys: Span = group.keys,
             ) -> State:
                 queries = plan.queries(index)
-                tile = self._tile(index, queries, keys, visible_keys)
+                block = visible_keys.cut_queries(queries)
+                incoming = self.results.cut(queries, guarded=block.guarded)
+                tile = self._tile(index, queries, keys, block, incoming)
                 following = self._add_row(
                     index, queries, state[:-2], tile[0], put_bias(tile[3], keys), tile[4:]
                 )
@@ -126,13 +179,9 @@ class _Pass:
                     return gradient
                 return put(gradient, 3, keys, plan.key_length)
 
-            *following, key, value = loop(group.first, group.last, body, [*state[:-2], *sums])
-            state = [
-                *following,
-                state[-2] + put(key, 2, group.keys, plan.key_length),
-                state[-1] + put(value, 2, group.keys, plan.key_length),
-            ]
-        return self._finished(state[:-2], state[-2], state[-1])
+            *state, key, value = loop(group.first, group.last, body, [*state, sums.key, sums.value])
+            sums = dataclasses.replace(sums, key=key, value=value)
+        return self._finished(state, *sums.total())
 
     def streamed(self) -> list[tf.Tensor]:
         """Each block of queries against one block of keys after the other."""
@@ -155,9 +204,8 @@ class _Pass:
 
             def inner(key_index: Size, state: State) -> State:
                 keys = plan.keys(key_index)
-                tile = self._tile(
-                    index, queries, keys, operands.cut_keys(keys), fresh_keys(plan, key_index)
-                )
+                block, fresh = rows.cut_keys(keys), fresh_keys(plan, key_index)
+                tile = self._tile(index, queries, keys, block, incoming, fresh)
                 query_row, keys_list, values_list, *rest = state
                 following = [
                     query_row + tile[0],
@@ -171,7 +219,9 @@ class _Pass:
                     *(total + new for total, new in zip(rest, tile[4:], strict=True)),
                 ]
 
-            zeros = tf.zeros_like(slice_axis(operands.query, 3, *queries))
+            rows = operands.cut_queries(queries)
+            incoming = self.results.cut(queries, guarded=rows.guarded)
+            zeros = tf.zeros_like(rows.query)
             parameter_sums = [tf.zeros_like(p) for p in self.parameters]
             inner_state = loop(
                 *visible_blocks(plan, self.attention.mask, queries),
@@ -201,12 +251,12 @@ class _Pass:
         index: Size,
         queries: Span,
         keys: Span,
-        visible_keys: Operands,
+        block: Operands,
+        incoming: Incoming,
         fresh: tf.Tensor | None = None,
     ) -> list[tf.Tensor | None]:
         """Gradients of one block: [query, key, value, bias or None, *parameters]."""
         attention, plan = self.attention, self.plan
-        block = visible_keys.cut_queries(queries)
         dtype = block.query.dtype
         visible = attention.visible(queries, keys, fresh)
         addend = attention.addend(queries, keys, cut(self.bias, queries, keys), visible, dtype)
@@ -223,7 +273,7 @@ class _Pass:
             broken = tf.logical_and(broken, tf.logical_not(idle))
             idle = tf.logical_or(idle, broken)
 
-        incoming = self.incoming.cut(queries).without(idle)
+        incoming = incoming.without(idle)
         keep = attention.keep_factor(size(block.query, 0), queries, keys, dtype)
         gradient = block_gradient(
             attention,
@@ -231,7 +281,7 @@ class _Pass:
             self.parameters,
             addend,
             keep,
-            incoming.output,
+            incoming.gradient,
             incoming.delta,
             incoming.lse,
         )

@@ -153,8 +153,8 @@ def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) ->
     groups: list[Group] = []
     for first, last in itertools.pairwise(bounds):
         begin, end = first * block, min(last * block, query_length)
-        lo, hi = mask.key_range(Span(begin, end - begin), query_length, key_length)
-        keys = Span(lo, hi - lo)
+        # From the first key on, so that the ranges of the groups are nested in each other.
+        keys = Span(0, mask.key_range(Span(begin, end - begin), query_length, key_length)[1])
         if groups and groups[-1].keys == keys:  # one loop, and one sum in the backward pass
             groups[-1] = dataclasses.replace(groups[-1], last=last)
         else:

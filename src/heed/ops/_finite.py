@@ -65,10 +65,10 @@ def break_where(condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """Query, key and value, made safe where a mask hides something.
+    """Query, key and value, to be cut into blocks that are safe where a mask hides something.
 
     Attributes:
-        query, key, value: stand-ins if guarded, else as given.
+        query, key, value: as given; once they are cut, finite stand-ins if guarded.
         broken_query: (B, K, G, T, 1) zeros and ones, or None if not guarded.
         broken_key: (B, K, S, 1), the key or its value is not finite; or None.
     """
@@ -81,24 +81,33 @@ class Operands:
 
     @classmethod
     def of(cls, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, guarded: bool) -> Operands:
+        """Looks for what is not finite if `guarded`."""
         if not guarded:
             return cls(query, key, value)
         broken_key = tf.maximum(is_broken(key), is_broken(value))
-        return cls(stand_in(query), stand_in(key), stand_in(value), is_broken(query), broken_key)
+        return cls(query, key, value, is_broken(query), broken_key)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a mask hides something, so that blocks hold stand-ins."""
+        return self.broken_query is not None
 
     def cut_queries(self, queries: Span) -> Operands:
-        broken = None if self.broken_query is None else slice_axis(self.broken_query, 3, *queries)
-        return dataclasses.replace(
-            self, query=slice_axis(self.query, 3, *queries), broken_query=broken
-        )
+        """A block of queries, with all the keys."""
+        query = slice_axis(self.query, 3, *queries)
+        if not self.guarded:
+            return dataclasses.replace(self, query=query)
+        broken = slice_axis(self.broken_query, 3, *queries)
+        return dataclasses.replace(self, query=stand_in(query), broken_query=broken)
 
     def cut_keys(self, keys: Span) -> Operands:
-        broken = None if self.broken_key is None else slice_axis(self.broken_key, 2, *keys)
+        """A block of keys and their values, with all the queries."""
+        key, value = slice_axis(self.key, 2, *keys), slice_axis(self.value, 2, *keys)
+        if not self.guarded:
+            return dataclasses.replace(self, key=key, value=value)
+        broken = slice_axis(self.broken_key, 2, *keys)
         return dataclasses.replace(
-            self,
-            key=slice_axis(self.key, 2, *keys),
-            value=slice_axis(self.value, 2, *keys),
-            broken_key=broken,
+            self, key=stand_in(key), value=stand_in(value), broken_key=broken
         )
 
     def broken_rows(self, visible: tf.Tensor | None) -> tf.Tensor | None:

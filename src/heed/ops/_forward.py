@@ -135,7 +135,6 @@ def streamed_rows(
     dtype = block.query.dtype
     shape = [*sizes(block.query)[:3], queries.length]
     zeros = tf.zeros(tf.stack([*shape, 1]), dtype)
-    guarded = block.broken_query is not None
 
     def body(index: Size, state: State) -> State:
         output, highest, total = state[:3]
@@ -154,12 +153,12 @@ def streamed_rows(
         if keep is not None:
             weights *= keep
         following = [output * shrink + weigh(weights, tile.value), higher, total]
-        if guarded:
+        if block.guarded:
             following.append(tf.logical_or(state[3], tile.broken_rows(visible)))
         return following
 
     state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), zeros + FLOOR, zeros]
-    if guarded:
+    if block.guarded:
         state.append(tf.zeros_like(zeros, tf.bool))
     output, highest, total, *broken = loop(
         *visible_blocks(plan, attention.mask, queries), body, state

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from heed.ops._at_run_time import check_operands
-from heed.ops._backward import backward
+from heed.ops._backward import Results, backward
 from heed.ops._blocks import block_sizes, make_plan
 from heed.ops._finite import Operands
 from heed.ops._forward import forward
@@ -132,17 +132,8 @@ class _Op:
             operands, bias, parameters = self._split(stopped)
             incoming = stopped[self.inputs :]
             safe = Operands.of(*operands, guarded=self.attention.mask is not None)
-            results = backward(
-                self.attention,
-                self.plan,
-                safe,
-                bias,
-                parameters,
-                output,
-                lse,
-                incoming[0],
-                incoming[1] if self.return_lse else None,
-            )
+            received = Results(output, lse, incoming[0], incoming[1] if self.return_lse else None)
+            results = backward(self.attention, self.plan, safe, bias, parameters, received)
 
             def gradient(*cotangents: tf.Tensor) -> Any:
                 return second_gradient(

@@ -113,6 +113,7 @@ def _differentiate_twice(
         with tf.GradientTape() as inner:
             inner.watch(first)
             operands = Operands.of(*first[:3], guarded=attention.mask is not None)
+            operands = operands.cut_queries(Span(0, queries.length)).cut_keys(keys)
             bias, parameters = (first[3], first[4:]) if has_bias else (None, first[3:])
             rows = whole_rows(
                 attention, operands, bias, parameters, queries, keys, len(incoming) > 1
