@@ -122,14 +122,6 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "heads": (lambda: weigh(heads=[4]), "heads", "4"),
     "heads below": (lambda: weigh(heads=[-5]), "heads", "-5"),
     "rows": (lambda: weigh(rows=[5]), "rows", "5"),
-    "lse shape": (lambda: weigh(lse=zeros(2, 5, 4)), "lse", "(2, 5, 4)"),
-    "additive lse": (
-        lambda: ops.additive_attention_weights(
-            QUERY[:, :, 0], KEY[:, :, 0], VECTOR, lse=zeros(2, 7)
-        ),
-        "lse",
-        "(2, 7)",
-    ),
     "any rank query": (
         lambda: ops.scaled_dot_product_attention(zeros(3), KEY, VALUE),
         "query",

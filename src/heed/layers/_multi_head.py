@@ -252,15 +252,12 @@ class MultiHeadBase(keras.layers.Layer):
             "seed": self._dropout_layer.seed_generator.next() if dropping else None,
         }
         flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
+        output = dot_product_attention(flat_query, flat_key, flat_value, **options)
+        output = axes.unflatten(output, query)
         if not return_attention_scores:
-            output = dot_product_attention(flat_query, flat_key, flat_value, **options)
-            return axes.unflatten(output, query), None
-        output, lse = dot_product_attention(
-            flat_query, flat_key, flat_value, return_lse=True, **options
-        )
-        scores = attention_weights(flat_query, flat_key, lse=lse, **options)
-        scores = ops.cast(axes.unflatten_scores(scores, query, key), self.compute_dtype)
-        return axes.unflatten(output, query), scores
+            return output, None
+        scores = attention_weights(flat_query, flat_key, **options)
+        return output, ops.cast(axes.unflatten_scores(scores, query, key), self.compute_dtype)
 
     def make_cache(self, batch_size: Any, length: int, dtype: str | None = None) -> Cache:
         """An empty cache of keys and values, for self-attention step by step.

@@ -212,8 +212,7 @@ def dot_product(
     """Dot-product attention with one head: (B, T, V), and the weights (B, T, S) or None."""
     query, key, value = (ops.expand_dims(x, 2) for x in (query, key, value))
     options = {**options, "mask": _masks.with_head(options["mask"])}
+    output = ops.squeeze(dot_product_attention(query, key, value, **options), 2)
     if not with_scores:
-        return ops.squeeze(dot_product_attention(query, key, value, **options), 2), None
-    output, lse = dot_product_attention(query, key, value, return_lse=True, **options)
-    scores = attention_weights(query, key, lse=lse, **options)
-    return ops.squeeze(output, 2), ops.squeeze(scores, 1)
+        return output, None
+    return output, ops.squeeze(attention_weights(query, key, **options), 1)

@@ -143,7 +143,7 @@ class AdditiveAttention(SingleHeadAttention):
         vector = keras.ops.convert_to_tensor(self.score_vector)
         bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
         options = {**options, "bias": bias}
+        output = additive_attention(query, key, value, vector, **options)
         if not with_scores:
-            return additive_attention(query, key, value, vector, **options), None
-        output, lse = additive_attention(query, key, value, vector, return_lse=True, **options)
-        return output, additive_attention_weights(query, key, vector, lse=lse, **options)
+            return output, None
+        return output, additive_attention_weights(query, key, vector, **options)

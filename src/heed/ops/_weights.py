@@ -24,7 +24,6 @@ def weights_of(
     bias: tf.Tensor | None,
     parameters: Sequence[tf.Tensor],
     *,
-    lse: tf.Tensor | None,
     heads: Any,
     rows: Any,
 ) -> tf.Tensor:
@@ -35,7 +34,6 @@ def weights_of(
         query: (B, K, G, T, H); key: (B, K, S, H).
         bias: (B or 1, N or 1, T or 1, S or 1), or None.
         parameters: of the score function.
-        lse: (B, N, T), or None to compute it.
         heads, rows: integers, or None for all.
     """
     query, key, _, mask = check_operands(query, key, None, attention.mask, attention.lengths)
@@ -46,12 +44,12 @@ def weights_of(
     chosen_rows = None if rows is None else _indices("rows", rows, length)
     runs = [Span(0, length)] if chosen_rows is None else _runs(chosen_rows)
     blocks = [
-        _block(attention, slice_axis(query, 3, *run), key, bias, parameters, lse, run, chosen_heads)
+        _block(attention, slice_axis(query, 3, *run), key, bias, parameters, run, chosen_heads)
         for run in runs
     ]
     if not blocks:
         return slice_axis(
-            _block(attention, query, key, bias, parameters, lse, Span(0, length), chosen_heads),
+            _block(attention, query, key, bias, parameters, Span(0, length), chosen_heads),
             2,
             0,
             0,
@@ -65,7 +63,6 @@ def _block(
     key: tf.Tensor,
     bias: tf.Tensor | None,
     parameters: Sequence[tf.Tensor],
-    lse: tf.Tensor | None,
     queries: Span,
     heads: list[int] | None,
 ) -> tf.Tensor:
@@ -83,14 +80,7 @@ def _block(
         visible, addend, keep = (_pick(x, heads, attention.heads) for x in (visible, addend, keep))
     if addend is not None:
         logits += addend
-    if lse is None:
-        weights = tf.nn.softmax(logits)
-    else:
-        lse = slice_axis(lse, 2, *queries)
-        lse = tf.cast(lse if heads is None else tf.gather(lse, _int32(heads), axis=1), dtype)
-        # A row without keys has log-sum-exp -inf; one with a NaN is broken below.
-        lse = tf.where(tf.math.is_finite(lse), lse, -tf.constant(FLOOR, dtype))
-        weights = tf.exp(logits - tf.reshape(lse, tf.concat([tf.shape(logits)[:4], [1]], 0)))
+    weights = tf.nn.softmax(logits)
     if keep is not None:
         weights *= keep
     broken = is_broken(query) > 0

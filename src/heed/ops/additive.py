@@ -96,14 +96,12 @@ def additive_attention_weights(
     mask: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
-    lse: Any = None,
     rows: Sequence[int] | None = None,
 ) -> tf.Tensor:
     """The weights that `additive_attention` gives the values, for looking at them.
 
     Args:
         query, key, score_vector, bias, mask, dropout, seed: as given to `additive_attention`.
-        lse: (B, T), the log-sum-exp that it returned. Default: computed.
         rows: which queries, integers in [0, T). Default: all. The whole (B, rows, S, U) tensor of these rows is held.
 
     Returns: (B, T or len(rows), S), float32 (float64 for float64).
@@ -118,19 +116,12 @@ def additive_attention_weights(
     """
     (query, key), _ = _checks.common_type(query=query, key=key)
     call = _Call.of(query, key, score_vector, bias, mask, dropout, seed)
-    if lse is not None:
-        lse = tf.convert_to_tensor(lse)
-        want = query.shape[:2]
-        if lse.shape.rank != 2 or any(map(_checks.differ, lse.shape, want)):
-            raise _checks.bad(f"`lse` must have shape (B, T) = {tuple(want)}", lse=lse)
-        lse = lse[:, None]
     weights = weights_of(
         call.attention,
         call.query,
         call.key,
         None,
         [call.score_vector],
-        lse=lse,
         heads=None,
         rows=rows,
     )

@@ -111,7 +111,6 @@ def attention_weights(
     dropout: float = 0.0,
     seed: Any = None,
     layout: str = "BTNH",
-    lse: Any = None,
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
 ) -> tf.Tensor:
@@ -125,7 +124,6 @@ def attention_weights(
     Args:
         query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout: as given to
             `dot_product_attention`; with dropout, the same seed gives the weights that were used there.
-        lse: (B, N, T), the log-sum-exp that `dot_product_attention` returned; spares computing it. Default: computed.
         heads: which heads, integers in [0, N). Default: all.
         rows: which queries, integers in [0, T). Default: all.
 
@@ -144,13 +142,7 @@ def attention_weights(
     call = _Call.of(
         query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout
     )
-    if lse is not None:
-        lse = tf.convert_to_tensor(lse)
-        length_axis = 3 - call.heads_axis
-        want = [query.shape[0], query.shape[call.heads_axis], query.shape[length_axis]]
-        if lse.shape.rank != 3 or any(map(_checks.differ, lse.shape, want)):
-            raise _checks.bad(f"`lse` must have shape (B, N, T) = {tuple(want)}", lse=lse)
-    return call.weights(query, key, lse=lse, heads=heads, rows=rows)
+    return call.weights(query, key, heads=heads, rows=rows)
 
 
 @tf.autograph.experimental.do_not_convert
