@@ -135,11 +135,11 @@ def main() -> float:
     shifted = np.concatenate([np.full((len(labels), 1), START), labels[:, :-1]], axis=1)
     model = make_model()
     model.compile(
-        keras.optimizers.Adam(3e-3),
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, 480)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["sparse_categorical_accuracy"],
     )
-    model.fit([source, shifted], labels, batch_size=128, epochs=4, verbose=2)
+    model.fit([source, shifted], labels, batch_size=128, epochs=3, verbose=2)
     translated = translate(model, written[held_out])
     for text, ours in list(zip(written[held_out], translated, strict=True))[:8]:
         print(f"{text:<20} -> {ours}")
