@@ -74,11 +74,11 @@ def _compiled_by_xla() -> bool:
         return False
     frame: Any = sys._getframe(1)
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        if hasattr(type(caller), "experimental_get_compiler_ir") and getattr(
-            caller, "_jit_compile", None
-        ):
-            return True
+        # Only there: reading the locals of a frame keeps them alive as long as the frame.
+        if frame.f_code.co_filename.endswith("polymorphic_function.py"):
+            function = frame.f_locals.get("self")
+            if getattr(function, "_jit_compile", None):
+                return True
         frame = frame.f_back
     return False
 
