@@ -12,13 +12,16 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 def _modules() -> list[str]:
     """The names of all of heed's modules, found without importing them."""
-    spec = importlib.util.find_spec("heed")
-    root = Path(spec.submodule_search_locations[0])
+    root = Path(importlib.util.find_spec("heed").origin).parent
     names = []
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
         names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return [name for name in names if not name.endswith("__main__")]
+
+
+def test_modules_are_found():
+    assert {"heed", "heed.ops.attention", "heed.layers.positions"} <= set(_modules())
 
 
 @pytest.mark.parametrize("name", _modules())
