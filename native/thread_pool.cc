@@ -14,6 +14,28 @@
 namespace heed {
 namespace {
 
+// Denormal numbers are taken as 0 while a thread works: they are slow, and all threads must compute alike, whatever
+// mode the caller runs in (TensorFlow's threads differ from ours).
+class FlushDenormals {
+ public:
+#if defined(__x86_64__)
+  FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040u); }
+  ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" ::"r"(before_ | (uint64_t{1} << 24)));
+  }
+  ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
+
+ private:
+  uint64_t before_;
+#endif
+};
+
 // One call of parallel_for. It lives on the heap and is shared: a worker that wakes late may still look at it.
 struct Job {
   int64_t count;
@@ -27,6 +49,7 @@ struct Job {
   std::condition_variable done;
 
   void work(int worker) {
+    const FlushDenormals mode;
     int64_t claimed = 0;
     for (int64_t index; (index = next.fetch_add(1, std::memory_order_relaxed)) < count; ++claimed)
       task(context, index, worker);
@@ -111,6 +134,7 @@ Pool& the_pool() {
 void parallel_for(int64_t count, int threads, Task task, void* context) {
   threads = static_cast<int>(std::min<int64_t>(threads, count));
   if (threads <= 1) {
+    const FlushDenormals mode;
     for (int64_t index = 0; index < count; ++index) task(context, index, 0);
     return;
   }

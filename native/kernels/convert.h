@@ -30,8 +30,12 @@ HEED_INLINE float widen(Bfloat16 x) { return from_bits(uint32_t{x.bits} << 16); 
 HEED_INLINE float widen(Float16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, rest = x.bits & 0x7fffu;
   if (rest >= 0x7c00u) return from_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);  // infinity, NaN
-  // The exponent moves by 112 through a product, which makes denormals right as well.
-  return from_bits(sign | to_bits(from_bits(rest << 13) * from_bits(0x77800000u)));
+  if (rest < 0x400u) {
+    // Denormal: counted in steps of 2^-24, as threads may flush denormal floats to zero.
+    const float magnitude = static_cast<float>(rest) * 5.9604644775390625e-8f;
+    return sign ? -magnitude : magnitude;
+  }
+  return from_bits(sign | ((rest << 13) + 0x38000000u));
 }
 
 HEED_INLINE void narrow(float x, float* to) { *to = x; }

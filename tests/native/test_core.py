@@ -166,3 +166,16 @@ def test_arguments_that_cannot_be_right_are_refused(any_library, change: Any, me
         setattr(call.attention, name, value)
     with pytest.raises(ValueError, match=message):
         call.forward()
+
+
+def test_float16_denormals_count_in_every_thread(any_library) -> None:
+    """Threads of others flush denormal floats to zero; what float16 holds must not depend on that."""
+    rng = np.random.default_rng(0)
+    tiny = (rng.integers(1, 1024, (4, 96, 2, 16)) * 2.0**-24).astype(np.float16)
+    query = np.zeros((4, 70, 2, 16), np.float16)
+    call = core.Call(any_library, query, query[:, :1].repeat(96, 1), tiny)
+    output, _ = call.forward(threads=1)
+    expected = tiny.astype(np.float64).mean(1)[:, None].repeat(70, 1)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2.0**-24)
+    for _ in range(20):
+        np.testing.assert_array_equal(call.forward(threads=2)[0], output)
