@@ -103,14 +103,12 @@ class _Sums:
     Attributes:
         keys: the current range.
         key, value: sums over the current range.
-        length: S.
         done: (key, value) of the keys behind the current range, the last ones first.
     """
 
     keys: Span
     key: tf.Tensor
     value: tf.Tensor
-    length: int
     done: tuple[tuple[tf.Tensor, tf.Tensor], ...] = ()
 
     @classmethod
@@ -119,7 +117,6 @@ class _Sums:
             Span(0, plan.key_length),
             tf.zeros_like(operands.key),
             tf.zeros_like(operands.value),
-            plan.key_length,
         )
 
     def narrowed(self, keys: Span) -> _Sums:
@@ -130,7 +127,7 @@ class _Sums:
         rest = self.keys.end - end
         tail = tuple(slice_axis(x, 2, end, rest) for x in (self.key, self.value))
         head = [slice_axis(x, 2, 0, end) for x in (self.key, self.value)]
-        return _Sums(Span(0, end), head[0], head[1], self.length, (*self.done, tail))
+        return _Sums(Span(0, end), head[0], head[1], (*self.done, tail))
 
     def total(self) -> tuple[tf.Tensor, tf.Tensor]:
         parts = [(self.key, self.value), *reversed(self.done)]
