@@ -96,10 +96,11 @@ void backward_panel(const Attention& a, const Backward& pass, const uint8_t* fin
     }
     const Stored* output = row<Stored>(pass.output, b, i, n);
     const Stored* gradient = row<Stored>(pass.output_gradient, b, i, n);
-    Real total = 0;
-    for (int c = 0; c < value_width; ++c) total += widen(output[c]) * widen(gradient[c]);
+    V total{};
+    for (int c = 0; c < value_width; c += kCount)
+      total += load_some(output + c, value_width - c) * load_some(gradient + c, value_width - c);
     lse[x] = own;
-    delta[x] = total - from_lse;
+    delta[x] = sum_of_lanes<Real>(total) - from_lse;
   }
   Dropout dropout;
   if (a.dropout > 0) dropout.begin(a, b, n, queries);
@@ -107,7 +108,7 @@ void backward_panel(const Attention& a, const Backward& pass, const uint8_t* fin
   int64_t lo, hi;
   key_range(a, b, queries, &lo, &hi);
   for (int64_t block = lo / kKeys; block * kKeys < hi; ++block) {
-    const Span keys{block * kKeys, static_cast<int>(least(kKeys, a.keys - block * kKeys))};
+    const Span keys = block_keys(block, lo, hi);
     const Sight sight = look<Real>(a, b, n, queries, keys, columns, s.hidden);
     if (sight == Sight::kNone) continue;
     const bool guarded = a.rules > 0 && !finite[(b * a.groups + group) * blocks + block];
@@ -147,10 +148,9 @@ void backward_panel(const Attention& a, const Backward& pass, const uint8_t* fin
             for (int c = 0; c < value_width; ++c) value_gradient[(keys.begin + y) * value_row + c] = nan;
           }
   }
-  for (int x = 0; x < queries.length; ++x) {
-    Stored* to = row<Stored>(pass.query_gradient, b, queries.begin + x, n);
-    for (int c = 0; c < width; ++c) narrow(broken[x] ? nan : scale * s.query_gradient[c * kQueries + x], to + c);
-  }
+  Real factors[kQueries] = {};
+  for (int x = 0; x < queries.length; ++x) factors[x] = broken[x] ? nan : scale;
+  store_transposed<Stored>(s.query_gradient, factors, pass.query_gradient, b, n, queries, width);
 }
 
 }  // namespace HEED_ISA

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../attention.h"
+#include "../simd/transpose.h"
 #include "convert.h"
 #include "product.h"
 
@@ -26,32 +27,56 @@ HEED_INLINE Stored* row(const Rows& rows, int64_t b, int64_t position, int64_t h
   return static_cast<Stored*>(rows.data) + b * rows.batch + position * rows.position + head * rows.head;
 }
 
-// panel[c][x] = factor * source[x][c]: positions across. Columns from `span.length` on are 0.
+// panel[c][x] = factor * source[x][c]: positions across. Columns from `span.length` to the next full vector are 0.
 template <class Stored, class Real>
 inline void load_transposed(const Rows& source, int64_t b, int64_t head, Span span, int width, Real factor,
                             Real* panel) {
-  for (int x = 0; x < kQueries; ++x) {
-    if (x >= span.length) {
-      for (int c = 0; c < width; ++c) panel[c * kQueries + x] = 0;
-      continue;
+  constexpr int kCount = Lanes<Real>::kCount;
+  for (int x = 0; x < span.length; x += kCount)
+    for (int c = 0; c < width; c += kCount) {
+      const int count = width - c;
+      Vector<Real> square[kCount];
+#pragma GCC unroll 16
+      for (int r = 0; r < kCount; ++r)
+        square[r] = x + r < span.length
+                        ? load_some(row<Stored>(source, b, span.begin + x + r, head) + c, count) * factor
+                        : Vector<Real>{};
+      transpose<Real>(square);
+      for (int r = 0; r < kCount && r < count; ++r) store(panel + (c + r) * kQueries + x, square[r]);
     }
-    const Stored* from = row<Stored>(source, b, span.begin + x, head);
-    for (int c = 0; c < width; ++c) panel[c * kQueries + x] = factor * widen(from[c]);
+}
+
+// target[x][c] = factors[x] * panel[c][x], and 0 where the factor is 0, whatever the panel holds there.
+template <class Stored, class Real>
+inline void store_transposed(const Real* panel, const Real* factors, const Rows& target, int64_t b, int64_t head,
+                             Span span, int width) {
+  constexpr int kCount = Lanes<Real>::kCount;
+  typedef Vector<Real> V;
+  for (int x = 0; x < span.length; x += kCount) {
+    const V factor = load<V>(factors + x);
+    for (int c = 0; c < width; c += kCount) {
+      const int count = width - c;
+      V square[kCount];
+#pragma GCC unroll 16
+      for (int r = 0; r < kCount; ++r) {
+        const V from = r < count ? load<V>(panel + (c + r) * kQueries + x) : V{};
+        square[r] = factor == 0 ? V{} : from * factor;
+      }
+      transpose<Real>(square);
+      for (int r = 0; r < kCount && x + r < span.length; ++r)
+        store_some(row<Stored>(target, b, span.begin + x + r, head) + c, count, square[r]);
+    }
   }
 }
 
-// rows[x][c] = factor * source[x][c], rows `stride` apart, padded with 0 to that width and to kQueries rows.
+// rows[x][c] = factor * source[x][c], rows `stride` apart, a multiple of the lanes, padded with 0 to that width.
 template <class Stored, class Real>
 inline void load_rows(const Rows& source, int64_t b, int64_t head, Span span, int width, Real factor, Real* rows,
                       int stride) {
-  for (int x = 0; x < kQueries; ++x) {
-    Real* to = rows + x * stride;
-    int c = 0;
-    if (x < span.length) {
-      const Stored* from = row<Stored>(source, b, span.begin + x, head);
-      for (; c < width; ++c) to[c] = factor * widen(from[c]);
-    }
-    for (; c < stride; ++c) to[c] = 0;
+  for (int x = 0; x < span.length; ++x) {
+    const Stored* from = row<Stored>(source, b, span.begin + x, head);
+    for (int c = 0; c < width; c += Lanes<Real>::kCount)
+      store(rows + x * stride + c, load_some(from + c, width - c) * factor);
   }
 }
 
@@ -60,16 +85,18 @@ inline void load_rows(const Rows& source, int64_t b, int64_t head, Span span, in
 template <class Stored, class Real>
 inline Strided<Real> key_block(const Rows& source, int64_t b, int64_t head, Span keys, int width, bool finite,
                                Real* copy) {
+  typedef Vector<Real> V;
   if constexpr (sizeof(Stored) == sizeof(Real))
     if (!finite) return {row<Real>(source, b, keys.begin, head), source.position, 1};
+  const int stride = round_up(width, Lanes<Real>::kCount);
   for (int j = 0; j < keys.length; ++j) {
     const Stored* from = row<Stored>(source, b, keys.begin + j, head);
-    for (int c = 0; c < width; ++c) {
-      const Real x = widen(from[c]);
-      copy[j * width + c] = !finite || is_finite(x) ? x : Real(0);
+    for (int c = 0; c < width; c += Lanes<Real>::kCount) {
+      const V x = load_some(from + c, width - c);
+      store(copy + j * stride + c, !finite ? x : x - x == 0 ? x : V{});
     }
   }
-  return {copy, width, 1};
+  return {copy, stride, 1};
 }
 
 // The panel whose rows are the other axis: A(r, k) becomes A(k, r).
@@ -81,11 +108,15 @@ HEED_INLINE Strided<Real> flipped(Strided<Real> a) {
 // Whether all numbers of one row are finite.
 template <class Stored>
 inline bool row_is_finite(const Rows& source, int64_t b, int64_t position, int64_t head, int64_t width) {
+  typedef typename Compute<Stored>::Type Real;
   const Stored* from = row<Stored>(source, b, position, head);
   // A sum of differences is 0 only if none of them is NaN.
-  auto sum = widen(from[0]) - widen(from[0]);
-  for (int64_t c = 1; c < width; ++c) sum += widen(from[c]) - widen(from[c]);
-  return sum == 0;
+  Vector<Real> sum{};
+  for (int64_t c = 0; c < width; c += Lanes<Real>::kCount) {
+    const Vector<Real> x = load_some(from + c, static_cast<int>(width - c));
+    sum += x - x;
+  }
+  return !any(sum != 0);
 }
 
 }  // namespace HEED_ISA

@@ -13,6 +13,15 @@ struct Float16 {
   uint16_t bits;
 };
 
+template <class Stored>
+struct Compute {
+  typedef float Type;
+};
+template <>
+struct Compute<double> {
+  typedef double Type;
+};
+
 HEED_INLINE float from_bits(uint32_t bits) {
   float x;
   __builtin_memcpy(&x, &bits, 4);
@@ -70,14 +79,58 @@ HEED_INLINE bool is_finite(Real x) {
   return x - x == 0;
 }
 
-template <class Stored>
-struct Compute {
-  typedef float Type;
-};
-template <>
-struct Compute<double> {
-  typedef double Type;
-};
+// The same for whole vectors.
+typedef uint16_t Halves __attribute__((vector_size(HEED_VECTOR_BYTES / 2)));
+typedef Lanes<float>::Words Words;
+
+HEED_INLINE Words load_halves(const void* from) {
+  Halves halves;
+  __builtin_memcpy(&halves, from, sizeof(Halves));
+  return __builtin_convertvector(halves, Words);
+}
+HEED_INLINE void store_halves(void* to, Words words) {
+  const Halves halves = __builtin_convertvector(words, Halves);
+  __builtin_memcpy(to, &halves, sizeof(Halves));
+}
+
+HEED_INLINE Vector<float> load_wide(const float* from) { return load<Vector<float>>(from); }
+HEED_INLINE Vector<double> load_wide(const double* from) { return load<Vector<double>>(from); }
+HEED_INLINE Vector<float> load_wide(const Bfloat16* from) { return (Vector<float>)(load_halves(from) << 16); }
+HEED_INLINE Vector<float> load_wide(const Float16* from) {
+  const Words x = load_halves(from), sign = (x & 0x8000u) << 16, rest = x & 0x7fffu;
+  const Vector<float> denormal = __builtin_convertvector(rest, Vector<float>) * 5.9604644775390625e-8f;
+  const Words special = 0x7f800000u | (rest & 0x3ffu) << 13, normal = (rest << 13) + 0x38000000u;
+  return (Vector<float>)(sign | (rest >= 0x7c00u ? special : rest < 0x400u ? (Words)denormal : normal));
+}
+
+HEED_INLINE void store_narrow(float* to, Vector<float> x) { store(to, x); }
+HEED_INLINE void store_narrow(double* to, Vector<double> x) { store(to, x); }
+HEED_INLINE void store_narrow(Bfloat16* to, Vector<float> x) {
+  const Words bits = (Words)x;
+  store_halves(to, x != x ? (bits >> 16 | 0x40u) : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+HEED_INLINE void store_narrow(Float16* to, Vector<float> x) {
+  const Words bits = (Words)x, sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const Words denormal = (Words)((Vector<float>)magnitude + 0.5f) - 0x3f000000u;
+  const Words normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  const Words finite = magnitude < 0x38800000u ? denormal : normal;
+  const Words infinite = magnitude > 0x7f800000u ? Words{} + 0x7e00u : Words{} + 0x7c00u;
+  store_halves(to, sign | (magnitude >= 0x477ff000u ? infinite : finite));
+}
+
+// Up to one vector of numbers, 0 after the first `count`.
+template <class Stored, class Real = typename Compute<Stored>::Type>
+HEED_INLINE Vector<Real> load_some(const Stored* from, int count) {
+  if (count >= Lanes<Real>::kCount) return load_wide(from);
+  Real numbers[Lanes<Real>::kCount] = {};
+  for (int lane = 0; lane < count; ++lane) numbers[lane] = widen(from[lane]);
+  return load<Vector<Real>>(numbers);
+}
+template <class Stored, class Real = typename Compute<Stored>::Type>
+HEED_INLINE void store_some(Stored* to, int count, Vector<Real> x) {
+  if (count >= Lanes<Real>::kCount) return store_narrow(to, x);
+  for (int lane = 0; lane < count; ++lane) narrow(x[lane], to + lane);
+}
 
 }  // namespace HEED_ISA
 }  // namespace heed

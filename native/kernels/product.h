@@ -30,6 +30,12 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
     V x[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) x[v] = load<V>(b + v * kCount);
+    // A's lines come from afar, one every few steps, in an order that the processor does not foresee.
+    if (a.row == 1)
+      __builtin_prefetch(a.data + 8 * a.step);
+    else if (k % (64 / static_cast<int>(sizeof(Real))) == 0)
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) __builtin_prefetch(a.data + (kRows + r) * a.row);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const V s = broadcast(a.data[r * a.row]);

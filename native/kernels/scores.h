@@ -13,6 +13,7 @@ inline void key_range(const Attention& a, int64_t b, Span queries, int64_t* lo, 
   *lo = 0;
   *hi = a.keys;
   const int64_t last = queries.begin + queries.length - 1;
+  // hi <= S always holds; lo may lie beyond it.
   for (int r = 0; r < a.rules; ++r) {
     const MaskRule& rule = a.rule[r];
     const int64_t align = aligned(rule.align, rule.align_stride, b);
@@ -30,6 +31,12 @@ inline void key_range(const Attention& a, int64_t b, Span queries, int64_t* lo, 
       case Rule::kDense: break;
     }
   }
+}
+
+// The keys of one block that lie within [lo, hi).
+HEED_INLINE Span block_keys(int64_t block, int64_t lo, int64_t hi) {
+  const int64_t begin = most(block * kKeys, lo), end = least((block + 1) * kKeys, hi);
+  return {begin, static_cast<int>(end - begin)};
 }
 
 // Whether a rule allows all pairs of a block (1), none (-1) or must be asked for each (0).
@@ -210,7 +217,7 @@ struct Dropout {
     return x ^ x >> 16;
   }
 
-  uint32_t rows[kQueries], threshold;
+  uint32_t rows[kQueries], threshold = 0;
 
   void begin(const Attention& a, int64_t b, int64_t n, Span queries) {
     const double scaled = __builtin_rint(a.dropout * 4294967296.0);

@@ -8,6 +8,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#if defined(__AVX512DQ__)
+#include <immintrin.h>
+#endif
 
 #define HEED_INLINE inline __attribute__((always_inline))
 
@@ -51,9 +54,10 @@ HEED_INLINE void store(Real* to, V v) {
   __builtin_memcpy(to, &v, sizeof(V));
 }
 
+// Not 0 + x, which compilers must compute: it is not x for x = -0. x - 0 always is.
 template <class Real>
 HEED_INLINE Vector<Real> broadcast(Real x) {
-  return Vector<Real>{} + x;
+  return x - Vector<Real>{};
 }
 
 // The larger of two; `b` where `a` is not a number.
@@ -62,14 +66,44 @@ HEED_INLINE V larger(V a, V b) {
   return a > b ? a : b;
 }
 
-// 2^x, exactly 0 below 2^-126 (a denormal would slow every product it meets), NaN for NaN.
+// Whether a comparison holds in any lane.
+template <class I>
+HEED_INLINE bool any(I comparison) {
+  int64_t words[sizeof(I) / 8], all = 0;
+  __builtin_memcpy(words, &comparison, sizeof(I));
+  for (int64_t word : words) all |= word;
+  return all != 0;
+}
+
+template <class Real, class V = Vector<Real>>
+HEED_INLINE Real sum_of_lanes(V v) {
+  Real total = 0;
+  for (int lane = 0; lane < Lanes<Real>::kCount; ++lane) total += v[lane];
+  return total;
+}
+
+// 2^x, exactly 0 below 2^-126 where denormals are flushed (they would slow every product they meet), NaN for NaN.
+#if defined(__AVX512DQ__)
+HEED_INLINE Vector<float> exp2(Vector<float> x) {
+  typedef Vector<float> V;
+  const V f = _mm512_maskz_reduce_ps(0xffff, x, 1);  // x - floor(x)
+  // Minimax polynomial of 2^f on [0, 1].
+  V p = broadcast(2.161291987e-4f);
+  p = p * f + 1.246784515e-3f;
+  p = p * f + 9.675451694e-3f;
+  p = p * f + 5.548528056e-2f;
+  p = p * f + 2.402293056e-1f;
+  p = p * f + 6.931470444e-1f;
+  p = p * f + 1.0f;
+  return _mm512_maskz_scalef_ps(0xffff, p, x);  // p * 2^floor(x)
+}
+#else
 HEED_INLINE Vector<float> exp2(Vector<float> x) {
   typedef Vector<float> V;
   typedef Integers<float> I;
   const V low = broadcast(-126.0f), high = broadcast(128.0f);
-  const I vanishes = x < low;
-  V y = x < low ? low : x;
-  y = y > high ? high : y;
+  V y = larger(low, x);
+  y = high < y ? high : y;
   // Adding and taking away 1.5 * 2^23 rounds to the nearest integer.
   const V magic = broadcast(12582912.0f);
   V rounded = y + magic;
@@ -84,11 +118,10 @@ HEED_INLINE Vector<float> exp2(Vector<float> x) {
   p = p * f + 2.402264791e-1f;
   p = p * f + 6.931472028e-1f;
   p = p * f + 1.0f;
-  // 2^128 is out of range as one factor: two halves reach it (and infinity) and keep NaN.
-  const I half = n >> 1;
-  const V result = p * (V)((half + 127) << 23) * (V)((n - half + 127) << 23);
-  return vanishes ? V{} : result;
+  const V result = p * (V)((n + 127) << 23);  // infinite from 2^127.5 on
+  return x < low ? V{} : result;
 }
+#endif
 
 HEED_INLINE Vector<double> exp2(Vector<double> x) {
   Vector<double> y{};
