@@ -169,9 +169,8 @@ const char* backward(const Attention& a, const Backward& pass, int threads) {
     char* sum = memory.get() + scratch + sum_bytes * static_cast<size_t>(parts > 1 ? task : worker);
     std::memset(sum, 0, sum_bytes);
     // Every `parts`-th panel: under a causal mask each part gets long and short ones.
-    for (int64_t piece = part; piece < members * panels; piece += parts)
-      kernels.backward_panel(a, pass, finite.data(), b, group * members + piece / panels, piece % panels, length, sum,
-                             sum + key_bytes, memory.get() + bytes * static_cast<size_t>(worker));
+    kernels.backward_part(a, pass, finite.data(), b, group, part, parts, sum, sum + key_bytes,
+                          memory.get() + bytes * static_cast<size_t>(worker));
     if (parts == 1) write(key_head, sum, 1);
   });
   if (parts > 1)

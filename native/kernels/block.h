@@ -27,6 +27,16 @@ HEED_INLINE Stored* row(const Rows& rows, int64_t b, int64_t position, int64_t h
   return static_cast<Stored*>(rows.data) + b * rows.batch + position * rows.position + head * rows.head;
 }
 
+// Asks for rows that are needed later: to read, or (kWrite) to write whole.
+template <class Stored, bool kWrite>
+inline void fetch_ahead(const Rows& rows, int64_t b, int64_t head, Span span, int width) {
+  const int bytes = width * static_cast<int>(sizeof(Stored));
+  for (int x = 0; x < span.length; ++x) {
+    const char* at = reinterpret_cast<const char*>(row<Stored>(rows, b, span.begin + x, head));
+    for (int c = 0; c < bytes; c += 64) __builtin_prefetch(at + c, kWrite, 2);
+  }
+}
+
 // panel[c][x] = factor * source[x][c]: positions across. Columns from `span.length` to the next full vector are 0.
 template <class Stored, class Real>
 inline void load_transposed(const Rows& source, int64_t b, int64_t head, Span span, int width, Real factor,

@@ -63,7 +63,7 @@ struct Running {
 
 // Turns the scores of `kVectors` vectors of columns, from column x on, into weights.
 template <class Real, int kVectors>
-HEED_INLINE void weigh(Running<Real>& running, int x, Real* scores, int rows, Real* output, int value_width) {
+inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real* output, int value_width) {
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
   constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
@@ -150,6 +150,7 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   const int64_t group = n / (a.heads / a.groups), blocks = (a.keys + kKeys - 1) / kKeys;
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
 
+  fetch_ahead<Stored, true>(results.output, b, n, queries, value_width);
   load_transposed<Stored, Real>(a.query, b, n, queries, width, static_cast<Real>(a.scale), s.query);
   for (int c = 0; c < value_width * kQueries; ++c) s.output[c] = 0;
   Running<Real> running;

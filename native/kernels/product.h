@@ -78,14 +78,22 @@ inline void product(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, R
                     int depth, bool accumulate) {
   constexpr int kCount = Lanes<Real>::kCount;
   constexpr int kWide = HEED_REGISTERS >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
-  int x = 0;
-  for (; x + kWide * kCount <= columns; x += kWide * kCount)
-    product_rows<Real, kWide>(a, rows, b + x, b_row, c + x, c_row, depth, accumulate);
-  if constexpr (kWide == 4)
-    for (; x + 2 * kCount <= columns; x += 2 * kCount)
-      product_rows<Real, 2>(a, rows, b + x, b_row, c + x, c_row, depth, accumulate);
-  for (; x + kCount <= columns; x += kCount)
-    product_rows<Real, 1>(a, rows, b + x, b_row, c + x, c_row, depth, accumulate);
+  constexpr int kDeep = 96;                            // as many rows of B stay in the first-level cache
+  for (int k = 0; k < depth;) {
+    const int deep = depth - k <= kDeep ? depth - k : 64;
+    int x = 0;
+    for (; x + kWide * kCount <= columns; x += kWide * kCount)
+      product_rows<Real, kWide>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
+    if constexpr (kWide == 4)
+      for (; x + 2 * kCount <= columns; x += 2 * kCount)
+        product_rows<Real, 2>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
+    for (; x + kCount <= columns; x += kCount)
+      product_rows<Real, 1>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
+    k += deep;
+    a.data += deep * a.step;
+    b += deep * b_row;
+    accumulate = true;
+  }
 }
 
 }  // namespace HEED_ISA

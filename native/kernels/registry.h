@@ -23,8 +23,8 @@ struct Kernels {
   void (*scan)(const Attention&, int64_t b, int64_t group, uint8_t* finite);
   void (*forward_panel)(const Attention&, const Forward&, const uint8_t* finite, int64_t b, int64_t n, int64_t panel,
                         int panel_length, char* scratch);
-  void (*backward_panel)(const Attention&, const Backward&, const uint8_t* finite, int64_t b, int64_t n, int64_t panel,
-                         int panel_length, void* key_gradient, void* value_gradient, char* scratch);
+  void (*backward_part)(const Attention&, const Backward&, const uint8_t* finite, int64_t b, int64_t group,
+                        int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch);
   // Adds `parts` summed gradients, `distance` bytes apart, and writes rows [begin, end) of one key head.
   void (*write_rows)(const Rows&, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width, int row,
                      const char* sums, int64_t parts, int64_t distance);

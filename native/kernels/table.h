@@ -27,10 +27,10 @@ struct For {
     }
   }
 
-  static void backward(const Attention& a, const Backward& pass, const uint8_t* finite, int64_t b, int64_t n,
-                       int64_t panel, int panel_length, void* key_gradient, void* value_gradient, char* scratch) {
-    backward_panel<Stored>(a, pass, finite, b, n, panel, panel_length, static_cast<Real*>(key_gradient),
-                           static_cast<Real*>(value_gradient), scratch);
+  static void backward(const Attention& a, const Backward& pass, const uint8_t* finite, int64_t b, int64_t group,
+                       int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch) {
+    backward_part<Stored>(a, pass, finite, b, group, part, parts, static_cast<Real*>(key_gradient),
+                          static_cast<Real*>(value_gradient), scratch);
   }
 
   static void write_rows(const Rows& to, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width,

@@ -75,11 +75,13 @@ HEED_INLINE bool any(I comparison) {
   return all != 0;
 }
 
-template <class Real, class V = Vector<Real>>
-HEED_INLINE Real sum_of_lanes(V v) {
-  Real total = 0;
-  for (int lane = 0; lane < Lanes<Real>::kCount; ++lane) total += v[lane];
-  return total;
+template <class Real>
+HEED_INLINE Real sum_of_lanes(Vector<Real> v) {
+  Real numbers[Lanes<Real>::kCount];
+  store(numbers, v);
+  for (int half = Lanes<Real>::kCount / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) numbers[lane] += numbers[lane + half];
+  return numbers[0];
 }
 
 // 2^x, exactly 0 below 2^-126 where denormals are flushed (they would slow every product they meet), NaN for NaN.
