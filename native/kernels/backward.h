@@ -78,9 +78,6 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
   p.queries = queries;
   p.any_broken = false;
   key_range(a, b, queries, &p.lo, &p.hi);
-  fetch_ahead<Stored, false>(pass.output_gradient, b, n, queries, value_width);
-  fetch_ahead<Stored, false>(pass.output, b, n, queries, value_width);
-  fetch_ahead<Stored, true>(pass.query_gradient, b, n, queries, width);
   load_transposed<Stored, Real>(a.query, b, n, queries, width, scale, p.query);
   load_rows<Stored, Real>(a.query, b, n, queries, width, scale, p.query_rows, key_row);
   load_transposed<Stored, Real>(pass.output_gradient, b, n, queries, value_width, Real(1), p.output_gradient);
@@ -189,14 +186,22 @@ void backward_part(const Attention& a, const Backward& pass, const uint8_t* fini
   const int64_t members = a.heads / a.groups, length = least(kQueries, a.queries);
   const int64_t panels = length ? (a.queries + length - 1) / length : 0, blocks = (a.keys + kKeys - 1) / kKeys;
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
+  const auto head_of = [=](int64_t piece) { return group * members + piece / panels; };
+  const auto queries_of = [=](int64_t piece) {
+    const int64_t begin = piece % panels * length;
+    return Span{begin, static_cast<int>(least(length, a.queries - begin))};
+  };
   for (int64_t piece = part; piece < members * panels; piece += parts * kPanelsTogether) {
     int together = 0;
     int64_t lo = a.keys, hi = 0;
     for (int64_t at = piece; at < members * panels && together < kPanelsTogether; at += parts, ++together) {
-      const int64_t begin = at % panels * length;
+      if (const int64_t next = at + parts; next < members * panels) {
+        fetch_ahead<Stored, false>(a.query, b, head_of(next), queries_of(next), width);
+        fetch_ahead<Stored, false>(pass.output_gradient, b, head_of(next), queries_of(next), value_width);
+        fetch_ahead<Stored, false>(pass.output, b, head_of(next), queries_of(next), value_width);
+      }
       QueryPanel<Real>& p = s.panels[together];
-      prepare_panel<Stored>(a, pass, b, group * members + at / panels,
-                            {begin, static_cast<int>(least(length, a.queries - begin))}, p);
+      prepare_panel<Stored>(a, pass, b, head_of(at), queries_of(at), p);
       lo = least(lo, p.lo), hi = most(hi, p.hi);
     }
     for (int64_t block = lo / kKeys; block * kKeys < hi; ++block) {
@@ -215,6 +220,8 @@ void backward_part(const Attention& a, const Backward& pass, const uint8_t* fini
     }
     for (int i = 0; i < together; ++i) {
       const QueryPanel<Real>& p = s.panels[i];
+      if (i + 1 < together)
+        fetch_ahead<Stored, true>(pass.query_gradient, b, s.panels[i + 1].n, s.panels[i + 1].queries, width);
       Real factors[kQueries] = {};
       for (int x = 0; x < p.queries.length; ++x)
         factors[x] = p.broken[x] ? static_cast<Real>(__builtin_nan("")) : static_cast<Real>(a.scale);
