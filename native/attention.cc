@@ -2,87 +2,22 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <vector>
 
+#include "instruction_sets.h"
 #include "kernels/registry.h"
-#include "thread_pool.h"
+#include "work.h"
 
 namespace heed {
 namespace {
 
-// Best first.
-const InstructionSet* const kAll[] = {
-#if defined(__x86_64__)
-    &kAvx512, &kAvx2,
-#endif
-    &kBaseline};
-
-const InstructionSet* find(const char* name) {
-  for (const InstructionSet* set : kAll)
-    if (set->supported() && (!name || std::strcmp(set->name, name) == 0)) return set;
-  return nullptr;
-}
-
-std::atomic<const InstructionSet*>& chosen() {
-  static std::atomic<const InstructionSet*> set = [] {
-    const InstructionSet* wish = find(std::getenv("HEED_INSTRUCTION_SET"));
-    return wish ? wish : find(nullptr);
-  }();
-  return set;
-}
-
-const Kernels& kernels_for(const Attention& a) { return chosen().load()->kernels[static_cast<int>(a.number)]; }
-
-struct Free {
-  void operator()(char* p) const { std::free(p); }
-};
-using Memory = std::unique_ptr<char, Free>;
-
-// nullptr if there is none left.
-Memory allocate(size_t bytes) {
-  return Memory(static_cast<char*>(std::aligned_alloc(64, (std::max<size_t>(bytes, 64) + 63) / 64 * 64)));
-}
-
-constexpr const char* kNoMemory = "out of memory for the scratch space of attention";
-
-size_t in_cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-template <class Function>
-void for_each(int64_t count, int threads, const Function& function) {
-  parallel_for(
-      count, threads,
-      [](void* context, int64_t index, int worker) { (*static_cast<const Function*>(context))(index, worker); },
-      const_cast<Function*>(&function));
-}
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int panel_length(const Attention& a) { return static_cast<int>(std::min<int64_t>(kLongestPanel, a.queries)); }
-
-// Which blocks of keys and values hold only finite numbers; asked only where a mask hides something.
-void scan(const Attention& a, const Kernels& kernels, int threads, std::vector<uint8_t>* finite) {
-  if (a.rules == 0) return;
-  finite->resize(static_cast<size_t>(a.batch * a.groups * ceil_div(a.keys, kKeyBlock)));
-  for_each(a.batch * a.groups, threads,
-           [&](int64_t index, int) { kernels.scan(a, index / a.groups, index % a.groups, finite->data()); });
-}
 
 bool bad_size(int64_t n) { return n < 0 || n > (int64_t{1} << 31); }
 
 }  // namespace
-
-const char* instruction_set() { return chosen().load()->name; }
-
-bool use_instruction_set(const char* name) {
-  const InstructionSet* set = find(name);
-  if (set) chosen().store(set);
-  return set != nullptr;
-}
 
 const char* check(const Attention& a) {
   const int number = static_cast<int>(a.number);

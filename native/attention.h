@@ -82,11 +82,4 @@ const char* check(const Attention& attention);
 const char* forward(const Attention& attention, const Forward& results, int threads);
 const char* backward(const Attention& attention, const Backward& pass, int threads);
 
-// The instruction set in use: "avx512", "avx2" or "baseline". HEED_INSTRUCTION_SET in the environment may ask for a
-// lesser one than the machine has.
-const char* instruction_set();
-
-// Takes another from now on, for tests; nullptr for the best one. False if this machine lacks it.
-bool use_instruction_set(const char* name);
-
 }  // namespace heed

@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "instruction_sets.h"
 #include "thread_pool.h"
 
 namespace {
