@@ -59,10 +59,20 @@ const char* forward(const Attention& a, const Forward& results, int threads) {
   const size_t bytes = in_cache_lines(kernels.forward_bytes(a));
   const Memory memory = allocate(bytes * static_cast<size_t>(threads));
   if (!memory) return kNoMemory;
+  const size_t packed_bytes = kernels.packed_bytes(a);
+  const Memory packed = packed_bytes ? allocate(packed_bytes) : nullptr;
+  if (packed_bytes) {
+    if (!packed) return kNoMemory;
+    const int64_t blocks = ceil_div(a.keys, kKeyBlock);
+    for_each(a.batch * a.groups * blocks, threads, [&](int64_t index, int) {
+      const int64_t key_head = index / blocks;
+      kernels.pack(a, finite.data(), key_head / a.groups, key_head % a.groups, index % blocks, packed.get());
+    });
+  }
   for_each(panels * heads, threads, [&](int64_t index, int worker) {
     // The last panels first: under a causal mask they are the longest.
     const int64_t panel = panels - 1 - index / heads, head = index % heads;
-    kernels.forward_panel(a, results, finite.data(), head / a.heads, head % a.heads, panel, length,
+    kernels.forward_panel(a, results, finite.data(), packed.get(), head / a.heads, head % a.heads, panel, length,
                           memory.get() + bytes * static_cast<size_t>(worker));
   });
   return nullptr;

@@ -12,7 +12,7 @@ namespace {
 // Best first.
 const InstructionSet* const kAll[] = {
 #if defined(__x86_64__)
-    &kAvx512, &kAvx2,
+    &kAmx, &kAvx512, &kAvx2,
 #endif
     &kBaseline};
 
@@ -32,7 +32,7 @@ std::atomic<const InstructionSet*>& chosen() {
 
 }  // namespace
 
-const Kernels& kernels_for(const Attention& attention) { return chosen().load()->kernels[static_cast<int>(attention.number)]; }
+const Kernels& kernels_for(const Attention& attention) { return chosen().load()->kernels(attention.number); }
 
 const char* instruction_set() { return chosen().load()->name; }
 

@@ -1,7 +1,7 @@
 // Forward: one panel of queries against all the keys that it may see.
 //
 // Memory traffic: the panel is transposed once into scratch that stays in the first-level cache; keys and values stream
-// by, one block at a time, read where they lie. Scores of a block (96 x 64) never leave the cache.
+// by, one block at a time. Scores of a block (96 x 64) never leave the cache.
 #pragma once
 
 #include "scores.h"
@@ -9,25 +9,64 @@
 namespace heed {
 namespace HEED_ISA {
 
-template <class Real>
-struct ForwardScratch {
-  Real* query;   // H panels of kQueries
-  Real* output;  // V panels
-  Real* scores;  // kKeys panels
-  typename Lanes<Real>::Integer* hidden;
-  Real* copy;  // a block of keys or values in the compute type
+// The two products of the forward pass in vectors, on keys and values that are read where they lie.
+template <class Stored>
+class VectorProducts {
+ public:
+  typedef typename Compute<Stored>::Type Real;
+  static constexpr bool kPairs = false;  // whether weights are wanted as pairs of bfloat16
+  static constexpr bool kWhole = false;  // whether blocks of keys are wanted whole, with what is masked
 
   static size_t bytes(const Attention& a) {
     const size_t wide = static_cast<size_t>(round_up(most(a.width, a.value_width), Lanes<Real>::kCount));
-    return sizeof(Real) * (kQueries * static_cast<size_t>(a.width + a.value_width + 2 * kKeys) + kKeys * wide) + 64;
+    return sizeof(Real) * (kQueries * static_cast<size_t>(a.width) + kKeys * wide);
+  }
+  static int value_rows(const Attention& a) { return static_cast<int>(a.value_width); }
+
+  VectorProducts(const Attention& a, int64_t b, int64_t group, const char*, char* memory)
+      : a_(a), b_(b), group_(group), query_(reinterpret_cast<Real*>(memory)), copy_(query_ + kQueries * a.width) {}
+
+  // Scores times this are scores.
+  Real unit() const { return 1; }
+
+  void load_query(int64_t n, Span queries) {
+    load_transposed<Stored, Real>(a_.query, b_, n, queries, width(), static_cast<Real>(a_.scale), query_);
+  }
+  void scores(Span keys, bool guarded, int columns, Real* scores) {
+    const auto key = key_block<Stored, Real>(a_.key, b_, group_, keys, width(), guarded, copy_);
+    product(key, keys.length, query_, kQueries, scores, kQueries, columns, width(), false);
+  }
+  void add_values(Span keys, bool guarded, int columns, Real* weights, Real* output) {
+    const int value_width = static_cast<int>(a_.value_width);
+    const auto value = key_block<Stored, Real>(a_.value, b_, group_, keys, value_width, guarded, copy_);
+    product(flipped(value), value_width, weights, kQueries, output, kQueries, columns, keys.length, true);
+  }
+
+ private:
+  int width() const { return static_cast<int>(a_.width); }
+
+  const Attention& a_;
+  int64_t b_, group_;
+  Real *query_, *copy_;
+};
+
+template <class Products>
+struct ForwardScratch {
+  typedef typename Products::Real Real;
+  Real* output;  // panels of kQueries, one a feature of the values
+  Real* scores;  // kKeys panels
+  typename Lanes<Real>::Integer* hidden;
+  char* products;
+
+  static size_t bytes(const Attention& a) {
+    return sizeof(Real) * kQueries * (static_cast<size_t>(Products::value_rows(a)) + 2 * kKeys) + Products::bytes(a);
   }
   static ForwardScratch in(char* memory, const Attention& a) {
     ForwardScratch s;
-    s.query = reinterpret_cast<Real*>(memory);
-    s.output = s.query + kQueries * a.width;
-    s.scores = s.output + kQueries * a.value_width;
+    s.output = reinterpret_cast<Real*>(memory);
+    s.scores = s.output + kQueries * Products::value_rows(a);
     s.hidden = reinterpret_cast<typename Lanes<Real>::Integer*>(s.scores + kQueries * kKeys);
-    s.copy = reinterpret_cast<Real*>(s.hidden + kQueries * kKeys);
+    s.products = reinterpret_cast<char*>(s.hidden + kQueries * kKeys);
     return s;
   }
 };
@@ -61,15 +100,22 @@ struct Running {
   Real highest[kQueries], sum[kQueries];
 };
 
-// Turns the scores of `kVectors` vectors of columns, from column x on, into weights.
-template <class Real, int kVectors>
-inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real* output, int value_width) {
+HEED_INLINE Vector<double> paired(Vector<double> first, Vector<double>) { return first; }
+// Two vectors of weights as one of pairs of bfloat16.
+HEED_INLINE Vector<float> paired(Vector<float> first, Vector<float> second) {
+  return (Vector<float>)(((Words)first + 0x8000u) >> 16 | (((Words)second + 0x8000u) & 0xffff0000u));
+}
+
+// Turns the scores of `kVectors` vectors of columns, from column x on, into weights; with kPairs rows y and y + 1
+// become pairs in row y. `unit` times what is given are scores.
+template <class Real, int kVectors, bool kPairs>
+inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real unit, Real* output, int value_rows) {
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
-  constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
+  const Real log2e = unit * static_cast<Real>(1.4426950408889634074);
   // Weights may exceed 1 by this factor (of e) before they are made relative to a higher score: most blocks then need
   // no second pass over the output, and nothing is lost, as their sum divides them in the end.
-  constexpr Real kSlack = 5;
+  const Real slack = 5 / unit;
   const V lowest = broadcast(-static_cast<Real>(__builtin_inf()));
   Real *highest = running.highest + x, *sum = running.sum + x;
 
@@ -91,25 +137,25 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real* o
   for (int v = 0; v < kVectors; ++v) {
     odd[v] = larger(odd[v], even[v]);
     base[v] = load<V>(highest + v * kCount);
-    grown |= odd[v] > base[v] + kSlack;
+    grown |= odd[v] > base[v] + slack;
   }
   if (any(grown))
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const V higher = larger(odd[v], base[v]);
       // A column that has seen nothing yet has highest -inf; with any finite stand-in its weights are exp(-inf) = 0.
-      const V shrink = exp2(base[v] * kLog2E - (higher > lowest ? higher : V{}) * kLog2E);
+      const V shrink = exp2(base[v] * log2e - (higher > lowest ? higher : V{}) * log2e);
       base[v] = higher;
       store(highest + v * kCount, higher);
       store(sum + v * kCount, load<V>(sum + v * kCount) * shrink);
-      for (int c = 0; c < value_width; ++c) {
+      for (int c = 0; c < value_rows; ++c) {
         Real* at = output + c * kQueries + x + v * kCount;
         store(at, load<V>(at) * shrink);
       }
     }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    base[v] = (base[v] > lowest ? base[v] : V{}) * kLog2E;
+    base[v] = (base[v] > lowest ? base[v] : V{}) * log2e;
     odd[v] = even[v] = V{};
   }
   // Two short sums are also more accurate than one long one.
@@ -118,10 +164,10 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real* o
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       Real* at = scores + y * kQueries + x + v * kCount;
-      const V first = exp2(load<V>(at) * kLog2E - base[v]);
-      const V second = exp2(load<V>(at + kQueries) * kLog2E - base[v]);
-      store(at, first);
-      store(at + kQueries, second);
+      const V first = exp2(load<V>(at) * log2e - base[v]);
+      const V second = exp2(load<V>(at + kQueries) * log2e - base[v]);
+      store(at, kPairs ? paired(first, second) : first);
+      if (!kPairs) store(at + kQueries, second);
       even[v] += first;
       odd[v] += second;
     }
@@ -129,30 +175,30 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real* o
   for (int v = 0; v < kVectors; ++v) {
     if (y < rows) {
       Real* at = scores + y * kQueries + x + v * kCount;
-      const V last = exp2(load<V>(at) * kLog2E - base[v]);
-      store(at, last);
+      const V last = exp2(load<V>(at) * log2e - base[v]);
+      store(at, kPairs ? paired(last, V{}) : last);
       even[v] += last;
     }
     store(sum + v * kCount, load<V>(sum + v * kCount) + (even[v] + odd[v]));
   }
 }
 
-template <class Stored>
-void forward_panel(const Attention& a, const Forward& results, const uint8_t* finite, int64_t b, int64_t n,
-                   int64_t panel, int panel_length, char* memory) {
-  typedef typename Compute<Stored>::Type Real;
+template <class Stored, class Products>
+void forward_panel(const Attention& a, const Forward& results, const uint8_t* finite, const char* packed, int64_t b,
+                   int64_t n, int64_t panel, int panel_length, char* memory) {
+  typedef typename Products::Real Real;
   constexpr int kCount = Lanes<Real>::kCount;
   constexpr int kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
   const Real infinity = static_cast<Real>(__builtin_inf()), nan = static_cast<Real>(__builtin_nan(""));
-  const auto s = ForwardScratch<Real>::in(memory, a);
+  const auto s = ForwardScratch<Products>::in(memory, a);
   const Span queries{panel * panel_length, static_cast<int>(least(panel_length, a.queries - panel * panel_length))};
-  const int columns = round_up(queries.length, kCount);
+  const int columns = round_up(queries.length, kCount), value_rows = Products::value_rows(a);
   const int64_t group = n / (a.heads / a.groups), blocks = (a.keys + kKeys - 1) / kKeys;
-  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
 
-  fetch_ahead<Stored, true>(results.output, b, n, queries, value_width);
-  load_transposed<Stored, Real>(a.query, b, n, queries, width, static_cast<Real>(a.scale), s.query);
-  for (int c = 0; c < value_width * kQueries; ++c) s.output[c] = 0;
+  fetch_ahead<Stored, true>(results.output, b, n, queries, static_cast<int>(a.value_width));
+  Products products(a, b, group, packed, s.products);
+  products.load_query(n, queries);
+  for (int c = 0; c < value_rows * kQueries; ++c) s.output[c] = 0;
   Running<Real> running;
   bool broken[kQueries] = {};
   for (int x = 0; x < kQueries; ++x) running.highest[x] = -infinity, running.sum[x] = 0;
@@ -162,41 +208,41 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   int64_t lo, hi;
   key_range(a, b, queries, &lo, &hi);
   for (int64_t block = lo / kKeys; block * kKeys < hi; ++block) {
-    const Span keys = block_keys(block, lo, hi);
+    const Span keys = Products::kWhole ? block_keys(block, 0, a.keys) : block_keys(block, lo, hi);
     const Sight sight = look<Real>(a, b, n, queries, keys, columns, s.hidden);
     if (sight == Sight::kNone) continue;
     const bool guarded = a.rules > 0 && !finite[(b * a.groups + group) * blocks + block];
     if (guarded) mark_broken<Stored>(a, b, n, group, queries, keys, broken);
 
-    const auto key = key_block<Stored, Real>(a.key, b, group, keys, width, guarded, s.copy);
-    product(key, keys.length, s.query, kQueries, s.scores, kQueries, columns, width, false);
+    products.scores(keys, guarded, columns, s.scores);
     finish_scores<Real>(a, b, n, queries, keys, columns, sight, s.hidden, s.scores, nullptr);
+    const Real unit = products.unit();
     int x = 0;
     for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
-      weigh<Real, kTogether>(running, x, s.scores, keys.length, s.output, value_width);
-    for (; x < columns; x += kCount) weigh<Real, 1>(running, x, s.scores, keys.length, s.output, value_width);
+      weigh<Real, kTogether, Products::kPairs>(running, x, s.scores, keys.length, unit, s.output, value_rows);
+    for (; x < columns; x += kCount)
+      weigh<Real, 1, Products::kPairs>(running, x, s.scores, keys.length, unit, s.output, value_rows);
     if (a.dropout > 0) {
       Real factors[kQueries];
       for (int y = 0; y < keys.length; ++y) {
         dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), factors);
-        for (int x = 0; x < columns; ++x) s.scores[y * kQueries + x] *= factors[x];
+        for (x = 0; x < columns; ++x) s.scores[y * kQueries + x] *= factors[x];
       }
     }
-    const auto value = key_block<Stored, Real>(a.value, b, group, keys, value_width, guarded, s.copy);
-    product(flipped(value), value_width, s.scores, kQueries, s.output, kQueries, columns, keys.length, true);
+    products.add_values(keys, guarded, columns, s.scores, s.output);
   }
 
   Real* lse = static_cast<Real*>(results.lse) + (b * a.heads + n) * a.queries + queries.begin;
   Real factors[kQueries] = {};
   for (int x = 0; x < queries.length; ++x) {
-    const Real highest = running.highest[x], sum = running.sum[x];
+    const Real highest = running.highest[x] * products.unit(), sum = running.sum[x];
     const bool seen = !(highest == -infinity) && !(sum == 0);
     bool bad = broken[x];
     if (a.rules > 0 && seen) bad = bad || !row_is_finite<Stored>(a.query, b, queries.begin + x, n, a.width);
     factors[x] = bad ? nan : seen ? 1 / sum : Real(0);
     lse[x] = bad ? nan : seen ? highest + natural_log(sum) : -infinity;
   }
-  store_transposed<Stored>(s.output, factors, results.output, b, n, queries, value_width);
+  store_transposed<Stored>(s.output, factors, results.output, b, n, queries, static_cast<int>(a.value_width));
 }
 
 }  // namespace HEED_ISA

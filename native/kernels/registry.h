@@ -21,8 +21,12 @@ struct Kernels {
   int (*gradient_row)(int64_t width);
   // finite[(b * K + group) * blocks + block]: whether all keys and values of a block are finite.
   void (*scan)(const Attention&, int64_t b, int64_t group, uint8_t* finite);
-  void (*forward_panel)(const Attention&, const Forward&, const uint8_t* finite, int64_t b, int64_t n, int64_t panel,
-                        int panel_length, char* scratch);
+  // Bytes of all values in the order that the forward pass wants, 0 if it takes them as they lie; and one block of
+  // them.
+  size_t (*packed_bytes)(const Attention&);
+  void (*pack)(const Attention&, const uint8_t* finite, int64_t b, int64_t group, int64_t block, char* packed);
+  void (*forward_panel)(const Attention&, const Forward&, const uint8_t* finite, const char* packed, int64_t b,
+                        int64_t n, int64_t panel, int panel_length, char* scratch);
   void (*backward_part)(const Attention&, const Backward&, const uint8_t* finite, int64_t b, int64_t group,
                         int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch);
   // Adds `parts` summed gradients, `distance` bytes apart, and writes rows [begin, end) of one key head.
@@ -34,13 +38,14 @@ struct Kernels {
 struct InstructionSet {
   const char* name;
   bool (*supported)();
-  const Kernels* kernels;  // by Number
+  const Kernels& (*kernels)(Number);
 };
 
 extern const InstructionSet kBaseline;
 #if defined(__x86_64__)
 extern const InstructionSet kAvx2;
 extern const InstructionSet kAvx512;
+extern const InstructionSet kAmx;
 #endif
 
 }  // namespace heed

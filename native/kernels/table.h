@@ -15,7 +15,10 @@ template <class Stored>
 struct For {
   typedef typename Compute<Stored>::Type Real;
 
-  static size_t forward_bytes(const Attention& a) { return ForwardScratch<Real>::bytes(a); }
+  typedef VectorProducts<Stored> Products;
+
+  static size_t forward_bytes(const Attention& a) { return ForwardScratch<Products>::bytes(a); }
+  static size_t packed_bytes(const Attention&) { return 0; }
   static size_t backward_bytes(const Attention& a) { return BackwardScratch<Real>::bytes(a); }
   static int gradient_row(int64_t width) { return BackwardScratch<Real>::row_width(width); }
 
@@ -47,8 +50,8 @@ struct For {
   }
 
   static constexpr Kernels table() {
-    return {forward_bytes,         backward_bytes, gradient_row, scan,
-            forward_panel<Stored>, backward,       write_rows,   sizeof(Real)};
+    return {forward_bytes, backward_bytes, gradient_row, scan, packed_bytes, nullptr, forward_panel<Stored, Products>,
+            backward,      write_rows,     sizeof(Real)};
   }
 };
 
@@ -57,6 +60,8 @@ static const Kernels kKernels[4] = {For<float>::table(), For<double>::table(), F
 
 }  // namespace HEED_ISA
 
-extern const InstructionSet HEED_TABLE = {HEED_NAME, []() -> bool { return HEED_SUPPORTED; }, HEED_ISA::kKernels};
+extern const InstructionSet HEED_TABLE = {
+    HEED_NAME, []() -> bool { return HEED_SUPPORTED; },
+    [](Number number) -> const Kernels& { return HEED_ISA::kKernels[static_cast<int>(number)]; }};
 
 }  // namespace heed

@@ -6,12 +6,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from heed.ops._native import library_path
 from tests import reference
 from tests.native import core
+from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
 LIBRARY = library_path("core")
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
@@ -24,7 +26,7 @@ def any_library():
     return core.load(str(LIBRARY))
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
+@pytest.fixture(params=["baseline", "avx2", "avx512", "amx"])
 def library(any_library, request):
     if not any_library.heed_use_instruction_set(request.param.encode()):
         pytest.skip(f"this machine has no {request.param}")
@@ -104,6 +106,26 @@ def test_random_calls_equal_the_reference(library, seed: int) -> None:
     )
     for name, actual in zip(("query", "key", "value"), gradients, strict=True):
         assert_close(actual, getattr(backward, name), f"gradient of {name}, seed {seed}")
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("seed", range(30))
+def test_random_calls_of_two_bytes_equal_the_reference(library, seed: int, dtype: Any) -> None:
+    tensors, options, expected = random_call(seed)
+    query, key, value, d_out = (x.astype(dtype) for x in tensors)
+    call = core.Call(library, query, key, value, **options)
+    output, lse = call.forward()
+    wide = [x.astype(np.float32) for x in (query, key, value)]
+    wanted = reference.dot_product_attention(*wide, **expected)
+    name = np.dtype(dtype).name
+    assert_values(output, wanted.out, name)
+    assert_statistics(lse, wanted.lse, name)
+    gradients = call.backward(output, lse, d_out)
+    backward = reference.dot_product_attention_backward(
+        *wide, d_out=d_out.astype(np.float32), **expected
+    )
+    for which, actual in zip(("query", "key", "value"), gradients, strict=True):
+        assert_gradients(actual, getattr(backward, which), name)
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 7))

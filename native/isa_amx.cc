@@ -1,0 +1,55 @@
+// x86-64 with AVX-512 and the matrix units: bfloat16 forward; all else as AVX-512 has it.
+#define HEED_ISA amx
+#define HEED_VECTOR_BYTES 64
+#define HEED_REGISTERS 32
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "kernels/amx.h"
+#include "kernels/registry.h"
+
+namespace heed {
+namespace amx {
+namespace {
+
+// The processor has the units, and the system lets this process use them (which it must be asked for, once).
+bool supported() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kBfloat16Products = 1u << 22, kTileRegisters = 1u << 24;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
+  if (!kAvx512.supported() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!(d & kBfloat16Products) || !(d & kTileRegisters)) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+const Kernels& avx512(const Attention& a) { return kAvx512.kernels(a.number); }
+
+void run_forward_panel(const Attention& a, const Forward& results, const uint8_t* finite, const char* packed, int64_t b,
+                       int64_t n, int64_t panel, int panel_length, char* scratch) {
+  const auto run = TileProducts::serves(a) ? forward_panel<Bfloat16, TileProducts> : avx512(a).forward_panel;
+  run(a, results, finite, packed, b, n, panel, panel_length, scratch);
+}
+
+size_t forward_bytes(const Attention& a) {
+  return TileProducts::serves(a) ? ForwardScratch<TileProducts>::bytes(a) : avx512(a).forward_bytes(a);
+}
+
+const Kernels& kernels(Number number) {
+  static const Kernels bfloat16 = [] {
+    Kernels k = kAvx512.kernels(Number::kBfloat16);
+    k.forward_bytes = forward_bytes;
+    k.packed_bytes = TileProducts::packed_bytes;
+    k.pack = TileProducts::pack;
+    k.forward_panel = run_forward_panel;
+    return k;
+  }();
+  return number == Number::kBfloat16 ? bfloat16 : kAvx512.kernels(number);
+}
+
+}  // namespace
+}  // namespace amx
+
+extern const InstructionSet kAmx = {"amx", amx::supported, amx::kernels};
+
+}  // namespace heed

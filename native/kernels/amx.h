@@ -1,0 +1,225 @@
+// The forward pass in bfloat16 on the matrix units (AMX): tiles of 16 x 16 sums of products of pairs.
+//
+// Scores stay transposed, so keys are a left operand just as they lie, and weights, two rows at a time, a right one.
+// Only the values must be turned, once a call: a left operand wants one feature a row, keys across.
+#pragma once
+
+#include <immintrin.h>
+
+#include "forward.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+inline constexpr int kTile = 16;       // rows of a tile, and 32-bit numbers across
+inline constexpr int kPairsDeep = 32;  // terms of one product of tiles
+
+static_assert(kKeys % kPairsDeep == 0 && kQueries % kTile == 0, "blocks must be made of tiles");
+
+// The tile registers while it lives: all eight 16 rows of 64 bytes.
+class Tiles {
+ public:
+  Tiles() {
+    struct alignas(64) {
+      uint8_t palette, start, reserved[14];
+      uint16_t bytes[16];
+      uint8_t rows[16];
+    } config = {};
+    config.palette = 1;
+    for (int t = 0; t < 8; ++t) config.bytes[t] = 64, config.rows[t] = kTile;
+    _tile_loadconfig(&config);
+  }
+  ~Tiles() { _tile_release(); }
+};
+
+// C[r][x] (+)= sum over k of A[r][k] B[k][x], for 16 * kDown rows and 16 * kAcross columns. Strides in bytes; A
+// advances by 64 bytes and B by 16 rows each step of 32 terms, whose pairs lie side by side in B.
+template <int kDown, int kAcross>
+inline void tile_product(const void* a, ptrdiff_t a_row, const void* b, ptrdiff_t b_row, void* c, ptrdiff_t c_row,
+                         int steps, bool accumulate) {
+  char* to = static_cast<char*>(c);
+  if (accumulate) {
+    _tile_loadd(0, to, c_row);
+    if (kAcross > 1) _tile_loadd(1, to + 64, c_row);
+    if (kDown > 1) _tile_loadd(2, to + kTile * c_row, c_row);
+    if (kDown > 1 && kAcross > 1) _tile_loadd(3, to + kTile * c_row + 64, c_row);
+  } else {
+    _tile_zero(0);
+    if (kAcross > 1) _tile_zero(1);
+    if (kDown > 1) _tile_zero(2);
+    if (kDown > 1 && kAcross > 1) _tile_zero(3);
+  }
+  const char *left = static_cast<const char*>(a), *right = static_cast<const char*>(b);
+  for (int step = 0; step < steps; ++step, left += 64, right += kTile * b_row) {
+    _tile_loadd(4, left, a_row);
+    _tile_loadd(6, right, b_row);
+    _tile_dpbf16ps(0, 4, 6);
+    if (kAcross > 1) {
+      _tile_loadd(7, right + 64, b_row);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if (kDown > 1) {
+      _tile_loadd(5, left + kTile * a_row, a_row);
+      _tile_dpbf16ps(2, 5, 6);
+      if (kAcross > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, to, c_row);
+  if (kAcross > 1) _tile_stored(1, to + 64, c_row);
+  if (kDown > 1) _tile_stored(2, to + kTile * c_row, c_row);
+  if (kDown > 1 && kAcross > 1) _tile_stored(3, to + kTile * c_row + 64, c_row);
+}
+
+// The same for any multiple of 16 rows and columns.
+inline void tiled_product(const void* a, ptrdiff_t a_row, int rows, const void* b, ptrdiff_t b_row, void* c,
+                          ptrdiff_t c_row, int columns, int steps, bool accumulate) {
+  for (int y = 0; y < rows; y += 2 * kTile) {
+    const char* left = static_cast<const char*>(a) + y * a_row;
+    for (int x = 0; x < columns; x += 2 * kTile) {
+      const char* right = static_cast<const char*>(b) + 4 * x;
+      char* to = static_cast<char*>(c) + y * c_row + 4 * x;
+      const bool two_down = y + kTile < rows, two_across = x + kTile < columns;
+      if (two_down && two_across)
+        tile_product<2, 2>(left, a_row, right, b_row, to, c_row, steps, accumulate);
+      else if (two_down)
+        tile_product<2, 1>(left, a_row, right, b_row, to, c_row, steps, accumulate);
+      else if (two_across)
+        tile_product<1, 2>(left, a_row, right, b_row, to, c_row, steps, accumulate);
+      else
+        tile_product<1, 1>(left, a_row, right, b_row, to, c_row, steps, accumulate);
+    }
+  }
+}
+
+// Up to `count` numbers from `from`, then 0, as a vector of 16 (in words) or 32 (as pairs).
+HEED_INLINE Words load_words(const Bfloat16* from, int count) {
+  if (count >= kTile) return load_halves(from);
+  uint16_t numbers[kTile] = {};
+  for (int lane = 0; lane < count; ++lane) numbers[lane] = from[lane].bits;
+  return load_halves(numbers);
+}
+HEED_INLINE Words load_pairs(const Bfloat16* from, int count) {
+  if (count >= kPairsDeep) return load<Words>(from);
+  uint16_t numbers[kPairsDeep] = {};
+  for (int lane = 0; lane < count; ++lane) numbers[lane] = from[lane].bits;
+  return load<Words>(numbers);
+}
+
+// 0 for what is not a finite number, in the lower 16 bits of each word.
+HEED_INLINE Words finite_words(Words x) { return (x & 0x7f80u) == 0x7f80u ? Words{} : x; }
+
+class TileProducts {
+ public:
+  typedef float Real;
+  static constexpr bool kPairs = true, kWhole = true;
+
+  // Fewer queries are not worth turning the values; dropout wants single weights.
+  static bool serves(const Attention& a) { return a.queries > kTile && a.keys > 0 && a.dropout == 0; }
+
+  static int value_rows(const Attention& a) { return round_up(a.value_width, kTile); }
+  static int deep(const Attention& a) { return round_up(a.width, kPairsDeep); }
+  static size_t block_bytes(const Attention& a) { return 2 * kKeys * static_cast<size_t>(value_rows(a)); }
+  static size_t bytes(const Attention& a) { return 2 * static_cast<size_t>(deep(a)) * (kQueries + kKeys); }
+  static size_t packed_bytes(const Attention& a) {
+    if (!serves(a)) return 0;
+    return static_cast<size_t>(a.batch * a.groups * ((a.keys + kKeys - 1) / kKeys)) * block_bytes(a);
+  }
+
+  // packed[feature][key] of one block, 0 beyond the last key and feature, and for what is not finite where a mask
+  // hides.
+  static void pack(const Attention& a, const uint8_t* finite, int64_t b, int64_t group, int64_t block, char* packed) {
+    const int64_t index = (b * a.groups + group) * ((a.keys + kKeys - 1) / kKeys) + block;
+    const bool guarded = a.rules > 0 && !finite[index];
+    char* to = packed + static_cast<size_t>(index) * block_bytes(a);
+    const Span keys = block_keys(block, 0, a.keys);
+    const int width = static_cast<int>(a.value_width);
+    for (int j = 0; j < kKeys; j += kPairsDeep)
+      for (int c = 0; c < width; c += kTile) {
+        Vector<float> square[kTile];
+        for (int r = 0; r < kTile; ++r) {
+          Words pair[2] = {};
+          for (int i = 0; i < 2; ++i)
+            if (const int y = j + 2 * r + i; y < keys.length) {
+              pair[i] = load_words(row<Bfloat16>(a.value, b, keys.begin + y, group) + c, width - c);
+              if (guarded) pair[i] = finite_words(pair[i]);
+            }
+          square[r] = (Vector<float>)(pair[0] | pair[1] << 16);
+        }
+        transpose<float>(square);
+        for (int r = 0; r < kTile; ++r) store(reinterpret_cast<float*>(to + 2 * ((c + r) * kKeys + j)), square[r]);
+      }
+  }
+
+  TileProducts(const Attention& a, int64_t b, int64_t group, const char* packed, char* memory)
+      : a_(a),
+        b_(b),
+        group_(group),
+        values_(packed + static_cast<size_t>((b * a.groups + group) * ((a.keys + kKeys - 1) / kKeys)) * block_bytes(a)),
+        query_(reinterpret_cast<float*>(memory)),
+        copy_(reinterpret_cast<uint16_t*>(memory) + kQueries * deep(a)),
+        // The products are of unscaled numbers. If nothing else happens to scores, scaling waits for the softmax.
+        scaled_(a.soft_cap > 0 || a.bias.data || a.slopes || !(a.scale > 1e-3)) {}
+
+  float unit() const { return scaled_ ? 1.0f : static_cast<float>(a_.scale); }
+
+  // query_[c / 2][x] holds features c and c + 1 of query x.
+  void load_query(int64_t n, Span queries) {
+    const int width = static_cast<int>(a_.width);
+    for (int x = 0; x < queries.length; x += kTile)
+      for (int c = 0; c < width; c += kPairsDeep) {
+        Vector<float> square[kTile];
+        for (int r = 0; r < kTile; ++r) {
+          Words words{};
+          if (x + r < queries.length)
+            words = load_pairs(row<Bfloat16>(a_.query, b_, queries.begin + x + r, n) + c, width - c);
+          square[r] = (Vector<float>)words;
+        }
+        transpose<float>(square);
+        for (int r = 0; r < kTile; ++r) store(query_ + (c / 2 + r) * kQueries + x, square[r]);
+      }
+  }
+
+  void scores(Span keys, bool guarded, int columns, float* scores) {
+    const int width = static_cast<int>(a_.width), wide = deep(a_);
+    const Bfloat16* key = row<Bfloat16>(a_.key, b_, keys.begin, group_);
+    ptrdiff_t distance = a_.key.position;
+    if (guarded || wide != width || keys.length % kTile) {
+      for (int y = 0; y < round_up(keys.length, kTile); ++y)
+        for (int c = 0; c < wide; c += kTile) {
+          Words words{};
+          if (y < keys.length && c < width) words = load_words(key + y * distance + c, width - c);
+          store_halves(copy_ + y * wide + c, guarded ? finite_words(words) : words);
+        }
+      key = reinterpret_cast<const Bfloat16*>(copy_);
+      distance = wide;
+    }
+    tiled_product(key, 2 * distance, round_up(keys.length, kTile), query_, 4 * kQueries, scores, 4 * kQueries, columns,
+                  wide / kPairsDeep, false);
+    if (scaled_) {
+      const float scale = static_cast<float>(a_.scale);
+      for (int at = 0; at < keys.length * kQueries; at += kTile)
+        store(scores + at, load<Vector<float>>(scores + at) * scale);
+    }
+  }
+
+  void add_values(Span keys, bool, int columns, float* weights, float* output) {
+    const int length = round_up(keys.length, kPairsDeep);
+    for (int y = round_up(keys.length, 2); y < length; y += 2)
+      for (int x = 0; x < columns; x += kTile) store(weights + y * kQueries + x, Vector<float>{});
+    const char* value = values_ + static_cast<size_t>(keys.begin / kKeys) * block_bytes(a_);
+    tiled_product(value, 2 * kKeys, value_rows(a_), weights, 8 * kQueries, output, 4 * kQueries, columns,
+                  length / kPairsDeep, true);
+  }
+
+ private:
+  const Attention& a_;
+  int64_t b_, group_;
+  const char* values_;
+  float* query_;
+  uint16_t* copy_;
+  bool scaled_;
+  const Tiles tiles_;
+};
+
+}  // namespace HEED_ISA
+}  // namespace heed
