@@ -13,6 +13,39 @@
 namespace heed {
 namespace {
 
+// Queries that one key head serves at once are few enough to be bound by the memory's speed.
+constexpr int64_t kFewRows = 16;
+
+bool few_queries(const Attention& a) {
+  return a.heads / a.groups * a.queries <= kFewRows && a.keys > 0 && a.dropout == 0;
+}
+
+// Few queries: the keys are split as well, into stretches so short that the pages of memory which all heads share are
+// still at hand when the next head comes.
+const char* decode(const Attention& a, const Forward& results, const Kernels& kernels, int threads) {
+  constexpr int64_t kStretch = 4;  // blocks
+  const int64_t key_heads = a.batch * a.groups, blocks = ceil_div(a.keys, kKeyBlock);
+  const int64_t each = std::max(std::min(kStretch, ceil_div(blocks * key_heads, 32)), ceil_div(blocks, kMostSplits));
+  const int64_t splits = ceil_div(blocks, each);
+  threads = static_cast<int>(std::min<int64_t>(std::max(1, threads), key_heads * splits));
+  const size_t scratch = in_cache_lines(kernels.decode_bytes(a)), partial = kernels.partial_bytes(a);
+  const size_t all_scratch = scratch * static_cast<size_t>(threads);
+  const Memory memory = allocate(all_scratch + partial * static_cast<size_t>(key_heads * splits));
+  if (!memory) return kNoMemory;
+  const auto partials_of = [&](int64_t key_head) {
+    return memory.get() + all_scratch + partial * static_cast<size_t>(key_head * splits);
+  };
+  for_each(key_heads * splits, threads, [&](int64_t index, int worker) {
+    const int64_t group = index % a.groups, split = index / a.groups % splits, b = index / a.groups / splits;
+    kernels.decode_split(a, b, group, split * each, std::min((split + 1) * each, blocks),
+                         partials_of(b * a.groups + group) + partial * static_cast<size_t>(split),
+                         memory.get() + scratch * static_cast<size_t>(worker));
+  });
+  for (int64_t key_head = 0; key_head < key_heads; ++key_head)
+    kernels.decode_finish(a, results, key_head / a.groups, key_head % a.groups, partials_of(key_head), splits);
+  return nullptr;
+}
+
 int panel_length(const Attention& a) { return static_cast<int>(std::min<int64_t>(kLongestPanel, a.queries)); }
 
 bool bad_size(int64_t n) { return n < 0 || n > (int64_t{1} << 31); }
@@ -51,6 +84,7 @@ const char* forward(const Attention& a, const Forward& results, int threads) {
   if (const char* problem = check(a)) return problem;
   if (a.batch == 0 || a.heads == 0 || a.queries == 0) return nullptr;
   const Kernels& kernels = kernels_for(a);
+  if (few_queries(a)) return decode(a, results, kernels, threads);
   std::vector<uint8_t> finite;
   scan(a, kernels, threads, &finite);
   const int length = panel_length(a);

@@ -236,7 +236,7 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   Real factors[kQueries] = {};
   for (int x = 0; x < queries.length; ++x) {
     const Real highest = running.highest[x] * products.unit(), sum = running.sum[x];
-    const bool seen = !(highest == -infinity) && !(sum == 0);
+    const bool seen = !(sum == 0);
     bool bad = broken[x];
     if (a.rules > 0 && seen) bad = bad || !row_is_finite<Stored>(a.query, b, queries.begin + x, n, a.width);
     factors[x] = bad ? nan : seen ? 1 / sum : Real(0);

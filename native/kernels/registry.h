@@ -11,6 +11,7 @@ namespace heed {
 // Keys of one block: the unit in which keys are skipped and `finite` flags are kept.
 inline constexpr int kKeyBlock = 96;
 inline constexpr int kLongestPanel = 64;
+inline constexpr int kMostSplits = 32;
 
 // The functions for one number type.
 struct Kernels {
@@ -27,6 +28,13 @@ struct Kernels {
   void (*pack)(const Attention&, const uint8_t* finite, int64_t b, int64_t group, int64_t block, char* packed);
   void (*forward_panel)(const Attention&, const Forward&, const uint8_t* finite, const char* packed, int64_t b,
                         int64_t n, int64_t panel, int panel_length, char* scratch);
+  // The same for few queries: blocks [first, last) of one key head, and what makes results of all its splits.
+  size_t (*decode_bytes)(const Attention&);
+  size_t (*partial_bytes)(const Attention&);
+  void (*decode_split)(const Attention&, int64_t b, int64_t group, int64_t first, int64_t last, char* partial,
+                       char* scratch);
+  void (*decode_finish)(const Attention&, const Forward&, int64_t b, int64_t group, const char* partials,
+                        int64_t splits);
   void (*backward_part)(const Attention&, const Backward&, const uint8_t* finite, int64_t b, int64_t group,
                         int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch);
   // Adds `parts` summed gradients, `distance` bytes apart, and writes rows [begin, end) of one key head.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backward.h"
+#include "decode.h"
 #include "forward.h"
 #include "registry.h"
 
@@ -20,6 +21,8 @@ struct For {
   static size_t forward_bytes(const Attention& a) { return ForwardScratch<Products>::bytes(a); }
   static size_t packed_bytes(const Attention&) { return 0; }
   static size_t backward_bytes(const Attention& a) { return BackwardScratch<Real>::bytes(a); }
+  static size_t decode_bytes(const Attention& a) { return DecodeScratch<Real>::bytes(a); }
+  static size_t partial_bytes(const Attention& a) { return Partial<Real>::bytes(a); }
   static int gradient_row(int64_t width) { return BackwardScratch<Real>::row_width(width); }
 
   static void scan(const Attention& a, int64_t b, int64_t group, uint8_t* finite) {
@@ -50,8 +53,21 @@ struct For {
   }
 
   static constexpr Kernels table() {
-    return {forward_bytes, backward_bytes, gradient_row, scan, packed_bytes, nullptr, forward_panel<Stored, Products>,
-            backward,      write_rows,     sizeof(Real)};
+    Kernels k = {};
+    k.forward_bytes = forward_bytes;
+    k.backward_bytes = backward_bytes;
+    k.gradient_row = gradient_row;
+    k.scan = scan;
+    k.packed_bytes = packed_bytes;
+    k.forward_panel = forward_panel<Stored, Products>;
+    k.decode_bytes = decode_bytes;
+    k.partial_bytes = partial_bytes;
+    k.decode_split = decode_split<Stored>;
+    k.decode_finish = decode_finish<Stored>;
+    k.backward_part = backward;
+    k.write_rows = write_rows;
+    k.compute_bytes = sizeof(Real);
+    return k;
   }
 };
 

@@ -128,6 +128,39 @@ def test_random_calls_of_two_bytes_equal_the_reference(library, seed: int, dtype
         assert_gradients(actual, getattr(backward, which), name)
 
 
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("keys", [95, 2048, 3500])
+def test_few_queries_against_many_keys(library, queries: int, keys: int) -> None:
+    rng = np.random.default_rng(keys)
+    query = rng.normal(size=(2, queries, 4, 40)).astype(np.float32)
+    key = rng.normal(size=(2, keys, 2, 40)).astype(np.float32)
+    value = rng.normal(size=(2, keys, 2, 24)).astype(np.float32)
+    lengths = np.array([keys, keys // 3])
+    hidden = np.arange(keys)[None] >= lengths[:, None]
+    key[hidden], value[hidden] = np.nan, np.inf
+    rules = [{"rule": LENGTHS, "first": lengths}]
+    call = core.Call(library, query, key, value, rules=rules)
+    output, lse = call.forward()
+    clean = [np.where(hidden[..., None, None], 0, x) for x in (key, value)]
+    wanted = reference.dot_product_attention(query, *clean, mask=~hidden[:, None, None])
+    assert_close(output, wanted.out, "output")
+    assert_close(lse, wanted.lse, "lse")
+    for threads in (1, 3):
+        np.testing.assert_array_equal(call.forward(threads)[0], output)
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_row_that_is_not_a_number_gives_none(library, queries: int, masked: bool) -> None:
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(1, n, 1, 8)).astype(np.float32) for n in (queries, 9, 9))
+    query[0, 0] = np.nan
+    rules = [{"rule": WINDOW}] if masked else []
+    output, lse = core.Call(library, query, key, value, rules=rules).forward()
+    assert np.isnan(output[0, 0]).all() and np.isnan(lse[0, 0, 0])
+    assert np.isfinite(output[0, 1:]).all() and np.isfinite(lse[0, 0, 1:]).all()
+
+
 @pytest.mark.parametrize("seed", range(0, 60, 7))
 def test_threads_and_repeats_do_not_change_a_bit(library, seed: int) -> None:
     (query, key, value, d_out), options, _ = random_call(seed)
