@@ -57,7 +57,3 @@ def _trace_anew(model: Any) -> None:
     for name in _TRACED:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
-    # Keras has decided on XLA when the model was compiled, unless it was told.
-    config = getattr(getattr(model, "_compile_config", None), "config", {})
-    if config.get("jit_compile") == "auto" and not getattr(model, "run_eagerly", False):
-        model.jit_compile = model._resolve_auto_jit_compile()

@@ -95,7 +95,9 @@ def call(original: Callable[..., Any]) -> Callable[..., Any]:
         if reason := _overridden(self, "_compute_attention", *_OWN):
             return _switch.leave(_name(self), reason, original, self, *arguments, *flags)
         _switch.count(_name(self))
-        if hasattr(self, "_return_attention_scores"):  # what Keras' shapes and `_compute_attention` look at
+        if hasattr(
+            self, "_return_attention_scores"
+        ):  # what Keras' shapes and `_compute_attention` look at
             self._return_attention_scores = return_attention_scores
         axes, window = _axes(self, len(query.shape)), _option(self, "sliding_window")
         query_mask = _masks.position_mask(query_mask, query, "query_mask")

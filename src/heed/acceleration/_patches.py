@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import pathlib
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import Any
 import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
-from heed.acceleration import _multi_head, _op, _single_head, _xla
+from heed.acceleration import _multi_head, _op, _single_head
 
 # What replaced bodies call; see `Body`.
 ORIGINALS: dict[str, Callable[..., Any]] = {}
@@ -131,17 +133,25 @@ class Body:
 def _unexpected(
     function: Callable[..., Any], text: str, required: tuple[str, ...], optional: tuple[str, ...]
 ) -> str | None:
+    source = pathlib.Path(inspect.unwrap(function).__code__.co_filename)
+    folder = pathlib.Path(keras.__file__).parent
+    if (
+        not hasattr(function, "__code__")
+        or hasattr(function, "__wrapped__")
+        or folder not in source.parents
+    ):
+        return f"{text} has been replaced by something else, in {source}"
     names = tuple(inspect.signature(function).parameters)
     if names != tuple(name for name in (*required, *optional) if name in names or name in required):
         return f"{text} takes {names}, expected {required}"
     return None
 
 
+@functools.cache
 def keras_patches() -> list[Method | Body]:
     """Everything that is replaced in Keras, in the order in which a report names it."""
     from keras.src.backend.tensorflow import nn as backend_nn
     from keras.src.ops import nn as ops_nn
-    from keras.src.trainers import trainer
 
     def method(owner: Any, name: str, make: Any, *parameters: str, optional: Any = ()) -> Method:
         layer = "GroupQueryAttention" if owner is GroupQueryAttention else owner.__name__
@@ -177,7 +187,6 @@ def keras_patches() -> list[Method | Body]:
             _single_head.call,
             *("self", "inputs", "mask", "training", "return_attention_scores", "use_causal_mask"),
         ),
-        Method(trainer, "model_supports_jit", _xla.supports_jit, ("model",), text="automatic XLA"),
     ]
 
 

@@ -70,7 +70,8 @@ def _reason_to_leave(layer: Any, base: type, inputs: Any, mask: Any) -> str | No
     query, *others = (tuple(x.shape) for x in inputs)
     if len(query) < 3 or any(shape[:-2] != query[:-2] for shape in others):
         return "inputs of different leading dimensions"
-    if len(query) > 3 and (mask is not None or None in query[1:-2]):
+    masked = any(x is not None for x in mask or ())
+    if len(query) > 3 and (masked or None in query[1:-2]):
         return "masks, or unknown dimensions, of inputs with more than three dimensions"
     if any(shape[-1] is None for shape in (query, *others)):
         return "an unknown number of features"
