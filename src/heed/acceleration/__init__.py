@@ -34,8 +34,8 @@ class Report:
         implementation: of heed's ops, "native" or "portable".
         scope: "everything", or the names of the accelerated models, or "nothing".
         patched: what of Keras and KerasHub is replaced.
-        calls: how often each layer or op ran on heed since the first `accelerate`. A traced program counts when it is
-            traced.
+        calls: how often each layer or op ran on heed since something was accelerated where nothing was. A traced
+            program counts when it is traced.
         left_to_keras: how often which call was left to Keras, and why.
 
     >>> import heed
@@ -146,6 +146,7 @@ def accelerate(model: Any = None) -> Acceleration:
     with _lock:
         if not _installed:
             patches = check_keras()
+            _switch.forget()
             for patch in patches:
                 patch.install()
             _keras_hub.install()

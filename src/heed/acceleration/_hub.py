@@ -34,15 +34,14 @@ class Hub(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self._body: Body | None = None
+        self._problem = "KerasHub is not loaded; it will be patched when it is"
 
     @property
     def state(self) -> str:
         """For a report."""
         if self._body is not None:
             return f"{MODULE}.{_FUNCTION}"
-        if MODULE in sys.modules:
-            return "this version of KerasHub does not ask for a fused attention"
-        return "KerasHub is not loaded; it will be patched when it is"
+        return self._problem
 
     def install(self) -> None:
         """Patches KerasHub now or when it comes."""
@@ -63,11 +62,15 @@ class Hub(importlib.abc.MetaPathFinder):
         """Replaces the function's body, of which every model has a copy of the name."""
         function = getattr(module, _FUNCTION, None)
         if function is None:
+            self._problem = "KerasHub is not patched: it does not ask for a fused attention"
             return
-        body = Body(function, fused_attention_op_available, _KEY, (), _FUNCTION)
-        if body.problem() is None:
-            body.install()
-            self._body = body
+        package = sys.modules[MODULE.split(".")[0]]
+        body = Body(function, fused_attention_op_available, _KEY, (), _FUNCTION, package)
+        if problem := body.problem():
+            self._problem = f"KerasHub is not patched: {problem}"
+            return
+        body.install()
+        self._body = body
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,8 +1,8 @@
 """`keras.layers.MultiHeadAttention` and `GroupQueryAttention` on heed's op.
 
-Two methods are replaced. `_compute_attention` attends with projected tensors; subclasses that project by themselves
+`_compute_attention` attends with projected tensors; subclasses that project by themselves
 call it. `call` is replaced for its masks: it joins the explicit ones with those that the tensors carry, never builds
-causal or window masks, and leaves grouped heads as they are.
+causal or window masks, and leaves grouped heads as they are. `compute_output_spec` gets the shape of the scores right.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from keras import ops
+from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _switch
@@ -130,6 +130,35 @@ def call(original: Callable[..., Any]) -> Callable[..., Any]:
         if query_mask is not None:
             output._keras_mask = query_mask
         return (output, scores) if return_attention_scores else output
+
+    return accelerated
+
+
+def compute_output_spec(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`compute_output_spec` of `MultiHeadAttention`, with the scores' own shape."""
+
+    @functools.wraps(original)
+    def accelerated(
+        self: Any,
+        query: Any,
+        value: Any,
+        key: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        masks = (query_mask, value_mask, key_mask, attention_mask)
+        flags = (return_attention_scores, training, use_causal_mask)
+        result = original(self, query, value, key, *masks, *flags)
+        if not _switch.active() or not return_attention_scores:
+            return result
+        axes = _axes(self, len(query.shape))
+        shape = axes.scores_shape(tuple(query.shape), tuple(value.shape), self.num_heads)
+        return result[0], KerasTensor(shape, dtype=result[1].dtype)
 
     return accelerated
 

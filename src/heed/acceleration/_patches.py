@@ -8,6 +8,7 @@ import pathlib
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -108,12 +109,13 @@ class Body:
     key: str
     parameters: tuple[str, ...]
     text: str
+    package: ModuleType = keras
 
     def problem(self) -> str | None:
         """Why the body cannot be replaced, or None."""
         if not isinstance(self.function, types.FunctionType) or self.function.__closure__:
             return f"{self.text} is not a plain function"
-        return _unexpected(self.function, self.text, self.parameters, ())
+        return _unexpected(self.function, self.text, self.parameters, (), self.package)
 
     def install(self) -> None:
         """Puts the new body in."""
@@ -131,15 +133,15 @@ class Body:
 
 
 def _unexpected(
-    function: Callable[..., Any], text: str, required: tuple[str, ...], optional: tuple[str, ...]
+    function: Callable[..., Any],
+    text: str,
+    required: tuple[str, ...],
+    optional: tuple[str, ...],
+    package: ModuleType = keras,
 ) -> str | None:
     source = pathlib.Path(inspect.unwrap(function).__code__.co_filename)
-    folder = pathlib.Path(keras.__file__).parent
-    if (
-        not hasattr(function, "__code__")
-        or hasattr(function, "__wrapped__")
-        or folder not in source.parents
-    ):
+    folder = pathlib.Path(package.__file__ or "").parent
+    if hasattr(function, "__wrapped__") or folder not in source.parents:
         return f"{text} has been replaced by something else, in {source}"
     names = tuple(inspect.signature(function).parameters)
     if names != tuple(name for name in (*required, *optional) if name in names or name in required):
@@ -172,6 +174,12 @@ def keras_patches() -> list[Method | Body]:
             *_COMPUTE,
             "return_attention_scores",
             optional=causal,
+        ),
+        method(
+            MultiHeadAttention,
+            "compute_output_spec",
+            _multi_head.compute_output_spec,
+            *_LAYER_CALL,
         ),
         method(GroupQueryAttention, "call", _multi_head.call, *_LAYER_CALL),
         method(
