@@ -258,7 +258,7 @@ def test_programs_of_the_model_are_traced_anew() -> None:
     one = model()
     x = randoms((2, 5, 8))[0]
     stock = one.predict(x, verbose=0)
-    with Counted() as counted, heed.accelerate(one):
+    with heed.accelerate(one), Counted() as counted:
         assert_close(one.predict(x, verbose=0), stock)
     assert counted.of["MultiHeadAttention"] >= 1
     with Counted() as counted:
