@@ -23,7 +23,7 @@ FLOORS = {
     "seq2seq": 5,
     "inspect": 5,
     "export": 5,
-    "accelerate": 5,
+    "acceleration": 5,
     "_info": 5,
     "cli": 6,
     "__main__": 7,

@@ -116,9 +116,9 @@ def test_a_good_tree_has_no_breach(tmp_path):
             "`seq2seq` (floor 5) imports `export` (floor 5)",
         ),
         (
-            "accelerate.py",
+            "acceleration.py",
             "from heed import inspect",
-            "`accelerate` (floor 5) imports `inspect` (floor 5)",
+            "`acceleration` (floor 5) imports `inspect` (floor 5)",
         ),
         ("layers/a.py", "import heed", "imports the whole package"),
         ("layers/a.py", "from heed import Mask", "through the package"),

@@ -6,6 +6,7 @@
 - `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, blocks).
 - `heed.models`: Transformer encoder, decoder and encoder-decoder, and decoding with a cache.
 - `heed.seq2seq`: tasks and training of sequence-to-sequence models.
+- `heed.accelerate()`: Keras and KerasHub models that others wrote run on heed's ops.
 
 Example:
     >>> import heed
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heed import layers, models, ops, seq2seq
     from heed._info import info
+    from heed.acceleration import accelerate, decelerate
     from heed.ops import Mask, explain_dispatch, set_implementation
 
 __version__ = "0.1.0"
@@ -30,6 +32,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Mask",
     "__version__",
+    "accelerate",
+    "decelerate",
     "explain_dispatch",
     "info",
     "layers",
@@ -42,6 +46,8 @@ __all__ = [
 # What loads on first use: a name, its module, and its name there (None: the module itself).
 _LAZY: dict[str, tuple[str, str | None]] = {
     "Mask": ("heed.ops", "Mask"),
+    "accelerate": ("heed.acceleration", "accelerate"),
+    "decelerate": ("heed.acceleration", "decelerate"),
     "explain_dispatch": ("heed.ops", "explain_dispatch"),
     "info": ("heed._info", "info"),
     "layers": ("heed.layers", None),

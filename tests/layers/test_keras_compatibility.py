@@ -172,3 +172,45 @@ def test_compute_attention_joins_flag_and_array(scores):
         query, key, value, extra & np.tri(5, dtype=bool), None, scores
     )
     assert_close(both[0], merged[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"value_dim": 3, "output_shape": (2, 5), "use_bias": False, "dropout": 0.2, "seed": 3},
+        {"attention_axes": 2},
+        {"num_key_value_heads": 1},
+    ],
+    ids=str,
+)
+def test_from_keras(options):
+    shapes = [(2, 5, 8), (2, 7, 8)]
+    if "attention_axes" in options:
+        shapes = [(2, 3, 5, 8), (2, 3, 7, 8)]
+    _, stock = pair(shapes, num_heads=4, **options)
+    ours = MultiHeadAttention.from_keras(stock)
+    assert type(ours) is MultiHeadAttention
+    arrays = randoms(*shapes)
+    assert_close(
+        ours(*arrays, return_attention_scores=True), stock(*arrays, return_attention_scores=True)
+    )
+    config = ours.get_config()
+    assert all(config[name] in (value, (value,)) for name, value in options.items())
+    assert config["name"] == stock.name
+    unbuilt = MultiHeadAttention.from_keras(type(stock).from_config(stock.get_config()))
+    assert not unbuilt.built
+
+
+def test_from_keras_merges_lora_and_refuses_what_it_cannot_take():
+    _, stock = pair([(2, 5, 8), (2, 5, 8)], use_bias=False)
+    stock.query_dense.enable_lora(2)
+    lora = stock.query_dense.lora_kernel_b
+    lora.assign(np.ones(lora.shape))
+    x = randoms((2, 5, 8))[0]
+    assert_close(MultiHeadAttention.from_keras(stock)(x, x), stock(x, x))
+    stock.value_dense.quantize("int8")
+    with pytest.raises(ValueError, match="`layer` must not be quantised"):
+        MultiHeadAttention.from_keras(stock)
+    with pytest.raises(TypeError, match="`layer` must be a keras"):
+        MultiHeadAttention.from_keras(keras.layers.Dense(3))

@@ -48,6 +48,18 @@ CASES = [
         scores=True,
     ),
     LayerCase(
+        "multi_head_beyond_keras",
+        make(MultiHeadAttention, 2, 4, position="rotary", qk_norm=True, sinks=True),
+        SELF,
+        scores=True,
+    ),
+    LayerCase(
+        "multi_head_relative",
+        make(MultiHeadAttention, 2, 4, position={"kind": "relative", "num_buckets": 8}),
+        CROSS,
+        scores=True,
+    ),
+    LayerCase(
         "multi_head_axes",
         make(MultiHeadAttention, 2, 4, attention_axes=2),
         {"query": Tensor((3, 2, 5, 8)), "value": Tensor((3, 2, 7, 8))},

@@ -8,10 +8,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _checks, _masks, _projections
+from heed.layers import _cache, _checks, _masks, _position, _projections
 from heed.layers._axes import AttentionAxes
 from heed.layers._cache import Cache
 from heed.layers._checks import Shape
+from heed.layers._rotation import rotate
+from heed.layers.positions import RelativePositionBias
 from heed.ops import attention_weights, dot_product_attention
 
 
@@ -41,6 +43,9 @@ class MultiHeadBase(keras.layers.Layer):
         *,
         num_key_value_heads: int | None = None,
         soft_cap: float | None = None,
+        position: Any = None,
+        qk_norm: bool = False,
+        sinks: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -71,6 +76,9 @@ class MultiHeadBase(keras.layers.Layer):
                 f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
             )
         self._soft_cap = _checks.optional_positive_float("soft_cap", soft_cap)
+        self._position = _position.resolve(position, key_dim)
+        self._qk_norm = bool(qk_norm)
+        self._use_sinks = bool(sinks)
         self._widths: dict[str, int] = {}
 
     @property
@@ -152,6 +160,9 @@ class MultiHeadBase(keras.layers.Layer):
             "seed": self.seed,
             "num_key_value_heads": self._num_key_value_heads,
             "soft_cap": self._soft_cap,
+            "position": self._position,
+            "qk_norm": self._qk_norm,
+            "sinks": self._use_sinks,
         }
 
     def build(
@@ -193,6 +204,34 @@ class MultiHeadBase(keras.layers.Layer):
             self._projection_options(),
         )
         self._output_dense.build((*query[:-1], heads, self._value_dim))
+        self._build_extras()
+
+    def _build_extras(self) -> None:
+        """What Keras' layer does not have, after what it has."""
+        if self._position is not None and not self._axes.trivial:
+            raise ValueError(
+                "`position` needs inputs of the shape (B, T, D). "
+                f"Received: position={self._position}, for inputs of rank {self._axes.rank}"
+            )
+        if self._qk_norm:
+            self._query_norm = self._make_norm("query_norm", self._num_heads)
+            self._key_norm = self._make_norm("key_norm", self._num_key_value_heads)
+        if relative := _position.options(self._position, "relative"):
+            self._relative_bias = RelativePositionBias(
+                self._num_heads, **relative, dtype=self.dtype_policy, name="relative_bias"
+            )
+            self._relative_bias.build()
+        self.sinks = None
+        if self._use_sinks:
+            # They meet float32 scores: narrowing them would only cost precision.
+            self.sinks = self.add_weight(
+                name="sinks", shape=(self._num_heads,), initializer="zeros", autocast=False
+            )
+
+    def _make_norm(self, name: str, heads: int) -> keras.layers.Layer:
+        norm = keras.layers.RMSNormalization(axis=-1, dtype=self.dtype_policy, name=name)
+        norm.build((None, None, heads, self._key_dim))
+        return norm
 
     def _projection_options(self) -> dict[str, Any]:
         """What all projections share; each gets its own copy of the initializers."""
@@ -252,12 +291,27 @@ class MultiHeadBase(keras.layers.Layer):
             "seed": self._dropout_layer.seed_generator.next() if dropping else None,
         }
         flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
-        output = dot_product_attention(flat_query, flat_key, flat_value, **options)
+        output, share = self._with_sinks(flat_query, flat_key, flat_value, options)
         output = axes.unflatten(output, query)
         if not return_attention_scores:
             return output, None
         scores = attention_weights(flat_query, flat_key, **options)
+        if share is not None:
+            scores = scores * ops.expand_dims(share, -1)
         return output, ops.cast(axes.unflatten_scores(scores, query, key), self.compute_dtype)
+
+    def _with_sinks(
+        self, query: Any, key: Any, value: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """The heads (B, T, N, V), and which share (B, N, T) of each row the sinks leave, or None."""
+        if self.sinks is None:
+            return dot_product_attention(query, key, value, **options), None
+        output, lse = dot_product_attention(query, key, value, return_lse=True, **options)
+        # One more score s takes e^s from a row whose sum is e^lse, and gives nothing for it.
+        sinks = ops.cast(self.sinks, lse.dtype)
+        share = ops.sigmoid(lse - ops.reshape(sinks, (1, -1, 1)))
+        factor = ops.expand_dims(ops.transpose(share, (0, 2, 1)), -1)
+        return ops.cast(ops.cast(output, lse.dtype) * factor, output.dtype), share
 
     def make_cache(self, batch_size: Any, length: int, dtype: str | None = None) -> Cache:
         """An empty cache of keys and values, for self-attention step by step.
@@ -320,7 +374,30 @@ class MultiHeadBase(keras.layers.Layer):
         _, *shapes = _checks.key_value_shapes(value.shape, value.shape, key.shape)
         received = dict(zip(("value", "key"), shapes, strict=True))
         _checks.built_widths(received, self._widths)
-        return {"key": self._key_dense(key), "value": self._value_dense(value)}
+        return {"key": self._keys(key, None), "value": self._value_dense(value)}
+
+    def _queries(self, query: Any, positions: Any, start: Any = 0) -> Any:
+        """Projected queries (B, T, N, H), normalised and rotated."""
+        projected = self._query_dense(query)
+        if self._qk_norm:
+            projected = self._query_norm(projected)
+        return self._rotate(projected, positions, start, "rotary_positions")
+
+    def _keys(self, key: Any, positions: Any, start: Any = 0) -> Any:
+        """Projected keys (B, S, K, H), normalised and rotated."""
+        projected = self._key_dense(key)
+        if self._qk_norm:
+            projected = self._key_norm(projected)
+        return self._rotate(projected, positions, start, "rotary_key_positions")
+
+    def _rotate(self, x: Any, positions: Any, start: Any, name: str) -> Any:
+        """Rotated by their positions, which are start, start + 1, ... where none are given and all are rotated."""
+        rotary = _position.options(self._position, "rotary")
+        if positions is None:
+            if rotary is None:
+                return x
+            positions = ops.arange(ops.shape(x)[1], dtype="int32") + start
+        return rotate(x, positions, name, rotary or {})
 
     def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(K, H) and (K, V)."""

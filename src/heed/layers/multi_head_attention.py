@@ -9,11 +9,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _checks, _masks
+from heed.layers import _cache, _checks, _masks, _position
 from heed.layers._axes import AttentionAxes
 from heed.layers._checks import Shape
+from heed.layers._from_keras import from_keras
 from heed.layers._multi_head import MultiHeadBase
-from heed.ops import Mask, rotary_embedding
+from heed.ops import Mask
+from heed.ops import alibi_slopes as slopes_of_alibi
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -48,6 +50,12 @@ class MultiHeadAttention(MultiHeadBase):
         num_key_value_heads: K, a divisor of N: query head n reads key/value head n // (N / K).
             Default N; 1 is multi-query attention.
         soft_cap: c > 0: scores x become c tanh(x / c). Default: none.
+        position: "rotary", "alibi" or "relative", or a dictionary with that as `kind` and its options (of
+            `ops.rotary_embedding` and of `RelativePositionBias`): how the layer tells where a token stands. Queries
+            and keys are at 0, 1, ..., from `cache_index` on with a cache. Default: not at all.
+        qk_norm: whether queries and keys are normalised (RMS, with a learned scale) after their projection.
+        sinks: whether each head has a learned score s, zero at first, that takes part in the softmax and has no value:
+            weights then sum to less than 1.
         **kwargs: `name`, `dtype` and the like, as for every Keras layer.
 
     Call arguments:
@@ -84,7 +92,8 @@ class MultiHeadAttention(MultiHeadBase):
 
     Source:
         Vaswani et al. 2017, "Attention Is All You Need" (their d_k is H, d_v is V, h is N).
-        Ainslie et al. 2023, "GQA". Su et al. 2021, "RoFormer". Press et al. 2022, ALiBi.
+        Ainslie et al. 2023, "GQA". Su et al. 2021, "RoFormer". Press et al. 2022, ALiBi. Raffel et al. 2020, T5.
+        Henry et al. 2020, "Query-Key Normalization". Xiao et al. 2024, attention sinks (learned as in gpt-oss).
 
     Example:
         >>> import numpy as np
@@ -95,6 +104,26 @@ class MultiHeadAttention(MultiHeadBase):
         >>> tuple(output.shape), tuple(scores.shape)
         ((2, 6, 16), (2, 4, 6, 6))
     """
+
+    @classmethod
+    def from_keras(cls, layer: keras.layers.Layer) -> MultiHeadAttention:
+        """This layer with the arguments and, if it is built, the weights of one of Keras.
+
+        Args:
+            layer: a `keras.layers.MultiHeadAttention` or `GroupQueryAttention`. LoRA weights come merged.
+
+        Raises:
+            TypeError: for another layer.
+            ValueError: for a layer that has been quantised.
+
+        >>> import keras, numpy as np
+        >>> stock = keras.layers.GroupQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
+        >>> x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
+        >>> expected = stock(x, x)
+        >>> bool(np.allclose(MultiHeadAttention.from_keras(stock)(x, x), expected, atol=1e-5))
+        True
+        """
+        return from_keras(cls, layer)
 
     def call(
         self,
@@ -128,19 +157,20 @@ class MultiHeadAttention(MultiHeadBase):
         if rotary_key_positions is None:
             rotary_key_positions = rotary_positions
 
+        start = 0 if cache_index is None else cache_index
         query = _masks.hide(query, rows)
-        queries = _rotate(self._query_dense(query), rotary_positions, "rotary_positions")
+        queries = self._queries(query, rotary_positions, start)
         if cache is None:
             columns = self._columns(masks, value)
             value = _masks.hide(value, columns)
             key = value if key is None else _masks.hide(key, columns)
-            keys, values = self._project(value, key, rotary_key_positions)
+            keys, values = self._keys(key, rotary_key_positions), self._value_dense(value)
         elif cache_index is None:
             keys, values = cache["key"], cache["value"]
             columns = self._columns(masks, keys)
         else:
             key = value if key is None else key
-            keys, values = self._project(value, key, rotary_key_positions)
+            keys, values = self._keys(key, rotary_key_positions, start), self._value_dense(value)
             masks = {
                 name: _cache.mask_over_cache(mask, cache, keys, cache_index, name)
                 for name, mask in masks.items()
@@ -160,6 +190,15 @@ class MultiHeadAttention(MultiHeadBase):
                 _masks.over_scores(attention_mask, self._axes, queries, keys, self._num_heads),
             ]
         )
+        if _position.options(self._position, "relative"):
+            bias = self._relative_bias(
+                query_length=ops.shape(queries)[1],
+                key_length=ops.shape(keys)[1],
+                start_index=start,
+            )
+            position_bias = bias if position_bias is None else position_bias + bias
+        if _position.options(self._position, "alibi") is not None and alibi_slopes is None:
+            alibi_slopes = slopes_of_alibi(self._num_heads)
         # Only what is asked for, so that subclasses with Keras' signature of the method work.
         extras = {"position_bias": position_bias, "alibi_slopes": alibi_slopes}
         extras = {name: value for name, value in extras.items() if value is not None}
@@ -177,11 +216,6 @@ class MultiHeadAttention(MultiHeadBase):
         if cache is not None:
             returned.append(cache)
         return returned[0] if len(returned) == 1 else tuple(returned)
-
-    def _project(self, value: Any, key: Any, rotary_positions: Any) -> tuple[Any, Any]:
-        """Projected keys, rotated, and values."""
-        keys = _rotate(self._key_dense(key), rotary_positions, "rotary_key_positions")
-        return keys, self._value_dense(value)
 
     def _align(self, mask: Any, x: Any, name: str) -> Any:
         return None if mask is None else self._axes.align_positions(mask, x, name)
@@ -302,22 +336,3 @@ class MultiHeadAttention(MultiHeadBase):
                 and (name == "query" or call["cache"] is None)
             ):
                 axes.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
-
-
-def _rotate(x: Any, positions: Any, name: str) -> Any:
-    """Projected queries or keys (B, T, N, H), rotated by their positions, where there are any."""
-    if positions is None:
-        return x
-    positions = ops.convert_to_tensor(positions)
-    shape, sizes = tuple(positions.shape), tuple(x.shape)
-    if not _checks.agree(shape, sizes[1:2]) and not _checks.agree(shape, sizes[:2]):
-        raise ValueError(
-            f"`{name}` must have one position for each token, {sizes[1:2]} or {sizes[:2]}; the keys "
-            "have those of the queries where `rotary_key_positions` is not given. "
-            f"Received: {name}.shape={shape}"
-        )
-    if sizes[-1] % 2:
-        raise ValueError(
-            f"`key_dim` must be even, as `{name}` rotate pairs. Received: key_dim={sizes[-1]}"
-        )
-    return rotary_embedding(x, positions)

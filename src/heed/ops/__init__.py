@@ -20,13 +20,16 @@ from heed.ops.positions import (
     rotary_embedding,
     sinusoidal_positions,
 )
+from heed.ops.statistics import AttentionStatistics, attention_statistics
 
 __all__ = [
+    "AttentionStatistics",
     "Dispatch",
     "Mask",
     "additive_attention",
     "additive_attention_weights",
     "alibi_slopes",
+    "attention_statistics",
     "attention_weights",
     "dot_product_attention",
     "explain_dispatch",

@@ -106,17 +106,11 @@ def make_plan(
         mask: decides which keys can be skipped.
         scores_per_pair: numbers that one (query, key) pair costs at once: B * N, times U for additive attention.
     """
-    room = max(1, _SCORES // scores_per_pair)
-    if not is_static(query_length, key_length):
-        queries, keys = _forced or (_MOST_QUERIES, _KEYS)
-        return Plan(
-            query_length,
-            key_length,
-            maximum(1, minimum(query_length, queries)),
-            key_block=maximum(1, minimum(key_length, min(keys, max(16, room // queries)))),
-        )
-    plan = _row_plan(query_length, key_length, mask, room)
-    return plan or _tile_plan(query_length, key_length, room)
+    plan = None
+    if is_static(query_length, key_length):
+        room = max(1, _SCORES // scores_per_pair)
+        plan = _row_plan(query_length, key_length, mask, room)
+    return plan or tile_plan(query_length, key_length, scores_per_pair)
 
 
 def _row_plan(query_length: int, key_length: int, mask: Mask | None, room: int) -> Plan | None:
@@ -170,7 +164,17 @@ def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) ->
     return Plan(query_length, key_length, block, tuple(groups))
 
 
-def _tile_plan(query_length: int, key_length: int, room: int) -> Plan:
+def tile_plan(query_length: Size, key_length: Size, scores_per_pair: int) -> Plan:
+    """Tiles; see `make_plan`."""
+    room = max(1, _SCORES // scores_per_pair)
+    if not is_static(query_length, key_length):
+        queries, keys = _forced or (_MOST_QUERIES, _KEYS)
+        return Plan(
+            query_length,
+            key_length,
+            maximum(1, minimum(query_length, queries)),
+            key_block=maximum(1, minimum(key_length, min(keys, max(16, room // queries)))),
+        )
     if _forced:
         queries, keys = min(query_length, _forced[0]), min(key_length, _forced[1])
     else:

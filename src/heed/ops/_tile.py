@@ -80,15 +80,18 @@ class Attention:
         if bias is not None:
             total = self._split_heads(tf.where(bias < floor, floor, bias))
         if self.slopes is not None:
-            align = 0 if self.mask is None else self.mask.alignment
-            here = queries.positions[:, None] + as_column(offset(align, *self.lengths))
-            distance = tf.cast(tf.abs(here - keys.positions), dtype)
             slopes = tf.reshape(self.slopes, (1, -1, 1, 1))
-            alibi = self._split_heads(-slopes * distance)
+            alibi = self._split_heads(-slopes * self.distance(queries, keys, dtype))
             total = alibi if total is None else total + alibi
         if visible is not None:
             total = tf.where(visible, tf.zeros((), dtype) if total is None else total, floor)
         return total
+
+    def distance(self, queries: Span, keys: Span, dtype: tf.DType) -> tf.Tensor:
+        """|i + a - j| of query i and key j, where `a` is the mask's alignment: (t, s) or (B, 1, t, s)."""
+        align = 0 if self.mask is None else self.mask.alignment
+        here = queries.positions[:, None] + as_column(offset(align, *self.lengths))
+        return tf.cast(tf.abs(here - keys.positions), dtype)
 
     def keep_factor(
         self, batch: Size, queries: Span, keys: Span, dtype: tf.DType

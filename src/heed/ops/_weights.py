@@ -1,9 +1,10 @@
-"""The attention weights themselves, for all or chosen heads and rows."""
+"""The attention weights themselves, for all or chosen heads, rows and keys."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,37 +25,68 @@ def weights_of(
     bias: tf.Tensor | None,
     parameters: Sequence[tf.Tensor],
     *,
-    heads: Any,
-    rows: Any,
+    heads: Any = None,
+    rows: Any = None,
+    keys: Any = None,
+    lse: Any = None,
 ) -> tf.Tensor:
-    """Weights (B, N or len(heads), T or len(rows), S).
+    """Weights (B, N or len(heads), T or len(rows), S or len(keys)).
 
     Args:
         attention: what to compute.
         query: (B, K, G, T, H); key: (B, K, S, H).
         bias: (B or 1, N or 1, T or 1, S or 1), or None.
         parameters: of the score function.
-        heads, rows: integers, or None for all.
+        heads, rows, keys: integers, or None for all.
+        lse: (B, N, T) of the whole rows, or None to compute them.
     """
     query, key, _, mask = check_operands(query, key, None, attention.mask, attention.lengths)
     attention = dataclasses.replace(attention, mask=mask)
-    length = attention.lengths[0]
     total = attention.heads[0] * attention.heads[1]
-    chosen_heads = None if heads is None else _indices("heads", heads, total)
-    chosen_rows = None if rows is None else _indices("rows", rows, length)
-    runs = [Span(0, length)] if chosen_rows is None else _runs(chosen_rows)
-    blocks = [
-        _block(attention, slice_axis(query, 3, *run), key, bias, parameters, run, chosen_heads)
-        for run in runs
-    ]
-    if not blocks:
-        return slice_axis(
-            _block(attention, query, key, bias, parameters, Span(0, length), chosen_heads),
-            2,
-            0,
-            0,
+    chosen_heads = None if heads is None else indices("heads", heads, total)
+    chosen_rows, chosen_keys = (
+        None if values is None else indices(name, values, length)
+        for name, values, length in zip(
+            ("rows", "keys"), (rows, keys), attention.lengths, strict=True
         )
-    return blocks[0] if len(blocks) == 1 else tf.concat(blocks, 2)
+    )
+    if lse is not None:
+        lse = _check_lse(lse, [query.shape[0], total, query.shape[3]], query.dtype)
+        lse = tf.reshape(lse, tf.stack([size(query, 0), *attention.heads, size(query, 3), 1]))
+    # Without the log-sum-exp a block has to hold whole rows, and its keys are picked afterwards.
+    apart = chosen_keys if lse is not None else None
+
+    def blocks(queries: Span) -> tf.Tensor:
+        rows_lse = None if lse is None else slice_axis(lse, 3, *queries)
+        block = functools.partial(
+            _block,
+            attention,
+            slice_axis(query, 3, *queries),
+            bias=bias,
+            parameters=parameters,
+            queries=queries,
+            heads=chosen_heads,
+            lse=rows_lse,
+        )
+        return _over_runs(
+            apart, attention.lengths[1], 3, lambda run: block(slice_axis(key, 2, *run), keys=run)
+        )
+
+    weights = _over_runs(chosen_rows, attention.lengths[0], 2, blocks)
+    if chosen_keys is None or apart is not None:
+        return weights
+    return tf.gather(weights, _int32(chosen_keys), axis=3)
+
+
+def _over_runs(
+    chosen: list[int] | None, length: Any, axis: int, block: Callable[[Span], tf.Tensor]
+) -> tf.Tensor:
+    """The blocks of all chosen positions (None for all) side by side along `axis`."""
+    if chosen is None:
+        return block(Span(0, length))
+    if not chosen:
+        return slice_axis(block(Span(0, length)), axis, 0, 0)
+    return tf.concat([block(run) for run in _runs(chosen)], axis)
 
 
 def _block(
@@ -64,23 +96,26 @@ def _block(
     bias: tf.Tensor | None,
     parameters: Sequence[tf.Tensor],
     queries: Span,
+    keys: Span,
     heads: list[int] | None,
+    lse: tf.Tensor | None,
 ) -> tf.Tensor:
-    keys, dtype = Span(0, attention.lengths[1]), query.dtype
+    """Weights (B, N or len(heads), t, s) of a block of queries and keys: of whole rows, unless `lse` is given."""
+    dtype = query.dtype
     visible = attention.visible(queries, keys)
     addend = attention.addend(queries, keys, cut(bias, queries, keys), visible, dtype)
     keep = attention.keep_factor(size(query, 0), queries, keys, dtype)
-    if heads is None:
-        logits = attention.score(stand_in(query), stand_in(key), *parameters)
-    else:
+    if heads is not None:
         # Only the scores of the chosen heads are computed, each with its own copy of its key head.
         query = _pick(query, heads, attention.heads)
         key = tf.gather(key, _int32([head // attention.heads[1] for head in heads]), axis=1)
-        logits = attention.score(stand_in(query), stand_in(key), *parameters)
-        visible, addend, keep = (_pick(x, heads, attention.heads) for x in (visible, addend, keep))
+        visible, addend, keep, lse = (
+            _pick(x, heads, attention.heads) for x in (visible, addend, keep, lse)
+        )
+    logits = attention.score(stand_in(query), stand_in(key), *parameters)
     if addend is not None:
         logits += addend
-    weights = tf.nn.softmax(logits)
+    weights = tf.nn.softmax(logits) if lse is None else tf.exp(logits - lse)
     if keep is not None:
         weights *= keep
     broken = is_broken(query) > 0
@@ -113,7 +148,8 @@ def _int32(indices: list[int]) -> tf.Tensor:
     return tf.constant(indices, tf.int32)
 
 
-def _indices(name: str, values: Any, length: Any) -> list[int]:
+def indices(name: str, values: Any, length: Any) -> list[int]:
+    """Checked integers in [0, length); a length that is not known yet is not checked."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(f"`{name}` must be a list of integers. Received: {name}={values!r}")
@@ -138,3 +174,12 @@ def _runs(rows: list[int]) -> list[Span]:
         else:
             runs.append(Span(row, 1))
     return runs
+
+
+def _check_lse(lse: Any, shape: list[int | None], dtype: tf.DType) -> tf.Tensor:
+    lse = tf.convert_to_tensor(lse)
+    if not lse.dtype.is_floating:
+        raise TypeError(f"`lse` must be floating-point. Received: lse.dtype={lse.dtype.name}")
+    if not lse.shape.is_compatible_with(shape):
+        raise _checks.bad("`lse` must have shape (B, N, T)", lse=lse)
+    return tf.cast(lse, dtype)

@@ -86,7 +86,7 @@ def dot_product_attention(
     (query, key, value), result_type = _checks.common_type(query=query, key=key, value=value)
     if result_type == tf.float64:  # also where only the values are
         query, key = tf.cast(query, result_type), tf.cast(key, result_type)
-    call = _Call.of(
+    call = DotCall.of(
         query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout
     )
     _checks.check_value(key, value, call.heads_axis)
@@ -113,22 +113,30 @@ def attention_weights(
     layout: str = "BTNH",
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    lse: Any = None,
 ) -> tf.Tensor:
     """The weights that `dot_product_attention` gives the values, for looking at them.
 
     weight_ij = dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows))
 
-    This is a computation of its own: asking for weights never changes an output. It holds as many numbers as it
-    returns, so choose heads and rows for long sequences.
+    This is a computation of its own: asking for weights never changes an output. It holds the scores of the chosen
+    heads and rows against all keys, so choose for long sequences; with `lse` only those of the chosen keys.
+    `attention_statistics` sums up all the weights without holding them.
 
     Args:
         query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout: as given to
             `dot_product_attention`; with dropout, the same seed gives the weights that were used there.
         heads: which heads, integers in [0, N). Default: all.
         rows: which queries, integers in [0, T). Default: all.
+        keys: which keys, integers in [0, S). Default: all.
+        lse: (B, N, T), the log-sum-exp that `dot_product_attention(..., return_lse=True)` gave for the same
+            arguments. The scores of keys that are not chosen are then not computed. Default: from the whole rows.
 
-    Returns: (B, N or len(heads), T or len(rows), S), float32 (float64 for float64). Each row sums to 1 without
-        dropout, or to 0 where it may attend to nothing.
+    Returns: (B, N or len(heads), T or len(rows), S or len(keys)), float32 (float64 for float64). Each whole row sums
+        to 1 without dropout, or to 0 where it may attend to nothing.
+
+    Numerics: with `lse`, a weight has the relative error of e^lse, which is about |lse| roundings; without it, one.
 
     Raises:
         ValueError, TypeError: as `dot_product_attention`.
@@ -139,10 +147,10 @@ def attention_weights(
     [[[[1.0, 0.0, 0.0], [0.33000001311302185, 0.33000001311302185, 0.33000001311302185]]]]
     """
     (query, key), _ = _checks.common_type(query=query, key=key)
-    call = _Call.of(
+    call = DotCall.of(
         query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout
     )
-    return call.weights(query, key, heads=heads, rows=rows)
+    return call.weights(query, key, heads=heads, rows=rows, keys=keys, lse=lse)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -278,7 +286,7 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
     (query, key, value), _ = _checks.common_type(query=query, key=key, value=value)
     arguments = defaults | options
     del arguments["return_lse"]
-    call = _Call.of(query, key, **arguments)
+    call = DotCall.of(query, key, **arguments)
     _checks.check_value(key, value, call.heads_axis)
     return choose(call.attention, (query.shape[3], value.shape[3]))
 
@@ -291,7 +299,7 @@ def drawn_seed(rate: float, seed: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class DotCall:
     """The checked arguments of a dot-product attention, but for the values."""
 
     attention: Attention
@@ -315,7 +323,8 @@ class _Call:
         dropout: float,
         seed: Any,
         layout: str,
-    ) -> _Call:
+    ) -> DotCall:
+        """Checks everything that `dot_product_attention` takes, but for the values."""
         _checks.check_layout(layout)
         heads_axis = 2 if layout == "BTNH" else 1
         _checks.check_query_key(query, key, heads_axis)
@@ -377,8 +386,11 @@ class _Call:
 
     def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:
         """See `attention_weights`."""
-        query, key = self._split_query(query), self._heads_first(key)
-        return weights_of(self.attention, query, key, self.bias, (), **choice)
+        return weights_of(self.attention, *self.split(query, key), self.bias, (), **choice)
+
+    def split(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Query (B, K, G, T, H) and key (B, K, S, H) in the compute dtype, from the call's layout."""
+        return self._split_query(query), self._heads_first(key)
 
     def _heads_first(self, x: tf.Tensor) -> tf.Tensor:
         """(B, S, K, H) or (B, K, S, H) to (B, K, S, H) in the compute dtype."""

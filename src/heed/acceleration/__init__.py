@@ -1,0 +1,191 @@
+"""Making Keras and KerasHub models that others wrote run on heed's attention.
+
+`accelerate()` replaces what attention in Keras' TensorFlow backend goes through: the op, the four layers, and the
+answer to the question whether a fused attention exists. `decelerate()` puts everything back.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import keras
+
+from heed.acceleration import _models, _switch
+from heed.acceleration._hub import Hub
+from heed.acceleration._patches import Body, Method, check_keras
+from heed.ops._dispatch import implementation_in_use
+
+__all__ = ["Acceleration", "Report", "accelerate", "decelerate"]
+
+_lock = threading.RLock()
+_installed: list[Method | Body] = []
+_keras_hub = Hub()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is accelerated, and what has happened so far. Print it.
+
+    Attributes:
+        keras: version of Keras.
+        implementation: of heed's ops, "native" or "portable".
+        scope: "everything", or the names of the accelerated models, or "nothing".
+        patched: what of Keras and KerasHub is replaced.
+        calls: how often each layer or op ran on heed since something was accelerated where nothing was. A traced
+            program counts when it is traced.
+        left_to_keras: how often which call was left to Keras, and why.
+
+    >>> import heed
+    >>> with heed.accelerate() as acceleration:
+    ...     "keras.ops.dot_product_attention" in acceleration.report().patched
+    True
+    """
+
+    keras: str
+    implementation: str
+    scope: str
+    patched: tuple[str, ...]
+    calls: dict[str, int] = field(default_factory=dict)
+    left_to_keras: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [
+            f"heed accelerates {self.scope} (Keras {self.keras}, {self.implementation} attention)",
+            "patched:",
+            *(f"  {name}" for name in self.patched),
+            "calls that ran on heed:",
+            *(f"  {number:6}  {name}" for name, number in self.calls.items()),
+        ]
+        if self.left_to_keras:
+            lines.append("calls that were left to Keras:")
+            lines += [f"  {number:6}  {name}" for name, number in self.left_to_keras.items()]
+        return "\n".join(lines)
+
+
+class Acceleration:
+    """What `accelerate` returns: a context that undoes on leaving what that call did.
+
+    >>> import heed, keras
+    >>> layer = keras.layers.MultiHeadAttention(2, 4)
+    >>> acceleration = heed.accelerate()
+    >>> _ = layer(keras.ops.ones((1, 3, 8)), keras.ops.ones((1, 3, 8)))
+    >>> acceleration.report().calls["keras.layers.MultiHeadAttention"] > 0
+    True
+    >>> heed.decelerate()
+    """
+
+    def __init__(self, model: Any, changed: bool) -> None:
+        self._model, self._changed = model, changed
+
+    def __enter__(self) -> Acceleration:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._changed:
+            _undo(self._model)
+            self._changed = False
+
+    def report(self) -> Report:
+        """What is accelerated now, and what has happened so far."""
+        models = [f"model {model.name!r}" for model in _models.accelerated()]
+        scope = "everything" if _switch.everywhere() else ", ".join(sorted(models)) or "nothing"
+        patched = [patch.text for patch in _installed]
+        return Report(
+            keras.__version__,
+            implementation_in_use()[0],
+            scope,
+            (*patched, _keras_hub.state) if patched else (),
+            dict(_switch.calls),
+            dict(_switch.left_to_keras),
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self.report()}>"
+
+
+def accelerate(model: Any = None) -> Acceleration:
+    """Makes attention in Keras and KerasHub models run on heed, on the TensorFlow backend.
+
+    `keras.ops.dot_product_attention`, `keras.layers.MultiHeadAttention`, `GroupQueryAttention`, `Attention` and
+    `AdditiveAttention`, and what reaches them, with or without dropout, masks or scores. Layers that exist already
+    are accelerated too, and KerasHub also if it is imported later. `flash_attention=True` works. Results change only
+    by rounding, and where Keras is wrong: docs/keras.md lists that.
+
+    A program that was traced before stays what it was: call `accelerate` before `fit` or `predict`, or give it the
+    model, whose programs are then traced anew. It holds for all threads.
+
+    Args:
+        model: a Keras model or layer, which alone is accelerated. Default: everything.
+
+    Returns:
+        An `Acceleration`. As a context manager it undoes on leaving what this call did; where the same was
+        accelerated before, that is nothing. `.report()` says what is patched and what ran on heed.
+
+    Raises:
+        RuntimeError: if Keras has another backend, or is a version that heed cannot patch; then nothing is changed.
+        TypeError: if `model` is not a Keras layer or model.
+
+    >>> import heed, keras, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(1, 5, 2, 8)).astype("float32")
+    >>> stock = keras.ops.dot_product_attention(x, x, x)
+    >>> with heed.accelerate():
+    ...     fast = keras.ops.dot_product_attention(x, x, x, flash_attention=True)
+    >>> bool(np.allclose(stock, fast, atol=1e-6))
+    True
+    """
+    if model is not None and not isinstance(model, keras.layers.Layer):
+        raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+    with _lock:
+        if not _installed:
+            patches = check_keras()
+            _switch.forget()
+            for patch in patches:
+                patch.install()
+            _keras_hub.install()
+            _installed.extend(patches)
+        changed = not (_switch.everywhere() if model is None else _models.is_accelerated(model))
+        if changed and model is None:
+            _switch.set_everywhere(True)
+        elif changed:
+            _models.wrap(model)
+    return Acceleration(model, changed)
+
+
+def decelerate(model: Any = None) -> None:
+    """Undoes `accelerate`.
+
+    Args:
+        model: undo it for this model alone. Default: for everything, models too.
+
+    >>> import heed, keras
+    >>> _ = heed.accelerate()
+    >>> heed.decelerate()
+    >>> heed.accelerate().report().scope, heed.decelerate()
+    ('everything', None)
+    """
+    with _lock:
+        _undo(model)
+        if model is None:
+            for other in _models.accelerated():
+                _undo(other)
+
+
+def _undo(model: Any) -> None:
+    with _lock:
+        if model is None:
+            _switch.set_everywhere(False)
+        elif _models.is_accelerated(model):
+            _models.unwrap(model)
+        if not _switch.everywhere() and not _models.accelerated():
+            for patch in reversed(_installed):
+                patch.uninstall()
+            _keras_hub.uninstall()
+            _installed.clear()

@@ -1,0 +1,114 @@
+"""`keras.ops.dot_product_attention` on heed's op."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from keras import ops
+from keras.backend import result_type, standardize_dtype
+
+from heed.acceleration import _switch
+from heed.ops import dot_product_attention
+
+NAME = "keras.ops.dot_product_attention"
+
+
+def backend_op(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What the TensorFlow backend of Keras computes the op with."""
+
+    @functools.wraps(original)
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        bias: Any = None,
+        mask: Any = None,
+        scale: Any = None,
+        is_causal: bool = False,
+        flash_attention: bool | None = None,
+        attn_logits_soft_cap: float | None = None,
+    ) -> Any:
+        given = (query, key, value, bias, mask, scale, is_causal, flash_attention)
+        if not _switch.active():
+            return original(*given, attn_logits_soft_cap)
+        query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+        if len(query.shape) != 4:
+            raise ValueError(
+                "`dot_product_attention` only supports 4D inputs. Received: "
+                f"query.shape={query.shape}, key.shape={key.shape}, value.shape={value.shape}."
+            )
+        if None in (*query.shape[2:], *key.shape[2:], *value.shape[2:]):
+            reason = "heads or features of unknown number"
+            return _switch.leave(NAME, reason, original, *given, attn_logits_soft_cap)
+        _switch.count(NAME)
+        dtype = result_type(*(standardize_dtype(x.dtype) for x in (query, key, value)))
+        query, key, value = (ops.cast(x, dtype) for x in (query, key, value))
+        if isinstance(scale, (int, float, np.number)):
+            scale = float(scale)
+        elif scale is not None:  # a tensor; the product must not lose digits or overflow
+            wide = result_type(dtype, "float32")
+            query, scale = ops.cast(query, wide) * ops.cast(scale, wide), 1.0
+        output = dot_product_attention(
+            query,
+            key,
+            value,
+            mask=None if mask is None else ops.cast(mask, "bool"),
+            bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
+            is_causal=is_causal,
+            scale=scale,
+            soft_cap=attn_logits_soft_cap,
+        )
+        return ops.cast(output, dtype)
+
+    return attention
+
+
+def front(original: Callable[..., Any], query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """The public op, with the soft-cap that Keras refuses on TensorFlow.
+
+    Args:
+        original: Keras' own, which runs the backend's op.
+        query, key, value: as for the op.
+        options: all other arguments.
+    """
+    soft_cap = options["attn_logits_soft_cap"]
+    if soft_cap is None or not _switch.active():
+        return original(query, key, value, **options)
+    from keras.src.backend.common.keras_tensor import any_symbolic_tensors
+    from keras.src.ops.nn import DotProductAttention
+
+    static = ("is_causal", "flash_attention", "attn_logits_soft_cap")
+    op = DotProductAttention(**{name: options.pop(name) for name in static})
+    call = op.symbolic_call if any_symbolic_tensors((query, key, value)) else op.call
+    return call(query, key, value, **options)
+
+
+def public_op(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    scale: Any = None,
+    is_causal: bool = False,
+    flash_attention: bool | None = None,
+    attn_logits_soft_cap: float | None = None,
+) -> Any:
+    """The body that `keras.ops.dot_product_attention` gets; see `Body`."""
+    from heed.acceleration import _op, _patches
+
+    return _op.front(
+        _patches.ORIGINALS["public_op"],
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        is_causal=is_causal,
+        flash_attention=flash_attention,
+        attn_logits_soft_cap=attn_logits_soft_cap,
+    )

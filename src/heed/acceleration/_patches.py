@@ -1,0 +1,239 @@
+"""What of Keras is replaced, whether this version allows it, and putting it in and taking it out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pathlib
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import keras
+from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
+
+from heed.acceleration import _multi_head, _op, _single_head
+
+# What replaced bodies call; see `Body`.
+ORIGINALS: dict[str, Callable[..., Any]] = {}
+
+_INPUTS = ("query", "key", "value")
+_MASKS = ("query_mask", "value_mask", "key_mask", "attention_mask")
+_FLAGS = ("return_attention_scores", "training", "use_causal_mask")
+_OP = (*_INPUTS, "bias", "mask", "scale", "is_causal", "flash_attention", "attn_logits_soft_cap")
+_LAYER_CALL = ("self", "query", "value", "key", *_MASKS, *_FLAGS)
+_COMPUTE = ("self", *_INPUTS, "attention_mask", "training")
+# What a constructor may take. A new argument may be a new way to attend, which the replacement would ignore.
+_COMMON = (
+    "self dropout use_bias sliding_window flash_attention kernel_initializer bias_initializer kernel_regularizer "
+    "bias_regularizer activity_regularizer kernel_constraint bias_constraint use_gate seed kwargs"
+).split()
+_CONSTRUCTORS = {
+    MultiHeadAttention: "num_heads key_dim value_dim output_shape attention_axes".split(),
+    GroupQueryAttention: "head_dim num_query_heads num_key_value_heads".split(),
+    Attention: "use_scale score_mode".split(),
+}
+# Attributes that the replacements read, by the method that sets them.
+_ATTRIBUTES = {
+    MultiHeadAttention: {
+        "__init__": "_inverse_sqrt_key_dim _attention_axes _dropout",
+        "build": "_query_dense _key_dense _value_dense _output_dense",
+        "_build_attention": "_dropout_layer",
+    },
+    GroupQueryAttention: {
+        "__init__": "_inverse_sqrt_head_dim dropout",
+        "build": "_query_dense _key_dense _value_dense _output_dense _dropout_layer",
+        "call": "_return_attention_scores",
+    },
+    Attention: {
+        "__init__": "score_mode dropout seed_generator",
+        "build": "scale concat_score_weight",
+        "call": "_validate_inputs",
+    },
+}
+
+
+@dataclass
+class Method:
+    """An attribute of a class or module, replaced.
+
+    Attributes:
+        owner, name: the attribute.
+        make: the replacement from the original.
+        parameters: that the original may have, and those it must have.
+        text: its name for a report.
+    """
+
+    owner: Any
+    name: str
+    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    parameters: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    text: str = ""
+    _original: Any = field(default=None, repr=False)
+    _replacement: Any = field(default=None, repr=False)
+
+    def problem(self) -> str | None:
+        """Why the original cannot be replaced, or None."""
+        original = self._original or getattr(self.owner, self.name, None)
+        if original is None:
+            return f"{self.text} does not exist"
+        return _unexpected(original, self.text, self.parameters, self.optional)
+
+    def install(self) -> None:
+        """Puts the replacement in, unless it is there or below what another library put there since."""
+        if self._replacement is None:
+            self._original = getattr(self.owner, self.name)
+            self._replacement = self.make(self._original)
+            setattr(self.owner, self.name, self._replacement)
+
+    def uninstall(self) -> None:
+        """Takes it out; where another library has wrapped it since, it stays and passes calls on."""
+        if getattr(self.owner, self.name) is self._replacement:
+            setattr(self.owner, self.name, self._original)
+            self._original = self._replacement = None
+
+
+@dataclass
+class Body:
+    """A function whose body is replaced in place.
+
+    `from keras.ops import dot_product_attention` makes a copy of the name, which a new attribute of the module would
+    not reach. The new body finds the old one in `ORIGINALS`.
+    """
+
+    function: types.FunctionType
+    template: Callable[..., Any]
+    key: str
+    parameters: tuple[str, ...]
+    text: str
+    package: ModuleType = keras
+
+    def problem(self) -> str | None:
+        """Why the body cannot be replaced, or None."""
+        if not isinstance(self.function, types.FunctionType) or self.function.__closure__:
+            return f"{self.text} is not a plain function"
+        return _unexpected(self.function, self.text, self.parameters, (), self.package)
+
+    def install(self) -> None:
+        """Puts the new body in."""
+        if self.key not in ORIGINALS:
+            function, code = self.function, self.function.__code__
+            copy = types.FunctionType(code, function.__globals__, function.__name__)
+            copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+            ORIGINALS[self.key] = copy
+            function.__code__ = self.template.__code__
+
+    def uninstall(self) -> None:
+        """Puts the old body back."""
+        if self.key in ORIGINALS:
+            self.function.__code__ = ORIGINALS.pop(self.key).__code__
+
+
+def _unexpected(
+    function: Callable[..., Any],
+    text: str,
+    required: tuple[str, ...],
+    optional: tuple[str, ...],
+    package: ModuleType = keras,
+) -> str | None:
+    source = pathlib.Path(inspect.unwrap(function).__code__.co_filename)
+    folder = pathlib.Path(package.__file__ or "").parent
+    if hasattr(function, "__wrapped__") or folder not in source.parents:
+        return f"{text} has been replaced by something else, in {source}"
+    names = tuple(inspect.signature(function).parameters)
+    if names != tuple(name for name in (*required, *optional) if name in names or name in required):
+        return f"{text} takes {names}, expected {required}"
+    return None
+
+
+@functools.cache
+def keras_patches() -> list[Method | Body]:
+    """Everything that is replaced in Keras, in the order in which a report names it."""
+    from keras.src.backend.tensorflow import nn as backend_nn
+    from keras.src.ops import nn as ops_nn
+
+    def method(owner: Any, name: str, make: Any, *parameters: str, optional: Any = ()) -> Method:
+        layer = "GroupQueryAttention" if owner is GroupQueryAttention else owner.__name__
+        text = f"keras.layers.{layer}.{name}"
+        return Method(owner, name, make, parameters, optional, text)
+
+    causal = ("use_causal_mask",)
+    return [
+        Method(backend_nn, "dot_product_attention", _op.backend_op, _OP, text=_op.NAME),
+        Body(
+            ops_nn.dot_product_attention, _op.public_op, "public_op", _OP, f"{_op.NAME} (soft-cap)"
+        ),
+        method(MultiHeadAttention, "call", _multi_head.call, *_LAYER_CALL),
+        method(
+            MultiHeadAttention,
+            "_compute_attention",
+            _multi_head.compute_attention,
+            *_COMPUTE,
+            "return_attention_scores",
+            optional=causal,
+        ),
+        method(
+            MultiHeadAttention,
+            "compute_output_spec",
+            _multi_head.compute_output_spec,
+            *_LAYER_CALL,
+        ),
+        method(GroupQueryAttention, "call", _multi_head.call, *_LAYER_CALL),
+        method(
+            GroupQueryAttention,
+            "_compute_attention",
+            _multi_head.compute_grouped_attention,
+            *_COMPUTE,
+            optional=causal,
+        ),
+        method(
+            Attention,
+            "call",
+            _single_head.call,
+            *("self", "inputs", "mask", "training", "return_attention_scores", "use_causal_mask"),
+        ),
+    ]
+
+
+def problems(patches: list[Method | Body]) -> list[str]:
+    """Why this version of Keras cannot be accelerated; empty if it can."""
+    found = [problem for patch in patches if (problem := patch.problem())]
+    for cls, own in _CONSTRUCTORS.items():
+        new = set(inspect.signature(cls.__init__).parameters) - {*_COMMON, *own}
+        if new:
+            found.append(
+                f"keras.layers.{cls.__name__} takes new arguments: {', '.join(sorted(new))}"
+            )
+        for name, attributes in _ATTRIBUTES[cls].items():
+            function = inspect.unwrap(getattr(cls, name))
+            missing = set(attributes.split()) - set(function.__code__.co_names)
+            if missing:
+                found.append(f"keras.layers.{cls.__name__}.{name} does not use {sorted(missing)}")
+    return found
+
+
+def check_keras() -> list[Method | Body]:
+    """The patches for the installed Keras.
+
+    Raises:
+        RuntimeError: if Keras runs on another backend than TensorFlow, or is a version in which something has moved.
+    """
+    if keras.config.backend() != "tensorflow":
+        raise RuntimeError(
+            "heed.accelerate needs Keras on its TensorFlow backend. "
+            f"Received: keras.config.backend()={keras.config.backend()!r}"
+        )
+    try:
+        patches = keras_patches()
+        found = problems(patches)
+    except (AttributeError, ImportError) as error:
+        found = [str(error)]
+    if found:
+        raise RuntimeError(
+            f"heed.accelerate cannot replace the attention of Keras {keras.__version__}, and has changed nothing: "
+            + "; ".join(found)
+        )
+    return patches

@@ -1,0 +1,590 @@
+"""`heed.accelerate`: what it replaces, for how long, and that results stay what they were."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+from keras.layers import AdditiveAttention, Attention, GroupQueryAttention, MultiHeadAttention
+from keras.src.backend.tensorflow import nn as backend_nn
+
+import heed
+from heed.acceleration import _patches
+from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
+
+NAMES = (
+    (MultiHeadAttention, "call"),
+    (MultiHeadAttention, "_compute_attention"),
+    (GroupQueryAttention, "call"),
+    (GroupQueryAttention, "_compute_attention"),
+    (Attention, "call"),
+    (backend_nn, "dot_product_attention"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _off_again() -> Iterator[None]:
+    heed.decelerate()
+    yield
+    heed.decelerate()
+
+
+def state() -> list[Any]:
+    return [getattr(*name) for name in NAMES] + [keras.ops.dot_product_attention.__code__]
+
+
+def calls() -> dict[str, int]:
+    with heed.accelerate() as acceleration:
+        return dict(acceleration.report().calls)
+
+
+class Counted:
+    """How many calls ran on heed, by target."""
+
+    def __enter__(self) -> Counted:
+        self._before = calls()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        after = calls()
+        self.of = {
+            name.removeprefix("keras.").removeprefix("layers."): number - self._before.get(name, 0)
+            for name, number in after.items()
+            if number > self._before.get(name, 0)
+        }
+
+
+def built(layer: Any, *shapes: Any) -> Any:
+    layer.build(*shapes)
+    randomise(layer)
+    return layer
+
+
+# Which state there is, and for how long
+
+
+def test_everything_is_put_back() -> None:
+    before = state()
+    heed.accelerate()
+    assert all(now is not then for now, then in zip(state(), before, strict=True))
+    heed.decelerate()
+    assert state() == before
+
+
+def test_it_is_idempotent() -> None:
+    before = state()
+    heed.accelerate()
+    once = state()
+    heed.accelerate()
+    assert state() == once
+    heed.decelerate()
+    assert state() == before
+    heed.decelerate()
+    assert state() == before
+
+
+def test_a_context_undoes_what_its_call_did() -> None:
+    before = state()
+    with heed.accelerate() as outer:
+        inside = state()
+        assert outer.report().scope == "everything"
+        with heed.accelerate():
+            pass
+        assert state() == inside
+    assert state() == before
+    assert outer.report().scope == "nothing"
+    heed.accelerate()
+    with heed.accelerate():
+        pass
+    assert state() == inside or state() != before
+    with pytest.raises(ZeroDivisionError), heed.accelerate():
+        raise ZeroDivisionError
+    assert state() != before
+
+
+def test_an_error_inside_a_context_undoes_too() -> None:
+    before = state()
+    with pytest.raises(ZeroDivisionError), heed.accelerate():
+        raise ZeroDivisionError
+    assert state() == before
+
+
+def test_a_replacement_that_another_library_wrapped_stays_and_passes_on() -> None:
+    before = MultiHeadAttention.call
+    heed.accelerate()
+    ours = MultiHeadAttention.call
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(self, *args, **kwargs)
+
+    layer = built(MultiHeadAttention(2, 4), (2, 5, 8), (2, 5, 8))
+    x = randoms((2, 5, 8))[0]
+    with mock.patch.object(MultiHeadAttention, "call", theirs):
+        heed.decelerate()
+        assert MultiHeadAttention.call is theirs
+        with mock.patch.object(backend_nn, "dot_product_attention") as stock:
+            stock.side_effect = RuntimeError("stock")
+            with pytest.raises(RuntimeError, match="stock"):
+                layer(x, x)
+        with Counted() as counted:
+            heed.accelerate()
+            layer(x, x)
+        assert counted.of == {"MultiHeadAttention": 1}
+    heed.decelerate()
+    MultiHeadAttention.call = before
+
+
+def test_layers_made_before_and_names_imported_before() -> None:
+    from keras.ops import dot_product_attention
+
+    layer = MultiHeadAttention(2, 4)
+    x = randoms((2, 5, 8))[0]
+    stock = layer(x, x)
+    with heed.accelerate(), Counted() as counted:
+        assert_close(layer(x, x), stock)
+        dot_product_attention(*[x[:, :, None]] * 3, attn_logits_soft_cap=2.0)
+    assert counted.of == {"MultiHeadAttention": 1, "ops.dot_product_attention": 1}
+
+
+def test_it_may_come_before_keras() -> None:
+    code = """
+import heed
+report = heed.accelerate().report
+import keras, numpy as np
+x = np.ones((1, 3, 8), "float32")
+keras.layers.MultiHeadAttention(2, 4)(x, x)
+print(report().calls)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "{'keras.layers.MultiHeadAttention': 1}" in result.stdout
+
+
+def test_other_threads_are_accelerated_too() -> None:
+    x = randoms((2, 5, 8))[0]
+    layer = built(MultiHeadAttention(2, 4), x.shape, x.shape)
+    with heed.accelerate(), Counted() as counted:
+        threads = [threading.Thread(target=lambda: layer(x, x)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert counted.of == {"MultiHeadAttention": 8}
+
+
+def test_the_report_says_what_happened() -> None:
+    class Sub(MultiHeadAttention):
+        def _masked_softmax(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._masked_softmax(*args, **kwargs)
+
+    x = randoms((2, 5, 8))[0]
+    with heed.accelerate() as acceleration:
+        MultiHeadAttention(2, 4)(x, x)
+        Sub(2, 4)(x, x)
+        report = acceleration.report()
+    text = str(report)
+    assert f"heed accelerates everything (Keras {keras.__version__}" in text
+    assert "keras.layers.GroupQueryAttention.call" in report.patched
+    assert report.calls["keras.layers.MultiHeadAttention"] > 0
+    left = "keras.layers.MultiHeadAttention: Sub overrides `_masked_softmax`"
+    assert report.left_to_keras[left] > 0
+    assert left in text
+    assert acceleration.report().scope == "nothing"
+
+
+# One model
+
+
+def model(**options: Any) -> keras.Model:
+    inputs = keras.Input((None, 8))
+    return keras.Model(inputs, MultiHeadAttention(2, 4, **options)(inputs, inputs))
+
+
+def test_one_model_alone() -> None:
+    one, other = model(), model()
+    x = randoms((2, 5, 8))[0]
+    stock = one(x)
+    acceleration = heed.accelerate(one)
+    assert acceleration.report().scope == f"model {one.name!r}"
+    with Counted() as counted:
+        other(x)
+        keras.ops.dot_product_attention(*[x[:, :, None]] * 3)
+    # Counting itself turns everything on and off again, so what ran in between tells.
+    assert counted.of == {}
+    with Counted() as counted:
+        assert_close(one(x), stock)
+    assert counted.of == {"MultiHeadAttention": 1}
+    heed.decelerate(one)
+    with Counted() as counted:
+        one(x)
+    assert counted.of == {}
+
+
+def test_one_model_as_a_context_and_twice() -> None:
+    before, one, other = state(), model(), model()
+    with heed.accelerate(one):
+        with heed.accelerate(one):
+            pass
+        assert "call" in vars(one.layers[-1])
+        with heed.accelerate(other):
+            pass
+        assert state() != before
+    assert "call" not in vars(one.layers[-1])
+    assert state() == before
+
+
+def test_a_layer_of_two_accelerated_models() -> None:
+    layer = built(MultiHeadAttention(2, 4), (2, 5, 8), (2, 5, 8))
+    inputs = keras.Input((None, 8))
+    one, other = (keras.Model(inputs, layer(inputs, inputs)) for _ in range(2))
+    heed.accelerate(one)
+    heed.accelerate(other)
+    heed.decelerate(one)
+    assert "call" in vars(layer)
+    heed.decelerate()
+    assert "call" not in vars(layer)
+
+
+def test_programs_of_the_model_are_traced_anew() -> None:
+    one = model()
+    x = randoms((2, 5, 8))[0]
+    stock = one.predict(x, verbose=0)
+    with heed.accelerate(one), Counted() as counted:
+        assert_close(one.predict(x, verbose=0), stock)
+    assert counted.of["MultiHeadAttention"] >= 1
+    with Counted() as counted:
+        assert_close(one.predict(x, verbose=0), stock)
+    assert counted.of == {}
+
+
+def test_an_accelerated_model_is_saved_like_any_other(tmp_path: Any) -> None:
+    one = model(dropout=0.1)
+    x = randoms((2, 5, 8))[0]
+    with heed.accelerate(one):
+        one.save(tmp_path / "model.keras")
+        expected = one(x)
+    assert_close(keras.saving.load_model(tmp_path / "model.keras")(x), expected)
+
+
+def test_models_that_xla_compiles() -> None:
+    one = model()
+    x = randoms((8, 5, 8))[0]
+    one.compile("sgd", "mse", jit_compile=True)
+    weights = one.get_weights()
+    losses = []
+    for fast in (False, True):
+        one.set_weights(weights)
+        if fast:
+            heed.accelerate(one)
+        with Counted() as counted:
+            losses.append(one.fit(x, x, epochs=2, verbose=0, shuffle=False).history["loss"])
+        assert list(counted.of) == ["MultiHeadAttention"] * fast
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+# Refusals
+
+
+def function_of_keras(source: str) -> Any:
+    """As if Keras had this function."""
+    names: dict[str, Any] = {}
+    exec(compile(source, keras.layers.__file__, "exec"), names)
+    return names["newer"]
+
+
+@pytest.mark.parametrize("name", [name for owner, name in NAMES if owner is MultiHeadAttention])
+def test_a_version_with_another_signature_is_refused_whole(name: str) -> None:
+    newer = function_of_keras("def newer(self, query, value, sinks=None): pass")
+    with mock.patch.object(MultiHeadAttention, name, newer):
+        before = state()
+        with pytest.raises(RuntimeError, match=rf"has changed nothing: .*\.{name} takes \('self"):
+            heed.accelerate()
+        assert state() == before
+
+
+def test_a_version_with_a_new_argument_or_without_an_attribute_is_refused() -> None:
+    newer = function_of_keras("def newer(self, num_heads, key_dim, sinks=False): pass")
+    with mock.patch.object(MultiHeadAttention, "__init__", newer):
+        with pytest.raises(RuntimeError, match="new arguments: sinks") as error:
+            heed.accelerate()
+        assert "does not use ['_attention_axes', '_dropout', '_inverse_sqrt_key_dim']" in str(
+            error.value
+        )
+
+
+def test_what_another_library_replaced_before_is_refused() -> None:
+    original = MultiHeadAttention.call
+
+    @functools.wraps(original)
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
+
+    with mock.patch.object(MultiHeadAttention, "call", theirs):
+        with pytest.raises(RuntimeError, match=r"MultiHeadAttention.call has been replaced by .*"):
+            heed.accelerate()
+        assert MultiHeadAttention.call is theirs
+
+
+def test_a_version_without_the_op_is_refused() -> None:
+    moved = mock.patch.object(_patches, "keras_patches", side_effect=ImportError("no such module"))
+    with moved, pytest.raises(RuntimeError, match="has changed nothing: no such module"):
+        heed.accelerate()
+
+
+def test_another_backend_is_refused() -> None:
+    other = mock.patch.object(keras.config, "backend", return_value="jax")
+    with other, pytest.raises(RuntimeError, match=r"TensorFlow backend. Received: .*'jax'"):
+        heed.accelerate()
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="`model` must be a Keras model or layer"):
+        heed.accelerate("model")
+
+
+# The same results
+
+
+X = (2, 5, 8)
+MASK = np.tril(np.ones((5, 5), bool)) | (np.arange(5) < 2)
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"use_causal_mask": True},
+    "mask": {"attention_mask": MASK},
+    "number mask": {"attention_mask": MASK[None].astype("int32")},
+    "mask for each head": {"attention_mask": np.stack([MASK] * 4)[None]},
+    "masks": {
+        "value_mask": np.arange(5)[None] < np.array([[4], [5]]),
+        "attention_mask": MASK,
+        "use_causal_mask": True,
+    },
+}
+
+
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("make", ["multi", "wide", "gate", "window", "grouped", "dropout"])
+def test_multi_head_layers_give_what_they_gave(make: str, options: Any, scores: bool) -> None:
+    if make in ("gate", "window") and not HAS_WINDOW:
+        pytest.skip("not in this version of Keras")
+    layer = {
+        "multi": lambda: MultiHeadAttention(4, 3),
+        "wide": lambda: MultiHeadAttention(4, 3, value_dim=5, output_shape=(2, 3), use_bias=False),
+        "gate": lambda: MultiHeadAttention(4, 3, use_gate=True),
+        "window": lambda: MultiHeadAttention(4, 3, sliding_window=2),
+        "grouped": lambda: GroupQueryAttention(3, 4, 2),
+        "dropout": lambda: MultiHeadAttention(4, 3, dropout=0.4),
+    }[make]()
+    built(layer, X, X)
+    query, value, key = randoms(X, X, X)
+    run = {"key": key, "return_attention_scores": scores, "training": False, **options}
+    stock = layer(query, value, **run)
+    with heed.accelerate(), Counted() as counted:
+        assert_close(layer(query, value, **run), stock)
+    assert list(counted.of.values()) == [1]
+
+
+def test_more_axes() -> None:
+    shape = (2, 3, 4, 8)
+    x = randoms(shape)[0]
+    for axes in (None, 2, (1, -2)):
+        layer = built(MultiHeadAttention(2, 3, attention_axes=axes), shape, shape)
+        stock = layer(x, x, return_attention_scores=True)
+        with heed.accelerate(), Counted() as counted:
+            assert_close(layer(x, x, return_attention_scores=True), stock)
+        assert counted.of == {"MultiHeadAttention": 1}
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16", "float64"])
+def test_dtypes(dtype: str) -> None:
+    x = randoms(X)[0]
+    layers = [MultiHeadAttention(2, 4, dtype=dtype), GroupQueryAttention(4, 2, 1, dtype=dtype)]
+    for layer in layers:
+        built(layer, X, X)
+        stock = layer(x, x, return_attention_scores=True)
+        with heed.accelerate():
+            fast = layer(x, x, return_attention_scores=True)
+        for one, other in zip(fast, stock, strict=True):
+            assert one.dtype == other.dtype
+            assert_close(
+                keras.ops.cast(one, "float32"),
+                keras.ops.cast(other, "float32"),
+                {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}.get(dtype, "float32"),
+            )
+
+
+def test_dropout_drops_and_repeats_with_its_seed() -> None:
+    x = randoms((4, 40, 8))[0]
+    layer = built(MultiHeadAttention(2, 4, dropout=0.5, seed=3), x.shape, x.shape)
+    generator = layer._dropout_layer.seed_generator
+    with heed.accelerate():
+        start = np.array(generator.state)
+        one = layer(x, x, training=True)
+        assert not np.array_equal(start, generator.state)
+        two, scores = layer(x, x, training=True, return_attention_scores=True)
+        assert not np.allclose(one, two, atol=1e-3)
+        generator.state.assign(start)
+        np.testing.assert_array_equal(layer(x, x, training=True), one)
+        np.testing.assert_allclose(np.sum(scores, -1), 1.0, atol=1e-5)  # as Keras: before dropout
+        mean = np.mean([layer(x, x, training=True) for _ in range(60)], axis=0)
+        np.testing.assert_allclose(mean, layer(x, x), atol=0.25)
+
+
+def test_dropout_follows_the_layers_around() -> None:
+    """`_compute_attention` that is not told takes what the outer layer was told, as Keras' does."""
+
+    class Outer(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = built(MultiHeadAttention(2, 4, dropout=0.9), X, X)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.inner._compute_attention(x, x, x)[0]
+
+    x = randoms((2, 5, 2, 4))[0]
+    layer = Outer()
+    with heed.accelerate():
+        assert not np.allclose(layer(x, training=True), layer(x), atol=1e-3)
+        assert_close(layer(x), layer.inner._compute_attention(x, x, x)[0])
+
+
+ATTENTIONS = {
+    "dot": lambda: Attention(),
+    "scaled": lambda: Attention(use_scale=True),
+    "concat": lambda: Attention(score_mode="concat"),
+    "scaled concat": lambda: Attention(score_mode="concat", use_scale=True),
+    "additive": lambda: AdditiveAttention(),
+    "plain additive": lambda: AdditiveAttention(use_scale=False),
+}
+
+
+@pytest.mark.parametrize("make", ATTENTIONS.values(), ids=ATTENTIONS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_single_head_layers_give_what_they_gave(make: Any, causal: bool, masked: bool) -> None:
+    query, value, key = randoms((2, 5, 4), (2, 6, 3), (2, 6, 4))
+    layer = make()
+    layer.build([query.shape, value.shape, key.shape])
+    randomise(layer)
+    mask = None
+    if masked:
+        mask = [
+            np.arange(5)[None] < np.array([[4], [2]]),
+            np.arange(6)[None] < np.array([[3], [6]]),
+        ]
+    options = {"mask": mask, "use_causal_mask": causal, "return_attention_scores": True}
+    try:
+        stock = layer([query, value, key], **options)
+    except Exception:
+        if masked and not causal:
+            pytest.skip("this version of Keras cannot do that")
+        raise
+    with heed.accelerate(), Counted() as counted:
+        assert_close(layer([query, value, key], **options), stock)
+        assert_close(
+            layer([query, value, key], **{**options, "return_attention_scores": False}), stock[0]
+        )
+    assert list(counted.of.values()) == [2]
+
+
+def test_single_head_layers_with_more_dimensions() -> None:
+    query, value = randoms((2, 3, 5, 4), (2, 3, 6, 4))
+    for make in ATTENTIONS.values():
+        layer = make()
+        layer.build([query.shape, value.shape])
+        try:
+            stock = layer([query, value], return_attention_scores=True)
+        except Exception:
+            continue  # not in this version of Keras
+        with heed.accelerate(), Counted() as counted:
+            assert_close(layer([query, value], return_attention_scores=True), stock)
+        assert list(counted.of.values()) == [1]
+
+
+def test_gradients_of_all_variables() -> None:
+    import tensorflow as tf
+
+    x, y = randoms((2, 5, 4), (2, 6, 4))
+    multi = built(MultiHeadAttention(2, 3), x.shape, y.shape)
+    for layer in (multi, *(make() for make in ATTENTIONS.values())):
+        arguments = (x, y) if layer is multi else ([x, y],)
+        results = []
+        for fast in (False, True):
+            if fast:
+                heed.accelerate()
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(*arguments) ** 2)
+            results.append(tape.gradient(loss, [w.value for w in layer.trainable_variables]))
+            heed.decelerate()
+        assert_close(*[[r + 0.0 for r in result] for result in results])
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 0.3},
+    "numpy scale": {"scale": np.float32(0.3)},
+    "tensor scale": {"scale": keras.ops.convert_to_tensor(0.3)},
+    "mask and bias": {"mask": MASK, "bias": randoms((1, 4, 5, 5))[0]},
+    "causal": {"is_causal": True, "mask": MASK},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_the_op_gives_what_it_gave(options: Any, key_heads: int) -> None:
+    query, key, value = randoms((2, 5, 4, 3), (2, 5, key_heads, 3), (2, 5, key_heads, 3))
+    stock = keras.ops.dot_product_attention(query, key, value, **options)
+    for flash in (None, False, True):
+        with heed.accelerate(), Counted() as counted:
+            fast = keras.ops.dot_product_attention(
+                query, key, value, flash_attention=flash, **options
+            )
+        assert_close(fast, stock)
+        assert counted.of == {"ops.dot_product_attention": 1}
+
+
+def test_the_op_in_a_functional_model() -> None:
+    inputs = keras.Input((5, 2, 4))
+    x = randoms((3, 5, 2, 4))[0]
+    one = keras.Model(inputs, keras.ops.dot_product_attention(inputs, inputs, inputs))
+    stock = one(x)
+    with heed.accelerate(), Counted() as counted:
+        assert_close(one(x), stock)
+        capped = keras.ops.dot_product_attention(
+            inputs, inputs, inputs, attn_logits_soft_cap=0.5, is_causal=True
+        )
+        expected = heed.ops.dot_product_attention(x, x, x, soft_cap=0.5, is_causal=True)
+        assert_close(keras.Model(inputs, capped)(x), expected)
+    assert counted.of == {"ops.dot_product_attention": 2}
+
+
+def test_the_op_refuses_what_it_refused() -> None:
+    x = randoms((2, 5, 4))[0]
+    with heed.accelerate(), pytest.raises(ValueError, match="only supports 4D inputs"):
+        backend_nn.dot_product_attention(x, x, x)
+
+
+def test_training_steps_are_the_same() -> None:
+    x, y = randoms((16, 6, 8), (16, 6, 8))
+    losses = []
+    weights = None
+    for fast in (False, True):
+        one = model()
+        weights = weights or one.get_weights()
+        one.set_weights(weights)
+        one.compile(keras.optimizers.SGD(0.1), "mse")
+        if fast:
+            heed.accelerate()
+        losses.append(
+            one.fit(x, y, batch_size=8, epochs=3, verbose=0, shuffle=False).history["loss"]
+        )
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)

@@ -1,0 +1,295 @@
+"""The faults of stock Keras are gone while it is accelerated; each test shows the fault on stock first.
+
+Where the installed Keras no longer has the fault, that part is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.layers import AdditiveAttention, Attention, GroupQueryAttention, MultiHeadAttention
+
+import heed
+from tests import reference
+from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
+from tests.ops.test_memory import largest_tensor
+
+SHAPES = [(2, 5, 8), (2, 7, 8)]
+
+
+@pytest.fixture(autouse=True)
+def _off_again() -> Iterator[None]:
+    heed.decelerate()
+    yield
+    heed.decelerate()
+
+
+@contextmanager
+def wrong_on_stock() -> Iterator[None]:
+    """What is asserted inside is not so on stock Keras, or it raises there."""
+    try:
+        yield
+    except Exception:
+        return
+    pytest.skip("this version of Keras does not have the fault")
+
+
+def layer(cls: type = MultiHeadAttention, *arguments: Any, **options: Any) -> Any:
+    made = cls(*(arguments or (2, 4)), **options)
+    made.build(*SHAPES)
+    randomise(made)
+    return made
+
+
+@pytest.mark.parametrize("cls", [MultiHeadAttention, GroupQueryAttention])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_fully_masked_row_has_one_meaning(cls: type, dropout: float) -> None:
+    heads = (2, 4) if cls is MultiHeadAttention else (4, 2, 1)
+    attention, (query, value) = layer(cls, *heads, dropout=dropout), randoms(*SHAPES)
+    mask = np.ones((2, 5, 7), bool)
+    mask[0, 2] = mask[1] = False
+
+    def check() -> None:
+        plain = attention(query, value, attention_mask=mask)
+        options = {"attention_mask": mask, "return_attention_scores": True}
+        output, scores = attention(query, value, **options)
+        np.testing.assert_array_equal(output, plain)
+        bias = np.asarray(attention._output_dense.bias)
+        for dead in (output[0, 2], *output[1]):
+            np.testing.assert_allclose(dead, bias, atol=1e-6)
+        assert np.all(np.asarray(scores)[1] == 0)
+
+    with heed.accelerate():
+        check()
+    if dropout:
+        return  # there stock takes the other path
+    with wrong_on_stock():
+        check()
+
+
+@pytest.mark.parametrize("make", [Attention, AdditiveAttention])
+def test_a_value_without_positions_gives_zero(make: Any) -> None:
+    x = randoms((2, 5, 8))[0]
+    mask = [np.ones((2, 5), bool), np.arange(5)[None] < np.array([[0], [5]])]
+
+    def check() -> None:
+        output, scores = make()([x, x], mask=mask, return_attention_scores=True)
+        assert np.all(np.asarray(output)[0] == 0)
+        assert np.all(np.asarray(scores)[0] == 0)
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+def test_an_explicit_query_mask_counts() -> None:
+    attention, (query, value) = layer(), randoms(*SHAPES)
+    mask = np.arange(5)[None] < np.array([[3], [4]])
+
+    def check() -> None:
+        output = attention(query, value, query_mask=mask)
+        rows = np.repeat(mask[:, :, None], 7, 2)
+        assert_close(output, attention(query, value, attention_mask=rows))
+        np.testing.assert_array_equal(output._keras_mask, mask)
+
+    with heed.accelerate():
+        check()
+        bias = np.asarray(attention._output_dense.bias)
+        output = np.asarray(attention(query, value, query_mask=mask))
+        np.testing.assert_allclose(output[~mask], np.broadcast_to(bias, (3, 8)), atol=1e-6)
+    with wrong_on_stock():
+        check()
+
+
+def test_inputs_keep_their_masks() -> None:
+    attention = layer()
+    ids = np.array([[1, 2, 0, 0, 0]] * 2)
+
+    def check() -> None:
+        x = keras.layers.Embedding(4, 8, mask_zero=True)(ids)
+        output = attention(x, x)
+        assert x._keras_mask is not None
+        assert output._keras_mask is not None
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_float16_does_not_overflow(scores: bool) -> None:
+    attention = layer(use_bias=False, dtype="float16")
+    arrays = [x * 400 for x in randoms(*SHAPES)]
+
+    def check() -> None:
+        output = attention(*arrays, return_attention_scores=scores)
+        for x in output if scores else [output]:
+            assert np.all(np.isfinite(x))
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_lies_in_padding_stays_there(poison: float) -> None:
+    attention, (query, value) = layer(), randoms(*SHAPES)
+    columns = np.arange(7)[None] < np.array([[4], [7]])
+    rows = np.arange(5)[None] < np.array([[4], [3]])
+
+    def run(query: Any, value: Any) -> list[Any]:
+        tensors = [tf.constant(query), tf.constant(value)]
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            output = attention(*tensors, query_mask=rows, value_mask=columns)
+            loss = tf.reduce_sum(output**2)
+        variables = [w.value for w in attention.weights]
+        return [output, *tape.gradient(loss, [*tensors, *variables])]
+
+    def check() -> None:
+        dirty = query.copy(), value.copy()
+        dirty[0][~rows] = dirty[1][~columns] = poison
+        for one, other in zip(run(query, value), run(*dirty), strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert np.all(np.isfinite(one))
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+def test_multi_query_attention() -> None:
+    query, key, value = randoms((2, 5, 4, 3), (2, 7, 1, 3), (2, 7, 1, 3))
+
+    def check() -> None:
+        expected = reference.dot_product_attention(query, key, value).out
+        assert_close(keras.ops.dot_product_attention(query, key, value), expected)
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+def test_heads_that_do_not_divide_are_refused_with_a_message() -> None:
+    query, key = randoms((2, 5, 3, 4), (2, 7, 2, 4))
+    message = r"`query` must have a multiple of the heads of `key`.*\(2, 5, 3, 4\).*\(2, 7, 2, 4\)"
+    with heed.accelerate(), pytest.raises(ValueError, match=message):
+        keras.ops.dot_product_attention(query, key, key)
+    with wrong_on_stock(), pytest.raises(ValueError, match=message):
+        keras.ops.dot_product_attention(query, key, key)
+
+
+def test_soft_cap_counts() -> None:
+    arrays = [x * 4 for x in randoms((2, 5, 2, 8), (2, 7, 2, 8), (2, 7, 2, 8))]
+
+    def check() -> None:
+        output = keras.ops.dot_product_attention(*arrays, attn_logits_soft_cap=2.0)
+        assert_close(output, reference.dot_product_attention(*arrays, soft_cap=2.0).out)
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+def test_float64_is_float64_throughout() -> None:
+    arrays = randoms((2, 5, 1, 3), (2, 7, 1, 3), (2, 7, 1, 3), dtype="float64")
+
+    def check() -> None:
+        expected = reference.dot_product_attention(*arrays).out
+        output = keras.ops.dot_product_attention(*arrays)
+        np.testing.assert_allclose(output, expected, rtol=1e-13, atol=1e-14)
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+def test_flash_attention_may_be_asked_for() -> None:
+    query, value = randoms(*SHAPES)
+
+    def check() -> None:
+        attention = layer(flash_attention=True)
+        assert attention(query, value, return_attention_scores=True)[1].shape == (2, 2, 5, 7)
+        assert_close(
+            attention(query, value), attention(query, value, return_attention_scores=True)[0]
+        )
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+def test_scores_of_cross_attention_have_their_shape() -> None:
+    query, value = keras.Input((5, 8)), keras.Input((7, 8))
+
+    def check() -> None:
+        _, scores = MultiHeadAttention(3, 4)(query, value, return_attention_scores=True)
+        assert scores.shape == (None, 3, 5, 7)
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
+
+
+LONG = 2048
+
+
+def no_square(function: Any, *shapes: tuple[int, ...], units: int = 1) -> None:
+    """Nothing in the graph has as many numbers as there are scores, each of some units."""
+    specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+    traced = tf.function(function).get_concrete_function(*specs)
+    elements, where = largest_tensor(traced.graph)
+    assert elements < units * LONG * LONG / 2, where
+
+
+@pytest.mark.parametrize("which", ["causal", "window", "padding", "dropout", "grouped"])
+def test_no_dense_mask_and_no_scores(implementation: str, which: str) -> None:
+    x = (1, LONG, 8)
+    if which == "window" and not HAS_WINDOW:
+        pytest.skip("not in this version of Keras")
+    attention = {
+        "window": lambda: MultiHeadAttention(1, 4, sliding_window=9),
+        "dropout": lambda: MultiHeadAttention(1, 4, dropout=0.1),
+        "grouped": lambda: GroupQueryAttention(4, 2, 1),
+    }.get(which, lambda: MultiHeadAttention(1, 4))()
+    attention.build(x, x)
+
+    def run(x: Any) -> Any:
+        if which == "padding":
+            mask = tf.range(LONG)[None] < 2000
+            return attention(x, x, value_mask=mask, query_mask=mask)
+        return attention(x, x, use_causal_mask=True, training=True)
+
+    with heed.accelerate():
+        no_square(run, x)
+    with wrong_on_stock():
+        no_square(run, x)
+
+
+@pytest.mark.parametrize(("make", "units"), [(Attention, 1), (AdditiveAttention, 8)])
+def test_no_scores_in_single_head_layers(implementation: str, make: Any, units: int) -> None:
+    attention, x = make(), (1, LONG, 8)
+    attention.build([x, x])
+
+    def check() -> None:
+        no_square(lambda x: attention([x, x], use_causal_mask=True), x, units=units)
+
+    with heed.accelerate():
+        check()
+    with wrong_on_stock():
+        check()
