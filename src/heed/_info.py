@@ -17,7 +17,7 @@ def info() -> dict[str, str]:
         A dictionary of strings, in the order in which a person would read them: `heed`, `python`,
         `platform`, `keras`, `tensorflow`, `backend` (the backend that Keras uses),
         `implementation` (`"portable"` or `"native"`), `reason` (why this one) and
-        `instruction_set` (of the native kernels: `"avx512"`, `"avx2"`, `"baseline"` or `"none"`).
+        `instruction_set` (of the native kernels: `"amx"`, `"avx512"`, `"avx2"`, `"baseline"` or `"none"`).
 
     Example:
         >>> import heed
