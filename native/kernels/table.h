@@ -2,6 +2,8 @@
 // HEED_SUPPORTED.
 #pragma once
 
+#include "additive_backward.h"
+#include "additive_pass.h"
 #include "backward.h"
 #include "forward.h"
 #include "registry.h"
@@ -49,9 +51,15 @@ struct For {
     }
   }
 
+  static constexpr AdditiveKernels additive() {
+    return {additive_state_bytes<Stored>, additive_forward_bytes<Stored>, additive_backward_bytes<Stored>,
+            units_stride<Real>,           additive_forward<Stored>,       additive_finish<Stored>,
+            additive_backward<Stored>};
+  }
+
   static constexpr Kernels table() {
     return {forward_bytes, backward_bytes, gradient_row, scan, packed_bytes, nullptr, forward_panel<Stored, Products>,
-            backward,      write_rows,     sizeof(Real)};
+            backward,      write_rows,     sizeof(Real), additive()};
   }
 };
 
