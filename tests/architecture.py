@@ -177,8 +177,8 @@ def _foreign_import(top: str, found: Import) -> str | None:
 
 # Native folders, and which includes each may have: its own floor and those below.
 NATIVE_FLOORS = {"simd": 0, "kernels": 1, ".": 2, "adapters": 3}
-# Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard library. Those of
-# the compiler are always inlined.
+# Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard library. The
+# compiler's own are always inlined.
 KERNEL_HEADERS = {"cstddef", "cstdint", "immintrin.h"}
 
 

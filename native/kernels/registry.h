@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../additive.h"
 #include "../attention.h"
 
 namespace heed {
@@ -12,6 +13,33 @@ namespace heed {
 inline constexpr int kKeyBlock = 96;
 inline constexpr int kLongestPanel = 64;
 inline constexpr int kMostSplits = 32;
+
+// A panel of queries of additive attention and its share of the keys: every `parts`-th block of them.
+struct AdditivePart {
+  int64_t b, panel;
+  int panel_length;
+  int64_t part, parts;
+};
+
+// Where gradients of additive attention are summed, in the compute type: rows of units for keys and score vector and
+// bias, of gradient_row(V) numbers for values, and of units for the queries of a panel that shares its keys (or null).
+struct AdditiveSums {
+  void *key, *value, *query, *vector, *bias;
+};
+
+// The functions of additive attention for one number type.
+struct AdditiveKernels {
+  // Bytes of the state of one panel, and of scratch for one thread.
+  size_t (*state_bytes)(const Additive&);
+  size_t (*forward_bytes)(const Additive&);
+  size_t (*backward_bytes)(const Additive&);
+  int (*units_row)(int64_t units);  // numbers from one row of units to the next in the sums
+  void (*forward)(const Additive&, const uint8_t* finite, const AdditivePart&, char* state, char* scratch);
+  // Joins the states of the parts of a panel, `distance` bytes apart, and writes its results.
+  void (*finish)(const Additive&, const AdditiveForward&, const AdditivePart&, char* states, int64_t distance);
+  void (*backward)(const Additive&, const AdditiveBackward&, const uint8_t* finite, const AdditivePart&,
+                   const AdditiveSums&, char* scratch);
+};
 
 // The functions for one number type.
 struct Kernels {
@@ -41,6 +69,7 @@ struct Kernels {
   void (*write_rows)(const Rows&, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width, int row,
                      const char* sums, int64_t parts, int64_t distance);
   size_t compute_bytes;  // of one number of the compute type
+  AdditiveKernels additive;
 };
 
 struct InstructionSet {

@@ -2,6 +2,8 @@
 // HEED_SUPPORTED.
 #pragma once
 
+#include "additive_backward.h"
+#include "additive_pass.h"
 #include "backward.h"
 #include "decode.h"
 #include "forward.h"
@@ -52,6 +54,12 @@ struct For {
     }
   }
 
+  static constexpr AdditiveKernels additive() {
+    return {additive_state_bytes<Stored>, additive_forward_bytes<Stored>, additive_backward_bytes<Stored>,
+            units_stride<Real>,           additive_forward<Stored>,       additive_finish<Stored>,
+            additive_backward<Stored>};
+  }
+
   static constexpr Kernels table() {
     Kernels k = {};
     k.forward_bytes = forward_bytes;
@@ -67,6 +75,7 @@ struct For {
     k.backward_part = backward;
     k.write_rows = write_rows;
     k.compute_bytes = sizeof(Real);
+    k.additive = additive();
     return k;
   }
 };

@@ -84,6 +84,25 @@ HEED_INLINE Real sum_of_lanes(Vector<Real> v) {
   return numbers[0];
 }
 
+// Adding 1.5 * 2^23 rounds to the nearest integer, which is in the lowest bits then.
+inline constexpr float kRounder = 12582912.0f;
+
+// 2^(n + f), given kRounder + n, for |f| <= 1/2.
+HEED_INLINE Vector<float> power_of_two(Vector<float> rounded, Vector<float> f) {
+  typedef Vector<float> V;
+  typedef Integers<float> I;
+  // Minimax polynomial of 2^f.
+  V p = broadcast(1.535336188e-4f);
+  p = p * f + 1.339887440e-3f;
+  p = p * f + 9.618437357e-3f;
+  p = p * f + 5.550332471e-2f;
+  p = p * f + 2.402264791e-1f;
+  p = p * f + 6.931472028e-1f;
+  p = p * f + 1.0f;
+  const I n = (I)rounded - (I)broadcast(kRounder);
+  return p * (V)((n + 127) << 23);
+}
+
 // 2^x, exactly 0 below 2^-126 where denormals are flushed (they would slow every product they meet), NaN for NaN.
 #if defined(__AVX512DQ__)
 HEED_INLINE Vector<float> exp2(Vector<float> x) {
@@ -102,26 +121,11 @@ HEED_INLINE Vector<float> exp2(Vector<float> x) {
 #else
 HEED_INLINE Vector<float> exp2(Vector<float> x) {
   typedef Vector<float> V;
-  typedef Integers<float> I;
   const V low = broadcast(-126.0f), high = broadcast(128.0f);
   V y = larger(low, x);
   y = high < y ? high : y;
-  // Adding and taking away 1.5 * 2^23 rounds to the nearest integer.
-  const V magic = broadcast(12582912.0f);
-  V rounded = y + magic;
-  const I n = (I)rounded - (I)magic;
-  rounded = rounded - magic;
-  const V f = y - rounded;  // in [-1/2, 1/2]
-  // Minimax polynomial of 2^f.
-  V p = broadcast(1.535336188e-4f);
-  p = p * f + 1.339887440e-3f;
-  p = p * f + 9.618437357e-3f;
-  p = p * f + 5.550332471e-2f;
-  p = p * f + 2.402264791e-1f;
-  p = p * f + 6.931472028e-1f;
-  p = p * f + 1.0f;
-  const V result = p * (V)((n + 127) << 23);  // infinite from 2^127.5 on
-  return x < low ? V{} : result;
+  const V rounded = y + kRounder;
+  return x < low ? V{} : power_of_two(rounded, y - (rounded - kRounder));  // infinite from 2^127.5 on
 }
 #endif
 
@@ -131,32 +135,77 @@ HEED_INLINE Vector<double> exp2(Vector<double> x) {
   return y;
 }
 
-// tanh, for the soft cap: a polynomial near 0, where 1 - 2 / (1 + e^2x) would lose digits.
-HEED_INLINE Vector<float> tanh(Vector<float> x) {
+// e^(2x) for |x| <= 43, to the last digit or so: 2x in units of log 2 alone would lose the digits of its whole part.
+HEED_INLINE Vector<float> exp_of_twice(Vector<float> x) {
   typedef Vector<float> V;
-  const V magnitude = x < 0 ? -x : x;
-  const V z = x * x;
-  V p = broadcast(-5.70498872745e-3f);
-  p = p * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  const V near = x + x * z * p;
-  const V bounded = magnitude > 10.0f ? broadcast(10.0f) : magnitude;
-  const V e = exp2(bounded * 2.885390082f);
-  const V far = 1.0f - 2.0f / (1.0f + e);
-  const V signed_far = x < 0 ? -far : far;
-  return magnitude < 0.625f ? near : (x == x ? signed_far : x);
+  const V rounded = x * 2.885390082f + kRounder, n = rounded - kRounder;
+  // log(2) / 2 in two parts, the first so short that its product is exact.
+  const V rest = (x - n * 0.3466796875f) + n * 1.0609722e-4f;
+  return power_of_two(rounded, rest * 2.885390082f);
 }
+
+HEED_INLINE Vector<double> exp_of_twice(Vector<double> x) {
+  Vector<double> y{};
+  for (int lane = 0; lane < Lanes<double>::kCount; ++lane) y[lane] = __builtin_exp(2 * x[lane]);
+  return y;
+}
+
+// 1 / x for 2^-125 < |x| < 2^125.
+HEED_INLINE Vector<float> reciprocal(Vector<float> x) {
+#if defined(__AVX512DQ__)
+  // 14 bits, and twice as many by one step of Newton's: faster than a division here, unlike with narrower vectors.
+  const Vector<float> guess = _mm512_maskz_rcp14_ps(0xffff, x);
+  return guess + guess * (1.0f - x * guess);
+#else
+  return 1.0f / x;
+#endif
+}
+HEED_INLINE Vector<double> reciprocal(Vector<double> x) { return 1.0 / x; }
+
+// How far tanh_near_zero goes.
+inline constexpr float kNearZero = 0.625f;
+
+// tanh for |x| <= kNearZero, where 1 - 2 / (1 + e^2x) would lose digits: minimax polynomials.
+HEED_INLINE Vector<float> tanh_near_zero(Vector<float> x) {
+  const Vector<float> z = x * x;
+  Vector<float> p = broadcast(-5.70498699e-3f);
+  p = p * z + 2.06390872e-2f;
+  p = p * z - 5.37397151e-2f;
+  p = p * z + 1.33314422e-1f;
+  p = p * z - 3.33332819e-1f;
+  return x + x * z * p;
+}
+
+HEED_INLINE Vector<double> tanh_near_zero(Vector<double> x) {
+  const Vector<double> z = x * x;
+  Vector<double> p = broadcast(-1.60725495742991521e-5);
+  p = p * z + 7.71443209279453759e-5;
+  p = p * z - 2.28564165984223011e-4;
+  p = p * z + 5.86316514993550716e-4;
+  p = p * z - 1.45495886907819544e-3;
+  p = p * z + 3.59198917178236738e-3;
+  p = p * z - 8.86322100232874626e-3;
+  p = p * z + 2.18694875760661814e-2;
+  p = p * z - 5.39682539312661088e-2;
+  p = p * z + 1.33333333332620867e-1;
+  p = p * z - 3.33333333333328552e-1;
+  return x + x * z * p;
+}
+
+// tanh for any x.
+template <class Real>
+HEED_INLINE Vector<Real> tanh_of(Vector<Real> x) {
+  typedef Vector<Real> V;
+  const V magnitude = x < 0 ? -x : x, end = broadcast(Real(sizeof(Real) == 4 ? 10 : 20));  // 1 to the last digit beyond
+  const V far = 1 - 2 / (1 + exp_of_twice(magnitude > end ? end : magnitude));
+  const V signed_far = x < 0 ? -far : far;
+  return magnitude < Real(kNearZero) ? tanh_near_zero(x) : (x == x ? signed_far : x);
+}
+HEED_INLINE Vector<float> tanh(Vector<float> x) { return tanh_of<float>(x); }
+HEED_INLINE Vector<double> tanh(Vector<double> x) { return tanh_of<double>(x); }
 
 HEED_INLINE float natural_log(float x) { return __builtin_logf(x); }
 HEED_INLINE double natural_log(double x) { return __builtin_log(x); }
-
-HEED_INLINE Vector<double> tanh(Vector<double> x) {
-  Vector<double> y{};
-  for (int lane = 0; lane < Lanes<double>::kCount; ++lane) y[lane] = __builtin_tanh(x[lane]);
-  return y;
-}
 
 }  // namespace HEED_ISA
 }  // namespace heed

@@ -10,9 +10,9 @@ from heed.ops.additive import additive_attention, additive_attention_weights
 from heed.ops.attention import (
     attention_weights,
     dot_product_attention,
-    explain_dispatch,
     scaled_dot_product_attention,
 )
+from heed.ops.explain import explain_dispatch
 from heed.ops.positions import (
     alibi_slopes,
     relative_position_bias,

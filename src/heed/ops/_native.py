@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def unsupported_reasons(
 
     Args:
         attention: the call in question; None asks about this machine alone.
-        widths: H and V of the call.
+        widths: H (or U) and V of the call.
     """
     reasons = list(_machine_reasons())
     if reasons:
@@ -106,7 +107,7 @@ def unsupported_reasons(
             f"the mask has {len(attention.mask.terms)} rules, the native kernels take {_MOST_RULES}"
         )
     if 0 in widths:
-        reasons.append("heads of width 0 have nothing to compute")
+        reasons.append("vectors of width 0 have nothing to compute")
     return reasons
 
 
@@ -116,22 +117,34 @@ def _threads() -> int:
 
 
 class NativeCall:
-    """The arguments that all native ops share, for one call."""
+    """The arguments that all native ops share, for one call.
+
+    Args:
+        op: name of the op; that of its gradient has "_gradient" at the end.
+        attention: what to compute.
+        bias: of the scores, (B or 1, N or 1, T or 1, S or 1), for additive attention (U,); or None.
+        scale, soft_cap: of dot-product attention.
+        score_vector: (U,), of additive attention.
+    """
 
     def __init__(
         self,
+        op: str,
         attention: Attention,
         bias: tf.Tensor | None,
-        scale: float,
-        soft_cap: float | None,
-        heads_axis: int,
+        *,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
+        score_vector: tf.Tensor | None = None,
     ):
+        self._op = op
         self._numbers: list[tf.Tensor] = []
         self._arrays: list[tf.Tensor] = []
         self._attention = attention
         rules = (
             [] if attention.mask is None else [self._rule(term) for term in attention.mask.terms]
         )
+        self._score_vector = score_vector
         self._reals = [x for x in (bias, attention.slopes) if x is not None]
         if attention.slopes is not None:
             align = 0 if attention.mask is None else attention.mask.alignment
@@ -149,34 +162,46 @@ class NativeCall:
             "seed": np.zeros(2, np.uint32) if attention.words is None else attention.words,
             "rules": np.array(rules, np.int64).reshape(-1, 7),
         }
-        self._suffix = "" if heads_axis == 2 else "_heads"
 
-    def forward(
-        self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Output and log-sum-exp (B, N, T)."""
-        op = getattr(_load()[1], f"heed_attention{self._suffix}")
-        return tuple(op(query, key, value, **self._arguments(query.dtype)))
+    def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
+        """Output, log-sum-exp, and for additive attention what its gradient needs in place of that."""
+        return self._run(self._op, (query, key, value))
 
-    def backward(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Gradients of query, key and value.
+    def backward(
+        self,
+        operands: Sequence[tf.Tensor],
+        incoming: Sequence[tf.Tensor],
+        **results: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Gradients of query, key and value; for additive attention also of score vector and bias.
 
         Args:
-            tensors: query, key, value, output, log-sum-exp, and the gradients of these two.
+            operands: query, key, value.
+            incoming: gradients of output and log-sum-exp.
+            results: what the forward pass gave: `output`, and `lse` or `softmax`.
         """
-        op = getattr(_load()[1], f"heed_attention{self._suffix}_gradient")
-        names = ("query", "key", "value", "output", "lse", "output_gradient", "lse_gradient")
-        arguments = dict(zip(names, tensors, strict=True))
-        return list(op(**arguments, **self._arguments(tensors[0].dtype)))
+        gradients = dict(zip(("output_gradient", "lse_gradient"), incoming, strict=True))
+        return self._run(f"{self._op}_gradient", operands, **results, **gradients)
 
-    def _arguments(self, dtype: tf.DType) -> dict[str, Any]:
-        compute = tf.float64 if dtype == tf.float64 else tf.float32
-        return {
-            **self._shared,
-            "reals": [tf.zeros((), compute), *self._reals],
-            "numbers": self._numbers,
-            "arrays": self._arrays,
-        }
+    def _run(
+        self, name: str, operands: Sequence[tf.Tensor], **others: tf.Tensor
+    ) -> list[tf.Tensor]:
+        query, key, value = operands
+        compute = tf.float64 if query.dtype == tf.float64 else tf.float32
+        # The first of them only says which the compute type is, if nothing else does.
+        first = tf.zeros((), compute) if self._score_vector is None else self._score_vector
+        return list(
+            getattr(_load()[1], name)(
+                query=query,
+                key=key,
+                value=value,
+                **others,
+                **self._shared,
+                reals=[first, *self._reals],
+                numbers=self._numbers,
+                arrays=self._arrays,
+            )
+        )
 
     def _rule(self, term: Any) -> list[int]:
         if isinstance(term, Window):

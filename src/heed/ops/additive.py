@@ -9,8 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from heed.ops import _checks, _dropout
+from heed.ops._dispatch import Dispatch, choose
 from heed.ops._mask import Mask, as_mask
 from heed.ops._mask_terms import Dense
+from heed.ops._native import NativeCall
+from heed.ops._native_op import native_op
 from heed.ops._portable import attend
 from heed.ops._sizes import size
 from heed.ops._tile import Attention
@@ -61,29 +64,11 @@ def additive_attention(
     >>> additive_attention(q, k, v, np.ones(4, "float32"), mask=Mask.lengths([5, 2])).shape
     TensorShape([2, 3, 6])
     """
-    (query, key, value), result_type = _checks.common_type(query=query, key=key, value=value)
-    if result_type == tf.float64:  # also where only the values are
-        query, key = tf.cast(query, result_type), tf.cast(key, result_type)
-    call = _Call.of(query, key, score_vector, bias, mask, dropout, seed)
-    _checks.check_rank("value", value, 3, "(B, S, V)")
-    if _checks.differ(value.shape[0], key.shape[0]) or _checks.differ(value.shape[1], key.shape[1]):
-        raise _checks.bad(
-            "`value` must have the batch size and length of `key` (B, S)", key=key, value=value
-        )
-    if value.shape[2] is None:
-        raise _checks.bad("`value` must have a known number of features", value=value)
-    results = attend(
-        call.attention,
-        call.query,
-        call.key,
-        tf.cast(value, call.query.dtype)[:, None],
-        None,
-        [call.score_vector],
-        scores_per_pair=call.scores_per_pair,
-        return_lse=return_lse,
-    )
-    output = tf.cast(results[0][:, 0, 0], result_type)
-    return (output, results[1][:, 0, 0, :, 0]) if return_lse else output
+    call, inputs = _prepared(query, key, value, score_vector, bias, mask, dropout, seed)
+    dispatch = choose(call.attention, (inputs[0].shape[2], inputs[2].shape[2]))
+    run = call.native if dispatch.implementation == "native" else call.portable
+    output, lse = run([*inputs, *call.parameters], return_lse)
+    return (output, lse) if return_lse else output
 
 
 @tf.autograph.experimental.do_not_convert
@@ -116,26 +101,59 @@ def additive_attention_weights(
     """
     (query, key), _ = _checks.common_type(query=query, key=key)
     call = _Call.of(query, key, score_vector, bias, mask, dropout, seed)
+    query, key = call.split(query, key, call.parameters)
     weights = weights_of(
-        call.attention,
-        call.query,
-        call.key,
-        None,
-        [call.score_vector],
-        heads=None,
-        rows=rows,
+        call.attention, query, key, None, call.parameters[:1], heads=None, rows=rows
     )
     return weights[:, 0]
 
 
+def dispatch_of(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_vector: Any,
+    *,
+    bias: Any = None,
+    mask: Any = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    return_lse: bool = False,
+) -> Dispatch:
+    """See `explain_dispatch`."""
+    call, inputs = _prepared(query, key, value, score_vector, bias, mask, dropout, seed)
+    return choose(call.attention, (inputs[0].shape[2], inputs[2].shape[2]))
+
+
+def _prepared(
+    query: Any, key: Any, value: Any, *options: Any
+) -> tuple[_Call, tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """The checked call, and query, key and value in the dtype of the result."""
+    (query, key, value), result_type = _checks.common_type(query=query, key=key, value=value)
+    query, key = tf.cast(query, result_type), tf.cast(key, result_type)
+    call = _Call.of(query, key, *options)
+    _checks.check_rank("value", value, 3, "(B, S, V)")
+    if _checks.differ(value.shape[0], key.shape[0]) or _checks.differ(value.shape[1], key.shape[1]):
+        raise _checks.bad(
+            "`value` must have the batch size and length of `key` (B, S)", key=key, value=value
+        )
+    if value.shape[2] is None:
+        raise _checks.bad("`value` must have a known number of features", value=value)
+    return call, (query, key, tf.cast(value, result_type))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """The checked arguments, in the shapes of the portable implementation (one head)."""
+    """The checked arguments, but for query, key and value.
+
+    Attributes:
+        attention: of one head.
+        parameters: score vector (U,) and, if there is one, bias (U,), in the compute dtype.
+        scores_per_pair: numbers that the portable form holds for one pair of query and key at once.
+    """
 
     attention: Attention
-    query: tf.Tensor
-    key: tf.Tensor
-    score_vector: tf.Tensor
+    parameters: tuple[tf.Tensor, ...]
     scores_per_pair: int
 
     @classmethod
@@ -159,10 +177,9 @@ class _Call:
             raise _checks.bad("`key` must have the batch size of `query` (B)", query=query, key=key)
         units = query.shape[2]
         dtype = _checks.compute_type(_checks.common_type(query=query, key=key)[1])
-        score_vector = _checks.check_vector("score_vector", score_vector, units, "U", dtype)
-        query, key = tf.cast(query, dtype), tf.cast(key, dtype)
+        parameters = [_checks.check_vector("score_vector", score_vector, units, "U", dtype)]
         if bias is not None:
-            query += _checks.check_vector("bias", bias, units, "U", dtype)
+            parameters.append(_checks.check_vector("bias", bias, units, "U", dtype))
         target = [query.shape[0], query.shape[1], key.shape[1]]
         rate = _checks.check_rate(dropout)
         words = _dropout.seed_words(_checks.check_seed(drawn_seed(rate, seed))) if rate else None
@@ -171,9 +188,62 @@ class _Call:
             additive_score, _with_head(mask, target), None, rate, words, (1, 1), lengths
         )
         batch = query.shape[0] if query.shape[0] is not None else 8
-        return cls(
-            attention, query[:, None, None], key[:, None], score_vector, max(1, batch * units)
+        return cls(attention, tuple(parameters), max(1, batch * units))
+
+    def portable(
+        self, tensors: Sequence[tf.Tensor], return_lse: bool
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Output (B, T, V) in the dtype of the query, and the log-sum-exp (B, T) or None.
+
+        `tensors` are query, key, value and the parameters.
+        """
+        query, key, value, *parameters = tensors
+        results = attend(
+            self.attention,
+            *self.split(query, key, parameters),
+            tf.cast(value, parameters[0].dtype)[:, None],
+            None,
+            parameters[:1],
+            scores_per_pair=self.scores_per_pair,
+            return_lse=return_lse,
         )
+        output = tf.cast(results[0][:, 0, 0], query.dtype)
+        return output, results[1][:, 0, 0, :, 0] if return_lse else None
+
+    def native(
+        self, tensors: Sequence[tf.Tensor], return_lse: bool
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The same from the native kernels."""
+
+        def kernels(parameters: Sequence[tf.Tensor]) -> NativeCall:
+            bias = parameters[1] if len(parameters) > 1 else None
+            return NativeCall("heed_additive", self.attention, bias, score_vector=parameters[0])
+
+        def forward(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            return kernels(tensors[3:]).forward(*tensors[:3])
+
+        def backward(
+            tensors: Sequence[tf.Tensor],
+            results: Sequence[tf.Tensor],
+            incoming: Sequence[tf.Tensor],
+        ) -> Sequence[tf.Tensor]:
+            gradients = kernels(tensors[3:]).backward(
+                tensors[:3], incoming, output=results[0], softmax=results[2]
+            )
+            return gradients[: len(tensors)]
+
+        return native_op(forward, backward, self.portable, tensors, return_lse)
+
+    @staticmethod
+    def split(
+        query: tf.Tensor, key: tf.Tensor, parameters: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Query (B, 1, 1, T, U), with the bias, and key (B, 1, S, U), in the compute dtype."""
+        score_vector, *bias = parameters
+        query, key = tf.cast(query, score_vector.dtype), tf.cast(key, score_vector.dtype)
+        if bias:
+            query += bias[0]
+        return query[:, None, None], key[:, None]
 
 
 def additive_score(query: tf.Tensor, key: tf.Tensor, score_vector: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ from heed.ops._dispatch import Dispatch, choose
 from heed.ops._mask import Mask
 from heed.ops._mask_terms import Dense, check_dense
 from heed.ops._native import NativeCall
-from heed.ops._native_attention import native_attention
+from heed.ops._native_op import native_op
 from heed.ops._portable import attend
 from heed.ops._sizes import size, sizes
 from heed.ops._tile import Attention, fold, unfold
@@ -258,23 +258,8 @@ def scaled_dot_product_attention(
     return output, tf.reshape(weights, tf.stack([*leading, length, keys]))
 
 
-def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
-    """Says which implementation `dot_product_attention` would run for these arguments, and why.
-
-    Args:
-        query, key, value, options: as for `dot_product_attention`; checked as there, but nothing is computed.
-
-    Returns: an object with `.implementation` ("native" or "portable") and `.reasons`; print it.
-
-    Raises:
-        ValueError, TypeError: as `dot_product_attention`.
-
-    >>> import numpy as np, heed
-    >>> x = np.zeros((1, 3, 2, 4), "float32")
-    >>> with heed.set_implementation("portable"):
-    ...     print(heed.explain_dispatch(x, x, x, is_causal=True))
-    portable: chosen with heed.set_implementation
-    """
+def dispatch_of(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
+    """See `explain_dispatch`."""
     defaults: dict[str, Any] = dict.fromkeys(
         ("mask", "bias", "scale", "soft_cap", "alibi_slopes", "seed"), None
     ) | {"is_causal": False, "dropout": 0.0, "layout": "BTNH", "return_lse": False}
@@ -378,11 +363,32 @@ class DotCall:
     def native(
         self, inputs: Sequence[tf.Tensor], bias: tf.Tensor | None, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """The same from the native kernels."""
+        """The same from the native kernels. These lack the gradient of a bias."""
         kernels = NativeCall(
-            self.attention, bias, self.score.scale, self.score.soft_cap, self.heads_axis
+            "heed_attention" if self.heads_axis == 2 else "heed_attention_heads",
+            self.attention,
+            bias,
+            scale=self.score.scale,
+            soft_cap=self.score.soft_cap,
         )
-        return native_attention(kernels, self.portable, inputs, bias, return_lse)
+
+        def forward(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            return kernels.forward(*tensors[:3])
+
+        def backward(
+            tensors: Sequence[tf.Tensor],
+            results: Sequence[tf.Tensor],
+            incoming: Sequence[tf.Tensor],
+        ) -> Sequence[tf.Tensor]:
+            return kernels.backward(tensors, incoming, output=results[0], lse=results[1])
+
+        def portable(
+            tensors: Sequence[tf.Tensor], return_lse: bool
+        ) -> tuple[tf.Tensor, tf.Tensor | None]:
+            return self.portable(tensors[:3], tensors[3] if len(tensors) > 3 else None, return_lse)
+
+        given = [*inputs, *([] if bias is None else [bias])]
+        return native_op(forward, backward if bias is None else None, portable, given, return_lse)
 
     def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:
         """See `attention_weights`."""

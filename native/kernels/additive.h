@@ -1,0 +1,246 @@
+// The micro-kernels of additive attention: scores sum_u v_u * tanh(q_iu + k_ju) of a block, and their gradients.
+//
+// Nothing of the size of pairs * U is ever stored: each tanh is used where it is made. Units lie across the lanes, so
+// queries and keys are read as rows, and a single query costs no more than its share. With exponentials made once for
+// each row,
+//   tanh(q + k) = 1 - 1 / d   where   d = 1/2 + 1/2 e^2q * e^2k
+// is one multiply-add and half a reciprocal, as two keys share one: 1 / d1 = d2 / (d1 * d2).
+#pragma once
+
+#include "block.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+// How the tanh of a block is computed.
+//   kSmall  |q + k| is small everywhere: by a polynomial, as 1 - 1 / d would lose the digits of a small tanh
+//   kUsual  no product of exponentials overflows: from 1/2 e^2q and e^2k in place of q and k
+//   kAny    what is left, infinity and NaN too
+enum class Range { kSmall, kUsual, kAny };
+
+// Most that |q| and |k| may be for kUsual: a product of four exponentials, at most 2^120 (2^1000), must be finite.
+template <class Real>
+inline constexpr Real kMostUsual = sizeof(Real) == 4 ? Real(10.39) : Real(86.6);
+
+// For the largest magnitudes; NaN where there is a NaN.
+template <class Real>
+HEED_INLINE Range range_of(Real largest_query, Real largest_key) {
+  if (largest_query + largest_key <= Real(kNearZero)) return Range::kSmall;
+  const bool usual = largest_query <= kMostUsual<Real> && largest_key <= kMostUsual<Real>;
+  return usual ? Range::kUsual : Range::kAny;
+}
+
+template <Range range>
+struct Constant {
+  static constexpr Range value = range;
+};
+
+// Numbers from one row of units to the next: an odd number of cache lines, so that a column of vectors spreads over the
+// whole cache.
+template <class Real>
+HEED_INLINE int units_stride(int64_t units) {
+  constexpr int kLine = 64 / sizeof(Real);
+  return (round_up(units, kLine) / kLine | 1) * kLine;
+}
+
+// rows[x][u] = source[x][u] + bias[u] in the compute type, 0 beyond the units and beyond the span. With `broken`, a row
+// that is not finite becomes 0 and is marked there. Returns the largest magnitude, NaN if there is a NaN. `bias` has a
+// row's length too.
+template <class Stored, class Real>
+inline Real load_units(const Rows& source, int64_t b, Span span, int rows, int units, const Real* bias, Real* to,
+                       bool* broken) {
+  typedef Vector<Real> V;
+  typedef Integers<Real> I;
+  constexpr int kCount = Lanes<Real>::kCount;
+  const int stride = units_stride<Real>(units);
+  Real largest = 0;
+  for (int x = 0; x < rows; ++x, to += stride) {
+    const Stored* from = x < span.length ? row<Stored>(source, b, span.begin + x, 0) : nullptr;
+    I magnitudes{};  // compare like the integers that have their bits, with NaN above all
+    for (int u = 0; u < stride; u += kCount) {
+      V number = from && u < units ? load_some(from + u, units - u) : V{};
+      if (bias) number += load<V>(bias + u);
+      store(to + u, number);
+      magnitudes = larger((I)number & ~(I)broadcast(-Real(0)), magnitudes);
+    }
+    typename Lanes<Real>::Integer bits = 0;
+    for (int lane = 0; lane < kCount; ++lane) bits = larger(magnitudes[lane], bits);
+    Real most;
+    __builtin_memcpy(&most, &bits, sizeof(most));
+    if (broken && !is_finite(most)) {
+      broken[x] = true;
+      for (int u = 0; u < stride; u += kCount) store(to + u, V{});
+    } else if (!(most <= largest)) {
+      largest = largest == largest ? most : largest;
+    }
+  }
+  return largest;
+}
+
+// to = factor * e^(2 from) for whole rows; `to` may be `from`.
+template <class Real>
+inline void exponentials(const Real* from, int rows, int units, Real factor, Real* to) {
+  for (int n = 0; n < rows * units_stride<Real>(units); n += Lanes<Real>::kCount)
+    store(to + n, exp_of_twice(load<Vector<Real>>(from + n)) * factor);
+}
+
+// The tanh of one query with each of two keys.
+template <Range range, class Real>
+HEED_INLINE void tanh_of_pair(Vector<Real> query, Vector<Real> first_key, Vector<Real> second_key, Vector<Real>* first,
+                              Vector<Real>* second) {
+  if constexpr (range == Range::kUsual) {
+    const Vector<Real> d1 = query * first_key + Real(0.5), d2 = query * second_key + Real(0.5);
+    const Vector<Real> shared = reciprocal(d1 * d2);
+    *first = 1 - shared * d2;
+    *second = 1 - shared * d1;
+  } else if constexpr (range == Range::kSmall) {
+    *first = tanh_near_zero(query + first_key);
+    *second = tanh_near_zero(query + second_key);
+  } else {
+    *first = tanh(query + first_key);
+    *second = tanh(query + second_key);
+  }
+}
+
+// Lane r of the result is the sum of all lanes of rows[r]; leaves other numbers in `rows`. Each stage adds the halves
+// of two rows and lets the sums alternate, so that half as many rows and lanes of each remain.
+template <class Real>
+HEED_INLINE Vector<Real> sums_of_lanes(Vector<Real>* rows) {
+  constexpr int kCount = Lanes<Real>::kCount;
+#pragma GCC unroll 4
+  for (int left = kCount / 2; left > 0; left /= 2)
+#pragma GCC unroll 16
+    for (int r = 0; r < left; ++r) {
+      const Vector<Real> a = rows[r], b = rows[r + left];
+      rows[r] = shuffled<Real>(a, b, typename Interleaved<kCount, 0>::Type{}) +
+                shuffled<Real>(a, b, typename Interleaved<kCount, kCount / 2>::Type{});
+    }
+  return rows[0];
+}
+
+// Scores of kRows keys and kColumns queries.
+template <Range range, int kRows, int kColumns, class Real>
+HEED_INLINE void score_tile(const Real* query, const Real* key, int stride, const Real* vector, int units,
+                            Real* scores) {
+  typedef Vector<Real> V;
+  constexpr int kCount = Lanes<Real>::kCount;
+  static_assert(kRows * kColumns <= kCount && kRows % 2 == 0, "sums_of_lanes takes no more rows than lanes");
+  V sums[kCount] = {};
+  for (int u = 0; u < units; u += kCount) {
+    const V factor = load<V>(vector + u);
+    V q[kColumns];
+#pragma GCC unroll 8
+    for (int x = 0; x < kColumns; ++x) q[x] = load<V>(query + x * stride + u);
+#pragma GCC unroll 8
+    for (int y = 0; y < kRows; y += 2) {
+      const V k0 = load<V>(key + y * stride + u), k1 = load<V>(key + (y + 1) * stride + u);
+#pragma GCC unroll 8
+      for (int x = 0; x < kColumns; ++x) {
+        V t0, t1;
+        tanh_of_pair<range, Real>(q[x], k0, k1, &t0, &t1);
+        sums[y * kColumns + x] += factor * t0;
+        sums[(y + 1) * kColumns + x] += factor * t1;
+      }
+    }
+  }
+  Real result[kCount];
+  store(result, sums_of_lanes<Real>(sums));
+#pragma GCC unroll 8
+  for (int y = 0; y < kRows; ++y)
+    __builtin_memcpy(scores + y * kQueries, result + y * kColumns, kColumns * sizeof(Real));
+}
+
+// Keys of one tile of scores.
+template <class Real>
+inline constexpr int kScoreRows = Lanes<Real>::kCount >= 8 ? 4 : 2;
+
+// scores[y][x] of `queries` rows and `keys` rows, whose memory goes on to a multiple of kScoreRows. Rows as `range`
+// wants.
+template <Range range, class Real>
+inline void additive_scores(const Real* query, int queries, const Real* key, int keys, const Real* vector, int units,
+                            Real* scores) {
+  constexpr int kCount = Lanes<Real>::kCount;
+  constexpr int kRows = kScoreRows<Real>, kColumns = range == Range::kAny ? 1 : kCount / kRows;
+  const int stride = units_stride<Real>(units);
+  int x = 0;
+  for (; x + kColumns <= queries; x += kColumns)
+    for (int y = 0; y < keys; y += kRows)
+      score_tile<range, kRows, kColumns>(query + x * stride, key + y * stride, stride, vector, units,
+                                         scores + y * kQueries + x);
+  for (; x < queries; ++x)
+    for (int y = 0; y < keys; y += kRows)
+      score_tile<range, kRows, 1>(query + x * stride, key + y * stride, stride, vector, units,
+                                  scores + y * kQueries + x);
+}
+
+// For one vector of units, with t = tanh, s[y][x] the gradients of the scores and kColumns queries, adds
+//   factor * sum_y s * (1 - t^2) to query_gradient[x],  sum_x s * (1 - t^2) to key_sums[y],  sum_xy s * t to
+//   *vector_sum.
+template <Range range, int kColumns, class Real>
+HEED_INLINE void gradient_tile(const Real* query, const Real* key, int keys, int stride, const Real* gradients,
+                               Vector<Real> factor, Real* query_gradient, Real* key_sums, Vector<Real>* vector_sum) {
+  typedef Vector<Real> V;
+  constexpr int kCount = Lanes<Real>::kCount;
+  // Even and odd keys apart: short sums are more accurate, and do not wait for each other.
+  V q[kColumns], sums0[kColumns], sums1[kColumns], vector_sum0{}, vector_sum1{};
+#pragma GCC unroll 8
+  for (int x = 0; x < kColumns; ++x) q[x] = load<V>(query + x * stride), sums0[x] = sums1[x] = V{};
+  for (int y = 0; y < keys; y += 2) {
+    const V k0 = load<V>(key + y * stride), k1 = load<V>(key + (y + 1) * stride);
+    V key_sum0 = load<V>(key_sums + y * kCount), key_sum1 = load<V>(key_sums + (y + 1) * kCount);
+#pragma GCC unroll 8
+    for (int x = 0; x < kColumns; ++x) {
+      V t0, t1;
+      tanh_of_pair<range, Real>(q[x], k0, k1, &t0, &t1);
+      const V s0 = broadcast(gradients[y * kQueries + x]), s1 = broadcast(gradients[(y + 1) * kQueries + x]);
+      vector_sum0 += s0 * t0;
+      vector_sum1 += s1 * t1;
+      const V slope0 = 1 - t0 * t0, slope1 = 1 - t1 * t1;
+      sums0[x] += s0 * slope0;
+      sums1[x] += s1 * slope1;
+      key_sum0 += s0 * slope0;
+      key_sum1 += s1 * slope1;
+    }
+    store(key_sums + y * kCount, key_sum0);
+    store(key_sums + (y + 1) * kCount, key_sum1);
+  }
+  *vector_sum += vector_sum0 + vector_sum1;
+#pragma GCC unroll 8
+  for (int x = 0; x < kColumns; ++x) {
+    Real* to = query_gradient + x * stride;
+    store(to, load<V>(to) + factor * (sums0[x] + sums1[x]));
+  }
+}
+
+// Adds what gradients[y][x] of the scores of a block give to the gradients of queries, keys (rows of units each) and
+// score vector. Rows as `range` wants, with one more row of keys, and of gradients 0, where their number is odd.
+// `column` has room for a vector for each key.
+template <Range range, class Real>
+inline void additive_gradients(const Real* query, int queries, const Real* key, int keys, const Real* vector, int units,
+                               const Real* gradients, Real* query_gradient, Real* key_gradient, Real* vector_gradient,
+                               Real* column) {
+  typedef Vector<Real> V;
+  constexpr int kCount = Lanes<Real>::kCount;
+  constexpr int kColumns = range == Range::kAny ? 1 : HEED_REGISTERS >= 32 ? 4 : 2;
+  const int stride = units_stride<Real>(units), even_keys = round_up(keys, 2);
+  for (int u = 0; u < units; u += kCount) {
+    const V factor = load<V>(vector + u);
+    V vector_sum{};
+    for (int y = 0; y < even_keys; ++y) store(column + y * kCount, V{});
+    int x = 0;
+    for (; x + kColumns <= queries; x += kColumns)
+      gradient_tile<range, kColumns>(query + x * stride + u, key + u, even_keys, stride, gradients + x, factor,
+                                     query_gradient + x * stride + u, column, &vector_sum);
+    for (; x < queries; ++x)
+      gradient_tile<range, 1>(query + x * stride + u, key + u, even_keys, stride, gradients + x, factor,
+                              query_gradient + x * stride + u, column, &vector_sum);
+    for (int y = 0; y < keys; ++y) {
+      Real* to = key_gradient + y * stride + u;
+      store(to, load<V>(to) + factor * load<V>(column + y * kCount));
+    }
+    store(vector_gradient + u, load<V>(vector_gradient + u) + vector_sum);
+  }
+}
+
+}  // namespace HEED_ISA
+}  // namespace heed
