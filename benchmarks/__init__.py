@@ -1,1 +1,1 @@
-"""Measurements of heed beside its peers: `python -m benchmarks ops`. See docs/benchmarks.md."""
+"""Measurements of heed beside its peers: `python -m benchmarks bars`. See docs/performance.md."""

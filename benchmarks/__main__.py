@@ -1,95 +1,147 @@
-"""The command line of the benchmarks."""
+"""Time and memory of heed beside its peers, each side in a process of its own."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import os
+import shlex
 import sys
 from pathlib import Path
 
-from benchmarks import cases, report
-from benchmarks.cases import Case
-from benchmarks.measure import Result, memory_case, time_case
-from benchmarks.peers import PEERS
+from benchmarks import bars, picture, report
+from benchmarks.cases import SUITES, Case, Suite
+from benchmarks.measure import Side, Sides, memory_case, time_case
+from benchmarks.peers import PEERS, Peer
+from benchmarks.results import Record, about
+
+ALL = {bars.NAME: bars.SUITE, **SUITES}
+ROUNDS = 25
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parses the arguments and runs a suite."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    suites = parser.add_subparsers(dest="suite", required=True)
-    ops = suites.add_parser("ops", help="attention against naive TensorFlow and stock Keras")
-    ops.add_argument("--quick", action="store_true", help="one small shape and few rounds: a trial")
-    ops.add_argument("--rounds", type=int, help="samples of each side (default 15, quick 3)")
-    ops.add_argument(
-        "--case", default="", metavar="TEXT", help='only cases named so, e.g. "fwd (1"'
+    """Parses the arguments and runs suites."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    options = _parser().parse_args(arguments)
+    chosen = [name for name in options.peers or [] if PEERS[name].is_heed]
+    if options.peers and not chosen:
+        _parser().error("--peers must name a side of heed: the others are compared with it")
+    for name in ("rounds", "threads"):
+        if getattr(options, name) < 1:
+            _parser().error(f"--{name} must be at least 1, got {getattr(options, name)}")
+    typed = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "benchmarks", *typed])
+    complete = True
+    for name in options.suites:
+        file = options.results / f"{name}.json"
+        if options.no_run:
+            record = Record.read(file)
+        else:
+            record = run(name, options, command, file)
+            complete = complete and bool(record.timed or record.weighed)
+        print(f"\n## {name}: {ALL[name].what}\n\n{report.tables(record)}\n", flush=True)
+        if options.markdown is not None:
+            report.write_into(options.markdown, record)
+        if options.picture is not None:
+            print(f"picture: {picture.draw(record, options.picture)}")
+    return 0 if complete else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    suites = "\n".join(f"  {name:10} {suite.what}" for name, suite in ALL.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"{__doc__}\n\nsuites:\n{suites}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ops.add_argument(
+    parser.add_argument("suites", nargs="+", choices=list(ALL), metavar="SUITE", help="see above")
+    parser.add_argument("--case", default="", metavar="TEXT", help="only cases named so: 'fwd (1'")
+    parser.add_argument(
         "--peers",
         nargs="+",
         choices=list(PEERS),
-        default=None,
         metavar="PEER",
         help=f"only these sides, of {', '.join(PEERS)}",
     )
-    ops.add_argument("--no-time", action="store_true", help="leave the timings out")
-    ops.add_argument("--no-memory", action="store_true", help="leave the memory out")
-    ops.add_argument("--json", type=Path, metavar="FILE", help="write all samples to FILE")
-    options = parser.parse_args(arguments)
-    if options.rounds is not None and options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {options.rounds}")
-    return run_ops(options)
-
-
-def run_ops(options: argparse.Namespace) -> int:
-    """Times and weighs attention, group by group, and prints the tables as they come."""
-    about = report.machine()
-    print(
-        f"{about['processor']}, {about['cores']} cores; heed {about['heed']} "
-        f"({about['implementation']}), keras {about['keras']}, tensorflow {about['tensorflow']}"
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="samples of each side (default %(default)s)"
     )
-    print("Ratios are peer's time / heed's time: above 1 heed is quicker.")
-    chosen = options.peers or [
-        name
-        for name in PEERS
-        if name != "heed-portable" or about["implementation"] != "portable"  # it is the same
-    ]
-    rounds = options.rounds or (3 if options.quick else 15)
-    timed: report.Results = []
-    memory: report.Results = []
-    for group in dict.fromkeys(peer.group for peer in PEERS.values()):
-        peers = {n: p for n, p in PEERS.items() if p.group == group and n in chosen}
-        if not any(peer.is_heed for peer in peers.values()):
-            continue
-        if not options.no_time:
-            wanted = _wanted(cases.QUICK if options.quick else cases.TIMED, options.case)
-            results = [(case, _tell(case, time_case(case, peers, rounds))) for case in wanted]
-            if results:
-                print(f"\nTime of one {group}, milliseconds\n\n{report.time_table(results, peers)}")
-            timed += results
-        if not options.no_memory:
-            wanted = _wanted(cases.QUICK_MEMORY if options.quick else cases.MEMORY, options.case)
-            results = [(case, _tell(case, memory_case(case, peers))) for case in wanted]
-            if results:
-                print(
-                    f"\nPeak memory added by one {group}, beyond its inputs\n\n"
-                    f"{report.memory_table(results, peers)}"
-                )
-            memory += results
-    if options.json is not None:
-        text = json.dumps(report.as_json(timed, memory), indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
-        print(f"\nwritten: {options.json}")
-    return 0 if timed or memory else 1
+    parser.add_argument("--threads", type=int, default=2, help="of each side (default %(default)s)")
+    parser.add_argument("--no-time", action="store_true", help="leave the timings out")
+    parser.add_argument("--no-memory", action="store_true", help="leave the memory out")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path(__file__).parent / "results",
+        metavar="FOLDER",
+        help="where SUITE.json with all samples goes (default benchmarks/results)",
+    )
+    parser.add_argument(
+        "--update", action="store_true", help="keep what SUITE.json has of other cases"
+    )
+    parser.add_argument("--no-run", action="store_true", help="measure nothing, read SUITE.json")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="PAGE", help="put the tables into their place in PAGE"
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="PNG", help="draw time and memory over T (suite long)"
+    )
+    return parser
 
 
-def _wanted(all_cases: list[Case], text: str) -> list[Case]:
-    return [case for case in all_cases if text in case.name]
+def run(name: str, options: argparse.Namespace, command: str, file: Path) -> Record:
+    """Times and weighs the cases of a suite, and writes what is there after each.
+
+    Args:
+        name: of the suite.
+        options: as parsed.
+        command: what was typed.
+        file: where the results go.
+    """
+    suite = ALL[name]
+    record = Record(name, about(command, options.threads))
+    if options.update and file.exists():
+        record.continues(Record.read(file))
+    start = functools.partial(Side, threads=options.threads)
+    if not options.no_time:
+        with Sides(start) as processes:
+            for case in _wanted(suite.timed, options.case):
+                peers = sides(name, suite, case, options.peers)
+                if any(peer.is_heed for peer in peers.values()):
+                    results = time_case(case, peers, options.rounds, processes)
+                    record.add("timed", case, results)
+                    _tell(case, report.in_short(results), record, file)
+    if not options.no_memory:
+        for case in _wanted(suite.weighed, options.case):
+            peers = sides(name, suite, case, options.peers)
+            peers = {name: peer for name, peer in peers.items() if not peer.is_limit}
+            results = memory_case(case, peers, start)
+            record.add("weighed", case, results)
+            _tell(case, report.in_short(results), record, file)
+    return record
 
 
-def _tell(case: Case, results: dict[str, Result]) -> dict[str, Result]:
-    """Says on standard error what a case gave, as soon as it is done: a whole run takes minutes."""
-    print(f"  {case.name}: {report.in_short(results)}", file=sys.stderr, flush=True)
-    return results
+def sides(name: str, suite: Suite, case: Case, chosen: list[str] | None) -> dict[str, Peer]:
+    """Who computes a case of a suite: those chosen, or else those that the suite is about."""
+    if chosen is not None:
+        wanted: list[str] | tuple[str, ...] = chosen
+    elif name == bars.NAME:
+        wanted = bars.sides_of(case)
+    elif suite.peers is not None:
+        wanted = suite.peers
+    else:
+        wanted = [name for name, peer in PEERS.items() if not peer.is_limit]
+    return {name: peer for name, peer in PEERS.items() if name in wanted and peer.kind == case.kind}
+
+
+def _wanted(cases: list[Case], text: str) -> list[Case]:
+    return [case for case in cases if text in case.name]
+
+
+def _tell(case: Case, figures: str, record: Record, file: Path) -> None:
+    """Says what a case gave, as soon as it is done, and keeps it: a whole run takes long."""
+    print(f"  {case.name}: {figures}", file=sys.stderr, flush=True)
+    record.write(file)
 
 
 if __name__ == "__main__":

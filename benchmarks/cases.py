@@ -1,22 +1,30 @@
-"""What is measured: shapes and kinds of one attention."""
+"""What is measured: one attention, its shapes and its kind; and the suites of them."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
+SIZES = {"float32": 4, "bfloat16": 2}
+
 
 @dataclass(frozen=True)
 class Case:
-    """One attention over random inputs in float32, with T = S and H = V.
+    """One attention over random inputs.
 
     Args:
         batch: B.
-        heads: N (query, key and value alike).
-        length: T and S.
-        head_dim: H and V.
+        heads: N; 1 for additive attention, which has none.
+        length: T.
+        head_dim: H and V; U and V for additive attention.
         causal: whether query i sees only keys j <= i.
-        backward: whether the gradients of query, key and value are computed too.
+        backward: whether the gradients of all inputs are computed too.
+        kind: "dot-product", "additive", or "layer": self-attention of width N*H with projections.
+        keys: S, where it is not T.
+        key_heads: K, where it is not N.
+        window: how many keys a query of a causal attention sees, up to itself; None for all.
+        padded: whether the items have fewer valid keys than S, see `key_lengths`.
+        dtype: "float32" or "bfloat16".
     """
 
     batch: int
@@ -25,30 +33,178 @@ class Case:
     head_dim: int
     causal: bool = False
     backward: bool = False
+    kind: str = "dot-product"
+    keys: int | None = None
+    key_heads: int | None = None
+    window: int | None = None
+    padded: bool = False
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not self.causal:
+            raise ValueError("`window` must come with `causal`. Received: causal=False")
 
     @property
     def name(self) -> str:
-        """As in the table, for instance `causal fwd (1, 8, 4096, 64)`."""
-        kind = ("causal " if self.causal else "") + ("fwd+bwd" if self.backward else "fwd")
-        return f"{kind} ({self.batch}, {self.heads}, {self.length}, {self.head_dim})"
+        """As in the tables, for instance `causal fwd (1, 8, 4096, 64)`."""
+        words = [
+            "additive" if self.kind == "additive" else "",
+            f"window {self.window}" if self.window is not None else "",
+            "causal" if self.causal else "",
+            "padded" if self.padded else "",
+            self.dtype if self.dtype != "float32" else "",
+            "fwd+bwd" if self.backward else "decoding" if self.length == 1 else "fwd",
+        ]
+        if self.kind == "additive":
+            middle = [str(self.length), str(self.key_length)]
+        else:
+            middle = [_pair(self.heads, self.key_heads), _pair(self.length, self.keys)]
+        shape = [self.batch, *middle, self.head_dim]
+        return f"{' '.join(filter(None, words))} ({', '.join(map(str, shape))})"
+
+    @property
+    def key_length(self) -> int:
+        """S."""
+        return self.length if self.keys is None else self.keys
+
+    @property
+    def key_head_count(self) -> int:
+        """K."""
+        return self.heads if self.key_heads is None else self.key_heads
+
+    @property
+    def key_lengths(self) -> list[int]:
+        """Valid keys of each item: evenly from a quarter of S to all where the case is padded."""
+        if not self.padded or self.batch == 1:
+            return [self.key_length] * self.batch
+        least = max(1, self.key_length // 4)
+        return [
+            least + (self.key_length - least) * item // (self.batch - 1)
+            for item in range(self.batch)
+        ]
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of its matrix products, by convention as if nothing was masked."""
+        forward = 4.0 * self.batch * self.heads * self.length * self.key_length * self.head_dim
+        return forward * (3.5 if self.backward else 1.0)
+
+    @property
+    def score_bytes(self) -> int:
+        """Size of the tensor that heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
+        units = self.head_dim if self.kind == "additive" else self.heads
+        return self.batch * self.length * self.key_length * units * SIZES[self.dtype]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return asdict(self)
 
 
-def _kinds(batch: int, heads: int, length: int, head_dim: int) -> list[Case]:
-    shape = (batch, heads, length, head_dim)
+def _pair(query: int, key: int | None) -> str:
+    return str(query) if key is None else f"{query}/{key}"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cases that are run together.
+
+    Args:
+        what: in one line.
+        timed: cases whose time is measured.
+        weighed: cases whose peak memory is measured.
+        peers: the sides by name; None for all that compute the kind of a case.
+    """
+
+    what: str
+    timed: list[Case]
+    weighed: list[Case]
+    peers: tuple[str, ...] | None = None
+
+
+def _four(batch: int, heads: int, length: int, head_dim: int, **options: Any) -> list[Case]:
+    """Forward, causal forward, both with backward."""
     return [
-        Case(*shape, False, False),
-        Case(*shape, True, False),
-        Case(*shape, False, True),
-        Case(*shape, True, True),
+        Case(batch, heads, length, head_dim, causal=causal, backward=backward, **options)
+        for backward in (False, True)
+        for causal in (False, True)
     ]
 
 
-SHAPES = [(1, 8, 4096, 64), (2, 8, 2048, 64), (8, 8, 512, 64), (64, 8, 32, 64)]
-TIMED = [case for shape in SHAPES for case in _kinds(*shape)]
-QUICK = _kinds(1, 4, 512, 64)
-MEMORY = [Case(1, 8, 8192, 64, backward=True), Case(1, 8, 8192, 64, causal=True, backward=True)]
-QUICK_MEMORY = [Case(1, 4, 1024, 64, backward=True)]
+def _two(batch: int, heads: int, length: int, head_dim: int, **options: Any) -> list[Case]:
+    return [
+        Case(batch, heads, length, head_dim, backward=backward, **options)
+        for backward in (False, True)
+    ]
+
+
+LONG = [Case(1, 8, 2**power, 64, backward=True) for power in range(9, 16)]
+LAYERS = _four(2, 8, 512, 64, kind="layer") + _four(1, 8, 4096, 64, kind="layer")
+
+SUITES = {
+    "ops": Suite(
+        "dot-product attention in four sizes, forward and backward, causal and not",
+        [
+            case
+            for shape in ((64, 8, 32, 64), (8, 8, 512, 64), (2, 8, 2048, 64), (1, 8, 4096, 64))
+            for case in _four(*shape)
+        ],
+        _four(1, 8, 8192, 64)[2:],
+    ),
+    "variants": Suite(
+        "wide heads, a window, grouped heads, padding, bfloat16",
+        [
+            *_two(2, 8, 2048, 128),
+            *_two(1, 8, 16384, 64, causal=True, window=256),
+            *_two(1, 32, 2048, 64, key_heads=8),
+            *_two(8, 8, 512, 64, padded=True),
+            *_two(2, 8, 2048, 64, dtype="bfloat16"),
+            *_two(64, 8, 32, 64, dtype="bfloat16"),
+        ],
+        [],
+    ),
+    "long": Suite(
+        "sequences of 512 to 32768, forward and backward: the picture",
+        LONG,
+        LONG,
+        ("heed", "heed-portable", "torch", "jax", "naive"),
+    ),
+    "decoding": Suite(
+        "one query against a long cache",
+        [
+            Case(4, 8, 1, 64, keys=512),
+            Case(4, 8, 1, 64, keys=2048),
+            Case(1, 8, 1, 64, keys=16384),
+            Case(4, 32, 1, 64, keys=2048, key_heads=8),
+            Case(4, 8, 1, 64, keys=2048, padded=True),
+            Case(4, 8, 1, 64, keys=2048, dtype="bfloat16"),
+        ],
+        [],
+    ),
+    "additive": Suite(
+        "additive attention",
+        [
+            *_two(8, 1, 128, 256, kind="additive"),
+            *_two(4, 1, 512, 256, kind="additive"),
+            *_two(64, 1, 32, 256, kind="additive"),
+        ],
+        [Case(4, 1, 512, 256, kind="additive", backward=True)],
+    ),
+    "layers": Suite(
+        "multi-head self-attention with projections, as a layer",
+        LAYERS,
+        LAYERS[-2:],
+    ),
+    "quick": Suite(
+        "something small of each kind: a trial",
+        [
+            *_four(1, 4, 256, 64),
+            Case(1, 4, 256, 64, causal=True, window=32),
+            Case(2, 4, 256, 64, key_heads=2, padded=True, backward=True),
+            Case(1, 4, 256, 64, dtype="bfloat16", backward=True),
+            Case(2, 4, 1, 64, keys=256),
+            *_two(2, 1, 32, 64, kind="additive"),
+            *_two(1, 4, 256, 64, kind="layer"),
+        ],
+        [Case(1, 4, 1024, 64, backward=True)],
+    ),
+}

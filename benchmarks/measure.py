@@ -1,25 +1,36 @@
-"""Runs the sides against each other: own processes, alternated, many short rounds, medians."""
+"""Runs the sides against each other: own processes, alternated, many short rounds."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
-import statistics
+import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.cases import Case
-from benchmarks.peers import Peer
+from benchmarks.peers import THREADS, Peer
+from benchmarks.results import Result
 
 # A round is as many calls as fit, at least one: long enough for the clock, short enough that a
 # burst of somebody else's work falls on few rounds.
-ROUND_SECONDS = 0.1
-# A sample whose probe took this many times the run's quickest probes is set aside as disturbed.
-DISTURBED = 1.5
+ROUND_SECONDS = 0.03
+# Rounds of slow sides end when each side has had this long, but not before the least number.
+CASE_SECONDS = 10.0
+LEAST_ROUNDS = 3
+# How far a side's result may be from heed's, as a part of the largest value: a wrong mask or scale
+# is far beyond it, another order of summation far below.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2}
+# A side that builds the scores holds up to so many tensors of their size, with gradients and masks.
+SCORE_TENSORS = 5
 
 
 class UnavailableError(Exception):
@@ -27,19 +38,24 @@ class UnavailableError(Exception):
 
 
 class Side:
-    """A peer's process.
+    """A peer's process, which computes one case after another.
 
     Args:
         peer: which.
+        threads: how many it computes with.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, threads: int = 2) -> None:
         self.peer = peer
         environment = {
             **os.environ,
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "OPENBLAS_NUM_THREADS": "1",  # for the probe, whose idle threads would spin otherwise
+            "CUDA_VISIBLE_DEVICES": "-1",  # CPU against CPU
+            "JAX_PLATFORMS": "cpu",
+            "OMP_NUM_THREADS": str(threads),
+            "OPENBLAS_NUM_THREADS": str(threads),
+            THREADS: str(threads),
             **peer.environment,
         }
         self._process = subprocess.Popen(
@@ -51,6 +67,14 @@ class Side:
             env=environment,
             cwd=Path(__file__).parents[1],
         )
+        # Libraries take seconds to load: the sides load theirs at the same time.
+        self._send(do="load")
+        self._loaded = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
 
     def ask(self, **order: Any) -> dict[str, Any]:
         """Sends one order and waits for its answer.
@@ -58,15 +82,24 @@ class Side:
         Raises:
             UnavailableError: if the process has ended or answers with an error.
         """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
+        if not self._loaded:
+            self._loaded = True
+            self._receive()
+        self._send(**order)
+        return self._receive()
+
+    def _send(self, **order: Any) -> None:
+        if self._process.stdin is None:
             raise RuntimeError("the process has no pipes")
-        try:
-            stdin.write(json.dumps(order) + "\n")
-            stdin.flush()
-            line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
+        # If the process has ended there will be no answer, which is found out when it is read.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        if self._process.stdout is None:
+            raise RuntimeError("the process has no pipes")
+        line = self._process.stdout.readline()
         if not line:
             raise UnavailableError(f"its process ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
@@ -76,98 +109,157 @@ class Side:
 
     def close(self) -> None:
         """Ends the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
-@dataclass
-class Result:
-    """What one side did on one case.
+Start = Callable[[Peer], Side]
+
+
+class Sides:
+    """The processes of a run, each started when it is first needed. A context: they end with it.
 
     Args:
-        samples: seconds a call, one for each round.
-        probes: seconds of the probe beside each sample.
-        added_mib: peak memory beyond the inputs, for memory cases.
-        problem: why there is no figure.
+        start: makes a side's process.
     """
 
-    samples: list[float] = field(default_factory=list)
-    probes: list[float] = field(default_factory=list)
-    added_mib: float | None = None
-    problem: str | None = None
+    def __init__(self, start: Start = Side) -> None:
+        self._start = start
+        self._started: dict[str, Side] = {}
 
-    def undisturbed(self, quickest: float) -> list[float]:
-        """The samples beside which the probe was quick; at least the better half of all."""
-        pairs = sorted(zip(self.probes, self.samples, strict=True))
-        half = (len(pairs) + 1) // 2
-        kept = [sample for probe, sample in pairs if probe <= DISTURBED * quickest]
-        return kept if len(kept) >= half else [sample for _, sample in pairs[:half]]
+    def __enter__(self) -> Sides:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        for side in self._started.values():
+            side.close()
 
-def median(result: Result, results: dict[str, Result]) -> float | None:
-    """The median of a side's undisturbed samples, in seconds; None where there is none."""
-    if not result.samples:
-        return None
-    probes = sorted(probe for each in results.values() for probe in each.probes)
-    return statistics.median(result.undisturbed(probes[len(probes) // 10]))
+    def of(self, peer: Peer) -> Side:
+        """The peer's process; a new one if it has ended."""
+        side = self._started.get(peer.module)
+        if side is None or not side.is_alive:
+            if side is not None:
+                side.close()
+            side = self._started[peer.module] = self._start(peer)
+        return side
 
 
 def time_case(
-    case: Case, peers: dict[str, Peer], rounds: int, start: Callable[[Peer], Side] = Side
+    case: Case, peers: dict[str, Peer], rounds: int, processes: Sides
 ) -> dict[str, Result]:
     """Times all sides on one case, alternating their processes round by round.
 
+    A side whose first results are not those of heed is not timed.
+
     Args:
         case: what to compute.
-        peers: the sides by name.
-        rounds: samples of each side.
-        start: makes a side's process.
+        peers: the sides by name; the first that is heed is what the others are compared with.
+        rounds: samples of each side; fewer, where a call takes seconds.
+        processes: where the sides run.
 
     Returns:
         A result for each side.
     """
-    results = {name: Result() for name in peers}
-    sides: dict[str, Side] = {}
-    calls: dict[str, int] = {}
-    try:
-        for name, peer in peers.items():
-            sides[name] = start(peer)
+    results = {name: Result(problem=too_large(peer, case)) for name, peer in peers.items()}
+    sides = {
+        name: processes.of(peer) for name, peer in peers.items() if results[name].problem is None
+    }
+    seconds = _prepare(case, sides, results)
+    slowest = max([ROUND_SECONDS, *seconds.values()])
+    rounds = min(rounds, max(LEAST_ROUNDS, int(CASE_SECONDS / slowest)))
+    calls = {name: max(1, int(ROUND_SECONDS / once)) for name, once in seconds.items()}
+    for number in range(rounds):
+        # Every other round the other way round: no side always follows the same neighbour.
+        for name in list(calls)[:: 1 if number % 2 == 0 else -1]:
+            if results[name].problem is not None:
+                continue
             try:
-                sides[name].ask(do="prepare", case=case.to_dict())
-                once = sides[name].ask(do="round", calls=1)["seconds"]
-                calls[name] = max(1, int(ROUND_SECONDS / max(once, 1e-6)))
-                # Long enough to have left the cold caches and clocks of the start behind.
-                sides[name].ask(do="round", calls=calls[name])
+                answer = sides[name].ask(do="round", calls=calls[name])
             except UnavailableError as error:
                 results[name].problem = str(error)
-        for round_number in range(rounds):
-            # Every other round the other way round: no side always follows the same neighbour.
-            for name in list(calls)[:: 1 if round_number % 2 == 0 else -1]:
-                if results[name].problem is not None:
-                    continue
-                try:
-                    answer = sides[name].ask(do="round", calls=calls[name])
-                except UnavailableError as error:
-                    results[name].problem = str(error)
-                    continue
-                results[name].samples.append(answer["seconds"])
-                results[name].probes.append(answer["probe"])
-    finally:
-        for side in sides.values():
-            side.close()
+                continue
+            results[name].samples.append(answer["seconds"])
+            results[name].probes.append(answer["probe"])
     return results
 
 
-def memory_case(
-    case: Case, peers: dict[str, Peer], start: Callable[[Peer], Side] = Side
-) -> dict[str, Result]:
+def _prepare(case: Case, sides: dict[str, Side], results: dict[str, Result]) -> dict[str, float]:
+    """Warms all sides up and compares what they give with heed's.
+
+    Returns:
+        Seconds of a call of each side that can be timed.
+    """
+    seconds = {}
+    own = next(name for name, side in sides.items() if side.peer.is_heed)
+    with tempfile.TemporaryDirectory(prefix="heed-benchmark-") as folder:
+        file = Path(folder) / "results.npz"
+
+        def run(name: str, what: Case) -> tuple[float, list[np.ndarray]]:
+            answer = sides[name].ask(do="prepare", case=what.to_dict(), results=str(file))
+            with np.load(file) as arrays:
+                return answer["seconds"], [arrays[key] for key in arrays.files]
+
+        expected = {}
+        try:
+            # heed's own case last: that is the one that it is timed on.
+            for what in {side.peer.computes(case) for side in sides.values()} - {case}:
+                _, expected[what] = run(own, what)
+            seconds[own], expected[case] = run(own, case)
+        except UnavailableError as error:
+            results[own].problem = str(error)
+        for name, side in sides.items():
+            if name == own:
+                continue
+            what = side.peer.computes(case)
+            results[name].instead = what.name if what != case else None
+            if what not in expected:
+                results[name].problem = f"there is no result of {own} to compare with"
+                continue
+            try:
+                once, arrays = run(name, what)
+            except UnavailableError as error:
+                results[name].problem = str(error)
+                continue
+            if not side.peer.is_limit:
+                results[name].problem = difference(arrays, expected[what], case.dtype)
+            if results[name].problem is None:
+                seconds[name] = once
+    return seconds
+
+
+def difference(actual: list[np.ndarray], expected: list[np.ndarray], dtype: str) -> str | None:
+    """How results differ from what is expected; None where they are equal but for rounding.
+
+    Args:
+        actual: output and gradients.
+        expected: the same of heed.
+        dtype: what they were computed in.
+    """
+    shapes, wanted = ([array.shape for array in arrays] for arrays in (actual, expected))
+    if shapes != wanted:
+        return f"its results have shapes {shapes}, heed's {wanted}"
+    # Gradients are measured by the largest of all: that of a key's bias is 0 but for rounding.
+    for what, first, last in (("output", 0, 1), ("gradients", 1, len(expected))):
+        pairs = list(zip(actual[first:last], expected[first:last], strict=True))
+        error = _largest(one - other for one, other in pairs)
+        size = _largest(other for _, other in pairs)
+        if not error <= TOLERANCE[dtype] * size:  # also where it is NaN
+            return f"its {what} differs from heed's by {error:.3g}, where the largest is {size:.3g}"
+    return None
+
+
+def _largest(arrays: Iterable[np.ndarray]) -> float:
+    return float(np.max([np.max(np.abs(array), initial=0.0) for array in arrays], initial=0.0))
+
+
+def memory_case(case: Case, peers: dict[str, Peer], start: Start = Side) -> dict[str, Result]:
     """Measures the peak memory that each side adds on one case, each in a fresh process.
 
     Args:
@@ -180,15 +272,36 @@ def memory_case(
     """
     results = {}
     # The same kind at a small size brings in the libraries' own memory.
-    warm_up = Case(1, 1, 64, case.head_dim, causal=case.causal, backward=case.backward)
+    keys = None if case.keys is None else 64
+    warm_up = dataclasses.replace(case, batch=1, heads=1, key_heads=None, length=64, keys=keys)
     for name, peer in peers.items():
-        results[name] = result = Result()
+        results[name] = result = Result(problem=too_large(peer, case))
+        if result.problem is not None:
+            continue
         side = start(peer)
         try:
             answer = side.ask(do="memory", case=case.to_dict(), warm_up=warm_up.to_dict())
-            result.added_mib = answer["peak"] - answer["base"]
+            result.added_mib = answer["peak"] - answer["base"] - answer["gradients"]
         except UnavailableError as error:
             result.problem = str(error)
         finally:
             side.close()
     return results
+
+
+def too_large(peer: Peer, case: Case) -> str | None:
+    """Why a side that builds the scores is left out: it would take the machine's memory."""
+    needed = SCORE_TENSORS * case.score_bytes
+    free = _free_bytes()
+    if not peer.builds_scores or free is None or needed < free:
+        return None
+    return f"needs about {needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free"
+
+
+def _free_bytes() -> int | None:
+    """Memory that programs can still have; None where the system does not say."""
+    file = Path("/proc/meminfo")
+    if not file.exists():
+        return None
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", file.read_text(), re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None

@@ -1,69 +1,148 @@
-"""The tables, and the same as JSON."""
+"""The tables of a run, and where they go in a page."""
 
 from __future__ import annotations
 
-import os
-import platform
-import re
+import math
 from pathlib import Path
-from typing import Any
 
-from benchmarks.cases import Case
-from benchmarks.measure import Result, median
-from benchmarks.peers import Peer
-from heed import info
+from benchmarks import bars
+from benchmarks.bars import BARS, MEMORY_BARS, Verdict, judge
+from benchmarks.peers import PEERS
+from benchmarks.results import Record, Result, Results, median
 
-Results = list[tuple[Case, dict[str, Result]]]
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on: processor, cores and versions."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        model = found.group(1) if found else model
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"processor": model, "cores": cores, **info()}
+SHAPE = {
+    "dot-product": "(B, N or N/K, T or T/S, H)",
+    "additive": "(B, T, S, U)",
+    "layer": "(B, N, T, H)",
+}
+MARKS = {True: "yes", False: "**no**", None: "not measured"}
 
 
-def time_table(results: Results, peers: dict[str, Peer]) -> str:
+def tables(record: Record) -> str:
+    """All tables of a run and how it was made. Markdown."""
+    if record.suite == bars.NAME:
+        parts = [bar_table(record.timed), memory_bar_table(record.weighed)]
+    else:
+        parts = []
+        for kind, shape in SHAPE.items():
+            timed = [entry for entry in record.timed if entry[0].kind == kind]
+            weighed = [entry for entry in record.weighed if entry[0].kind == kind]
+            parts += [time_table(timed, shape)] if timed else []
+            parts += [memory_table(weighed, shape)] if weighed else []
+    notes = _notes(record.timed) + _notes(record.weighed)
+    return "\n\n".join([*parts, *notes, made_by(record)])
+
+
+def made_by(record: Record) -> str:
+    """Command, machine, versions, and how quiet the machine was."""
+    about = record.about
+    total, aside, kept = record.samples()
+    packages = [f"heed {about['heed']}" + (f" at {about['commit']}" if about["commit"] else "")]
+    packages += [
+        f"{name} {about[key]}"
+        for name, key in (
+            ("TensorFlow", "tensorflow"),
+            ("Keras", "keras"),
+            ("PyTorch", "torch"),
+            ("JAX", "jax"),
+            ("NumPy", "numpy"),
+            ("Python", "python"),
+        )
+    ]
+    samples = f" Of {total} samples {aside} were set aside as disturbed" if total else ""
+    if samples:
+        samples += f", {kept} count although they were.\n" if kept else ".\n"
+    return (
+        f"`{about['command']}` on {about['day']}; {about['processor']}, {about['cores']} cores, "
+        f"{about['threads']} threads each; heed's implementation: {about['implementation']} "
+        f"({about['instruction_set']}); {', '.join(packages)}.{samples}"
+    ).rstrip("\n")
+
+
+def bar_table(timed: Results) -> str:
+    """Each bar: heed's time, the time to beat, their ratio, and whether the bar is met."""
+    header = ["case", "to beat", "heed, ms", "peer, ms", "ratio", "bar", "met"]
+    rows = []
+    for bar in BARS:
+        verdict = judge(bar, timed)
+        rows.append(
+            [
+                bar.case.name,
+                _to_beat(verdict),
+                _milliseconds(verdict.heed),
+                _milliseconds(verdict.seconds),
+                _ratio(verdict.ratio),
+                f"{bar.at_least:g}",
+                MARKS[verdict.met],
+            ]
+        )
+    return _markdown(header, rows, texts=2)
+
+
+def _to_beat(verdict: Verdict) -> str:
+    """The peer and, where it computed another case than heed, which kind."""
+    names = [verdict.peer] if verdict.peer else list(verdict.bar.peers)
+    title = " or ".join(PEERS[name].title for name in names)
+    if all(PEERS[name].is_limit for name in verdict.bar.peers):
+        return f"the {title}" if verdict.peer else "the sgemm rate"
+    peer = PEERS[names[0]]
+    if peer.computes(verdict.bar.case) != verdict.bar.case:
+        return f"{title}, all keys"
+    return title
+
+
+def memory_bar_table(weighed: Results) -> str:
+    """Each bar on memory and whether it is met."""
+    by_case = dict(weighed)
+    rows = []
+    for bar in MEMORY_BARS:
+        own = by_case.get(bar.case, {}).get("heed", Result())
+        met = None if own.added_mib is None else own.added_mib < bar.below
+        cells = [bar.case.name, _mebibytes(own), f"below {bar.below:g}", MARKS[met]]
+        rows.append(cells)
+    return _markdown(["memory of case", "heed, MiB added", "bar", "met"], rows)
+
+
+def time_table(results: Results, shape: str) -> str:
     """Milliseconds of heed, and of each peer with the ratio peer / heed. Markdown."""
-    heed = next(name for name, peer in peers.items() if peer.is_heed)
-    others = [name for name in peers if name != heed]
+    names = _names(results)
+    own = next(name for name in names if PEERS[name].is_heed)
+    header = [f"time of {shape}", f"{PEERS[own].title}, ms"]
+    for name in names:
+        header += [f"{PEERS[name].title}, ms", "ratio"] if name != own else []
     rows = []
     for case, by_side in results:
-        own = median(by_side[heed], by_side)
-        cells = [case.name, _milliseconds(own)]
-        for name in others:
-            seconds = median(by_side[name], by_side)
-            cells.append(_milliseconds(seconds))
-            cells.append(f"{seconds / own:.2f}" if seconds and own else "-")
+        heed = _seconds(own, by_side)
+        cells = [case.name, _milliseconds(heed)]
+        for name in names:
+            if name == own:
+                continue
+            seconds = _seconds(name, by_side)
+            mark = "*" if name in by_side and by_side[name].instead else ""
+            cells += [
+                _milliseconds(seconds) + mark,
+                _ratio(seconds / heed if seconds and heed else None),
+            ]
         rows.append(cells)
-    header = ["case (B, N, T, H)", f"{peers[heed].title}, ms"]
-    for name in others:
-        header += [f"{peers[name].title}, ms", "ratio"]
-    return _markdown(header, rows) + _problems(results, peers)
+    return _markdown(header, rows)
 
 
-def memory_table(results: Results, peers: dict[str, Peer]) -> str:
-    """MiB that each side adds to its process beyond the inputs. Markdown."""
-    rows = []
-    for case, by_side in results:
-        cells = [case.name]
-        for name in peers:
-            added = by_side[name].added_mib
-            cells.append(f"{added:.0f}" if added is not None else "failed")
-        rows.append(cells)
-    header = ["case (B, N, T, H)", *(f"{peer.title}, MiB added" for peer in peers.values())]
-    return _markdown(header, rows) + _problems(results, peers)
+def memory_table(results: Results, shape: str) -> str:
+    """MiB that each side adds to its process beyond inputs and gradients. Markdown."""
+    names = _names(results)
+    header = [f"memory of {shape}", *(f"{PEERS[name].title}, MiB" for name in names)]
+    rows = [
+        [case.name, *(_mebibytes(by_side.get(name, Result())) for name in names)]
+        for case, by_side in results
+    ]
+    return _markdown(header, rows)
 
 
-def in_short(results: dict[str, Result]) -> str:
+def in_short(by_side: dict[str, Result]) -> str:
     """All sides of one case in one line."""
     figures = []
-    for name, result in results.items():
-        seconds = median(result, results)
+    for name, result in by_side.items():
+        seconds = median(result, by_side)
         if result.added_mib is not None:
             figures.append(f"{name} {result.added_mib:.0f} MiB")
         else:
@@ -71,50 +150,79 @@ def in_short(results: dict[str, Result]) -> str:
     return ", ".join(figures)
 
 
-def as_json(timed: Results, memory: Results) -> dict[str, Any]:
-    """Everything, with each sample."""
-    return {
-        "machine": machine(),
-        "timed": [_case_json(case, by_side) for case, by_side in timed],
-        "memory": [_case_json(case, by_side) for case, by_side in memory],
-    }
+def fill(page: str, name: str, text: str) -> str:
+    """Puts a suite's tables into a page, between the two lines that name the suite.
+
+    Args:
+        page: Markdown with `<!-- figures: NAME -->` and `<!-- end of figures: NAME -->`.
+        name: of the suite.
+        text: what shall stand between them.
+
+    Raises:
+        ValueError: if the page does not have both lines, once each.
+    """
+    first, last = f"<!-- figures: {name} -->\n", f"<!-- end of figures: {name} -->"
+    before, found, rest = page.partition(first)
+    _, ended, after = rest.partition(last)
+    if not found or not ended or first in after or last in after:
+        raise ValueError(f"the page must have the lines {first.strip()} and {last} once each")
+    return f"{before}{first}{text}\n{last}{after}"
 
 
-def _case_json(case: Case, by_side: dict[str, Result]) -> dict[str, Any]:
-    sides = {}
-    for name, result in by_side.items():
-        sides[name] = {
-            "median_seconds": median(result, by_side),
-            "samples": result.samples,
-            "probes": result.probes,
-            "added_mib": result.added_mib,
-            "problem": result.problem,
-        }
-    return {"case": case.to_dict(), "sides": sides}
+def write_into(path: Path, record: Record) -> None:
+    """Fills a file's section for the record's suite."""
+    page = path.read_text(encoding="utf-8")
+    path.write_text(fill(page, record.suite, tables(record)), encoding="utf-8")
 
 
-def _problems(results: Results, peers: dict[str, Peer]) -> str:
-    """One line for each side that has no figure, below a table."""
-    lines = [
-        f"{peers[name].title}, {case.name}: {result.problem}"
-        for case, by_side in results
-        for name, result in by_side.items()
-        if result.problem
-    ]
-    return "".join(f"\n\n{line}" for line in lines)
+def _names(results: Results) -> list[str]:
+    """The sides of all cases, in the order of `PEERS`."""
+    known = {name for _, by_side in results for name in by_side}
+    return [name for name in PEERS if name in known]
+
+
+def _seconds(name: str, by_side: dict[str, Result]) -> float | None:
+    return median(by_side[name], by_side) if name in by_side else None
+
+
+def _notes(results: Results) -> list[str]:
+    """A paragraph for each side that computed something else, or has no figure."""
+    lines: dict[str, list[str]] = {}
+    for case, by_side in results:
+        for name, result in by_side.items():
+            title = PEERS[name].title
+            if result.problem:
+                lines.setdefault(f"{title}: {result.problem}", []).append(case.name)
+            elif result.instead:
+                text = f"\\* {title} cannot compute this; timed in its place: {result.instead}"
+                lines.setdefault(text, []).append(case.name)
+    return [f"{text} [{'; '.join(cases)}]" for text, cases in lines.items()]
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return f"{seconds * 1e3:.2f}" if seconds is not None else "failed"
+    return f"{seconds * 1e3:.2f}" if seconds is not None else "-"
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
+def _mebibytes(result: Result) -> str:
+    return f"{result.added_mib:.0f}" if result.added_mib is not None else "-"
+
+
+def _ratio(ratio: float | None) -> str:
+    """Rounded down: what is shown as 1.20 is at least 1.2."""
+    return f"{math.floor(ratio * 100) / 100:.2f}" if ratio is not None else "-"
+
+
+def _markdown(header: list[str], rows: list[list[str]], texts: int = 1) -> str:
+    """A table whose first columns are texts, and whose others are figures."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
     def line(cells: list[str]) -> str:
-        first = cells[0].ljust(widths[0])
-        rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-        return "| " + " | ".join([first, *rest]) + " |"
+        padded = [
+            cell.ljust(width) if column < texts else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "| " + " | ".join(padded) + " |"
 
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    rule = ["-" * width for width in widths[:texts]]
+    rule += ["-" * (width - 1) + ":" for width in widths[texts:]]
     return "\n".join([line(header), line(rule), *(line(row) for row in rows)])

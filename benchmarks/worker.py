@@ -1,66 +1,108 @@
 """One side in its own process: obeys one JSON line at a time. `python -m benchmarks.worker MODULE`.
 
-    {"do": "prepare", "case": {...}}    inputs made, graph built, run twice  -> {"ok": true}
-    {"do": "round", "calls": 3}         seconds of a call, and see `probe`
-                                        -> {"seconds": 0.021, "probe": 0.0011}
+    {"do": "prepare", "case": {...}, "results": "file.npz"}
+                              makes inputs and graph, runs it, writes what it gave  -> {"seconds": 0.021}
+    {"do": "round", "calls": 3}
+                              seconds of a call, and see `probe`  -> {"seconds": 0.02, "probe": 0.0011}
     {"do": "memory", "case": {...}, "warm_up": {...}}
-                                        in MiB  -> {"base": 412.0, "peak": 655.1}
+                              in MiB  -> {"base": 412.0, "peak": 655.1, "gradients": 48.0}
 
 It ends with its standard input. Between lines it sleeps on it: the sides do not disturb each other.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import resource
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Case
-from benchmarks.peers import Run, prepare
+from benchmarks.cases import SIZES, Case
+from benchmarks.peers import Prepared, prepare, threads
 
 _STATUS = Path("/proc/self/status")
+# Libraries' idle threads spin for some milliseconds: neither probe nor the next side shall see it.
+SETTLE_SECONDS = 0.01
+# A first call that takes as long as this needs no second one to warm up.
+SLOW_SECONDS = 2.0
 
 
-def probe(size: int = 384) -> float:
-    """Seconds for a fixed piece of arithmetic on one core.
+class Probe:
+    """A fixed piece of arithmetic on as many cores as a side computes with.
 
     Beside a sample it tells whether the machine was disturbed: then it takes longer than usual.
     """
-    matrix = np.ones((size, size), np.float32)
-    start = time.perf_counter()
-    matrix @ matrix
-    return time.perf_counter() - start
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count)
+        # Small enough for a core's own caches; NumPy lets other threads run meanwhile.
+        self._arrays = [np.linspace(-1, 1, 2**15, dtype=np.float32) for _ in range(count)]
+        self._results = [np.empty_like(array) for array in self._arrays]
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Until the last core is done: about a millisecond."""
+        start = time.perf_counter()
+        list(self._pool.map(self._work, self._arrays, self._results))
+        return time.perf_counter() - start
+
+    @staticmethod
+    def _work(array: np.ndarray, result: np.ndarray) -> None:
+        for _ in range(80):
+            np.exp(array, out=result)
 
 
-def timed_round(run: Run, calls: int) -> dict[str, float]:
+def timed_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float]:
     """Mean seconds of a call over `calls` in a row, and the slower probe of before and after."""
-    before = probe()
+    before = probe.seconds()
+    if calls > 1:
+        prepared.run()  # the side before has used the caches
     start = time.perf_counter()
     for _ in range(calls):
-        run()
+        prepared.run()
     seconds = (time.perf_counter() - start) / calls
-    return {"seconds": seconds, "probe": max(before, probe())}
+    time.sleep(SETTLE_SECONDS)
+    return {"seconds": seconds * prepared.portion, "probe": max(before, probe.seconds())}
+
+
+def first_runs(prepared: Prepared, results: str | None) -> float:
+    """Runs until it is warm, writes the first results, and returns the seconds of one call."""
+    start = time.perf_counter()
+    first = prepared.run()
+    seconds = time.perf_counter() - start
+    if results is not None:
+        np.savez(results, *prepared.arrays(first))
+    del first
+    if seconds < SLOW_SECONDS:
+        prepared.run()
+        start = time.perf_counter()
+        prepared.run()
+        seconds = time.perf_counter() - start
+    return seconds
 
 
 def memory(module: str, case: Case, warm_up: Case) -> dict[str, float]:
-    """Resident memory before and at the peak of one call, in MiB.
+    """Resident memory before and at the peak of one call, and what its gradients take, in MiB.
 
     Libraries load and thread pools start with the small case, before the first figure. The inputs
     of the case are in both figures. Meant for a fresh process: memory that a process once had, it
     may use again unseen.
     """
-    prepare(module, warm_up)()
-    run = prepare(module, case)
+    prepare(module, warm_up).run()
+    prepared = prepare(module, case)
     base = _resident()
-    run()
-    return {"base": base, "peak": _peak()}
+    results = prepared.run()
+    peak = _peak()
+    values = sum(array.size for array in prepared.arrays(results)[1:])
+    return {"base": base, "peak": peak, "gradients": values * SIZES[case.dtype] / 2**20}
 
 
 def _resident() -> float:
@@ -95,23 +137,28 @@ def main() -> None:
     # Answers go to the real standard output; whatever libraries print goes to standard error.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    run: Run | None = None
+    count = threads() or os.cpu_count() or 1
+    if hasattr(os, "sched_setaffinity"):  # holds for libraries that have no setting, too
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+    probe = Probe(count)
+    prepared: Prepared | None = None
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)
         answer: dict[str, Any]
         try:
-            if order["do"] == "prepare":
-                run = None  # the previous case's inputs go first
-                run = prepare(module, Case(**order["case"]))
-                run()
-                run()
+            if order["do"] == "load":
+                importlib.import_module(module)
                 answer = {"ok": True}
+            elif order["do"] == "prepare":
+                prepared = None  # the previous case's inputs go first
+                prepared = prepare(module, Case(**order["case"]))
+                answer = {"seconds": first_runs(prepared, order.get("results"))}
             elif order["do"] == "memory":
                 answer = memory(module, Case(**order["case"]), Case(**order["warm_up"]))
-            elif run is None:
+            elif prepared is None:
                 answer = {"error": "no case is prepared"}
             else:
-                answer = timed_round(run, order["calls"])
+                answer = timed_round(prepared, order["calls"], probe)
         except Exception as error:  # whatever a peer raises is its answer
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")

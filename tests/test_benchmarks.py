@@ -1,62 +1,120 @@
-"""The benchmark's own arithmetic and processes; real measurements are marked slow."""
+"""The benchmark's own arithmetic, processes and peers; real measurements are marked slow."""
 
+import dataclasses
 import json
 import re
 import sys
 import textwrap
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import report
-from benchmarks.__main__ import main
-from benchmarks.cases import QUICK, TIMED, Case
-from benchmarks.measure import Result, Side, UnavailableError, median, memory_case, time_case
-from benchmarks.peers import PEERS, Peer
+from benchmarks import bars, picture, report
+from benchmarks.__main__ import ALL, main, sides
+from benchmarks.bars import BARS, MEMORY_BARS, Bar, judge
+from benchmarks.cases import SUITES, Case
+from benchmarks.measure import (
+    Side,
+    Sides,
+    UnavailableError,
+    difference,
+    memory_case,
+    time_case,
+    too_large,
+)
+from benchmarks.peers import PEERS, Peer, without_window
+from benchmarks.results import Record, Result, median
+from benchmarks.worker import timed_round
 
 CASE = Case(1, 2, 8, 4)
+ABOUT = {
+    **dict.fromkeys(
+        "command day commit processor implementation instruction_set heed tensorflow keras torch "
+        "jax numpy python".split(),
+        "x",
+    ),
+    "cores": 2,
+    "threads": 2,
+}
+
+
+def timed(*seconds, probe=0.1):
+    return Result(samples=list(seconds), probes=[probe] * len(seconds))
+
+
+# Processes
 
 
 @pytest.fixture
-def peers(tmp_path, monkeypatch):
+def peers(tmp_path):
     """Sides that only sleep or allocate, without TensorFlow."""
     (tmp_path / "quick_side.py").write_text(
-        "import time\ndef prepare(case):\n    print('x')\n    return lambda: time.sleep(0.002)\n"
-    )
-    (tmp_path / "slow_side.py").write_text(
         textwrap.dedent(
             """
             import time
             import numpy as np
-            def prepare(case):
+            from benchmarks.peers import Prepared
+            def prepare(case, seconds=0.002, value=1.0, mib=0):
+                print("x")
                 def run():
-                    time.sleep(0.008)
-                    return np.ones(case.length * 2**17)  # a MiB for each position
-                return run
+                    time.sleep(seconds)
+                    return np.ones(case.length * mib * 2**17 + 1)
+                return Prepared(run, lambda result: [np.full(3, value), np.zeros(2**17)])
             """
         )
     )
+    other = "from quick_side import prepare as quick\ndef prepare(case): return quick(case, {})\n"
+    (tmp_path / "slow_side.py").write_text(other.format("0.008, mib=1"))
+    (tmp_path / "wrong_side.py").write_text(other.format("value=1.001"))
     (tmp_path / "failing_side.py").write_text("import a_package_that_is_not_there\n")
     environment = {"PYTHONPATH": str(tmp_path)}
     return {
-        "heed": Peer("heed", "quick_side", "op", is_heed=True, environment=environment),
-        "slow": Peer("slow", "slow_side", "op", environment=environment),
-        "gone": Peer("gone", "failing_side", "op", environment=environment),
+        "heed": Peer("heed", "quick_side", is_heed=True, environment=environment),
+        "torch": Peer("slow", "slow_side", environment=environment, computes=without_window),
+        "naive": Peer("wrong", "wrong_side", environment=environment),
+        "jax": Peer("gone", "failing_side", environment=environment),
     }
 
 
-def test_sides_are_timed_in_their_own_processes(peers):
-    results = time_case(CASE, peers, rounds=3)
-    assert [len(results[name].samples) for name in peers] == [3, 3, 0]
-    assert "a_package_that_is_not_there" in results["gone"].problem
-    quick, slow = (median(results[name], results) for name in ("heed", "slow"))
+def test_sides_are_timed_in_their_own_processes_if_they_compute_the_same(peers):
+    with Sides() as processes:
+        results = time_case(CASE, peers, 3, processes)
+    assert [len(results[name].samples) for name in peers] == [3, 3, 0, 0]
+    assert results["naive"].problem == (
+        "its output differs from heed's by 0.001, where the largest is 1"
+    )
+    assert "a_package_that_is_not_there" in results["jax"].problem
+    quick, slow = (median(results[name], results) for name in ("heed", "torch"))
     assert 0.002 <= quick < slow
     assert slow >= 0.008
-    table = report.time_table([(CASE, results)], peers)
-    assert table.splitlines()[0].count("|") == table.splitlines()[2].count("|") == 7
-    assert f"{slow / quick:.2f}" in table
-    assert "failed" in table
-    assert "gone, fwd (1, 2, 8, 4): ModuleNotFoundError" in table
-    assert re.fullmatch(r"heed [\d.]+ ms, slow [\d.]+ ms, gone failed", report.in_short(results))
+
+
+def test_a_side_that_cannot_compute_a_case_is_timed_on_the_one_it_computes_instead(peers):
+    asked = []
+
+    class Recorder(Side):
+        def ask(self, **order):
+            if order["do"] == "prepare":
+                asked.append((self.peer.title, order["case"]["window"]))
+            return super().ask(**order)
+
+    case = dataclasses.replace(CASE, causal=True, window=2)
+    with Sides(Recorder) as processes:
+        results = time_case(case, {n: peers[n] for n in ("heed", "torch")}, 1, processes)
+    # heed computes both: what the other is compared with, and its own.
+    assert asked == [("heed", None), ("heed", 2), ("slow", None)]
+    assert results["torch"].instead == "causal fwd (1, 2, 8, 4)"
+    assert len(results["torch"].samples) == 1
+
+
+def test_nothing_is_timed_without_a_result_of_heed_to_compare_with(peers):
+    peers = {"heed": dataclasses.replace(peers["jax"], is_heed=True), "torch": peers["torch"]}
+    with Sides() as processes:
+        results = time_case(CASE, peers, 1, processes)
+    assert "a_package_that_is_not_there" in results["heed"].problem
+    assert results["torch"].problem == "there is no result of heed to compare with"
+    assert not results["torch"].samples
 
 
 def test_sides_are_alternated(peers):
@@ -67,28 +125,181 @@ def test_sides_are_alternated(peers):
             asked.append((self.peer.title, order["do"]))
             return super().ask(**order)
 
-    del peers["gone"]
-    time_case(CASE, peers, rounds=2, start=Recorder)
-    order = [title for title, do in asked if do == "round"][4:]  # after the warm-up
-    assert order == ["heed", "slow", "slow", "heed"]
+    with Sides(Recorder) as processes:
+        time_case(CASE, {n: peers[n] for n in ("heed", "torch")}, 2, processes)
+    assert [title for title, do in asked if do == "round"] == ["heed", "slow", "slow", "heed"]
+
+
+def test_a_process_serves_one_case_after_another_until_it_dies(peers):
+    with Sides() as processes:
+        side = processes.of(peers["heed"])
+        assert processes.of(peers["heed"]) is side
+        side._process.kill()
+        side._process.wait()
+        with pytest.raises(UnavailableError, match="ended with status"):
+            side.ask(do="round", calls=1)
+        other = processes.of(peers["heed"])
+        assert other is not side
+        assert other.ask(do="prepare", case=CASE.to_dict())["seconds"] > 0
+    assert not other.is_alive
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_memory_is_what_a_call_adds(peers):
+def test_memory_is_what_a_call_adds_beyond_its_gradients(peers):
     case = Case(1, 1, 96, 4)
     results = memory_case(case, peers)
     assert results["heed"].added_mib < 8
-    # The small case (64 MiB) has come and gone before.
-    assert 80 < results["slow"].added_mib < 112
-    assert "| fwd (1, 1, 96, 4) |" in report.memory_table([(case, results)], peers)
+    # The small case (64 MiB) has come and gone before; 96 MiB are added, half a one is gradients.
+    assert 80 < results["torch"].added_mib < 112
+    rows = report.memory_table([(case, results)], "").splitlines()
+    assert re.fullmatch(r"\| fwd \(1, 1, 96, 4\) \| +-?\d \| +\d+ \| +- \| +-?\d \|", rows[2])
 
 
-def test_a_side_that_dies_is_reported(peers):
-    side = Side(peers["heed"])
-    side._process.kill()
-    with pytest.raises(UnavailableError, match="ended with status"):
-        side.ask(do="round", calls=1)
-    side.close()
+def test_a_side_that_would_take_all_memory_is_left_out():
+    case = Case(1, 8, 2**20, 64)
+    assert "GiB of memory" in too_large(PEERS["naive"], case)
+    assert too_large(PEERS["heed"], case) is too_large(PEERS["naive"], CASE) is None
+
+
+def test_a_round_says_how_slow_the_probe_was_at_worst(monkeypatch):
+    class Probe:
+        def __init__(self, *seconds):
+            self.left = list(seconds)
+
+        def seconds(self):
+            return self.left.pop(0)
+
+    runs = []
+    prepared = type("Prepared", (), {"run": lambda: runs.append(1), "portion": 1e9})
+    assert timed_round(prepared, 3, Probe(0.1, 0.4))["probe"] == 0.4
+    assert timed_round(prepared, 1, Probe(0.3, 0.2))["probe"] == 0.3
+    assert len(runs) == 3 + 1 + 1  # one to warm up where there are several
+    assert timed_round(prepared, 1, Probe(0, 0))["seconds"] > 1  # times the portion
+
+
+# What the peers compute
+
+
+def visible(case):
+    """Which keys a query sees, (B, 1, T, S), said in another way than the peers do."""
+    B, T, S = case.batch, case.length, case.key_length
+    seen = np.ones((B, 1, T, S), bool)
+    for b in range(B):
+        for i in range(T):
+            for j in range(S):
+                seen[b, 0, i, j] = j < case.key_lengths[b] and (
+                    not case.causal or j <= i < j + (case.window or T)
+                )
+    return seen
+
+
+def expected(case):
+    """Output and gradients by the reference."""
+    from benchmarks.peers import _inputs
+    from tests import reference
+
+    arrays = _inputs.inputs(case)
+    if case.dtype == "bfloat16":
+        import ml_dtypes
+
+        arrays = [array.astype(ml_dtypes.bfloat16) for array in arrays]
+    additive = case.kind == "additive"
+    forward = reference.additive_attention if additive else reference.dot_product_attention
+    backward = (
+        reference.additive_attention_backward
+        if additive
+        else reference.dot_product_attention_backward
+    )
+    options = {} if additive else {"mask": visible(case)}
+    results = [forward(*arrays, **options).out]
+    if case.backward:
+        gradients = backward(*arrays, _inputs.output_gradient(case), **options)
+        results += [gradients.query, gradients.key, gradients.value]
+        results += [gradients.score_vector] if additive else []
+    return results
+
+
+def computed(name, case):
+    import heed
+    from benchmarks.peers import prepare
+
+    for package in ("torch", "jax"):
+        if package in name:
+            pytest.importorskip(package)
+    with heed.set_implementation("auto"):  # heed-portable sets it for its process
+        prepared = prepare(PEERS[name].module, case)
+        return prepared.arrays(prepared.run())
+
+
+TINY = [
+    Case(2, 2, 5, 4, causal=True, backward=True),
+    Case(3, 4, 5, 4, keys=7, key_heads=2, padded=True, backward=True),
+    Case(1, 2, 6, 4, causal=True, window=3),
+    Case(2, 2, 5, 4, padded=True, causal=True, dtype="bfloat16"),
+    Case(2, 2, 1, 4, keys=9),
+    Case(2, 1, 3, 4, kind="additive", backward=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(name, case, id=f"{name}-{case.name}")
+        for case in TINY
+        for name, peer in PEERS.items()
+        if peer.kind == case.kind and not peer.is_limit
+    ],
+)
+def test_peers_compute_what_the_reference_does(name, case):
+    case = PEERS[name].computes(case)
+    assert difference(computed(name, case), expected(case), case.dtype) is None
+
+
+def test_layers_compute_the_same_from_the_same_weights():
+    from benchmarks.peers import _inputs
+    from tests import reference
+
+    case = Case(2, 2, 5, 4, kind="layer", causal=True, backward=True)
+    heed_layer, keras_layer = (computed(name, case) for name in ("heed-layer", "keras-layer"))
+    assert difference(keras_layer, heed_layer, case.dtype) is None
+    (states,), weights = _inputs.inputs(case), _inputs.layer_weights(case)
+    query, key, value = (
+        np.einsum("btd,dnh->btnh", states, weights[i]) + weights[i + 1] for i in (0, 2, 4)
+    )
+    out = reference.dot_product_attention(query, key, value, mask=visible(case)).out
+    output = np.einsum("btnh,nhd->btd", out, weights[6]) + weights[7]
+    assert difference(heed_layer[:1], [output], case.dtype) is None
+
+
+@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if peer.is_limit])
+def test_the_rate_is_that_of_a_right_product(name, monkeypatch):
+    from benchmarks.peers import _sgemm, prepare
+
+    if "torch" in name:
+        pytest.importorskip("torch")
+    monkeypatch.setattr(_sgemm, "SIZE", 32)
+    prepared = prepare(PEERS[name].module, CASE)
+    left, right = _sgemm.matrices()
+    assert difference(prepared.arrays(prepared.run()), [left @ right], "float32") is None
+    assert prepared.portion == 4 * 2 * 8 * 8 * 4 / (2 * 32**3)
+
+
+def test_differences_are_noticed():
+    right = [np.ones((2, 3)), np.zeros(2), np.full(2, 50.0)]
+
+    def but(index, value):
+        return [value if i == index else array for i, array in enumerate(right)]
+
+    assert difference(right, right, "float32") is None
+    assert difference(but(1, np.full(2, 1e-4)), right, "float32") is None  # beside 50 it is nothing
+    assert "gradients differs" in difference(but(1, np.full(2, 0.1)), right, "float32")
+    assert "output differs" in difference(but(0, np.full((2, 3), 1.001)), right, "float32")
+    assert difference(but(0, np.full((2, 3), 1.001)), right, "bfloat16") is None
+    assert "output differs" in difference(but(0, np.full((2, 3), np.nan)), right, "float32")
+    assert "shapes" in difference(right[:2], right, "float32")
+
+
+# What is made of the samples
 
 
 def test_disturbed_samples_are_set_aside():
@@ -96,19 +307,192 @@ def test_disturbed_samples_are_set_aside():
     assert median(result, {"heed": result}) == pytest.approx(1.1)
     # A side disturbed all the time still has a figure: the better half of its samples.
     worse = Result(samples=[3.0, 4.0, 9.0, 9.0], probes=[0.2, 0.21, 0.5, 0.5])
-    assert median(worse, {"heed": result, "worse": worse}) == pytest.approx(3.5)
+    by_side = {"heed": result, "worse": worse}
+    assert median(worse, by_side) == pytest.approx(3.5)
     assert median(Result(problem="no"), {}) is None
+    record = Record("ops", ABOUT, [(CASE, by_side)])
+    assert record.samples() == (8, 3, 2)
+    assert "Of 8 samples 3 were set aside as disturbed, 2 count although" in report.made_by(record)
+
+
+def test_bars_are_met_or_missed():
+    bar = Bar(CASE, ("torch", "naive"), 1.2)
+    slow, quick = timed(1.3, 1.3), timed(1.2, 1.2)
+    for by_side, peer, ratio, met in [
+        ({"heed": timed(1.0), "torch": slow, "naive": quick}, "naive", 1.2, True),
+        ({"heed": timed(1.001), "torch": slow, "naive": quick}, "naive", 1.2 / 1.001, False),
+        ({"heed": timed(1.0), "torch": slow, "naive": Result(problem="x")}, "torch", 1.3, True),
+        ({"heed": Result(problem="x"), "torch": slow}, "torch", None, None),
+        ({"heed": timed(1.0)}, None, None, None),
+    ]:
+        verdict = judge(bar, [(Case(1, 1, 1, 1), {}), (CASE, by_side)])
+        assert (verdict.peer, verdict.met) == (peer, met)
+        assert verdict.ratio == (None if ratio is None else pytest.approx(ratio))
+
+
+def test_the_table_of_bars_has_a_mark_for_each(monkeypatch):
+    first, window = BARS[0], next(bar for bar in BARS if bar.case.window)
+    limit = next(bar for bar in BARS if PEERS[bar.peers[0]].is_limit)
+    results = [
+        (first.case, {"heed": timed(1.0), "torch": timed(1.1999)}),
+        (window.case, {"heed": timed(0.1), "torch": timed(2.0)}),
+        (limit.case, {"heed": timed(0.25), "sgemm-numpy": timed(0.3), "sgemm-torch": timed(0.2)}),
+    ]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in report.bar_table(results).splitlines()
+    ]
+    assert len(rows) == len(BARS) + 2
+    assert rows[2] == [
+        first.case.name,
+        "PyTorch SDPA",
+        "1000.00",
+        "1199.90",
+        "1.19",
+        "1.2",
+        "**no**",
+    ]
+    by_case = {row[0]: row[1:] for row in rows}
+    assert by_case[window.case.name] == [
+        "PyTorch SDPA, all keys", "100.00", "2000.00", "20.00", "15", "yes"
+    ]  # fmt: skip
+    assert by_case[limit.case.name] == [
+        "the sgemm rate of PyTorch", "250.00", "200.00", "0.80", "0.85", "**no**"
+    ]  # fmt: skip
+    assert rows[3][1:] == ["naive TensorFlow", "1000.00", "-", "-", "2.5", "not measured"]
+    case = MEMORY_BARS[0].case
+    for mib, mark in ((399.9, "yes"), (400.0, "**no**"), (None, "not measured")):
+        table = report.memory_bar_table([(case, {"heed": Result(added_mib=mib)})])
+        assert table.splitlines()[2].split("|")[-2].strip() == mark
+
+
+def test_a_table_of_times_has_ratios_and_says_what_is_missing():
+    case = Case(1, 2, 8, 4, causal=True, window=2)
+    by_side = {
+        "heed": timed(0.002),
+        "torch": dataclasses.replace(timed(0.005), instead="causal fwd (1, 2, 8, 4)"),
+        "jax": Result(problem="no memory"),
+    }
+    record = Record("variants", ABOUT, [(case, by_side)])
+    text = report.tables(record)
+    row = [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]]
+    assert row == [case.name, "2.00", "5.00*", "2.50", "-", "-"]
+    assert f"JAX: no memory [{case.name}]" in text
+    assert "timed in its place: causal fwd (1, 2, 8, 4)" in text
+    assert report.in_short(by_side) == "heed 2.00 ms, torch 5.00 ms, jax -"
+
+
+def test_results_are_read_as_they_were_written(tmp_path):
+    by_side = {"heed": timed(1.0, 2.0), "torch": Result(problem="gone")}
+    record = Record("ops", ABOUT, [(CASE, by_side)], [(CASE, {"heed": Result(added_mib=3.0)})])
+    record.write(tmp_path / "new" / "ops.json")
+    assert Record.read(tmp_path / "new" / "ops.json") == record
+
+
+def test_a_run_can_continue_an_earlier_one():
+    other = Case(1, 2, 9, 4)
+    earlier = Record("ops", ABOUT, [(CASE, {"heed": timed(1.0)}), (other, {"heed": timed(2.0)})])
+    record = Record("ops", {**ABOUT, "command": "again"})
+    record.continues(earlier)
+    record.add("timed", CASE, {"heed": timed(3.0)})
+    assert [(case, by_side["heed"].samples) for case, by_side in record.timed] == [
+        (CASE, [3.0]),
+        (other, [2.0]),
+    ]
+    assert record.about["command"] == "x, again"
+    with pytest.raises(ValueError, match="`threads` of the earlier results"):
+        Record("ops", {**ABOUT, "threads": 1}).continues(earlier)
+
+
+def test_a_page_is_filled_between_its_marks():
+    page = "a\n<!-- figures: ops -->\nold\n<!-- end of figures: ops -->\nb\n"
+    filled = report.fill(page, "ops", "| new |")
+    assert filled == page.replace("old", "| new |")
+    assert report.fill(filled, "ops", "| new |") == filled
+    for wrong in ("long", "op"):
+        with pytest.raises(ValueError, match=f"figures: {wrong} -->"):
+            report.fill(page, wrong, "")
+    with pytest.raises(ValueError, match="once each"):
+        report.fill(page + page, "ops", "")
+
+
+def test_the_page_of_figures_has_a_place_for_each_suite():
+    page = (Path(__file__).parents[1] / "docs" / "performance.md").read_text(encoding="utf-8")
+    for name in ALL:
+        if name != "quick":
+            assert "the figures" in report.fill(page, name, "the figures")
+
+
+def test_the_picture_shows_each_side_over_the_length():
+    cases = [Case(1, 8, length, 64, backward=True) for length in (2048, 1024, 512)]
+    record = Record("long", ABOUT)
+    for case in cases:
+        own, other = timed(case.length / 1e6), timed(case.length / 1e5)
+        record.add("timed", case, {"heed": own, "torch": other})
+        problem = Result(problem="memory") if case.length > 1024 else Result(added_mib=7.0)
+        record.add("weighed", case, {"heed": Result(added_mib=-1.0), "naive": problem})
+    left, right = picture.figure(record).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in left.get_lines()}
+    assert lines["heed"] == [[512, 0.512], [1024, 1.024], [2048, 2.048]]
+    assert list(lines) == ["heed", "PyTorch SDPA"]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in right.get_lines()}
+    assert lines == {
+        "heed": [[512, 0.5], [1024, 0.5], [2048, 0.5]],
+        "naive TensorFlow": [[512, 7.0], [1024, 7.0]],
+    }
+    record.add("timed", CASE, {"heed": timed(1.0)})
+    with pytest.raises(ValueError, match="differ in nothing else"):
+        picture.figure(record)
+
+
+# Cases and the command line
 
 
 def test_cases_are_named_apart():
-    names = [case.name for case in [*TIMED, *QUICK]]
-    assert len(set(names)) == len(names)
-    assert "causal fwd+bwd (1, 8, 4096, 64)" in names
-    for group in {peer.group for peer in PEERS.values()}:
-        assert any(peer.is_heed for peer in PEERS.values() if peer.group == group)
+    for suite in ALL.values():
+        for cases in (suite.timed, suite.weighed):
+            names = [case.name + case.kind for case in cases]
+            assert len(set(names)) == len(names)
+    assert Case(1, 8, 4096, 64, True, True).name == "causal fwd+bwd (1, 8, 4096, 64)"
+    assert Case(1, 32, 9, 64, key_heads=8, padded=True).name == "padded fwd (1, 32/8, 9, 64)"
+    assert Case(4, 8, 1, 64, keys=2048).name == "decoding (4, 8, 1/2048, 64)"
+    assert (
+        Case(1, 8, 9, 64, True, window=4, dtype="bfloat16").name
+        == "window 4 causal bfloat16 fwd (1, 8, 9, 64)"
+    )
+    assert Case(2, 1, 3, 4, kind="additive").name == "additive fwd (2, 3, 3, 4)"
+    with pytest.raises(ValueError, match="`window` must come with `causal`"):
+        Case(1, 1, 8, 4, window=2)
 
 
-@pytest.mark.parametrize("arguments", [["ops", "--rounds", "0"], ["ops", "--peers", "x"], []])
+def test_padded_items_have_lengths_up_to_the_whole():
+    assert Case(4, 1, 16, 4, padded=True).key_lengths == [4, 8, 12, 16]
+    assert Case(4, 1, 16, 4).key_lengths == [16] * 4
+
+
+def test_each_case_has_one_side_of_heed_first():
+    for name, suite in ALL.items():
+        for case in [*suite.timed, *suite.weighed]:
+            peers = sides(name, suite, case, None)
+            assert next(iter(peers.values())).is_heed, (name, case)
+            assert len(peers) > 1 or case in [bar.case for bar in MEMORY_BARS], (name, case)
+    for bar in BARS:
+        peers = sides(bars.NAME, bars.SUITE, bar.case, None)
+        assert set(bar.peers) <= set(peers), bar
+    assert list(sides("ops", SUITES["ops"], CASE, ["naive", "heed"])) == ["heed", "naive"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ops", "--rounds", "0"],
+        ["ops", "--threads", "0"],
+        ["ops", "--peers", "x"],
+        ["ops", "--peers", "naive"],
+        ["unknown"],
+        [],
+    ],
+)
 def test_a_wrong_argument_is_one_clear_line(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -116,16 +500,31 @@ def test_a_wrong_argument_is_one_clear_line(arguments, capsys):
     assert "error:" in capsys.readouterr().err
 
 
+def test_old_results_are_printed_and_put_into_a_page(tmp_path, capsys):
+    Record("ops", ABOUT, [(CASE, {"heed": timed(0.002)})]).write(tmp_path / "ops.json")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- figures: ops -->\n<!-- end of figures: ops -->\n")
+    arguments = ["ops", "--no-run", "--results", str(tmp_path), "--markdown", str(page)]
+    assert main(arguments) == 0
+    row = re.compile(r"^\| fwd \(1, 2, 8, 4\) +\| +2\.00 \|$", re.MULTILINE)
+    assert row.search(capsys.readouterr().out)
+    assert row.search(page.read_text())
+
+
 @pytest.mark.slow
 def test_quick_run(tmp_path, capsys):
-    assert main(["ops", "--quick", "--rounds", "1", "--json", str(tmp_path / "out.json")]) == 0
-    printed = capsys.readouterr().out
-    assert "failed" not in printed
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert len(written["timed"]) == 8
+    assert main(["quick", "--rounds", "1", "--results", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "quick.json").read_text())
+    assert len(written["timed"]) == len(SUITES["quick"].timed)
+    for entry in written["timed"]:
+        for name, side in entry["sides"].items():
+            if side["problem"] is None or "ModuleNotFoundError" not in side["problem"]:
+                assert side["median_seconds"] > 0, (entry["name"], name, side["problem"])
     assert all(
-        side["median_seconds"] > 0 for case in written["timed"] for side in case["sides"].values()
+        side["added_mib"] > 1
+        for entry in written["weighed"]
+        for side in entry["sides"].values()
+        if side["problem"] is None
     )
-    assert all(
-        side["added_mib"] > 1 for case in written["memory"] for side in case["sides"].values()
-    )
+    assert written["about"]["threads"] == 2
+    assert "| padded fwd+bwd (2, 4/2, 256, 64) " in capsys.readouterr().out

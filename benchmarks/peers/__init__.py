@@ -1,20 +1,50 @@
 """The sides of a comparison.
 
 A peer is one module in this folder with a function `prepare(case)` that makes random inputs and
-returns a function without arguments that computes the attention once and returns when it is done.
-The module is imported only in the peer's own process. To add a side, write its module and list it
-in `PEERS`; a module that cannot be imported is reported and left out.
+returns a `Prepared`. The module is imported only in the peer's own process. To add a side, write
+its module and list it in `PEERS`; a module that cannot be imported is reported and left out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from benchmarks.cases import Case
 
-Run = Callable[[], object]
+THREADS = "HEED_BENCHMARK_THREADS"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case, ready to be computed.
+
+    Args:
+        run: computes it once and returns when the values are there.
+        arrays: turns what `run` returned into float32 arrays, to compare them with heed's: the
+            output in heed's layout, then the gradients of the inputs and of any weights.
+        portion: what the time of `run` is multiplied with, for a side whose work is not the case.
+    """
+
+    run: Callable[[], Any]
+    arrays: Callable[[Any], list[np.ndarray]]
+    portion: float = 1.0
+
+
+def as_it_is(case: Case) -> Case:
+    """A peer that computes every case itself."""
+    return case
+
+
+def without_window(case: Case) -> Case:
+    """A peer without windows has to compute all of a causal attention instead."""
+    return dataclasses.replace(case, window=None)
 
 
 @dataclass(frozen=True)
@@ -24,29 +54,61 @@ class Peer:
     Args:
         title: how it is called in the tables.
         module: where its `prepare` is.
-        group: sides of one group are compared with each other.
-        is_heed: whether others can be divided by it; they are by the first such side of a table.
+        kind: which cases it computes; sides of one kind are compared with each other.
+        is_heed: whether others are divided by it and compared with it: the first of a run is.
+        is_limit: a speed of the machine, not an attention: there is no result to compare.
+        builds_scores: whether it builds the whole tensor of scores, and so needs memory for it.
+        computes: what it computes in place of a case.
         environment: variables of its process.
     """
 
     title: str
     module: str
-    group: str
+    kind: str = "dot-product"
     is_heed: bool = False
+    is_limit: bool = False
+    builds_scores: bool = False
+    computes: Callable[[Case], Case] = as_it_is
     environment: dict[str, str] = field(default_factory=dict)
 
 
+def _limit(library: str, title: str) -> Peer:
+    # OpenBLAS' idle threads would spin for a tenth of a second.
+    environment = {"OPENBLAS_THREAD_TIMEOUT": "10"}
+    module = f"benchmarks.peers.sgemm_{library}"
+    return Peer(f"sgemm rate of {title}", module, is_limit=True, environment=environment)
+
+
+_HERE = "benchmarks.peers."
 PEERS: dict[str, Peer] = {
-    "heed": Peer("heed", "benchmarks.peers.heed_op", "op", is_heed=True),
-    "heed-portable": Peer("heed portable", "benchmarks.peers.heed_portable", "op", is_heed=True),
-    "naive": Peer("naive TensorFlow", "benchmarks.peers.naive", "op"),
-    "keras-op": Peer("keras.ops", "benchmarks.peers.keras_op", "op"),
-    "heed-layer": Peer("heed layer", "benchmarks.peers.heed_layer", "layer", is_heed=True),
-    "keras-layer": Peer("keras layer", "benchmarks.peers.keras_layer", "layer"),
+    "heed": Peer("heed", _HERE + "heed_op", is_heed=True),
+    "heed-portable": Peer("heed portable", _HERE + "heed_portable", is_heed=True),
+    "torch": Peer("PyTorch SDPA", _HERE + "torch_op", computes=without_window),
+    "jax": Peer("JAX", _HERE + "jax_op", builds_scores=True),
+    "naive": Peer("naive TensorFlow", _HERE + "naive", builds_scores=True),
+    "keras-op": Peer("keras.ops", _HERE + "keras_op", builds_scores=True),
+    "sgemm-torch": _limit("torch", "PyTorch"),
+    "sgemm-tensorflow": _limit("tensorflow", "TensorFlow"),
+    "sgemm-numpy": _limit("numpy", "NumPy"),
+    "heed-additive": Peer("heed", _HERE + "heed_additive", "additive", is_heed=True),
+    "additive-naive": Peer(
+        "naive TensorFlow", _HERE + "naive_additive", "additive", builds_scores=True
+    ),
+    "additive-keras": Peer(
+        "Keras AdditiveAttention", _HERE + "keras_additive", "additive", builds_scores=True
+    ),
+    "heed-layer": Peer("heed layer", _HERE + "heed_layer", "layer", is_heed=True),
+    "keras-layer": Peer("keras layer", _HERE + "keras_layer", "layer", builds_scores=True),
 }
 
 
-def prepare(module: str, case: Case) -> Run:
+def prepare(module: str, case: Case) -> Prepared:
     """Imports a side and prepares a case."""
-    run: Run = importlib.import_module(module).prepare(case)
-    return run
+    prepared: Prepared = importlib.import_module(module).prepare(case)
+    return prepared
+
+
+def threads() -> int | None:
+    """How many threads a side may compute with; None leaves it to its library."""
+    value = os.environ.get(THREADS)
+    return int(value) if value else None

@@ -1,4 +1,4 @@
-"""What the sides on TensorFlow share: inputs, and one graph for forward or forward and backward."""
+"""What the sides on TensorFlow share: tensors, and one graph for forward or forward and backward."""
 
 from __future__ import annotations
 
@@ -9,54 +9,71 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.cases import Case
-from benchmarks.peers import Run
+from benchmarks.peers import Prepared, _inputs, threads
 
 
-def inputs(case: Case, layout: str = "BTNH") -> list[tf.Tensor]:
-    """Query, key and value, normally distributed, the same in each process."""
-    generator = np.random.default_rng(0)
-    shape = (case.batch, case.length, case.heads, case.head_dim)
-    arrays = [generator.standard_normal(shape, dtype=np.float32) for _ in range(3)]
-    if layout == "BNTH":
-        arrays = [np.ascontiguousarray(array.transpose(0, 2, 1, 3)) for array in arrays]
-    return [tf.constant(array) for array in arrays]
+def set_threads() -> None:
+    """As many as the run asks for; heed's kernels take the same setting."""
+    count = threads()
+    if count is not None and count != tf.config.threading.get_intra_op_parallelism_threads():
+        tf.config.threading.set_intra_op_parallelism_threads(count)
 
 
-def hidden_states(case: Case) -> tf.Tensor:
-    """The input of a layer, (B, T, N*H)."""
-    generator = np.random.default_rng(0)
-    shape = (case.batch, case.length, case.heads * case.head_dim)
-    return tf.constant(generator.standard_normal(shape, dtype=np.float32))
+set_threads()  # before anything makes a tensor
 
 
 def graph(
-    function: Callable[..., Any], arguments: list[tf.Tensor], sources: list[Any] | None, case: Case
-) -> Run:
-    """One call of `function(*arguments)` as a graph, with the gradients of `sources` if asked for.
+    function: Callable[..., Any],
+    case: Case,
+    layout: str = "BTNH",
+    arrays: list[np.ndarray] | None = None,
+    weights: list[Any] | None = None,
+) -> Prepared:
+    """One call of `function` on the inputs of a case as a graph, with gradients if asked for.
 
     Args:
-        function: computes the output from the arguments.
-        arguments: what it is called with.
-        sources: what gradients are taken of besides the arguments: variables, or None.
-        case: says whether gradients are computed.
-
-    Returns:
-        A function without arguments; on a CPU it returns when the values are there.
+        function: computes the output from query, key, value or what else the case has.
+        case: says what the inputs are, and whether gradients are computed.
+        layout: "BNTH" to have the inputs of dot-product attention so.
+        arrays: what `function` is called with, if not with all inputs of the case.
+        weights: variables that get gradients too.
     """
+    exchange = _inputs.heads_first if layout == "BNTH" else np.asarray
+    dtype = tf.as_dtype(case.dtype)
+    arguments = [tf.cast(tf.constant(exchange(x)), dtype) for x in arrays or _inputs.inputs(case)]
 
     @tf.function(autograph=False)
-    def forward(*tensors: tf.Tensor) -> Any:
-        return function(*tensors)
+    def forward(*tensors: tf.Tensor) -> list[Any]:
+        return [function(*tensors)]
 
     @tf.function(autograph=False)
-    def forward_and_backward(upstream: tf.Tensor, *tensors: tf.Tensor) -> Any:
+    def forward_and_backward(upstream: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             output = function(*tensors)
-        return output, tape.gradient(output, [*tensors, *(sources or [])], upstream)
+        return [output, *tape.gradient(output, [*tensors, *(weights or [])], upstream)]
+
+    def to_arrays(results: list[tf.Tensor]) -> list[np.ndarray]:
+        values = [tf.cast(result, tf.float32).numpy() for result in results]
+        return [exchange(x) if layout == "BNTH" else x for x in values]
 
     if not case.backward:
-        return lambda: forward(*arguments)
-    shape = forward.get_concrete_function(*arguments).output_shapes
-    upstream = tf.constant(np.random.default_rng(1).standard_normal(shape, dtype=np.float32))
-    return lambda: forward_and_backward(upstream, *arguments)
+        return Prepared(lambda: forward(*arguments), to_arrays)
+    upstream = tf.cast(tf.constant(exchange(_inputs.output_gradient(case))), dtype)
+    return Prepared(lambda: forward_and_backward(upstream, *arguments), to_arrays)
+
+
+def visible(case: Case) -> tf.Tensor | None:
+    """Which keys a query may see, to be called in a graph: booleans of (B or 1, 1, T or 1, S).
+
+    None where all are.
+    """
+    shape = (case.length, case.key_length)
+    seen = None
+    if case.causal:
+        reach = -1 if case.window is None else case.window - 1
+        seen = tf.linalg.band_part(tf.ones(shape, tf.bool), reach, 0)[None, None]
+    if case.padded:
+        valid = tf.sequence_mask(case.key_lengths, case.key_length)[:, None, None]
+        seen = valid if seen is None else tf.logical_and(seen, valid)
+    return seen

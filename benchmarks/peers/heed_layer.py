@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from benchmarks.cases import Case
-from benchmarks.peers import Run
-from benchmarks.peers._tensorflow import graph, hidden_states
+from benchmarks.peers import Prepared
+from benchmarks.peers._layer import self_attention
 from heed import layers
 
 
-def prepare(case: Case) -> Run:
+def prepare(case: Case) -> Prepared:
     """A layer of width N*H; its backward includes the gradients of the weights."""
-    states = hidden_states(case)
-    layer = layers.MultiHeadAttention(case.heads, case.head_dim)
-    layer(states[:, :1], states[:, :1])  # makes the weights
-
-    def attention(states):  # type: ignore[no-untyped-def]
-        return layer(states, states, use_causal_mask=case.causal)
-
-    weights = [weight.value for weight in layer.trainable_weights]
-    return graph(attention, [states], weights, case)
+    return self_attention(layers.MultiHeadAttention(case.heads, case.head_dim), case)

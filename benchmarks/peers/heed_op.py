@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from benchmarks.cases import Case
-from benchmarks.peers import Run
-from benchmarks.peers._tensorflow import graph, inputs
-from heed import ops
+from benchmarks.peers import Prepared
+from benchmarks.peers._tensorflow import graph
+from heed import Mask, ops
 
 
-def prepare(case: Case) -> Run:
+def prepare(case: Case) -> Prepared:
     """As a user calls it: no mask array, `is_causal` where it is causal."""
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
-        return ops.dot_product_attention(query, key, value, is_causal=case.causal)
+        mask = None
+        if case.window is not None:
+            mask = Mask.window(case.window - 1, 0)
+        if case.padded:
+            lengths = Mask.lengths(case.key_lengths)
+            mask = lengths if mask is None else mask & lengths
+        causal = case.causal and case.window is None
+        return ops.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
 
-    return graph(attention, inputs(case), None, case)
+    return graph(attention, case)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heed
 from benchmarks.cases import Case
-from benchmarks.peers import Run, heed_op
+from benchmarks.peers import Prepared, heed_op
 
 
-def prepare(case: Case) -> Run:
+def prepare(case: Case) -> Prepared:
     """As `heed_op`, for the rest of the process without the native kernels."""
     heed.set_implementation("portable")
     return heed_op.prepare(case)

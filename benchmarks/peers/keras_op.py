@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 
 from benchmarks.cases import Case
-from benchmarks.peers import Run
-from benchmarks.peers._tensorflow import graph, inputs
+from benchmarks.peers import Prepared
+from benchmarks.peers._tensorflow import graph, visible
 
 
-def prepare(case: Case) -> Run:
-    """As a user calls it."""
+def prepare(case: Case) -> Prepared:
+    """As a user calls it: causal by its own flag, windows and padding by a mask."""
+    causal = case.causal and case.window is None
+    masked = dataclasses.replace(case, causal=case.window is not None)
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
-        return keras.ops.dot_product_attention(query, key, value, is_causal=case.causal)
+        mask = visible(masked)
+        return keras.ops.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
 
-    return graph(attention, inputs(case), None, case)
+    return graph(attention, case)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import tensorflow as tf
 
 from benchmarks.cases import Case
-from benchmarks.peers import Run
-from benchmarks.peers._tensorflow import graph, inputs
+from benchmarks.peers import Prepared
+from benchmarks.peers._tensorflow import graph, visible
 
 
-def prepare(case: Case) -> Run:
+def prepare(case: Case) -> Prepared:
     """Inputs are (B, N, T, H) from the start: nothing is transposed while the clock runs."""
+    group = case.heads // case.key_head_count
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
+        if group > 1:
+            key, value = (tf.repeat(x, group, axis=1) for x in (key, value))
         scores = tf.matmul(query, key, transpose_b=True) * case.head_dim**-0.5
-        if case.causal:
-            visible = tf.linalg.band_part(tf.ones((case.length, case.length)), -1, 0)
-            scores += (1.0 - visible) * -1e9
+        seen = visible(case)
+        if seen is not None:
+            scores += (1.0 - tf.cast(seen, scores.dtype)) * -1e9
         return tf.matmul(tf.nn.softmax(scores), value)
 
-    return graph(attention, inputs(case, "BNTH"), None, case)
+    return graph(attention, case, "BNTH")

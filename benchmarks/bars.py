@@ -1,0 +1,112 @@
+"""The bars that heed sets itself: against whom, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.cases import Case, Suite
+from benchmarks.results import Result, Results, median
+
+SGEMM = ("sgemm-torch", "sgemm-tensorflow", "sgemm-numpy")
+ADDITIVE = ("additive-naive", "additive-keras")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How many times heed's time a peer's has to be.
+
+    Args:
+        case: what heed computes.
+        peers: of several the quickest counts.
+        at_least: the ratio peer's time / heed's time.
+    """
+
+    case: Case
+    peers: tuple[str, ...]
+    at_least: float
+
+
+@dataclass(frozen=True)
+class MemoryBar:
+    """How many MiB heed may add to its process, beyond inputs and gradients."""
+
+    case: Case
+    below: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a bar; None where it was not measured.
+
+    Args:
+        heed: seconds.
+        peer: the quickest peer.
+        seconds: the quickest peer's.
+    """
+
+    bar: Bar
+    heed: float | None
+    peer: str | None
+    seconds: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Peer's time / heed's time."""
+        return self.seconds / self.heed if self.seconds and self.heed else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the ratio is at least that of the bar."""
+        return None if self.ratio is None else self.ratio >= self.bar.at_least
+
+
+SHORT, MIDDLE, LONG = (64, 8, 32, 64), (8, 8, 512, 64), (2, 8, 2048, 64)
+LONGER, WIDER = (1, 4, 8192, 64), (2, 8, 2048, 128)
+
+BARS = [
+    Bar(Case(*SHORT), ("torch",), 1.2),
+    Bar(Case(*SHORT), ("naive",), 2.5),
+    Bar(Case(*MIDDLE), ("torch",), 1.3),
+    Bar(Case(*MIDDLE, backward=True), ("torch",), 1.3),
+    *(Bar(Case(*shape), ("torch",), 1.2) for shape in (LONG, LONGER, WIDER)),
+    *(Bar(Case(*shape, causal=True), ("torch",), 1.4) for shape in (LONG, LONGER, WIDER)),
+    Bar(Case(*LONG, backward=True), ("torch",), 1.35),
+    Bar(Case(*LONG, causal=True, backward=True), ("torch",), 1.6),
+    Bar(Case(*LONG, dtype="bfloat16"), ("torch",), 1.5),
+    Bar(Case(4, 8, 1, 64, keys=2048), ("torch",), 1.2),
+    Bar(Case(1, 8, 16384, 64, causal=True, window=256), ("torch",), 15.0),
+    Bar(Case(1, 8, 4096, 64, causal=True), ("naive",), 4.0),
+    Bar(Case(1, 8, 4096, 64, causal=True, backward=True), ("naive",), 3.0),
+    Bar(Case(8, 1, 128, 256, kind="additive", backward=True), ADDITIVE, 25.0),
+    Bar(Case(4, 1, 512, 256, kind="additive", backward=True), ADDITIVE, 25.0),
+    Bar(Case(*LONG), SGEMM, 0.85),
+]
+MEMORY_BARS = [MemoryBar(Case(1, 8, 32768, 64, backward=True), 400.0)]
+
+NAME = "bars"
+SUITE = Suite(
+    "the bars that heed sets itself, and whether they are met",
+    list(dict.fromkeys(bar.case for bar in BARS)),
+    [bar.case for bar in MEMORY_BARS],
+)
+
+
+def sides_of(case: Case) -> tuple[str, ...]:
+    """The side of heed and whom it is measured against on a case."""
+    own = "heed-additive" if case.kind == "additive" else "heed"
+    return (own, *dict.fromkeys(peer for bar in BARS if bar.case == case for peer in bar.peers))
+
+
+def judge(bar: Bar, timed: Results) -> Verdict:
+    """Compares what was measured with a bar."""
+    by_side: dict[str, Result] = next((sides for case, sides in timed if case == bar.case), {})
+    seconds = {name: median(by_side[name], by_side) for name in bar.peers if name in by_side}
+    known = {name: value for name, value in seconds.items() if value is not None}
+    quickest = min(known, key=lambda name: known[name], default=None)
+    own = next((name for name in by_side if name == sides_of(bar.case)[0]), None)
+    return Verdict(
+        bar,
+        None if own is None else median(by_side[own], by_side),
+        quickest,
+        None if quickest is None else known[quickest],
+    )

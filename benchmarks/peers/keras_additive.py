@@ -1,0 +1,23 @@
+"""`keras.layers.AdditiveAttention`: its weight `scale` is the score vector."""
+
+from __future__ import annotations
+
+from keras import layers
+
+from benchmarks.cases import Case
+from benchmarks.peers import Prepared, _inputs
+from benchmarks.peers._tensorflow import graph
+
+
+def prepare(case: Case) -> Prepared:
+    """It projects nothing, so it computes what the other sides do."""
+    *tensors, score_vector = _inputs.inputs(case)
+    query, key, value = tensors
+    layer = layers.AdditiveAttention()
+    layer.build([query.shape, value.shape, key.shape])
+    layer.scale.assign(score_vector)
+
+    def attention(query, key, value):  # type: ignore[no-untyped-def]
+        return layer([query, value, key])
+
+    return graph(attention, case, arrays=tensors, weights=[layer.scale.value])

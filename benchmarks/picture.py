@@ -1,0 +1,127 @@
+"""The picture of a run: time and memory over the length of the sequence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import PEERS
+from benchmarks.results import Record, Results, median
+
+# Okabe and Ito's colours, which colour-blind people can tell apart; the markers differ too.
+STYLES = {
+    "heed": ("#0072B2", "o", "-"),
+    "heed-portable": ("#56B4E9", "s", "--"),
+    "torch": ("#D55E00", "^", "-"),
+    "jax": ("#009E73", "D", "-"),
+    "naive": ("#000000", "v", "-"),
+    "keras-op": ("#E69F00", "P", "-"),
+}
+
+
+def draw(record: Record, path: Path) -> Path:
+    """Writes `figure(record)` as a PNG file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure(record).savefig(path)
+    return path
+
+
+def figure(record: Record) -> Any:
+    """A line for each side over T, on logarithmic axes: time on the left, memory on the right.
+
+    Args:
+        record: a run of cases that differ in T alone.
+
+    Raises:
+        ValueError: if a run has cases that differ in more than T, or fewer than two.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    about = record.about
+    case = _alike(record)
+    canvas = Figure(figsize=(11, 4.8), layout="constrained", dpi=150)
+    FigureCanvasAgg(canvas)
+    left, right = canvas.subplots(1, 2)
+    kind = "Forward and backward" if case.backward else "Forward"
+    canvas.suptitle(
+        f"{kind}{', causal' if case.causal else ''}: B = {case.batch}, N = {case.heads}, "
+        f"H = {case.head_dim}, {case.dtype}",
+        fontsize=13,
+        fontweight="bold",
+    )
+    _panel(left, _times(record.timed), "time of a call, ms")
+    _panel(right, _memory(record.weighed), "memory added beyond inputs and gradients, MiB")
+    handles, labels = left.get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    canvas.text(
+        0.995,
+        0.94,
+        f"{about['processor']}, {about['threads']} threads, {about['day']}",
+        ha="right",
+        va="top",
+        fontsize=7,
+        color="#555555",
+    )
+    return canvas
+
+
+Lines = dict[str, list[tuple[int, float]]]
+
+
+def _alike(record: Record) -> Any:
+    """The one case that all are, but for T."""
+    cases = [case for case, _ in [*record.timed, *record.weighed]]
+    kinds = {tuple({**case.to_dict(), "length": 0}.items()) for case in cases}
+    if len(kinds) != 1 or len({case.length for case in cases}) < 2:
+        raise ValueError(
+            "a picture needs cases of several lengths that differ in nothing else; "
+            f"the suite is {record.suite!r}"
+        )
+    return cases[0]
+
+
+def _times(timed: Results) -> Lines:
+    lines: Lines = {}
+    for case, by_side in timed:
+        for name, result in by_side.items():
+            seconds = median(result, by_side)
+            if seconds is not None:
+                lines.setdefault(name, []).append((case.length, seconds * 1e3))
+    return lines
+
+
+def _memory(weighed: Results) -> Lines:
+    lines: Lines = {}
+    for case, by_side in weighed:
+        for name, result in by_side.items():
+            if result.added_mib is not None:
+                # A logarithmic axis has no 0.
+                lines.setdefault(name, []).append((case.length, max(result.added_mib, 0.5)))
+    return lines
+
+
+def _panel(axes: Any, lines: Lines, label: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for name, points in lines.items():
+        colour, marker, dashes = STYLES.get(name, ("#999999", "x", "-"))
+        points = sorted(points)
+        axes.plot(
+            [length for length, _ in points],
+            [value for _, value in points],
+            dashes,
+            color=colour,
+            marker=marker,
+            markersize=6,
+            linewidth=2.6 if name == "heed" else 1.5,
+            zorder=3 if name == "heed" else 2,
+            label=PEERS[name].title,
+        )
+    lengths = sorted({length for points in lines.values() for length, _ in points})
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.minorticks_off()
+    axes.set_xlabel("sequence length T = S")
+    axes.set_title(label, fontsize=10, loc="left")
+    axes.grid(True, which="major", color="#DDDDDD", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)

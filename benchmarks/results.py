@@ -1,0 +1,206 @@
+"""What a run gave: samples, which of them count, and the same as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import Case
+
+# A sample whose probe took this many times the case's quickest probe is set aside as disturbed.
+DISTURBED = 1.4
+
+
+@dataclass
+class Result:
+    """What one side did on one case.
+
+    Args:
+        samples: seconds a call, one for each round.
+        probes: seconds of the probe beside each sample.
+        added_mib: peak memory beyond inputs and gradients, for memory cases.
+        instead: the case that the side computed in place of the one asked for.
+        problem: why there is no figure.
+    """
+
+    samples: list[float] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
+    added_mib: float | None = None
+    instead: str | None = None
+    problem: str | None = None
+
+    def undisturbed(self, quickest: float) -> list[float]:
+        """The samples beside which the probe was quick; at least the better half of all."""
+        pairs = sorted(zip(self.probes, self.samples, strict=True))
+        kept = max(len(pairs) - self.disturbed(quickest), (len(pairs) + 1) // 2)
+        return [sample for _, sample in pairs[:kept]]
+
+    def disturbed(self, quickest: float) -> int:
+        """How many samples have a slow probe."""
+        return sum(probe > DISTURBED * quickest for probe in self.probes)
+
+
+Results = list[tuple[Case, dict[str, Result]]]
+
+
+def quickest_probe(by_side: dict[str, Result]) -> float:
+    """Seconds of the probe on the undisturbed machine: the best of a case's."""
+    return min((probe for result in by_side.values() for probe in result.probes), default=0.0)
+
+
+def median(result: Result, by_side: dict[str, Result]) -> float | None:
+    """The median of a side's undisturbed samples, in seconds; None where there is none."""
+    if not result.samples:
+        return None
+    return statistics.median(result.undisturbed(quickest_probe(by_side)))
+
+
+@dataclass
+class Record:
+    """One run of one suite.
+
+    Args:
+        suite: its name.
+        about: machine, versions, command, day.
+        timed: times by case and side.
+        weighed: memory by case and side.
+    """
+
+    suite: str
+    about: dict[str, Any]
+    timed: Results = field(default_factory=list)
+    weighed: Results = field(default_factory=list)
+
+    def add(self, where: str, case: Case, by_side: dict[str, Result]) -> None:
+        """Puts in a case's results, in the place of earlier ones of that case.
+
+        Args:
+            where: "timed" or "weighed".
+            case: what was computed.
+            by_side: results of the sides.
+        """
+        results: Results = getattr(self, where)
+        for place, (known, _) in enumerate(results):
+            if known == case:
+                results[place] = (case, by_side)
+                return
+        results.append((case, by_side))
+
+    def continues(self, earlier: Record) -> None:
+        """Takes over what an earlier run measured.
+
+        Raises:
+            ValueError: if that was another machine or another number of threads.
+        """
+        for key in ("processor", "cores", "threads"):
+            if earlier.about[key] != self.about[key]:
+                raise ValueError(
+                    f"`{key}` of the earlier results must be that of this run. Received: "
+                    f"{earlier.about[key]!r} and {self.about[key]!r}"
+                )
+        for key in ("command", "day", "commit"):
+            before, now = str(earlier.about[key]), str(self.about[key])
+            self.about[key] = before if now in before else f"{before}, {now}"
+        self.timed, self.weighed = earlier.timed, earlier.weighed
+
+    def samples(self) -> tuple[int, int, int]:
+        """How many samples there are, were set aside, and count although disturbed."""
+        total = aside = kept = 0
+        for _, by_side in self.timed:
+            quickest = quickest_probe(by_side)
+            for result in by_side.values():
+                left_out = len(result.samples) - len(result.undisturbed(quickest))
+                total += len(result.samples)
+                aside += left_out
+                kept += result.disturbed(quickest) - left_out
+        return total, aside, kept
+
+    def write(self, path: Path) -> None:
+        """Writes everything as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record: dict[str, Any] = {"suite": self.suite, "about": self.about}
+        for where in ("timed", "weighed"):
+            record[where] = [_to_json(*entry) for entry in getattr(self, where)]
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Reads what `write` wrote."""
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            record["suite"],
+            record["about"],
+            [_from_json(entry) for entry in record["timed"]],
+            [_from_json(entry) for entry in record["weighed"]],
+        )
+
+
+def _to_json(case: Case, by_side: dict[str, Result]) -> dict[str, Any]:
+    sides = {
+        name: {"median_seconds": median(result, by_side), **dataclasses.asdict(result)}
+        for name, result in by_side.items()
+    }
+    return {"name": case.name, "case": case.to_dict(), "sides": sides}
+
+
+def _from_json(entry: dict[str, Any]) -> tuple[Case, dict[str, Result]]:
+    fields = [each.name for each in dataclasses.fields(Result)]
+    sides = {
+        name: Result(**{key: side[key] for key in fields}) for name, side in entry["sides"].items()
+    }
+    return Case(**entry["case"]), sides
+
+
+def about(command: str, threads: int) -> dict[str, Any]:
+    """What is run, and on what: processor, cores, versions, day."""
+    # Imported here: reading and printing old results needs no TensorFlow.
+    from heed import info
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        model = found.group(1) if found else model
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "command": command,
+        "day": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "processor": model,
+        "cores": cores,
+        "threads": threads,
+        **info(),
+        "torch": _version("torch"),
+        "jax": _version("jax"),
+        "numpy": _version("numpy"),
+    }
+
+
+def _commit() -> str:
+    """Which state of the sources, or "" outside a git checkout."""
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    return answer.stdout.strip()
+
+
+def _version(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
