@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from heed.layers import _cache, _checks, _masks, _position, _projections
+from heed.layers._attention_layer import AttentionLayer
 from heed.layers._axes import AttentionAxes
 from heed.layers._cache import Cache
 from heed.layers._checks import Shape
@@ -17,7 +18,7 @@ from heed.layers.positions import RelativePositionBias
 from heed.ops import attention_weights, dot_product_attention
 
 
-class MultiHeadBase(keras.layers.Layer):
+class MultiHeadBase(AttentionLayer):
     """What a `MultiHeadAttention` is made of; the class itself says how it attends."""
 
     def __init__(

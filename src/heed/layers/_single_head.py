@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from heed.layers import _checks, _masks
+from heed.layers._attention_layer import AttentionLayer
 from heed.layers._axes import AttentionAxes
 from heed.layers._checks import Shape
 from heed.ops import Mask, attention_weights, dot_product_attention
@@ -17,7 +18,7 @@ from heed.ops import Mask, attention_weights, dot_product_attention
 _AXES = AttentionAxes(3, None)
 
 
-class SingleHeadAttention(keras.layers.Layer):
+class SingleHeadAttention(AttentionLayer):
     """Attends with one head over (B, T, D); a subclass says how a query scores a key.
 
     A query may also be a single state (B, D), as of a recurrent decoder: a sequence of length 1

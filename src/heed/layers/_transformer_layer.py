@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from heed.layers._attention_layer import AttentionLayer
 from heed.layers._checks import positive_int, rate
 from heed.layers._projections import clone_initializer
 from heed.layers.feed_forward import FeedForward
@@ -24,7 +25,7 @@ def split(result: Any) -> tuple[Any, Any]:
     return (result[0], result[1]) if isinstance(result, (tuple, list)) else (result, None)
 
 
-class TransformerLayer(keras.layers.Layer):
+class TransformerLayer(AttentionLayer):
     """What both layers share: their arguments, their parts, and the step around each part."""
 
     def __init__(

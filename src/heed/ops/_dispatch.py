@@ -22,7 +22,10 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
     Raises:
         ValueError: for another name, or for "native" where no native library is at hand.
 
-    A `tf.function` keeps the implementation that was chosen when it was traced.
+    A `tf.function` keeps the implementation that was chosen when it was traced. XLA cannot compile the native kernels:
+    inside `tf.function(jit_compile=True)` "auto" takes the portable form (but a function that was traced with the
+    native kernels before cannot be called from there), and Keras' `compile(jit_compile=True)` warns and goes on
+    without XLA. To have XLA compile a Keras model choose "portable" before `compile`.
 
     >>> import heed
     >>> with heed.set_implementation("portable"):

@@ -61,8 +61,9 @@ def instruction_set() -> str:
 def _machine_reasons() -> tuple[str, ...]:
     if reason := _load()[2]:
         return (reason,)
-    if tf.config.list_logical_devices("GPU"):
-        return ("there is a GPU, and the native kernels are for CPUs",)
+    for kind in ("GPU", "TPU"):
+        if tf.config.list_logical_devices(kind):
+            return (f"there is a {kind}, and the native kernels are for CPUs",)
     return ()
 
 
