@@ -165,9 +165,9 @@ void additive_forward(const Additive& additive, const uint8_t* finite, const Add
     if (panel.guarded) mark_broken<Stored>(a, part.b, 0, 0, panel.queries, keys, sees_broken);
     int x = 0;
     for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
-      weigh<Real, kTogether>(*state.running, x, panel.scores, keys.length, state.output, value_width);
+      weigh<Real, kTogether, false>(*state.running, x, panel.scores, keys.length, Real(1), state.output, value_width);
     for (; x < columns; x += kCount)
-      weigh<Real, 1>(*state.running, x, panel.scores, keys.length, state.output, value_width);
+      weigh<Real, 1, false>(*state.running, x, panel.scores, keys.length, Real(1), state.output, value_width);
     if (a.dropout > 0)
       for (int y = 0; y < keys.length; ++y) {
         Real factors[kQueries];
