@@ -50,6 +50,11 @@ int panel_length(const Attention& a) { return static_cast<int>(std::min<int64_t>
 
 bool bad_size(int64_t n) { return n < 0 || n > (int64_t{1} << 31); }
 
+// Whether there are rows, but no memory that holds them.
+bool missing(const Rows& rows, const Attention& a, int64_t positions, int64_t heads) {
+  return !rows.data && a.batch > 0 && positions > 0 && heads > 0;
+}
+
 }  // namespace
 
 const char* check(const Attention& a) {
@@ -64,6 +69,9 @@ const char* check(const Attention& a) {
   pairs *=
       static_cast<double>(std::max<int64_t>(a.queries, a.keys)) * static_cast<double>(std::max(a.width, a.value_width));
   if (pairs > 4e18) return "B * N * length * width must fit 63 bits";
+  if (missing(a.query, a, a.queries, a.heads)) return "`query` is missing";
+  if (missing(a.key, a, a.keys, a.groups)) return "`key` is missing";
+  if (missing(a.value, a, a.keys, a.groups)) return "`value` is missing";
   if (!std::isfinite(a.scale)) return "scale must be finite";
   if (!(a.soft_cap >= 0) || !std::isfinite(a.soft_cap)) return "soft_cap must be 0 or a finite number above";
   if (!(a.dropout >= 0 && a.dropout < 1)) return "dropout must be in [0, 1)";
@@ -114,7 +122,7 @@ const char* forward(const Attention& a, const Forward& results, int threads) {
 
 const char* backward(const Attention& a, const Backward& pass, int threads) {
   if (const char* problem = check(a)) return problem;
-  if (a.batch == 0 || a.heads == 0) return nullptr;
+  if (a.batch == 0 || a.groups == 0) return nullptr;
   const Kernels& kernels = kernels_for(a);
   std::vector<uint8_t> finite;
   scan(a, kernels, threads, &finite);

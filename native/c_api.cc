@@ -1,35 +1,36 @@
 #include "c_api.h"
 
-#include <new>
+#include <algorithm>
 
 #include "instruction_sets.h"
 #include "thread_pool.h"
 
 namespace {
-// No exception may leave the library.
+// No exception may leave the library; all that can be thrown says that memory is short.
 template <class Function>
 const char* guarded(const Function& function) {
   try {
     return function();
-  } catch (const std::bad_alloc&) {
-    return "out of memory";
   } catch (...) {
-    return "threads could not be started";
+    return "out of memory";
   }
 }
+
+// More would only cost memory: threads live on, and each needs scratch.
+int within_reason(int threads) { return std::min(threads, 256); }
 }  // namespace
 
 const char* heed_forward(const heed::Attention* attention, const heed::Forward* results, int threads) {
-  return guarded([&] { return heed::forward(*attention, *results, threads); });
+  return guarded([&] { return heed::forward(*attention, *results, within_reason(threads)); });
 }
 const char* heed_backward(const heed::Attention* attention, const heed::Backward* pass, int threads) {
-  return guarded([&] { return heed::backward(*attention, *pass, threads); });
+  return guarded([&] { return heed::backward(*attention, *pass, within_reason(threads)); });
 }
 const char* heed_additive_forward(const heed::Additive* additive, const heed::AdditiveForward* results, int threads) {
-  return guarded([&] { return heed::forward(*additive, *results, threads); });
+  return guarded([&] { return heed::forward(*additive, *results, within_reason(threads)); });
 }
 const char* heed_additive_backward(const heed::Additive* additive, const heed::AdditiveBackward* pass, int threads) {
-  return guarded([&] { return heed::backward(*additive, *pass, threads); });
+  return guarded([&] { return heed::backward(*additive, *pass, within_reason(threads)); });
 }
 const char* heed_instruction_set() { return heed::instruction_set(); }
 int heed_use_instruction_set(const char* name) { return heed::use_instruction_set(name); }

@@ -22,23 +22,29 @@ const InstructionSet* find(const char* name) {
   return nullptr;
 }
 
-std::atomic<const InstructionSet*>& chosen() {
-  static std::atomic<const InstructionSet*> set = [] {
-    const InstructionSet* wish = find(std::getenv("HEED_INSTRUCTION_SET"));
-    return wish ? wish : find(nullptr);
-  }();
-  return set;
+std::atomic<const InstructionSet*> chosen{nullptr};
+
+// Chosen when first asked for, by whoever asks: all find the same. Not a static of this function, whose lock would stay
+// closed in a child that is made while another thread holds it.
+const InstructionSet& in_use() {
+  const InstructionSet* set = chosen.load();
+  if (!set) {
+    set = find(std::getenv("HEED_INSTRUCTION_SET"));
+    if (!set) set = find(nullptr);
+    chosen.store(set);
+  }
+  return *set;
 }
 
 }  // namespace
 
-const Kernels& kernels_for(const Attention& attention) { return chosen().load()->kernels(attention.number); }
+const Kernels& kernels_for(const Attention& attention) { return in_use().kernels(attention.number); }
 
-const char* instruction_set() { return chosen().load()->name; }
+const char* instruction_set() { return in_use().name; }
 
 bool use_instruction_set(const char* name) {
   const InstructionSet* set = find(name);
-  if (set) chosen().store(set);
+  if (set) chosen.store(set);
   return set != nullptr;
 }
 

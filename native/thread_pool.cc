@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -65,7 +66,11 @@ class Pool {
   void run(const std::shared_ptr<Job>& job) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      while (static_cast<int>(threads_.size()) < job->threads - 1) threads_.emplace_back(&Pool::serve, this);
+      try {
+        while (static_cast<int>(threads_.size()) < job->threads - 1) threads_.emplace_back(&Pool::serve, this);
+      } catch (const std::system_error&) {
+        // The system gives no more threads: those there are, or the caller alone, do the same work.
+      }
       jobs_.push_back(job);
     }
     wake_.notify_all();
@@ -117,13 +122,13 @@ void forget_pool() {
   pool.store(nullptr);
   new (&making) std::mutex;
 }
+// From the moment the library is loaded: a child may be made while the first call of all holds `making`.
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
 
 Pool& the_pool() {
   if (Pool* p = pool.load(std::memory_order_acquire)) return *p;
   std::lock_guard<std::mutex> lock(making);
   if (Pool* p = pool.load(std::memory_order_relaxed)) return *p;
-  static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
-  (void)registered;
   Pool* made = new Pool;
   pool.store(made, std::memory_order_release);
   return *made;

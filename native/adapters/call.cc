@@ -1,5 +1,7 @@
 #include "call.h"
 
+#include <algorithm>
+
 namespace heed::tf {
 namespace {
 
@@ -25,7 +27,7 @@ Call::Call(TF_OpKernelContext* context, const Layout& layout, int extra) : layou
     TF_GetInput(context, i, &inputs_[static_cast<size_t>(i)].tensor, status_.status);
     if (!status_.ok()) fail("an input could not be read");
   }
-  read(kFirstExtra + extra);
+  read(static_cast<size_t>(kFirstExtra + extra));
 }
 
 std::vector<int64_t> Call::dims(int i) const {
@@ -48,7 +50,7 @@ TF_Tensor* Call::allocate(TF_OpKernelContext* context, int index, int type, cons
   return made;
 }
 
-void Call::read(int first_real) {
+void Call::read(size_t first_real) {
   Attention& a = attention;
   for (int i = 0; i < 3; ++i)
     if ((*this)[i].rank() != layout_.rank) fail("query, key and value must have rank " + std::to_string(layout_.rank));
@@ -64,6 +66,9 @@ void Call::read(int first_real) {
   if (layout_.heads(value) != a.groups) fail("`value` must have as many heads as `key` (K)");
   if (key.dim(last) != a.width)
     fail(std::string("`key` must have as many features as `query` ") + (layout_.additive() ? "(U)" : "(H)"));
+  // Before results are allocated: empty tensors may have any other size.
+  for (int64_t n : {a.width, a.value_width})
+    if (n < 1 || n > 65536) fail("features must be in [1, 65536]");
   a.query = rows(0), a.key = rows(1), a.value = rows(2);
 
   const Input &settings = (*this)[3], &seed = (*this)[4], &rules = (*this)[5];
@@ -72,28 +77,28 @@ void Call::read(int first_real) {
     fail("settings, seed and rules must have shapes (6,), (2,) and (R, 7)");
   const double* s = settings.data<double>();
   a.scale = s[0], a.soft_cap = s[1], a.dropout = s[2];
-  threads_ = s[5] >= 1 ? static_cast<int>(s[5]) : heed_available_threads();
+  threads_ = s[5] >= 1 ? static_cast<int>(std::min(s[5], 65536.0)) : heed_available_threads();
   a.seed[0] = seed.data<uint32_t>()[0], a.seed[1] = seed.data<uint32_t>()[1];
 
-  int next = first_real;
-  read_reals(s, &next);
-  first_number_ = next;
-  const int count = static_cast<int>(inputs_.size());
-  while (next < count && TF_TensorType((*this)[next].tensor) == kInt32) ++next;
-  first_array_ = next;
+  reals_ = list_after(first_real, compute_type());
+  numbers_ = list_after(reals_.end, kInt32);
+  arrays_ = list_after(numbers_.end, kBool);
+  if (arrays_.end != inputs_.size()) fail("`reals` must be of the type that is computed with");
+  read_reals(s);
   for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(rules.data<int64_t>() + 7 * r);
 }
 
-void Call::read_reals(const double* settings, int* next) {
+void Call::read_reals(const double* settings) {
   const bool bias = settings[3] != 0, slopes = settings[4] != 0;
-  const Input& first = at((*next)++);
+  int64_t next = 0;
+  const Input& first = at(reals_, next++);
   if (layout_.additive()) {
     additive.score_vector = vector(first, "score_vector", "U", attention.width);
-    if (bias) additive.bias = vector(at((*next)++), "bias", "U", attention.width);
+    if (bias) additive.bias = vector(at(reals_, next++), "bias", "U", attention.width);
     return;
   }
-  if (bias) attention.bias = scores(at((*next)++), "bias");
-  if (slopes) attention.slopes = vector(at((*next)++), "alibi_slopes", "N", attention.heads);
+  if (bias) attention.bias = scores(at(reals_, next++), "bias");
+  if (slopes) attention.slopes = vector(at(reals_, next++), "alibi_slopes", "N", attention.heads);
 }
 
 const void* Call::vector(const Input& x, const char* name, const char* letter, int64_t length) const {
@@ -109,6 +114,7 @@ void Call::add_rule(const int64_t* row) {
     return;
   }
   if (a.rules == kMostRules) fail("a mask may have at most 8 rules");
+  if (row[0] > static_cast<int64_t>(Rule::kDense)) fail("unknown kind of mask rule");
   MaskRule& rule = a.rule[a.rules++];
   rule = {};
   rule.rule = static_cast<Rule>(row[0]);
@@ -120,18 +126,25 @@ void Call::add_rule(const int64_t* row) {
   rule.align = numbers("align", row[3], 1, &rule.align_stride, 0);
   rule.first = numbers(first, row[4], segments ? 2 : 1, &rule.first_stride, a.queries);
   rule.second = numbers(second, row[5], segments ? 2 : 1, &rule.second_stride, a.keys);
-  if (row[6] >= 0) rule.dense = scores(at(first_array_ + row[6]), "mask");
+  if (row[6] >= 0) rule.dense = scores(at(arrays_, row[6]), "mask");
 }
 
-const Input& Call::at(int64_t i) const {
-  if (i < 0 || i >= static_cast<int64_t>(inputs_.size())) fail("a mask rule names an input that is not there");
-  return inputs_[static_cast<size_t>(i)];
+Call::List Call::list_after(size_t begin, int type) const {
+  size_t end = begin;
+  while (end < inputs_.size() && TF_TensorType(inputs_[end].tensor) == type) ++end;
+  return {begin, end};
+}
+
+const Input& Call::at(const List& list, int64_t i) const {
+  if (i < 0 || i >= static_cast<int64_t>(list.end - list.begin))
+    fail("settings or rules name an input that is not there");
+  return inputs_[list.begin + static_cast<size_t>(i)];
 }
 
 // (), (B,) or (1,); of rank 2 (B or 1, length).
 const int32_t* Call::numbers(const char* name, int64_t index, int rank, int64_t* stride, int64_t length) const {
   if (index < 0) return nullptr;
-  const Input& x = at(first_number_ + index);
+  const Input& x = at(numbers_, index);
   const bool batched = x.rank() == rank;
   if ((!batched && !(rank == 1 && x.rank() == 0)) || (batched && x.dim(0) != attention.batch && x.dim(0) != 1) ||
       (rank == 2 && x.dim(1) != length))

@@ -53,18 +53,25 @@ class Call {
   Attention& attention = additive.attention;
 
  private:
-  void read(int first_real);
-  void read_reals(const double* settings, int* next);
+  // Inputs [begin, end), of one type: one of the lists at the end.
+  struct List {
+    size_t begin, end;
+  };
+
+  void read(size_t first_real);
+  void read_reals(const double* settings);
   const void* vector(const Input& x, const char* name, const char* letter, int64_t length) const;
   void add_rule(const int64_t* row);
-  const Input& at(int64_t i) const;
+  List list_after(size_t begin, int type) const;
+  const Input& at(const List& list, int64_t i) const;
   const int32_t* numbers(const char* name, int64_t index, int rank, int64_t* stride, int64_t length) const;
   Scores scores(const Input& x, const char* name) const;
 
   Layout layout_;
   std::vector<Input> inputs_;
   Status status_;
-  int threads_ = 1, first_number_ = 0, first_array_ = 0;
+  int threads_ = 1;
+  List reals_{}, numbers_{}, arrays_{};
 };
 
 }  // namespace heed::tf

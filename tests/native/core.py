@@ -91,7 +91,7 @@ def load(path: str) -> ctypes.CDLL:
 def rows(x: np.ndarray) -> Rows:
     """An array (B, position, head, width)."""
     strides = [s // x.itemsize for s in x.strides]
-    assert strides[3] == 1 or x.shape[3] == 1
+    assert strides[3] == 1 or x.shape[3] == 1 or x.size == 0
     return Rows(x.ctypes.data, *strides[:3])
 
 
@@ -101,8 +101,16 @@ def scores(x: np.ndarray, shape: tuple[int, ...]) -> Scores:
     return Scores(x.ctypes.data, (c_int64 * 4)(*(s // x.itemsize for s in full.strides)))
 
 
+def filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """What results are written to: no result is left as it was by chance."""
+    return np.full(shape, 77, dtype)
+
+
 class Call:
-    """One attention with everything it points to kept alive."""
+    """One attention with everything it points to kept alive.
+
+    `make(shape, dtype)` gives the arrays that results are written to.
+    """
 
     def __init__(
         self, library: ctypes.CDLL, query: Any, key: Any, value: Any, **options: Any
@@ -110,6 +118,7 @@ class Call:
         self.library = library
         self.query, self.key, self.value = query, key, value
         self.kept: list[np.ndarray] = []
+        self.make = options.get("make", filled)
         batch, queries, heads, width = query.shape
         shape = (batch, heads, queries, key.shape[1])
         a = self.attention = Attention()
@@ -130,6 +139,9 @@ class Call:
             a.bias = scores(self.keep(np.asarray(options["bias"], self.compute)), shape)
         if "slopes" in options:
             a.slopes = self.keep(np.asarray(options["slopes"], self.compute)).ctypes.data
+        if "slope_align" in options:
+            align = self.keep(np.asarray(options["slope_align"], np.int32))
+            a.slope_align, a.slope_align_stride = align.ctypes.data, align.ndim
         a.dropout = options.get("dropout", 0.0)
         a.seed = (c_uint32 * 2)(*options.get("seed", (0, 0)))
         a.rules = len(options.get("rules", ()))
@@ -160,8 +172,8 @@ class Call:
 
     def forward(self, threads: int = 2) -> tuple[np.ndarray, np.ndarray]:
         batch, queries, heads, _ = self.query.shape
-        output = np.full((batch, queries, heads, self.value.shape[3]), 77, self.query.dtype)
-        lse = np.full((batch, heads, queries), 77, self.compute)
+        output = self.make((batch, queries, heads, self.value.shape[3]), self.query.dtype)
+        lse = self.make((batch, heads, queries), self.compute)
         problem = self.library.heed_forward(
             self.attention, Forward(rows(output), lse.ctypes.data), threads
         )
@@ -177,7 +189,7 @@ class Call:
         lse_gradient: Any = None,
         threads: int = 2,
     ) -> list[np.ndarray]:
-        results = [np.full_like(x, 77) for x in (self.query, self.key, self.value)]
+        results = [self.make(x.shape, x.dtype) for x in (self.query, self.key, self.value)]
         pass_ = Backward(
             rows(output),
             lse.ctypes.data,

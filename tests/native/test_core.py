@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +19,7 @@ from tests import reference
 from tests.native import core
 from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
+ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = library_path("core")
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
@@ -201,6 +206,69 @@ def test_a_child_after_fork_makes_threads_of_its_own(any_library) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_query_that_is_not_a_number_gives_none(library, masked: bool) -> None:
+    (query, key, value, d_out), _, _ = random_call(0)
+    query[0, 0, 0, 0] = np.nan
+    rules = [{"rule": LENGTHS, "first": key.shape[1]}] if masked else []
+    call = core.Call(library, query, key, value, rules=rules)
+    output, lse = call.forward()
+    assert np.isnan(output[0, 0, 0]).all()
+    assert np.isnan(lse[0, 0, 0])
+    assert np.isnan(output).sum() == output.shape[-1]
+    assert np.isnan(lse).sum() == 1
+    d_query = call.backward(output, lse, d_out)[0]
+    assert np.isnan(d_query[0, 0, 0]).all()
+    assert np.isnan(d_query).sum() == query.shape[-1]
+
+
+def test_keys_without_queries_get_gradients_of_zero(library) -> None:
+    """Also where there are no query heads at all."""
+    key = np.ones((2, 5, 3, 4), np.float32)
+    for shape in ((2, 0, 6, 4), (2, 7, 0, 4)):
+        query = np.ones(shape, np.float32)
+        call = core.Call(library, query, key, key)
+        _, d_key, d_value = call.backward(*call.forward(), query)
+        assert not d_key.any()
+        assert not d_value.any()
+
+
+FEW_THREADS = """
+import resource, sys
+import numpy as np
+from tests.native import core
+
+library = core.load(sys.argv[1])
+x = np.ones((1, 512, 2, 16), np.float32)
+call = core.Call(library, x, x, x)
+in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+# Not enough for the stack of one more thread.
+resource.setrlimit(resource.RLIMIT_AS, (in_use + (4 << 20), -1))
+print(float(abs(call.forward(threads=4)[0] - 1).max()))
+"""
+
+
+def test_where_no_thread_can_be_started_the_caller_does_the_work() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", FEW_THREADS, str(LIBRARY)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert float(child.stdout) < 1e-6
+
+
+def test_any_number_of_threads_may_be_asked_for(any_library) -> None:
+    """A number out of reason starts no thousands of threads."""
+    x = np.ones((1, 1, 5000, 4), np.float32)
+    output, _ = core.Call(any_library, x, x, x).forward(threads=2**31 - 1)
+    np.testing.assert_allclose(output, 1, rtol=1e-6)
+    threads = int(re.search(r"Threads:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))
+    assert threads < 1000
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -214,6 +282,9 @@ def test_a_child_after_fork_makes_threads_of_its_own(any_library) -> None:
         ({"dropout": 1.0}, "dropout"),
         ({"rules": 9}, "8 mask rules"),
         ({"number": 4}, "number"),
+        ({"query": core.Rows()}, "`query` is missing"),
+        ({"key": core.Rows()}, "`key` is missing"),
+        ({"value": core.Rows()}, "`value` is missing"),
     ],
 )
 def test_arguments_that_cannot_be_right_are_refused(any_library, change: Any, message: str) -> None:

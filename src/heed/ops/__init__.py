@@ -6,6 +6,7 @@ V features of value, U units of additive attention. In every mask True means "at
 
 from heed.ops._dispatch import Dispatch, set_implementation
 from heed.ops._mask import Mask
+from heed.ops._native import register_ops
 from heed.ops.additive import additive_attention, additive_attention_weights
 from heed.ops.attention import (
     attention_weights,
@@ -21,6 +22,9 @@ from heed.ops.positions import (
     sinusoidal_positions,
 )
 from heed.ops.statistics import AttentionStatistics, attention_statistics
+
+# Now, not at the first call: a SavedModel that holds native ops loads once this package is imported.
+register_ops()
 
 __all__ = [
     "AttentionStatistics",

@@ -51,6 +51,11 @@ def _load() -> tuple[Any, Any, str]:
     return library, module, ""
 
 
+def register_ops() -> None:
+    """Makes TensorFlow know the native ops, where there are any."""
+    _load()
+
+
 def instruction_set() -> str:
     """The instruction set that the kernels use here, or "none"."""
     library = _load()[0]

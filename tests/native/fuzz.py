@@ -1,0 +1,212 @@
+"""Random calls of the core through its C interface, legal and illegal, as a program of its own.
+
+    python -m tests.native.fuzz LIBRARY legal|illegal INSTRUCTION_SET FIRST_SEED COUNT
+
+It prints each seed before its call, so that whoever started it knows the last one if the process dies, and ends with
+an error at the first seed whose call did wrong. `test_fuzz.py` and `test_sanitizers.py` run it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.native import core
+from tests.native.fuzz_problems import draw
+
+GUARD = 0xA5
+THREADS = (-(2**31), -1, 0, 1, 2, 3, 9, 1000, 2**31 - 1)
+
+
+class Guards:
+    """Makes arrays for results that lie among guard bytes: around them and, where they are strided, between rows."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.made: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # all bytes, and which of them are the result's
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        # Numbers of 3 axes (log-sum-exp) have no strides; rows of 4 axes may have any, but for the last axis.
+        gap = self.rng.integers(0, 4, len(shape)) if len(shape) == 4 else np.zeros(3, int)
+        order = (
+            [0, 2, 1, 3] if len(shape) == 4 and self.rng.random() < 0.5 else [*range(len(shape))]
+        )
+        size = np.dtype(dtype).itemsize
+        full = [shape[axis] + int(gap[axis]) for axis in order]
+        count = int(np.prod(full)) * size
+        block = np.full(count + 128, GUARD, np.uint8)
+        inside = np.zeros(count + 128, bool)
+        part = tuple(slice(0, shape[axis]) for axis in order)
+        back = np.argsort(order)
+        flags = inside[64 : 64 + count].reshape(*full[:-1], full[-1] * size)
+        flags[(*part[:-1], slice(0, shape[-1] * size))] = True
+        self.made.append((block, inside))
+        return block[64 : 64 + count].view(dtype).reshape(full)[part].transpose(back)
+
+    def check(self) -> None:
+        """Nothing but the results was written to."""
+        for block, inside in self.made:
+            if np.any(block[~inside] != GUARD):
+                raise AssertionError("bytes outside of a result were written to")
+
+    def untouched(self) -> bool:
+        return all(np.all(block == GUARD) for block, _ in self.made)
+
+
+def legal(library: Any, seed: int) -> None:
+    """Results equal the reference, nothing else is written to, the inputs stay as they were."""
+    rng = np.random.default_rng(seed)
+    problem = draw(rng)
+    guards = Guards(rng)
+    call = core.Call(library, *problem.inputs, make=guards, **problem.options)
+    before = [x.tobytes() for x in (*problem.inputs, *call.kept)]
+    threads = [int(n) for n in rng.choice(THREADS, 2)]
+    output, lse = call.forward(threads[0])
+    problem.check_forward(output, lse)
+    # The backward pass is given what the forward pass found, as it always is.
+    gradients = call.backward(output, lse, problem.d_out, problem.d_lse, threads[1])
+    problem.check_backward(gradients)
+    guards.check()
+    if [x.tobytes() for x in (*problem.inputs, *call.kept)] != before:
+        raise AssertionError("an input was written to")
+
+
+HUGE = (-(2**63), -(2**31) - 1, -1, 2**31 + 1, 2**32, 2**62, 2**63 - 1)
+NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
+NO_RULE = (-(2**31), -1, 5, 77, 2**31 - 1)
+
+
+def _sizes(call: core.Call, rng: np.random.Generator) -> None:
+    name = rng.choice(["batch", "heads", "groups", "queries", "keys", "width", "value_width"])
+    setattr(call.attention, name, int(rng.choice(HUGE)))
+
+
+def _overflow(call: core.Call, rng: np.random.Generator) -> None:
+    """Each size by itself could be; their product cannot."""
+    a = call.attention
+    big = rng.permutation(["batch", "heads", rng.choice(["queries", "keys"])])[: rng.integers(2, 4)]
+    for name in big:
+        setattr(a, name, 2**31 - int(rng.integers(0, 2)))
+    a.groups = 1 if "heads" in big else a.groups
+    if len(big) == 2:
+        setattr(a, rng.choice(["width", "value_width"]), 65536)
+
+
+def _groups(call: core.Call, rng: np.random.Generator) -> None:
+    call.attention.groups = int(rng.choice([0, call.attention.heads + 1, 2 * call.attention.heads]))
+
+
+def _width(call: core.Call, rng: np.random.Generator) -> None:
+    name = rng.choice(["width", "value_width"])
+    setattr(call.attention, name, int(rng.choice([0, 65537, 2**31])))
+
+
+def _number(call: core.Call, rng: np.random.Generator) -> None:
+    call.attention.number = int(rng.choice([-(2**31), -1, 4, 5, 2**31 - 1]))
+
+
+def _scale(call: core.Call, rng: np.random.Generator) -> None:
+    call.attention.scale = rng.choice(NOT_FINITE)
+
+
+def _soft_cap(call: core.Call, rng: np.random.Generator) -> None:
+    call.attention.soft_cap = rng.choice([*NOT_FINITE, -1.0, -1e-300])
+
+
+def _dropout(call: core.Call, rng: np.random.Generator) -> None:
+    call.attention.dropout = rng.choice([*NOT_FINITE, -1e-300, -1.0, 1.0, 1e300])
+
+
+def _rules(call: core.Call, rng: np.random.Generator) -> None:
+    call.attention.rules = int(rng.choice([-(2**31), -1, 9, 2**31 - 1]))
+
+
+def _kind(call: core.Call, rng: np.random.Generator) -> None:
+    rule = _some_rule(call, rng)
+    rule.rule = int(rng.choice(NO_RULE))
+
+
+def _reach(call: core.Call, rng: np.random.Generator) -> None:
+    rule = _some_rule(call, rng)
+    rule.rule = 0
+    setattr(rule, rng.choice(["left", "right"]), int(rng.choice([-1, -(2**63)])))
+
+
+def _arrays(call: core.Call, rng: np.random.Generator) -> None:
+    rule = _some_rule(call, rng)
+    rule.rule = int(rng.integers(1, 5))
+    rule.first = rule.dense.data = None
+    if rule.rule == 3 and rng.random() < 0.5:  # segments of the queries, but not of the keys
+        rule.first = call.attention.query.data
+        rule.second = None
+
+
+def _tensors(call: core.Call, rng: np.random.Generator) -> None:
+    getattr(call.attention, rng.choice(["query", "key", "value"])).data = None
+
+
+def _some_rule(call: core.Call, rng: np.random.Generator) -> core.MaskRule:
+    a = call.attention
+    a.rules = max(a.rules, 1)
+    return a.rule[int(rng.integers(0, a.rules))]
+
+
+MISTAKES: tuple[Callable[[core.Call, np.random.Generator], None], ...] = (
+    _sizes,
+    _overflow,
+    _groups,
+    _width,
+    _number,
+    _scale,
+    _soft_cap,
+    _dropout,
+    _rules,
+    _kind,
+    _reach,
+    _arrays,
+    _tensors,
+)
+
+
+def illegal(library: Any, seed: int) -> None:
+    """A call with one mistake is refused in words, and writes nothing."""
+    rng = np.random.default_rng(seed)
+    problem = draw(rng, empty=False)
+    mistake = MISTAKES[seed % len(MISTAKES)]
+    guards = Guards(rng)
+    call = core.Call(library, *problem.inputs, make=guards, **problem.options)
+    mistake(call, rng)
+    outputs = [guards(x.shape, x.dtype) for x in (problem.d_out, problem.d_lse)]
+    for run in (call.forward, lambda n: call.backward(*outputs, problem.d_out, problem.d_lse, n)):
+        try:
+            run(int(rng.choice(THREADS)))
+        except ValueError as error:
+            if len(str(error)) < 10:
+                raise AssertionError(f"refused without a reason: {error}") from None
+        else:
+            raise AssertionError(f"{mistake.__name__} was not refused")
+    if not guards.untouched():
+        raise AssertionError(f"{mistake.__name__} was refused, but something was written")
+
+
+MODES = {"legal": legal, "illegal": illegal}
+
+
+def main(path: str, mode: str, instruction_set: str, first: str, count: str) -> None:
+    library = core.load(path)
+    if not library.heed_use_instruction_set(instruction_set.encode()):
+        print(f"no {instruction_set} here")
+        return
+    for seed in range(int(first), int(first) + int(count)):
+        print(f"{mode} seed {seed}", flush=True)
+        MODES[mode](library, seed)
+    print("all well")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

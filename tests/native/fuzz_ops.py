@@ -1,0 +1,134 @@
+"""Random malformed calls of TensorFlow's native ops, as a program of its own.
+
+    python -m tests.native.fuzz_ops FIRST_SEED COUNT
+
+heed never makes such calls, but a graph that was saved, changed and loaded may hold any. Each must end with a result or
+with an error of TensorFlow's, never with the process. It prints each seed before its call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+
+from heed.ops import _native
+
+# What TensorFlow raises for bad input, while tracing and when running.
+REFUSALS = (tf.errors.InvalidArgumentError, ValueError, TypeError, tf.errors.ResourceExhaustedError)
+SIZES = (0, 1, 2, 3, 7)
+NUMBERS = (-1, 0, 1, 2, 8, 10**6, 2**31 - 1, 2**62, -(2**63))
+
+
+def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[str, Any]:
+    """The arguments of a call that is right."""
+    batch, queries, keys, groups, width, value_width = (int(n) for n in rng.integers(1, 6, 6))
+    heads = groups * int(rng.integers(1, 3))
+
+    def tensor(length: int, count: int, last: int) -> np.ndarray:
+        shape = (batch, count, length, last) if heads_first else (batch, length, count, last)
+        return rng.normal(size=shape).astype(np.float32)
+
+    arguments = {
+        "query": tensor(queries, heads, width),
+        "key": tensor(keys, groups, width),
+        "value": tensor(keys, groups, value_width),
+        "settings": np.array([0.5, 0, 0, 1, 1, 2], np.float64),
+        "seed": np.zeros(2, np.uint32),
+        # Lengths, segments, a dense mask, and where ALiBi stands.
+        "rules": np.array(
+            [
+                [2, 0, 0, -1, 0, -1, -1],
+                [3, 0, 0, -1, 1, 2, -1],
+                [4, 0, 0, -1, -1, -1, 0],
+                [-1, 0, 0, 0, -1, -1, -1],
+            ],
+            np.int64,
+        ),
+        "reals": [
+            np.zeros((), np.float32),
+            rng.normal(size=(1, heads, 1, keys)).astype(np.float32),
+            np.ones(heads, np.float32),
+        ],
+        "numbers": [
+            np.full(batch, keys, np.int32),
+            np.zeros((batch, queries), np.int32),
+            np.zeros((batch, keys), np.int32),
+        ],
+        "arrays": [np.ones((1, 1, queries, keys), bool)],
+    }
+    if gradient:
+        output = tensor(queries, heads, value_width)
+        lse = np.zeros((batch, heads, queries), np.float32)
+        arguments |= {"output": output, "lse": lse, "output_gradient": output, "lse_gradient": lse}
+    return arguments
+
+
+def spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> None:
+    """One change, which may or may not make the call wrong."""
+    name = str(rng.choice(sorted(arguments)))
+    value = arguments[name]
+    if isinstance(value, list):
+        change = rng.integers(0, 3)
+        if change == 0 and len(value) > 1:
+            del value[int(rng.integers(1, len(value)))]
+        elif change == 1:
+            value.append(value[int(rng.integers(0, len(value)))])
+        else:
+            index = int(rng.integers(0, len(value)))
+            value[index] = _reshaped(rng, value[index])
+    elif name == "rules" and rng.random() < 0.8:
+        value[int(rng.integers(0, len(value))), int(rng.integers(0, 7))] = rng.choice(NUMBERS)
+    elif name == "settings" and rng.random() < 0.8:
+        value[int(rng.integers(0, 6))] = rng.choice([np.nan, np.inf, -np.inf, -1, 0, 1, 2, 1e300])
+    else:
+        arguments[name] = _reshaped(rng, value)
+
+
+def _reshaped(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    """The same type in another shape: of another rank, shorter, empty, or empty and huge."""
+    if rng.random() < 0.1:
+        shape = [0, int(rng.choice([2**20, 2**31, 2**40])), 1, 3]
+        return np.zeros(rng.permutation(shape), x.dtype)
+    shape = list(x.shape)
+    if shape and rng.random() < 0.7:
+        shape[int(rng.integers(0, len(shape)))] = int(rng.choice(SIZES))
+    else:
+        shape = [int(n) for n in rng.choice(SIZES, int(rng.integers(0, 6)))]
+    return np.ones(shape, x.dtype)
+
+
+def call(seed: int) -> bool:
+    """Whether the call was carried out."""
+    rng = np.random.default_rng(seed)
+    heads_first, gradient = (bool(n) for n in rng.integers(0, 2, 2))
+    arguments = good(rng, heads_first, gradient)
+    for _ in range(int(rng.integers(0, 3))):
+        spoil(rng, arguments)
+    name = f"heed_attention{'_heads' * heads_first}{'_gradient' * gradient}"
+    op = getattr(_native._load()[1], name)
+    run = tf.function(lambda: op(**arguments)) if rng.random() < 0.2 else lambda: op(**arguments)
+    try:
+        run()
+    except REFUSALS as error:
+        if len(str(error)) < 20:
+            raise AssertionError(f"refused without a reason: {error!r}") from error
+        return False
+    return True
+
+
+def main(first: str, count: str) -> None:
+    done = 0
+    for seed in range(int(first), int(first) + int(count)):
+        print(f"seed {seed}", flush=True)
+        done += call(seed)
+    print(f"{done} of {count} were right")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,292 @@
+"""Random attentions for the fuzz program: what the core is given, and what the reference makes of it.
+
+No TensorFlow here: the program also runs under sanitizers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tests import reference
+from tests.native import core
+
+WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE = range(5)
+DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
+LENGTHS_DRAWN = (0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 95, 96, 97, 128, 129, 193)
+WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 64, 65, 80, 128, 256, 257, 512)
+MOST_WORK = 3_000_000
+# Against the largest number of the expected array: values, and gradients.
+BOUNDS = {
+    np.dtype(np.float32): (1e-5, 2e-5),
+    np.dtype(np.float64): (1e-12, 1e-12),
+    np.dtype(np.float16): (2e-3, 6e-3),
+    np.dtype(ml_dtypes.bfloat16): (1e-2, 5e-2),
+}
+HALF_STEP = {np.dtype(np.float16): 2.0**-11, np.dtype(ml_dtypes.bfloat16): 2.0**-8}
+INT32 = (-(2**31), 2**31 - 1)
+
+
+def _hashed(x: np.ndarray) -> np.ndarray:
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(15))
+    return x * np.uint32(0x846CA68B)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = _hashed(x ^ (x >> np.uint32(16)))
+    return x ^ (x >> np.uint32(16))
+
+
+def kept(rate: float, seed: tuple[int, int], shape: tuple[int, int, int, int]) -> np.ndarray:
+    """Which weights (B, N, T, S) dropout leaves, from its definition in docs/numerics.md."""
+    batch, heads, queries, keys = (np.arange(n, dtype=np.uint32) for n in shape)
+    golden = np.uint32(0x9E3779B9)
+    words = np.array([[seed[0]], [seed[1]]], np.uint32)
+    key = _mixed(_mixed(words[0] + golden) ^ words[1])
+    head = _mixed(_mixed(key ^ batch)[:, None] ^ heads)
+    row = _mixed(head[..., None] ^ queries)
+    bits = _hashed(row[..., None] ^ _mixed(keys + golden))
+    return bits >= np.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+@dataclass
+class Problem:
+    """One attention.
+
+    `inputs` are query, key and value; `options` those of `core.Call`; `expected` the same for the reference. Of a
+    `wild` one only the guards are checked: its scores leave the range of the dtype.
+    """
+
+    inputs: list[np.ndarray]
+    d_out: np.ndarray
+    d_lse: np.ndarray
+    options: dict[str, Any]
+    expected: dict[str, Any]
+    wild: bool
+
+    def __post_init__(self) -> None:
+        query, key, value = self.inputs
+        batch, queries, heads, _ = query.shape
+        members = heads // key.shape[2]
+        shape = (batch, heads, queries, key.shape[1])
+        mask = np.broadcast_to(self.expected["mask"], shape)
+        bad_rows = ~_finite_rows(query) | ~_finite_rows(self.d_out)
+        bad_keys = (~_finite_rows(key) | ~_finite_rows(value)).repeat(members, 2)
+        # Rows (B, N, T) whose result need not be a number, and keys (B, S, K) that such a row sees.
+        self.broken = np.any(mask & bad_keys.transpose(0, 2, 1)[:, :, None], axis=3)
+        self.broken |= bad_rows.transpose(0, 2, 1) & mask.any(3)
+        reached = np.any(mask & self.broken[..., None], axis=2)
+        self.reached = (
+            reached.reshape(batch, key.shape[2], members, shape[3]).any(2).transpose(0, 2, 1)
+        )
+        # Rows that must be NaN. Infinities may give NaN or weights of 0.
+        bad_scores = np.isnan(_wide(query)).any(-1).transpose(0, 2, 1) & mask.any(3)
+        lost_keys, lost_values = (
+            np.isnan(_wide(x)).any(-1).repeat(members, 2).transpose(0, 2, 1)[:, :, None] & mask
+            for x in (key, value)
+        )
+        self.lost = bad_scores | lost_keys.any(3)
+        if _finite_rows(query).all() and _finite_rows(key).all():
+            self.lost |= lost_values.any(3)
+        scale, longest = abs(self.expected["scale"]), max(_longest(query), _longest(key))
+        slope = float(np.max(self.expected.get("alibi_slopes", 0.0), initial=0))
+        largest_score = scale * _longest(query) * _longest(key) + slope * (queries + key.shape[1])
+        self.slack = 1 + largest_score / 16  # large scores are rounded more coarsely
+        # The backward pass reads the output as it was rounded.
+        self.rounding = scale * longest * _longest(self.d_out) * HALF_STEP.get(query.dtype, 0.0)
+
+    def check_forward(self, output: np.ndarray, lse: np.ndarray) -> None:
+        if self.wild:
+            return
+        with np.errstate(all="ignore"):
+            wanted = reference.dot_product_attention(*self.inputs, **self.expected)
+        rows = ~self.broken.transpose(0, 2, 1)
+        self._close(output, wanted.out, rows, 0, "output")
+        self._close(lse, wanted.lse, ~self.broken, 0, "log-sum-exp", np.dtype(lse.dtype))
+        self.rounding *= _longest(output)
+        became = self.lost & ~np.isnan(_wide(output)).any(-1).transpose(0, 2, 1)
+        if became.any():
+            raise AssertionError(f"(b, n, i) should be NaN: {np.argwhere(became)[:3].tolist()}")
+
+    def check_backward(self, gradients: list[np.ndarray]) -> None:
+        if self.wild:
+            return
+        with np.errstate(all="ignore"):
+            wanted = reference.dot_product_attention_backward(
+                *self.inputs, self.d_out, self.d_lse, **self.expected
+            )
+        places = (~self.broken.transpose(0, 2, 1), ~self.reached, ~self.reached)
+        for name, actual, where in zip(("query", "key", "value"), gradients, places, strict=True):
+            self._close(actual, getattr(wanted, name), where, 1, f"gradient of {name}")
+
+    def _close(
+        self,
+        actual: np.ndarray,
+        expected: np.ndarray,
+        where: np.ndarray,
+        which: int,
+        what: str,
+        dtype: np.dtype | None = None,
+    ) -> None:
+        actual, expected = _wide(actual)[where], expected[where]
+        infinite = np.isneginf(expected)  # log-sum-exp of nothing
+        if not np.array_equal(np.isneginf(actual), infinite):
+            raise AssertionError(f"{what}: -inf at other places")
+        error = np.abs(actual[~infinite] - expected[~infinite])
+        largest = max(1.0, float(np.abs(expected[~infinite]).max(initial=0)))
+        bound = BOUNDS[dtype or self.inputs[0].dtype][which] * largest * self.slack
+        bound += which * self.rounding
+        if not np.all(error <= bound):
+            raise AssertionError(f"{what}: error {error.max()} exceeds {bound}")
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)
+
+
+def _longest(x: np.ndarray) -> float:
+    """The largest norm of a row, not counting what is not a number."""
+    finite = np.where(np.isfinite(_wide(x)), _wide(x), 0)
+    return float(np.sqrt((finite**2).sum(-1)).max(initial=0))
+
+
+def _finite_rows(x: np.ndarray) -> np.ndarray:
+    return np.isfinite(_wide(x)).all(-1)
+
+
+def _spread(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    """The same numbers as they are, heads first, or with gaps between rows."""
+    style = rng.integers(0, 3)
+    if style == 0:
+        return np.ascontiguousarray(x)
+    if style == 1:
+        return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    wide = np.full(tuple(n + int(rng.integers(0, 3)) for n in x.shape), np.nan, x.dtype)
+    part = wide[tuple(slice(0, n) for n in x.shape)]
+    part[...] = x
+    return part
+
+
+def _some(rng: np.random.Generator, n: int) -> int:
+    """A length or position near [0, n], or far outside."""
+    return int(rng.choice(INT32)) if rng.random() < 0.05 else int(rng.integers(-2, n + 3))
+
+
+def _rule(
+    rng: np.random.Generator, kind: int, shape: tuple[int, int, int, int]
+) -> tuple[dict[str, Any], np.ndarray]:
+    """One rule as the core takes it, and as booleans that broadcast to (B, N, T, S)."""
+    batch, _, queries, keys = shape
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None]
+
+    def numbers(n: int) -> np.ndarray:
+        shared = rng.random() < 0.3
+        return np.array(
+            _some(rng, n) if shared else [_some(rng, n) for _ in range(batch)], np.int64
+        )
+
+    def over(x: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(x, (batch,))[:, None, None, None]
+
+    if kind == WINDOW:
+        reach = [2**63 - 1, core.FAR, 0, *range(1, keys + 2)]
+        left, right = (int(rng.choice(np.array(reach, object))) for _ in range(2))
+        align = numbers(keys)
+        at = i + over(align)
+        # A reach from FAR on has no end; below it, Python's integers cannot overflow.
+        allowed = np.ones((batch, 1, queries, keys), bool)
+        if left < core.FAR:
+            allowed = allowed & (j >= at - left)
+        if right < core.FAR:
+            allowed = allowed & (j <= at + right)
+        return {"rule": kind, "left": left, "right": right, "align": align}, allowed
+    if kind == PREFIX:
+        align, first = numbers(keys), numbers(keys)
+        return {"rule": kind, "align": align, "first": first}, (j < over(first)) | (
+            j <= i + over(align)
+        )
+    if kind == LENGTHS:
+        first, second = numbers(keys), numbers(queries)
+        rule, allowed = {"rule": kind, "first": first}, (j < over(first)) & (i == i)
+        if rng.random() < 0.5:
+            rule, allowed = {**rule, "second": second}, allowed & (i < over(second))
+        return rule, allowed
+    if kind == SEGMENTS:
+        made = (
+            rng.integers(0, 3, (batch, n)) + int(rng.choice([0, *INT32])) // 2 for n in shape[2:]
+        )
+        first, second = (np.sort(x) if rng.random() < 0.7 else x for x in made)
+        return {"rule": kind, "first": first, "second": second}, (
+            first[:, None, :, None] == second[:, None, None, :]
+        )
+    sides = [n if rng.random() < 0.7 else 1 for n in shape]
+    dense = rng.random(sides) < rng.choice([0.1, 0.7, 1.0])
+    return {"rule": kind, "dense": dense}, dense
+
+
+def _poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
+    """NaN, infinity and denormal numbers in a few places."""
+    for x in tensors:
+        info = ml_dtypes.finfo(x.dtype)
+        special = [np.nan, np.inf, -np.inf, float(info.smallest_subnormal), -float(info.tiny) / 2]
+        for _ in range(int(rng.integers(0, 3)) if x.size else 0):
+            x[tuple(int(rng.integers(0, n)) for n in x.shape)] = rng.choice(special)
+
+
+def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
+    """A legal attention. `empty` allows sizes of 0."""
+    least = 0 if empty and rng.random() < 0.2 else 1
+    while True:
+        batch, members = (int(n) for n in rng.integers(least, 4, 2))
+        groups = int(rng.integers(1, 4))
+        queries, keys = (max(least, int(rng.choice(LENGTHS_DRAWN))) for _ in range(2))
+        if rng.random() < 0.15:  # decoding
+            queries, keys = int(rng.integers(1, 17)), int(rng.integers(200, 1200))
+        width, value_width = (int(rng.choice(WIDTHS)) for _ in range(2))
+        heads = groups * members
+        if batch * heads * queries * keys * max(width, value_width) <= MOST_WORK:
+            break
+    shape = (batch, heads, queries, keys)
+    dtype = DTYPES[rng.integers(0, 4)]
+    sizes = [(batch, queries, heads, width), (batch, keys, groups, width)]
+    sizes += [(batch, keys, groups, value_width), (batch, queries, heads, value_width)]
+    wild = rng.random() < 0.1
+    factor = float(10.0 ** rng.integers(-30, 30)) if wild else float(rng.choice([0.01, 1, 1, 1, 3]))
+    with np.errstate(over="ignore"):
+        tensors = [(rng.normal(size=size) * factor).astype(dtype) for size in sizes]
+    poisoned = rng.random() < 0.3
+    if poisoned:
+        _poison(rng, tensors)
+    d_lse = rng.normal(size=shape[:3]).astype(np.float64 if dtype == np.float64 else np.float32)
+
+    drawn = [_rule(rng, int(kind), shape) for kind in rng.permutation(5)[: rng.integers(0, 5)]]
+    mask = np.ones((1, 1, 1, 1), bool)
+    for _, allowed in drawn:
+        mask = mask & allowed
+    scale = float(rng.choice([1.0, -0.5, 0.0])) if rng.random() < 0.3 else width**-0.5
+    options: dict[str, Any] = {"rules": [rule for rule, _ in drawn], "scale": scale}
+    expected: dict[str, Any] = {"mask": mask, "scale": scale}
+    if rng.random() < 0.25:
+        options["soft_cap"] = expected["soft_cap"] = float(rng.choice([0.5, 5.0, 50.0]))
+    if rng.random() < 0.25:
+        bias = rng.normal(size=[n if rng.random() < 0.6 else 1 for n in shape])
+        if not poisoned:  # what a bias of -inf hides is not looked at, so it must be a number
+            bias[rng.random(bias.shape) < 0.1] = -np.inf
+        options["bias"] = expected["bias"] = bias.astype(d_lse.dtype)
+    if rng.random() < 0.25:
+        options["slopes"] = expected["alibi_slopes"] = rng.random(heads).astype(np.float32)
+        options["slope_align"] = expected["align"] = rng.integers(-5, 5, batch)
+    if rng.random() < 0.25:
+        rate = float(rng.choice([1e-9, 0.1, 0.5, 0.9]))
+        words = tuple(int(n) for n in rng.integers(0, 2**32, 2))
+        options |= {"dropout": rate, "seed": words}
+        expected |= {"dropout": rate, "keep": kept(rate, words, shape)}
+    # Rows that see nothing have no log-sum-exp to pass a gradient to.
+    seen = np.broadcast_to(mask & (expected.get("bias", 0.0) != -np.inf), shape).any(3)
+    d_lse[~seen] = 0
+    *inputs, d_out = (_spread(rng, x) for x in tensors)
+    return Problem(inputs, d_out, d_lse, options, expected, wild)

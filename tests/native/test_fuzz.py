@@ -1,0 +1,102 @@
+"""Random calls of the core, in child processes: a crash is a failure with a seed.
+
+HEED_FUZZ_SEED=n starts the long run (`-m slow`) at another seed; see `fuzz.py` for running one seed by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heed.ops._native import library_path
+from tests import reference
+from tests.native import core, fuzz
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = library_path("core")
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
+
+SETS = ("baseline", "avx2", "avx512")
+FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
+
+
+def run(mode: str, instruction_set: str, first: int, count: int) -> None:
+    """Runs the program; if it fails, says with which seed, and what it said last."""
+    command = [sys.executable, "-m", "tests.native.fuzz", str(LIBRARY), mode, instruction_set]
+    child = subprocess.run(
+        [*command, str(first), str(count)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    last = child.stdout.splitlines()[-1:] or [""]
+    if last[0].startswith("no "):
+        pytest.skip(f"this machine has {last[0]}")
+    if child.returncode != 0 or last != ["all well"]:
+        pytest.fail(f"exit status {child.returncode} at: {last[0]}\n{child.stderr[-3000:]}")
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_legal_calls_are_right_and_write_nowhere_else(instruction_set: str) -> None:
+    run("legal", instruction_set, 0, 150)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_illegal_calls_are_refused_in_words(instruction_set: str) -> None:
+    run("illegal", instruction_set, 0, 20 * len(fuzz.MISTAKES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(("mode", "count"), [("legal", 6000), ("illegal", 4000)])
+def test_many_more(mode: str, count: int, instruction_set: str) -> None:
+    run(mode, instruction_set, FIRST_SEED, count)
+
+
+def test_a_program_that_ends_early_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is started with a file that is no library."""
+    monkeypatch.setattr(sys.modules[__name__], "LIBRARY", Path(os.devnull))
+    with pytest.raises(pytest.fail.Exception, match="exit status 1"):
+        run("legal", "baseline", 0, 1)
+
+
+@pytest.mark.parametrize("width", [511, 512, 513, 4097, 65536])
+def test_wide_heads(width: int) -> None:
+    library = core.load(str(LIBRARY))
+    rng = np.random.default_rng(width)
+    query, key = (rng.normal(size=(1, 3, 1, width)).astype(np.float32) for _ in range(2))
+    guards = fuzz.Guards(rng)
+    call = core.Call(library, query, key, key, make=guards)
+    output, lse = call.forward()
+    wanted = reference.dot_product_attention(query, key, key)
+    np.testing.assert_allclose(output, wanted.out, atol=1e-4)
+    gradients = call.backward(output, lse, query)
+    backward = reference.dot_product_attention_backward(query, key, key, query)
+    for name, actual in zip(("query", "key", "value"), gradients, strict=True):
+        np.testing.assert_allclose(actual, getattr(backward, name), atol=1e-3 * width**0.5)
+    guards.check()
+
+
+def test_where_memory_does_not_suffice_the_call_is_refused() -> None:
+    """All sizes are legal: one row serves for all, as strides of 0 allow."""
+    library = core.load(str(LIBRARY))
+    row = np.zeros((1, 1, 1, 65536), np.float32)
+    call = core.Call(library, row, row, row)
+    call.attention.keys = 2**31
+    call.attention.key = call.attention.value = core.Rows(row.ctypes.data, 0, 0, 0)
+    with pytest.raises(ValueError, match="out of memory"):
+        call.backward(row, np.zeros((1, 1, 1), np.float32), row)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_guards_see_what_is_written_outside(seed: int) -> None:
+    guards = fuzz.Guards(np.random.default_rng(seed))
+    array = guards((2, 3, 2, 5), np.float32)
+    array[...] = 1
+    guards.check()
+    block, inside = guards.made[0]
+    block[np.flatnonzero(~inside)[-1 - seed]] = 0
+    with pytest.raises(AssertionError, match="outside"):
+        guards.check()

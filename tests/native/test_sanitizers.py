@@ -1,0 +1,129 @@
+"""The core, built with gcc's sanitizers: random calls under ASan and UBSan, many callers under TSan, forks.
+
+Each sanitizer is its own build in a temporary folder, about a minute of two processors.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.native import fuzz
+
+ROOT = Path(__file__).resolve().parents[2]
+SETS = ("baseline", "avx2", "avx512")
+pytestmark = pytest.mark.slow
+
+# Beside the interpreter lie the tools of the extra [dev].
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": PATH,
+    # Python itself leaks; the core's own memory is watched in the stress program, which leaves this at its default.
+    "ASAN_OPTIONS": "detect_leaks=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1",
+}
+
+
+def runtime(name: str) -> str:
+    """The file of a library of the compiler, to be loaded before all others."""
+    compiler = shutil.which("g++", path=PATH) or shutil.which("c++", path=PATH)
+    if compiler is None or shutil.which("cmake", path=PATH) is None:
+        pytest.skip("needs g++ and cmake")
+    command = [compiler, f"-print-file-name={name}"]
+    file = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(file).is_absolute():
+        pytest.skip(f"{compiler} has no {name}")
+    return file
+
+
+def build(folder: Path, sanitizers: str) -> Path:
+    """The folder of the library and the stress program."""
+    options = ["-DHEED_STRESS=ON", f"-DHEED_SANITIZE={sanitizers}", "-DHEED_WERROR=ON"]
+    for command in (
+        ["cmake", "-S", str(ROOT / "native"), "-B", str(folder), *options],
+        ["cmake", "--build", str(folder), "-j2", "--target", "heed_stress"],
+    ):
+        made = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    return folder
+
+
+def run(command: list[str], **environment: str) -> str:
+    child = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    told = f"exit status {child.returncode}\n{child.stdout[-300:]}\n{child.stderr[:6000]}"
+    assert child.returncode == 0, told
+    return child.stdout
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runtime("libstdc++.so")
+    return build(tmp_path_factory.mktemp("plain"), "")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runtime("libasan.so")
+    runtime("libubsan.so")
+    return build(tmp_path_factory.mktemp("address"), "address,undefined")
+
+
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runtime("libtsan.so")
+    return build(tmp_path_factory.mktemp("threads"), "thread")
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(("mode", "count"), [("legal", 300), ("illegal", 10 * len(fuzz.MISTAKES))])
+def test_random_calls_under_asan_and_ubsan(
+    address: Path, mode: str, count: int, instruction_set: str
+) -> None:
+    """Arrays of NumPy come from malloc, so that reading past their end is seen too."""
+    library = str(address / "libheed_core.so")
+    command = [sys.executable, "-m", "tests.native.fuzz", library, mode, instruction_set]
+    names = ("libasan.so", "libubsan.so", "libstdc++.so")  # the last one for Python's sake
+    preload = " ".join(runtime(name) for name in names)
+    said = run([*command, "0", str(count)], LD_PRELOAD=preload)
+    if said.startswith("no "):
+        pytest.skip(f"this machine has {said.strip()}")
+    assert said.endswith("all well\n")
+
+
+def test_asan_is_there(address: Path) -> None:
+    """The library under test is the instrumented one: it does not load without ASan."""
+    load = f"import ctypes; ctypes.CDLL({str(address / 'libheed_core.so')!r})"
+    with pytest.raises(AssertionError, match="ASan runtime does not come first"):
+        run([sys.executable, "-c", load])
+
+
+def test_many_callers_under_tsan(threads: Path) -> None:
+    assert run([str(threads / "heed_stress"), "callers"]) == "callers: 0 wrong\n"
+
+
+@pytest.mark.parametrize("mode", ["callers", "fork"])
+def test_many_callers_and_children_under_asan(address: Path, mode: str) -> None:
+    """TSan cannot watch children: it refuses threads in the child of a process that had some."""
+    said = run([str(address / "heed_stress"), mode], ASAN_OPTIONS="detect_leaks=1")
+    assert said == f"{mode}: 0 wrong\n"
+
+
+@pytest.mark.parametrize("mode", ["callers", "fork", "fork-busy", "fork-early"])
+def test_many_callers_and_children(plain: Path, mode: str) -> None:
+    """Without a sanitizer: ASan's own malloc can hang in the child of a process whose other threads are busy."""
+    assert run([str(plain / "heed_stress"), mode]) == f"{mode}: 0 wrong\n"
