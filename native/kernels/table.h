@@ -58,8 +58,9 @@ struct For {
   }
 
   static constexpr Kernels table() {
-    return {forward_bytes, backward_bytes, gradient_row, scan, packed_bytes, nullptr, forward_panel<Stored, Products>,
-            backward,      write_rows,     sizeof(Real), additive()};
+    return {
+        forward_bytes, backward_bytes, gradient_row, scan,      packed_bytes, nullptr, forward_panel<Stored, Products>,
+        backward,      write_rows,     sizeof(Real), additive()};
   }
 };
 

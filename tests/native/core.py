@@ -91,7 +91,7 @@ def load(path: str) -> ctypes.CDLL:
 def rows(x: np.ndarray) -> Rows:
     """An array (B, position, head, width)."""
     strides = [s // x.itemsize for s in x.strides]
-    assert strides[3] == 1 or x.shape[3] == 1
+    assert strides[3] == 1 or x.shape[3] == 1 or x.size == 0
     return Rows(x.ctypes.data, *strides[:3])
 
 
