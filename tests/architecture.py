@@ -211,8 +211,8 @@ def _include(line: str, path: Path, folder: Path, floor: int) -> str | None:
         return None
     target = (path.parent / name).resolve().relative_to(folder.resolve())
     own = path.relative_to(folder)
-    # attention.h is plain data that everybody shares, isa_*.cc instantiate the kernels.
-    if target.as_posix() == "attention.h":
+    # Plain data that everybody shares.
+    if target.as_posix() in {"attention.h", "additive.h"}:
         return None
     if NATIVE_FLOORS[target.parent.as_posix()] > floor:
         return f"`{own.parent}` includes `{target}` of a higher floor"

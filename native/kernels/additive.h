@@ -4,7 +4,9 @@
 // queries and keys are read as rows, and a single query costs no more than its share. With exponentials made once for
 // each row,
 //   tanh(q + k) = 1 - 1 / d   where   d = 1/2 + 1/2 e^2q * e^2k
-// is one multiply-add and half a reciprocal, as two keys share one: 1 / d1 = d2 / (d1 * d2).
+// is one multiply-add and half a reciprocal, as two keys share one: 1 / d1 = d2 / (d1 * d2). The error of that is the
+// rounding of 1: too much where tanh itself is small. There, with the tanh made once for each row, it is
+//   tanh(q + k) = (tanh q + tanh k) / (1 + tanh q * tanh k).
 #pragma once
 
 #include "block.h"
@@ -12,22 +14,22 @@
 namespace heed {
 namespace HEED_ISA {
 
-// How the tanh of a block is computed.
-//   kSmall  |q + k| is small everywhere: by a polynomial, as 1 - 1 / d would lose the digits of a small tanh
-//   kUsual  no product of exponentials overflows: from 1/2 e^2q and e^2k in place of q and k
-//   kAny    what is left, infinity and NaN too
+// How the tanh of a block is computed, and from what.
+//   kSmall  from tanh q and tanh k, neither of them near 1, where they lose what they say of q and k
+//   kUsual  from 1/2 e^2q and e^2k, if no product of them overflows
+//   kAny    from q and k themselves, infinity and NaN too; several times slower
 enum class Range { kSmall, kUsual, kAny };
 
-// Most that |q| and |k| may be for kUsual: a product of four exponentials, at most 2^120 (2^1000), must be finite.
+// Most that |q| and |k| may be. The product of four exponentials, at most 2^120 (2^1000), must be finite.
+inline constexpr float kMostSmall = 1;
 template <class Real>
 inline constexpr Real kMostUsual = sizeof(Real) == 4 ? Real(10.39) : Real(86.6);
 
-// For the largest magnitudes; NaN where there is a NaN.
+// For the largest magnitudes of queries and keys; NaN where there is a NaN.
 template <class Real>
-HEED_INLINE Range range_of(Real largest_query, Real largest_key) {
-  if (largest_query + largest_key <= Real(kNearZero)) return Range::kSmall;
-  const bool usual = largest_query <= kMostUsual<Real> && largest_key <= kMostUsual<Real>;
-  return usual ? Range::kUsual : Range::kAny;
+HEED_INLINE Range range_of(Real query, Real key) {
+  if (query <= Real(kMostSmall) && key <= Real(kMostSmall)) return Range::kSmall;
+  return query <= kMostUsual<Real> && key <= kMostUsual<Real> ? Range::kUsual : Range::kAny;
 }
 
 template <Range range>
@@ -77,28 +79,35 @@ inline Real load_units(const Rows& source, int64_t b, Span span, int rows, int u
   return largest;
 }
 
-// to = factor * e^(2 from) for whole rows; `to` may be `from`.
+// Turns whole rows into what `range` wants; exponentials times `factor`. `to` may be `from`.
 template <class Real>
-inline void exponentials(const Real* from, int rows, int units, Real factor, Real* to) {
-  for (int n = 0; n < rows * units_stride<Real>(units); n += Lanes<Real>::kCount)
-    store(to + n, exp_of_twice(load<Vector<Real>>(from + n)) * factor);
+inline void prepare(Range range, const Real* from, int rows, int units, Real factor, Real* to) {
+  typedef Vector<Real> V;
+  const int count = rows * units_stride<Real>(units);
+  if (range == Range::kSmall)
+    for (int n = 0; n < count; n += Lanes<Real>::kCount) store(to + n, tanh(load<V>(from + n)));
+  if (range == Range::kUsual)
+    for (int n = 0; n < count; n += Lanes<Real>::kCount) store(to + n, exp_of_twice(load<V>(from + n)) * factor);
 }
 
 // The tanh of one query with each of two keys.
 template <Range range, class Real>
 HEED_INLINE void tanh_of_pair(Vector<Real> query, Vector<Real> first_key, Vector<Real> second_key, Vector<Real>* first,
                               Vector<Real>* second) {
-  if constexpr (range == Range::kUsual) {
-    const Vector<Real> d1 = query * first_key + Real(0.5), d2 = query * second_key + Real(0.5);
-    const Vector<Real> shared = reciprocal(d1 * d2);
-    *first = 1 - shared * d2;
-    *second = 1 - shared * d1;
-  } else if constexpr (range == Range::kSmall) {
-    *first = tanh_near_zero(query + first_key);
-    *second = tanh_near_zero(query + second_key);
-  } else {
+  if constexpr (range == Range::kAny) {
     *first = tanh(query + first_key);
     *second = tanh(query + second_key);
+    return;
+  }
+  const Real shift = range == Range::kSmall ? Real(1) : Real(0.5);
+  const Vector<Real> d1 = query * first_key + shift, d2 = query * second_key + shift;
+  const Vector<Real> shared = reciprocal(d1 * d2);
+  if constexpr (range == Range::kSmall) {
+    *first = (query + first_key) * (shared * d2);
+    *second = (query + second_key) * (shared * d1);
+  } else {
+    *first = 1 - shared * d2;
+    *second = 1 - shared * d1;
   }
 }
 

@@ -35,8 +35,8 @@ struct AdditivePanel {
   int64_t b, lo, hi;  // the keys that may be seen
   Span queries;
   int columns, units;
-  Real *vector, *bias;         // padded like a row of units
-  Real *query, *query_powers;  // as they are, and as exponentials
+  Real *vector, *bias;     // padded like a row of units
+  Real *query, *prepared;  // as they are, and as `prepared_for` wants them
   Real *key, *value_copy, *scores;
   typename Lanes<Real>::Integer* hidden;
   Real largest_query;
@@ -44,7 +44,7 @@ struct AdditivePanel {
   // Of the block of keys that was scored last.
   Span keys;
   bool guarded;
-  Range range;
+  Range range, prepared_for = Range::kAny;
 
   AdditivePanel(const Additive& additive, const uint8_t* finite_blocks, const AdditivePart& part, Pieces* pieces)
       : a(additive.attention), finite(finite_blocks), b(part.b), units(static_cast<int>(additive.attention.width)) {
@@ -52,7 +52,7 @@ struct AdditivePanel {
     pieces->take(stride, &vector);
     pieces->take(stride, &bias);
     pieces->take(kQueries * stride, &query);
-    pieces->take(kQueries * stride, &query_powers);
+    pieces->take(kQueries * stride, &prepared);
     pieces->take(kKeys * stride, &key);
     pieces->take(kKeys * round_up(a.value_width, Lanes<Real>::kCount), &value_copy);
     pieces->take(kKeys * kQueries, &scores);
@@ -68,10 +68,9 @@ struct AdditivePanel {
     }
     largest_query = load_units<Stored>(a.query, b, queries, queries.length, units, bias, query,
                                        a.rules > 0 ? broken_query : nullptr);
-    if (largest_query <= kMostUsual<Real>) exponentials(query, queries.length, units, Real(0.5), query_powers);
   }
 
-  const Real* query_rows() const { return range == Range::kUsual ? query_powers : query; }
+  const Real* query_rows() const { return range == Range::kAny ? query : prepared; }
 
   // function(the range as a constant)
   template <class Function>
@@ -94,7 +93,9 @@ struct AdditivePanel {
     const Real* no_bias = nullptr;
     const Real largest = load_units<Stored>(a.key, b, keys, rows, units, no_bias, key, guarded ? broken_key : nullptr);
     range = range_of(largest_query, largest);
-    if (range == Range::kUsual) exponentials(key, rows, units, Real(1), key);
+    prepare(range, key, rows, units, Real(1), key);
+    if (range != prepared_for) prepare(range, query, queries.length, units, Real(0.5), prepared);
+    prepared_for = range;
     with_range([&](auto constant) {
       additive_scores<decltype(constant)::value>(query_rows(), queries.length, key, keys.length, vector, units, scores);
     });

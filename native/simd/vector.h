@@ -162,10 +162,7 @@ HEED_INLINE Vector<float> reciprocal(Vector<float> x) {
 }
 HEED_INLINE Vector<double> reciprocal(Vector<double> x) { return 1.0 / x; }
 
-// How far tanh_near_zero goes.
-inline constexpr float kNearZero = 0.625f;
-
-// tanh for |x| <= kNearZero, where 1 - 2 / (1 + e^2x) would lose digits: minimax polynomials.
+// tanh for |x| <= 0.625, where 1 - 2 / (1 + e^2x) would lose digits: minimax polynomials.
 HEED_INLINE Vector<float> tanh_near_zero(Vector<float> x) {
   const Vector<float> z = x * x;
   Vector<float> p = broadcast(-5.70498699e-3f);
@@ -199,7 +196,7 @@ HEED_INLINE Vector<Real> tanh_of(Vector<Real> x) {
   const V magnitude = x < 0 ? -x : x, end = broadcast(Real(sizeof(Real) == 4 ? 10 : 20));  // 1 to the last digit beyond
   const V far = 1 - 2 / (1 + exp_of_twice(magnitude > end ? end : magnitude));
   const V signed_far = x < 0 ? -far : far;
-  return magnitude < Real(kNearZero) ? tanh_near_zero(x) : (x == x ? signed_far : x);
+  return magnitude < Real(0.625) ? tanh_near_zero(x) : (x == x ? signed_far : x);
 }
 HEED_INLINE Vector<float> tanh(Vector<float> x) { return tanh_of<float>(x); }
 HEED_INLINE Vector<double> tanh(Vector<double> x) { return tanh_of<double>(x); }

@@ -39,19 +39,13 @@ def library(any_library, request):
     any_library.heed_use_instruction_set(None)
 
 
-def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], dict[str, Any]]:
-    """Tensors, options of the core, and the same options for the reference, all from one seed."""
-    rng = np.random.default_rng(seed)
-    batch, groups, members = (int(rng.integers(1, 4)) for _ in range(3))
-    heads = groups * members
-    queries, keys = (int(rng.choice([1, 2, 5, 63, 64, 65, 96, 97, 130])) for _ in range(2))
-    width, value_width = (int(rng.choice([1, 3, 8, 15, 16, 17, 40])) for _ in range(2))
-    dtype = rng.choice([np.float32, np.float64])
-    shapes = [(batch, queries, heads, width), (batch, keys, groups, width)]
-    shapes += [(batch, keys, groups, value_width), (batch, queries, heads, value_width)]
-    tensors = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+def random_rules(
+    rng: np.random.Generator, batch: int, queries: int, keys: int
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Up to three rules of a mask, and the booleans (B, 1, T, S) that they mean."""
     i, j = np.arange(queries)[:, None], np.arange(keys)[None]
-    rules, mask = [], np.ones((batch, 1, queries, keys), bool)
+    rules: list[dict[str, Any]] = []
+    mask = np.ones((batch, 1, queries, keys), bool)
     for kind in rng.permutation(5)[: rng.integers(0, 4)]:
         align = rng.integers(-3, keys, batch)
         at = i + align[:, None, None, None]
@@ -76,6 +70,21 @@ def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], dict[str, 
             dense = rng.random((batch if rng.random() < 0.5 else 1, 1, queries, keys)) < 0.7
             rules.append({"rule": kind, "dense": dense})
             mask = mask & dense
+    return rules, mask
+
+
+def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], dict[str, Any]]:
+    """Tensors, options of the core, and the same options for the reference, all from one seed."""
+    rng = np.random.default_rng(seed)
+    batch, groups, members = (int(rng.integers(1, 4)) for _ in range(3))
+    heads = groups * members
+    queries, keys = (int(rng.choice([1, 2, 5, 63, 64, 65, 96, 97, 130])) for _ in range(2))
+    width, value_width = (int(rng.choice([1, 3, 8, 15, 16, 17, 40])) for _ in range(2))
+    dtype = rng.choice([np.float32, np.float64])
+    shapes = [(batch, queries, heads, width), (batch, keys, groups, width)]
+    shapes += [(batch, keys, groups, value_width), (batch, queries, heads, value_width)]
+    tensors = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    rules, mask = random_rules(rng, batch, queries, keys)
     options: dict[str, Any] = {"rules": rules}
     expected: dict[str, Any] = {"mask": mask}
     if rng.random() < 0.3:

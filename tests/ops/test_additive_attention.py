@@ -10,7 +10,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+import heed
 from heed import ops
+from heed.ops import Mask
 from tests import reference, strategies, tolerances
 from tests.ops.harness import rounded, small_blocks
 from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
@@ -205,3 +207,154 @@ def test_chosen_rows_of_the_weights(implementation: str) -> None:
     whole = np.asarray(ops.additive_attention_weights(query, key, vector, **options))
     chosen = ops.additive_attention_weights(query, key, vector, rows=[4, 1], **options)
     np.testing.assert_allclose(chosen, whole[:, [4, 1]], atol=1e-13)
+
+
+def naive(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, vector: tf.Tensor) -> Any:
+    """As a textbook writes it, every step in the dtype of the inputs: output and log-sum-exp."""
+    scores = tf.linalg.matvec(tf.tanh(query[:, :, None] + key[:, None]), vector)
+    output = tf.matmul(tf.nn.softmax(scores), value)
+    return output, tf.reduce_logsumexp(scores, -1)
+
+
+def flat(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, vector: tf.Tensor) -> Any:
+    return ops.additive_attention(query, key, value, vector, return_lse=True)
+
+
+# The native kernels compute tanh in three ways, by the size of what goes in.
+@pytest.mark.parametrize("size", [1e-3, 0.1, 0.3, 1.0, 4.0, 12.0, 1000.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_error_is_at_most_twice_that_of_a_naive_implementation(
+    implementation: str, dtype: str, size: float
+) -> None:
+    """For all results, also where queries and keys are small or large and cancel."""
+    rng = np.random.default_rng(0)
+    B, T, S, U, V = 2, 70, 110, 40, 24
+    query, key = rng.normal(size=(B, T, U)) * size, rng.normal(size=(B, S, U)) * size
+    query[1], key[1] = query[1] + 3 * size, key[1] - 3 * size
+    value, vector, d_out = (rng.normal(size=n) for n in ((B, S, V), (U,), (B, T, V)))
+    inputs = [tf.constant(cast(x, dtype)) for x in (query, key, value, vector)]
+    d_out = tf.constant(cast(d_out, dtype))
+    results = []
+    for function in (flat, naive):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            out, lse = function(*inputs)
+        results.append((out, lse, *tape.gradient(out, inputs, output_gradients=d_out)))
+    exact = [rounded(x) for x in inputs]
+    forward = reference.additive_attention(*exact)
+    backward = reference.additive_attention_backward(*exact, rounded(d_out))
+    expected = [forward.out, forward.lse, *(getattr(backward, name) for name in NAMES[:4])]
+    for name, actual, plain, right in zip(
+        ("out", "lse", *NAMES[:4]), *results, expected, strict=True
+    ):
+        tolerances.assert_no_worse_than_naive(actual, plain, right, dtype, name)
+
+
+def everything(tensors: list[tf.Tensor], **options: Any) -> list[np.ndarray]:
+    """Output, log-sum-exp and all gradients, also that of the log-sum-exp."""
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        results = ops.additive_attention(*tensors[:4], bias=tensors[4], return_lse=True, **options)
+        loss = sum(tf.reduce_sum(tf.sin(tf.cast(x, tf.float64))) for x in results)
+    return [np.asarray(x) for x in (*results, *tape.gradient(loss, tensors))]
+
+
+def test_what_is_not_finite_reaches_the_same_rows_in_both(implementation: str) -> None:
+    """NaN and infinity anywhere, masked and seen, forward and backward, as the portable form has it."""
+    case = Mask.causal() & Mask.lengths([6, 4]) & Mask.dense(np.arange(6) != 2)
+    for place, value in ((0, np.nan), (0, np.inf), (1, np.nan), (1, -np.inf), (2, np.inf)):
+        arrays = draw_inputs(T=6, S=6, dtype="float32")
+        for position in ((0, 1), (0, 2), (1, 3), (1, 5)):
+            arrays[place][position] = value
+        tensors = [tf.constant(x) for x in arrays]
+        actual = everything(tensors, mask=case)
+        with heed.set_implementation("portable"):
+            expected = everything(tensors, mask=case)
+        for name, a, b in zip(("out", "lse", *NAMES), actual, expected, strict=True):
+            np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b), err_msg=name)
+            finite = np.isfinite(b)
+            np.testing.assert_allclose(a[finite], b[finite], atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_trace_serves_all_sizes(implementation: str, bias: bool) -> None:
+    """Batch and lengths unknown while tracing, forward and backward, none included."""
+    traces = []
+
+    @tf.function(
+        input_signature=[
+            *(tf.TensorSpec([None, None, n], tf.float32) for n in (4, 4, 3)),
+            *(tf.TensorSpec([4], tf.float32) for _ in range(2)),
+        ]
+    )
+    def run(*tensors: tf.Tensor) -> Any:
+        traces.append(tensors)
+        used = tensors if bias else tensors[:4]
+        with tf.GradientTape() as tape:
+            tape.watch(used)
+            out = ops.additive_attention(
+                *used[:4],
+                bias=tensors[4] if bias else None,
+                mask=Mask.causal(align="bottom_right"),
+                dropout=0.2,
+                seed=1,
+            )
+        assert out.shape.as_list() == [None, None, 3]
+        return out, tape.gradient(out, used)
+
+    for B, T, S in ((2, 5, 6), (1, 1, 200), (3, 9, 4), (0, 2, 3), (2, 0, 3), (2, 3, 0)):
+        inputs = draw_inputs(B, T, S, dtype="float32")
+        out, gradients = run(*inputs)
+        visible = np.arange(S) <= np.arange(T)[:, None] + S - T
+        zero = [np.zeros_like(x) for x in (*inputs[:2], inputs[3])]
+        keep = np.asarray(ops.additive_attention_weights(*zero, dropout=0.2, seed=1)) > 0
+        options: dict[str, Any] = {"mask": visible, "keep": keep, "dropout": 0.2}
+        if bias:
+            options["bias"] = inputs[4]
+        expected = reference.additive_attention(*inputs[:4], **options)
+        tolerances.assert_values(out, expected.out, "float32")
+        backward = reference.additive_attention_backward(*inputs[:4], np.ones(out.shape), **options)
+        for name, gradient in zip(NAMES, gradients, strict=False):
+            tolerances.assert_gradients(gradient, getattr(backward, name), "float32", name)
+    assert len(traces) == 1
+
+
+def test_sizes_that_do_not_fit_are_named_at_run_time(implementation: str) -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 4], tf.float32)] * 3)
+    def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        return ops.additive_attention(query, key, value, tf.ones(4))
+
+    for key, value in (((2, 5, 4), (2, 6, 4)), ((3, 5, 4), (3, 5, 4))):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"`(key|value)`"):
+            run(tf.ones((2, 3, 4)), tf.ones(key), tf.ones(value))
+
+
+def test_which_implementation_runs_and_why(implementation: str) -> None:
+    query, key, value, vector, bias = draw_inputs()
+    told = heed.explain_dispatch(query, key, value, score_vector=vector, bias=bias)
+    assert implementation in str(told)
+    nothing = [np.zeros((1, 2, 0)), np.zeros((1, 2, 0)), np.zeros((1, 2, 3)), np.zeros(0)]
+    told = heed.explain_dispatch(*nothing[:3], score_vector=nothing[3])
+    assert told.implementation == "portable"
+    with pytest.raises(ValueError, match="score_vector"):
+        heed.explain_dispatch(query, key, value, score_vector=vector[:2])
+
+
+def test_the_native_kernels_are_what_runs() -> None:
+    """The op is in the graph, forward and backward: a silent fall-back would go unnoticed elsewhere."""
+    if heed.info()["implementation"] != "native":
+        pytest.skip("no native kernels")
+
+    def run(*tensors: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            out = ops.additive_attention(*tensors)
+        return tape.gradient(out, tensors)
+
+    tensors = [tf.constant(x) for x in draw_inputs(dtype="float32")[:4]]
+    traced = tf.function(run).get_concrete_function(*tensors)
+    kinds = {op.type for op in traced.graph.get_operations()}
+    assert {"HeedAdditive", "HeedAdditiveGradient"} <= kinds
+    with heed.set_implementation("portable"):
+        plain = tf.function(run).get_concrete_function(*tensors)
+    assert not any(op.type.startswith("Heed") for op in plain.graph.get_operations())

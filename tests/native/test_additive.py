@@ -1,0 +1,278 @@
+"""Additive attention in the native core by itself, for each instruction set of this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from heed.ops._native import library_path
+from tests import reference
+from tests.native import additive_core
+from tests.native.test_core import random_rules
+from tests.tolerances import assert_gradients, assert_statistics, assert_values
+
+LIBRARY = library_path("core")
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
+
+NAMES = ("query", "key", "value", "score_vector", "bias")
+DTYPES = (np.float32, np.float64, ml_dtypes.bfloat16, np.float16)
+
+
+@pytest.fixture(scope="module")
+def any_library():
+    return additive_core.load(str(LIBRARY))
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def library(any_library, request):
+    if not any_library.heed_use_instruction_set(request.param.encode()):
+        pytest.skip(f"this machine has no {request.param}")
+    yield any_library
+    any_library.heed_use_instruction_set(None)
+
+
+def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], np.ndarray]:
+    """Query, key, value, score vector, bias and the output's gradient; options of the core; the mask (B,T,S)."""
+    rng = np.random.default_rng(seed)
+    lengths = [1, 2, 3, 5, 17, 63, 64, 65, 96, 97, 130, 200]
+    widths = [1, 2, 3, 8, 15, 16, 17, 33, 40]
+    batch = int(rng.integers(1, 4))
+    queries, keys = (int(n) for n in rng.choice(lengths, 2))
+    units, value_width = (int(n) for n in rng.choice(widths, 2))
+    scale = float(rng.choice([0.01, 0.2, 1.0, 3.0, 20.0]))
+    query, key, value, vector, bias, d_out = (
+        rng.normal(size=shape)
+        for shape in (
+            (batch, queries, units),
+            (batch, keys, units),
+            (batch, keys, value_width),
+            (units,),
+            (units,),
+            (batch, queries, value_width),
+        )
+    )
+    rules, mask = random_rules(rng, batch, queries, keys)
+    tensors = [query * scale, key * scale, value, vector, bias * scale, d_out]
+    return tensors, {"rules": rules}, mask[:, 0]
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda x: np.dtype(x).name)
+@pytest.mark.parametrize("seed", range(30))
+def test_random_calls_equal_the_reference(library, seed: int, dtype: Any) -> None:
+    tensors, options, mask = random_call(seed)
+    name = np.dtype(dtype).name
+    *heads, d_out = (x.astype(dtype) for x in (*tensors[:3], tensors[5]))
+    vectors = [x.astype(np.float64 if dtype == np.float64 else np.float32) for x in tensors[3:5]]
+    if seed % 3 == 0:
+        vectors.pop()
+    call = additive_core.Call(library, *heads, *vectors, **options)
+    output, lse = call.forward()
+    d_lse = np.random.default_rng(seed).normal(size=lse.shape).astype(lse.dtype)
+    gradients = call.backward(output, lse, d_out, d_lse)
+
+    arguments = [rounded(x) for x in (*heads, vectors[0])]
+    expected: dict[str, Any] = {"mask": mask}
+    if len(vectors) > 1:
+        expected["bias"] = rounded(vectors[1])
+    wanted = reference.additive_attention(*arguments, **expected)
+    assert_values(output, wanted.out, name)
+    assert_statistics(lse, wanted.lse, name)
+    backward = reference.additive_attention_backward(*arguments, rounded(d_out), d_lse, **expected)
+    for which, actual in zip(NAMES, gradients, strict=False):
+        if which == "bias" and len(vectors) == 1:
+            continue
+        exact = getattr(backward, which)
+        # Sums over many pairs: their errors grow with the sums.
+        unit = max(1.0, float(np.abs(exact).max(initial=0.0)))
+        assert_gradients(rounded(actual) / unit, exact / unit, name, which)
+
+
+# One row against many keys, whose keys are shared out; many rows of one batch entry; none of something.
+SPLITS = [(1, 1, 700), (1, 300, 40), (2, 150, 500), (1, 4, 1500), (1, 0, 5), (2, 3, 0), (0, 3, 4)]
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), SPLITS)
+def test_work_that_is_split_equals_the_reference(
+    library, batch: int, queries: int, keys: int
+) -> None:
+    tensors = normal((batch, queries, keys, 20, 7))
+    lengths = np.full(batch, keys - keys // 8)
+    call = additive_core.Call(library, *tensors[:5], rules=[{"rule": 2, "first": lengths}])
+    output, lse = call.forward()
+    gradients = call.backward(output, lse, tensors[5])
+    options: dict[str, Any] = {"bias": tensors[4], "mask": np.arange(keys) < keys - keys // 8}
+    wanted = reference.additive_attention(*tensors[:4], **options)
+    assert_values(output, wanted.out, "float32")
+    assert_statistics(lse, wanted.lse, "float32")
+    backward = reference.additive_attention_backward(*tensors[:4], tensors[5], **options)
+    for name, actual in zip(NAMES, gradients, strict=True):
+        assert_gradients(actual, getattr(backward, name), "float32", name)
+
+
+def normal(sizes: tuple[int, int, int, int, int], seed: int = 0) -> list[np.ndarray]:
+    """Query, key, value, score vector, bias, gradient of the output, of order 1, in float32."""
+    batch, queries, keys, units, value_width = sizes
+    shapes = (
+        (batch, queries, units),
+        (batch, keys, units),
+        (batch, keys, value_width),
+        (units,),
+        (units,),
+        (batch, queries, value_width),
+    )
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [*SPLITS, (5, 70, 130)])
+def test_threads_and_repeats_do_not_change_a_bit(
+    library, batch: int, queries: int, keys: int
+) -> None:
+    tensors = normal((batch, queries, keys, 20, 7))
+    call = additive_core.Call(library, *tensors[:5], dropout=0.25, seed=(1, 2))
+    output, lse = call.forward(threads=1)
+    gradients = call.backward(output, lse, tensors[5], threads=1)
+    for threads in (1, 2, 3, 7):
+        again, lse_again = call.forward(threads)
+        np.testing.assert_array_equal(again, output)
+        np.testing.assert_array_equal(lse_again, lse)
+        repeated = call.backward(output, lse, tensors[5], threads=threads)
+        for a, b in zip(repeated, gradients, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def check_range(library: Any, query: np.ndarray, key: np.ndarray) -> None:
+    """Output and all gradients are exact to a few roundings, whatever the tanh is computed by."""
+    units = query.shape[2]
+    value, d_out = np.random.default_rng(1).normal(size=(2, *key.shape[:2], 3)).astype(query.dtype)
+    d_out = d_out[:, : query.shape[1]]
+    vector = np.linspace(-1, 1, units).astype(query.dtype)
+    call = additive_core.Call(library, query, key, value, vector)
+    output, lse = call.forward()
+    gradients = call.backward(output, lse, d_out)
+    wanted = reference.additive_attention(query, key, value, vector)
+    backward = reference.additive_attention_backward(query, key, value, vector, d_out)
+    name = query.dtype.name
+    assert_values(output, wanted.out, name)
+    assert_statistics(lse, wanted.lse, name)
+    for which, actual in zip(NAMES[:4], gradients, strict=False):
+        assert_gradients(actual, getattr(backward, which), name, which)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "size", [1e-30, 1e-3, 0.3, 0.32, 2, 10.3, 10.5, 43, 44, 86, 87, 350, 1e4, 1e38]
+)
+def test_inputs_of_any_size(library, dtype: Any, size: float) -> None:
+    """Below, at and beyond each bound at which the kernels compute tanh in another way."""
+    rng = np.random.default_rng(0)
+    query, key = (rng.uniform(-size, size, (1, 9, 5)).astype(dtype) for _ in range(2))
+    query[0, :5] = key[0, :5] = size
+    query[0, 5:7], key[0, 5:7] = size, -size
+    check_range(library, query, key)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [3.0, 10.0, 60.0])
+def test_large_queries_and_keys_that_cancel(library, dtype: Any, size: float) -> None:
+    """tanh of a small difference of large numbers keeps the digits that the difference has."""
+    rng = np.random.default_rng(0)
+    query = (size + rng.integers(-8, 8, (1, 12, 6)) / 16).astype(dtype)
+    key = (-size + rng.integers(-8, 8, (1, 20, 6)) / 16).astype(dtype)
+    check_range(library, query, key)
+
+
+def test_one_range_a_block(library) -> None:
+    """Small, usual and huge keys in different blocks of one call; huge queries in one panel of several."""
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(1, 150, 6)), rng.normal(size=(1, 400, 6))
+    query[:, :70] *= 0.01
+    key[:, :100] *= 0.01
+    key[:, 300:] *= 500
+    query[:, 140:] *= 500
+    check_range(library, query.astype(np.float32), key.astype(np.float32))
+
+
+@pytest.mark.parametrize("infinity", [np.inf, -np.inf])
+def test_infinite_queries_and_keys_saturate(library, infinity: float) -> None:
+    """tanh(infinity) is 1: nothing breaks where no mask asks for stand-ins."""
+    query, key, *_ = normal((1, 6, 11, 5, 3))
+    query[0, 2, 1] = key[0, 4, 3] = infinity
+    check_range(library, query, key)
+
+
+def test_not_a_number_reaches_whoever_sees_it(library) -> None:
+    tensors = normal((2, 7, 10, 5, 3))
+    query, key, value, vector, bias, d_out = tensors
+    query[0, 1, 2] = key[1, 3, 0] = np.nan
+    output, lse = additive_core.Call(library, query, key, value, vector, bias).forward()
+    broken = np.zeros((2, 7), bool)
+    broken[0, 1] = broken[1] = True
+    np.testing.assert_array_equal(np.isnan(lse), broken)
+    np.testing.assert_array_equal(np.isnan(output).any(-1), broken)
+    np.testing.assert_array_equal(np.isnan(output).all(-1), broken)
+
+    rules = [{"rule": 0, "left": 1 << 30, "right": 0}]  # causal: key 3 is seen from query 3 on
+    call = additive_core.Call(library, query, key, value, vector, bias, rules=rules)
+    output, lse = call.forward()
+    broken[1, :3] = False
+    np.testing.assert_array_equal(np.isnan(lse), broken)
+    np.testing.assert_array_equal(np.isnan(output).all(-1), broken)
+    d_query, d_key, d_value, d_vector, d_bias = call.backward(output, lse, d_out)
+    np.testing.assert_array_equal(np.isnan(d_query).any(-1), broken)
+    seen = np.zeros((2, 10), bool)  # by a broken query
+    seen[0, :2] = seen[1, :7] = True
+    np.testing.assert_array_equal(np.isnan(d_key).any(-1), seen)
+    np.testing.assert_array_equal(np.isnan(d_value).all(-1), seen)
+    assert np.isfinite(d_vector).all()
+    assert np.isnan(d_bias).all()
+
+
+def test_results_stay_in_their_arrays(library) -> None:
+    """Each result is written whole, and nothing around it."""
+    for sizes in ((1, 1, 1, 1, 1), (2, 3, 5, 7, 9), (1, 67, 101, 17, 33)):
+        tensors = normal(sizes)
+        guarded = additive_core.Call(library, *tensors[:5], guard=True)
+        plain = additive_core.Call(library, *tensors[:5])
+        output, lse = plain.forward()
+        for a, b in zip(guarded.forward(), (output, lse), strict=True):
+            np.testing.assert_array_equal(a, b)
+        wanted = plain.backward(output, lse, tensors[5])
+        for a, b in zip(guarded.backward(output, lse, tensors[5]), wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+        guarded.check_guards()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 2, "groups": 2}, "one head"),
+        ({"width": 0}, "U and V"),
+        ({"value_width": 65537}, "U and V"),
+        ({"scale": 2.0}, "scale"),
+        ({"soft_cap": 1.0}, "soft cap"),
+        ({"queries": -1}, "sizes"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"rules": 9}, "8 mask rules"),
+        ({"number": 4}, "number"),
+        ({"score_vector": None}, "score vector"),
+    ],
+)
+def test_arguments_that_cannot_be_right_are_refused(any_library, change: Any, message: str) -> None:
+    tensors = normal((1, 2, 3, 4, 5))
+    call = additive_core.Call(any_library, *tensors[:5])
+    output, lse = call.forward()
+    for name, value in change.items():
+        owner = call.additive if name == "score_vector" else call.additive.attention
+        setattr(owner, name, value)
+    with pytest.raises(ValueError, match=message):
+        call.forward()
+    with pytest.raises(ValueError, match=message):
+        call.backward(output, lse, tensors[5])
