@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ ROUNDS = 25
 
 def main(arguments: list[str] | None = None) -> int:
     """Parses the arguments and runs suites."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     options = _parser().parse_args(arguments)
     chosen = [name for name in options.peers or [] if PEERS[name].is_heed]
     if options.peers and not chosen:

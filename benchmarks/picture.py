@@ -40,7 +40,7 @@ def figure(record: Record) -> Any:
 
     about = record.about
     case = _alike(record)
-    canvas = Figure(figsize=(11, 4.8), layout="constrained", dpi=150)
+    canvas = Figure(figsize=(11, 5.2), layout="constrained", dpi=150)
     FigureCanvasAgg(canvas)
     left, right = canvas.subplots(1, 2)
     kind = "Forward and backward" if case.backward else "Forward"
@@ -50,17 +50,15 @@ def figure(record: Record) -> Any:
         fontsize=13,
         fontweight="bold",
     )
-    _panel(left, _times(record.timed), "time of a call, ms")
-    _panel(right, _memory(record.weighed), "memory added beyond inputs and gradients, MiB")
-    handles, labels = left.get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    canvas.text(
-        0.995,
-        0.94,
-        f"{about['processor']}, {about['threads']} threads, {about['day']}",
-        ha="right",
-        va="top",
-        fontsize=7,
+    _panel(left, _times(record.timed), "Time of a call, milliseconds")
+    _panel(right, _memory(record.weighed), "Peak memory beyond inputs and gradients, MiB")
+    left.legend(loc="upper left", frameon=False)
+    results = [result for _, by_side in record.timed for result in by_side.values()]
+    too_large = any(result.problem and "GiB of memory" in result.problem for result in results)
+    ends = "; a line ends where the side needs more memory than the machine has"
+    canvas.supxlabel(
+        f"{about['processor']}, {about['threads']} threads, {about['day']}{ends if too_large else ''}",
+        fontsize=8,
         color="#555555",
     )
     return canvas
@@ -120,6 +118,7 @@ def _panel(axes: Any, lines: Lines, label: str) -> None:
         )
     lengths = sorted({length for points in lines.values() for length, _ in points})
     axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.minorticks_off()
     axes.set_xlabel("sequence length T = S")
     axes.set_title(label, fontsize=10, loc="left")

@@ -9,8 +9,10 @@ import platform
 import re
 import statistics
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +164,11 @@ def _from_json(entry: dict[str, Any]) -> tuple[Case, dict[str, Result]]:
 
 def about(command: str, threads: int) -> dict[str, Any]:
     """What is run, and on what: processor, cores, versions, day."""
-    # Imported here: reading and printing old results needs no TensorFlow.
-    from heed import info
-
+    # In a process of its own: this one needs no TensorFlow, and none of its threads and messages.
+    code = "import json, heed; print(json.dumps(heed.info()))"
+    info = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -178,7 +182,7 @@ def about(command: str, threads: int) -> dict[str, Any]:
         "processor": model,
         "cores": cores,
         "threads": threads,
-        **info(),
+        **json.loads(info.stdout),
         "torch": _version("torch"),
         "jax": _version("jax"),
         "numpy": _version("numpy"),
@@ -198,8 +202,6 @@ def _commit() -> str:
 
 
 def _version(package: str) -> str:
-    from importlib import metadata
-
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

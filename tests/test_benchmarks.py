@@ -1,4 +1,4 @@
-"""The benchmark's own arithmetic, processes and peers; real measurements are marked slow."""
+"""The benchmark's own arithmetic and processes; real measurements are marked slow."""
 
 import dataclasses
 import json
@@ -177,113 +177,6 @@ def test_a_round_says_how_slow_the_probe_was_at_worst(monkeypatch):
     assert timed_round(prepared, 1, Probe(0, 0))["seconds"] > 1  # times the portion
 
 
-# What the peers compute
-
-
-def visible(case):
-    """Which keys a query sees, (B, 1, T, S), said in another way than the peers do."""
-    B, T, S = case.batch, case.length, case.key_length
-    seen = np.ones((B, 1, T, S), bool)
-    for b in range(B):
-        for i in range(T):
-            for j in range(S):
-                seen[b, 0, i, j] = j < case.key_lengths[b] and (
-                    not case.causal or j <= i < j + (case.window or T)
-                )
-    return seen
-
-
-def expected(case):
-    """Output and gradients by the reference."""
-    from benchmarks.peers import _inputs
-    from tests import reference
-
-    arrays = _inputs.inputs(case)
-    if case.dtype == "bfloat16":
-        import ml_dtypes
-
-        arrays = [array.astype(ml_dtypes.bfloat16) for array in arrays]
-    additive = case.kind == "additive"
-    forward = reference.additive_attention if additive else reference.dot_product_attention
-    backward = (
-        reference.additive_attention_backward
-        if additive
-        else reference.dot_product_attention_backward
-    )
-    options = {} if additive else {"mask": visible(case)}
-    results = [forward(*arrays, **options).out]
-    if case.backward:
-        gradients = backward(*arrays, _inputs.output_gradient(case), **options)
-        results += [gradients.query, gradients.key, gradients.value]
-        results += [gradients.score_vector] if additive else []
-    return results
-
-
-def computed(name, case):
-    import heed
-    from benchmarks.peers import prepare
-
-    for package in ("torch", "jax"):
-        if package in name:
-            pytest.importorskip(package)
-    with heed.set_implementation("auto"):  # heed-portable sets it for its process
-        prepared = prepare(PEERS[name].module, case)
-        return prepared.arrays(prepared.run())
-
-
-TINY = [
-    Case(2, 2, 5, 4, causal=True, backward=True),
-    Case(3, 4, 5, 4, keys=7, key_heads=2, padded=True, backward=True),
-    Case(1, 2, 6, 4, causal=True, window=3),
-    Case(2, 2, 5, 4, padded=True, causal=True, dtype="bfloat16"),
-    Case(2, 2, 1, 4, keys=9),
-    Case(2, 1, 3, 4, kind="additive", backward=True),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [
-        pytest.param(name, case, id=f"{name}-{case.name}")
-        for case in TINY
-        for name, peer in PEERS.items()
-        if peer.kind == case.kind and not peer.is_limit
-    ],
-)
-def test_peers_compute_what_the_reference_does(name, case):
-    case = PEERS[name].computes(case)
-    assert difference(computed(name, case), expected(case), case.dtype) is None
-
-
-def test_layers_compute_the_same_from_the_same_weights():
-    from benchmarks.peers import _inputs
-    from tests import reference
-
-    case = Case(2, 2, 5, 4, kind="layer", causal=True, backward=True)
-    heed_layer, keras_layer = (computed(name, case) for name in ("heed-layer", "keras-layer"))
-    assert difference(keras_layer, heed_layer, case.dtype) is None
-    (states,), weights = _inputs.inputs(case), _inputs.layer_weights(case)
-    query, key, value = (
-        np.einsum("btd,dnh->btnh", states, weights[i]) + weights[i + 1] for i in (0, 2, 4)
-    )
-    out = reference.dot_product_attention(query, key, value, mask=visible(case)).out
-    output = np.einsum("btnh,nhd->btd", out, weights[6]) + weights[7]
-    assert difference(heed_layer[:1], [output], case.dtype) is None
-
-
-@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if peer.is_limit])
-def test_the_rate_is_that_of_a_right_product(name, monkeypatch):
-    from benchmarks.peers import _sgemm, prepare
-
-    if "torch" in name:
-        pytest.importorskip("torch")
-    monkeypatch.setattr(_sgemm, "SIZE", 32)
-    prepared = prepare(PEERS[name].module, CASE)
-    left, right = _sgemm.matrices()
-    assert difference(prepared.arrays(prepared.run()), [left @ right], "float32") is None
-    assert prepared.portion == 4 * 2 * 8 * 8 * 4 / (2 * 32**3)
-
-
 def test_differences_are_noticed():
     right = [np.ones((2, 3)), np.zeros(2), np.full(2, 50.0)]
 
@@ -431,7 +324,9 @@ def test_the_picture_shows_each_side_over_the_length():
         record.add("timed", case, {"heed": own, "torch": other})
         problem = Result(problem="memory") if case.length > 1024 else Result(added_mib=7.0)
         record.add("weighed", case, {"heed": Result(added_mib=-1.0), "naive": problem})
-    left, right = picture.figure(record).axes
+    figure = picture.figure(record)
+    assert "a line ends" not in figure.get_supxlabel()
+    left, right = figure.axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in left.get_lines()}
     assert lines["heed"] == [[512, 0.512], [1024, 1.024], [2048, 2.048]]
     assert list(lines) == ["heed", "PyTorch SDPA"]
@@ -440,6 +335,9 @@ def test_the_picture_shows_each_side_over_the_length():
         "heed": [[512, 0.5], [1024, 0.5], [2048, 0.5]],
         "naive TensorFlow": [[512, 7.0], [1024, 7.0]],
     }
+    longer = Case(1, 8, 2**20, 64, backward=True)
+    record.add("timed", longer, {"naive": Result(problem=too_large(PEERS["naive"], longer))})
+    assert "a line ends where the side needs more memory" in picture.figure(record).get_supxlabel()
     record.add("timed", CASE, {"heed": timed(1.0)})
     with pytest.raises(ValueError, match="differ in nothing else"):
         picture.figure(record)
@@ -493,7 +391,8 @@ def test_each_case_has_one_side_of_heed_first():
         [],
     ],
 )
-def test_a_wrong_argument_is_one_clear_line(arguments, capsys):
+def test_a_wrong_argument_is_one_clear_line(arguments, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.__main__.run", lambda *_: pytest.fail("it runs"))
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2

@@ -1,0 +1,102 @@
+"""Every side of the benchmarks computes what the reference does, at tiny shapes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import heed
+from benchmarks.cases import Case
+from benchmarks.measure import difference
+from benchmarks.peers import PEERS, _inputs, _sgemm, prepare
+from tests import reference
+
+
+def visible(case):
+    """Which keys a query sees, (B, 1, T, S), said in another way than the peers do."""
+    B, T, S = case.batch, case.length, case.key_length
+    seen = np.ones((B, 1, T, S), bool)
+    for b in range(B):
+        for i in range(T):
+            for j in range(S):
+                seen[b, 0, i, j] = j < case.key_lengths[b] and (
+                    not case.causal or j <= i < j + (case.window or T)
+                )
+    return seen
+
+
+def expected(case):
+    """Output and gradients by the reference."""
+    arrays = _inputs.inputs(case)
+    if case.dtype == "bfloat16":
+        arrays = [array.astype(ml_dtypes.bfloat16) for array in arrays]
+    additive = case.kind == "additive"
+    forward = reference.additive_attention if additive else reference.dot_product_attention
+    backward = (
+        reference.additive_attention_backward
+        if additive
+        else reference.dot_product_attention_backward
+    )
+    options = {} if additive else {"mask": visible(case)}
+    results = [forward(*arrays, **options).out]
+    if case.backward:
+        gradients = backward(*arrays, _inputs.output_gradient(case), **options)
+        results += [gradients.query, gradients.key, gradients.value]
+        results += [gradients.score_vector] if additive else []
+    return results
+
+
+def computed(name, case):
+    for package in ("torch", "jax"):
+        if package in name:
+            pytest.importorskip(package)
+    with heed.set_implementation("auto"):  # heed-portable sets it for its process
+        prepared = prepare(PEERS[name].module, case)
+        return prepared.arrays(prepared.run())
+
+
+TINY = [
+    Case(2, 2, 5, 4, causal=True, backward=True),
+    Case(3, 4, 5, 4, keys=7, key_heads=2, padded=True, backward=True),
+    Case(1, 2, 6, 4, causal=True, window=3),
+    Case(2, 2, 5, 4, padded=True, causal=True, dtype="bfloat16"),
+    Case(2, 2, 1, 4, keys=9),
+    Case(2, 1, 3, 4, kind="additive", backward=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(name, case, id=f"{name}-{case.name}")
+        for case in TINY
+        for name, peer in PEERS.items()
+        if peer.kind == case.kind and not peer.is_limit
+    ],
+)
+def test_peers_compute_what_the_reference_does(name, case):
+    case = PEERS[name].computes(case)
+    assert difference(computed(name, case), expected(case), case.dtype) is None
+
+
+def test_layers_compute_the_same_from_the_same_weights():
+    case = Case(2, 2, 5, 4, kind="layer", causal=True, backward=True)
+    heed_layer, keras_layer = (computed(name, case) for name in ("heed-layer", "keras-layer"))
+    assert difference(keras_layer, heed_layer, case.dtype) is None
+    (states,), weights = _inputs.inputs(case), _inputs.layer_weights(case)
+    query, key, value = (
+        np.einsum("btd,dnh->btnh", states, weights[i]) + weights[i + 1] for i in (0, 2, 4)
+    )
+    out = reference.dot_product_attention(query, key, value, mask=visible(case)).out
+    output = np.einsum("btnh,nhd->btd", out, weights[6]) + weights[7]
+    assert difference(heed_layer[:1], [output], case.dtype) is None
+
+
+@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if peer.is_limit])
+def test_the_rate_is_that_of_a_right_product(name, monkeypatch):
+    if "torch" in name:
+        pytest.importorskip("torch")
+    monkeypatch.setattr(_sgemm, "SIZE", 32)
+    prepared = prepare(PEERS[name].module, Case(1, 2, 8, 4))
+    left, right = _sgemm.matrices()
+    assert difference(prepared.arrays(prepared.run()), [left @ right], "float32") is None
+    assert prepared.portion == 4 * 2 * 8 * 8 * 4 / (2 * 32**3)
