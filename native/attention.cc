@@ -167,4 +167,36 @@ const char* backward(const Attention& a, const Backward& pass, int threads) {
   return nullptr;
 }
 
+const char* bias_gradient(const Attention& a, const Backward& pass, void* gradient, int threads) {
+  if (const char* problem = check(a)) return problem;
+  if (!a.bias.data) return "there is no bias";
+  const Kernels& kernels = kernels_for(a);
+  const int64_t* stride = a.bias.stride;
+  const int64_t full[4] = {a.batch, a.heads, a.queries, a.keys};
+  size_t bytes = kernels.compute_bytes;
+  for (int axis = 0; axis < 4; ++axis) bytes *= static_cast<size_t>(stride[axis] ? full[axis] : 1);
+  std::memset(gradient, 0, bytes);
+  if (a.batch == 0 || a.heads == 0 || a.queries == 0 || a.keys == 0) return nullptr;
+  std::vector<uint8_t> finite;
+  scan(a, kernels, threads, &finite);
+  // One task for each part of the result that no other writes to; along an axis that broadcasts it takes all.
+  const int64_t panels = ceil_div(a.queries, panel_length(a));
+  const int64_t batches = stride[0] ? a.batch : 1, heads = stride[1] ? a.heads : 1, rows = stride[2] ? panels : 1;
+  const int64_t tasks = batches * heads * rows;
+  threads = static_cast<int>(std::min<int64_t>(std::max(1, threads), tasks));
+  const size_t scratch = in_cache_lines(kernels.backward_bytes(a));
+  const Memory memory = allocate(scratch * static_cast<size_t>(threads));
+  if (!memory) return kNoMemory;
+  for_each(tasks, threads, [&](int64_t task, int worker) {
+    // The last panels first: under a causal mask they are the longest.
+    const int64_t panel = rows - 1 - task / (batches * heads), head = task % heads, batch = task / heads % batches;
+    const BiasRows owned{stride[0] ? batch : 0, stride[0] ? batch + 1 : a.batch,
+                         stride[1] ? head : 0,  stride[1] ? head + 1 : a.heads,
+                         stride[2] ? panel : 0, stride[2] ? panel + 1 : panels};
+    kernels.bias_gradient(a, pass, finite.data(), owned, gradient,
+                          memory.get() + scratch * static_cast<size_t>(worker));
+  });
+  return nullptr;
+}
+
 }  // namespace heed

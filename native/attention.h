@@ -81,5 +81,8 @@ const char* check(const Attention& attention);
 // Returns nullptr, or what went wrong.
 const char* forward(const Attention& attention, const Forward& results, int threads);
 const char* backward(const Attention& attention, const Backward& pass, int threads);
+// The gradient of the bias, contiguous and of its own shape, in its type. What `pass` would have written is not
+// touched.
+const char* bias_gradient(const Attention& attention, const Backward& pass, void* gradient, int threads);
 
 }  // namespace heed

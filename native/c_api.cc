@@ -26,6 +26,10 @@ const char* heed_forward(const heed::Attention* attention, const heed::Forward* 
 const char* heed_backward(const heed::Attention* attention, const heed::Backward* pass, int threads) {
   return guarded([&] { return heed::backward(*attention, *pass, within_reason(threads)); });
 }
+const char* heed_bias_gradient(const heed::Attention* attention, const heed::Backward* pass, void* gradient,
+                               int threads) {
+  return guarded([&] { return heed::bias_gradient(*attention, *pass, gradient, within_reason(threads)); });
+}
 const char* heed_additive_forward(const heed::Additive* additive, const heed::AdditiveForward* results, int threads) {
   return guarded([&] { return heed::forward(*additive, *results, within_reason(threads)); });
 }

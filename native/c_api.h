@@ -13,6 +13,8 @@ __attribute__((visibility("default"))) const char* heed_additive_forward(const h
                                                                          const heed::AdditiveForward*, int threads);
 __attribute__((visibility("default"))) const char* heed_additive_backward(const heed::Additive*,
                                                                           const heed::AdditiveBackward*, int threads);
+__attribute__((visibility("default"))) const char* heed_bias_gradient(const heed::Attention*, const heed::Backward*,
+                                                                      void* gradient, int threads);
 __attribute__((visibility("default"))) const char* heed_instruction_set();
 __attribute__((visibility("default"))) int heed_use_instruction_set(const char* name);
 __attribute__((visibility("default"))) int heed_available_threads();

@@ -113,7 +113,7 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
   }
 }
 
-// scores become weights, and gradients those of the scores, before soft cap and dropout.
+// scores become weights, and gradients those of the scores, before the soft cap.
 template <class Real>
 inline void score_gradients(const QueryPanel<Real>& p, int rows, int columns, Real* scores, Real* gradients) {
   typedef Vector<Real> V;
@@ -137,17 +137,13 @@ inline void multiply(Real* numbers, const Real* factors, int rows, int columns) 
     }
 }
 
-// One panel against one block of keys: adds to the gradients of both.
-template <class Stored, class Real = typename Compute<Stored>::Type>
-void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, const QueryPanel<Real>& p, int64_t b,
-                        Span keys, Strided<Real> key, Strided<Real> value, Real* key_gradient, Real* value_gradient) {
-  constexpr int kCount = Lanes<Real>::kCount;
+// One panel against one block of keys: `s.weights` holds the weights, as they were dropped, and `s.weight_gradients`
+// the gradients of the scores, before the soft cap.
+template <class Real>
+inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, const QueryPanel<Real>& p, int64_t b,
+                            Span keys, Strided<Real> key, Strided<Real> value, Sight sight) {
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
-  const int key_row = round_up(width, kCount), value_row = round_up(value_width, kCount);
-  const int columns = round_up(p.queries.length, kCount), rows = p.queries.length;
-  const Sight sight = look<Real>(a, b, p.n, p.queries, keys, columns, s.hidden);
-  if (sight == Sight::kNone) return;
-
+  const int columns = round_up(p.queries.length, Lanes<Real>::kCount);
   product(key, keys.length, p.query, kQueries, s.weights, kQueries, columns, width, false);
   finish_scores<Real>(a, b, p.n, p.queries, keys, columns, sight, s.hidden, s.weights, s.slope);
   product(value, keys.length, p.output_gradient, kQueries, s.weight_gradients, kQueries, columns, value_width, false);
@@ -157,8 +153,21 @@ void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, cons
     multiply(s.weight_gradients, s.factors, keys.length, columns);
   }
   score_gradients(p, keys.length, columns, s.weights, s.weight_gradients);
-  if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
   if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);
+}
+
+// The same, and adds to the gradients of both.
+template <class Stored, class Real = typename Compute<Stored>::Type>
+void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, const QueryPanel<Real>& p, int64_t b,
+                        Span keys, Strided<Real> key, Strided<Real> value, Real* key_gradient, Real* value_gradient) {
+  constexpr int kCount = Lanes<Real>::kCount;
+  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
+  const int key_row = round_up(width, kCount), value_row = round_up(value_width, kCount);
+  const int columns = round_up(p.queries.length, kCount), rows = p.queries.length;
+  const Sight sight = look<Real>(a, b, p.n, p.queries, keys, columns, s.hidden);
+  if (sight == Sight::kNone) return;
+  block_gradients(a, s, p, b, keys, key, value, sight);
+  if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
 
   product(flipped(key), width, s.weight_gradients, kQueries, p.query_gradient, kQueries, columns, keys.length, true);
   product(Strided<Real>{s.weights, kQueries, 1}, keys.length, p.output_gradient_rows, value_row,

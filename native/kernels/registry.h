@@ -41,6 +41,11 @@ struct AdditiveKernels {
                    const AdditiveSums&, char* scratch);
 };
 
+// The queries, heads and batches that share the rows of a bias which one task owns.
+struct BiasRows {
+  int64_t batch, batch_end, head, head_end, panel, panel_end;
+};
+
 // The functions for one number type.
 struct Kernels {
   // Scratch bytes that one thread needs.
@@ -65,6 +70,9 @@ struct Kernels {
                         int64_t splits);
   void (*backward_part)(const Attention&, const Backward&, const uint8_t* finite, int64_t b, int64_t group,
                         int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch);
+  // Adds what panels [panel, panel_end) of some heads of some batches give to the gradient of the bias.
+  void (*bias_gradient)(const Attention&, const Backward&, const uint8_t* finite, const BiasRows&, void* target,
+                        char* scratch);
   // Adds `parts` summed gradients, `distance` bytes apart, and writes rows [begin, end) of one key head.
   void (*write_rows)(const Rows&, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width, int row,
                      const char* sums, int64_t parts, int64_t distance);

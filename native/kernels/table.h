@@ -5,6 +5,7 @@
 #include "additive_backward.h"
 #include "additive_pass.h"
 #include "backward.h"
+#include "bias_gradient.h"
 #include "decode.h"
 #include "forward.h"
 #include "registry.h"
@@ -41,6 +42,11 @@ struct For {
                           static_cast<Real*>(value_gradient), scratch);
   }
 
+  static void bias_gradient(const Attention& a, const Backward& pass, const uint8_t* finite, const BiasRows& owned,
+                            void* target, char* scratch) {
+    bias_gradient_rows<Stored>(a, pass, finite, owned, static_cast<Real*>(target), scratch);
+  }
+
   static void write_rows(const Rows& to, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width,
                          int row_length, const char* sums, int64_t parts, int64_t distance) {
     for (int64_t j = begin; j < end; ++j) {
@@ -73,6 +79,7 @@ struct For {
     k.decode_split = decode_split<Stored>;
     k.decode_finish = decode_finish<Stored>;
     k.backward_part = backward;
+    k.bias_gradient = bias_gradient;
     k.write_rows = write_rows;
     k.compute_bytes = sizeof(Real);
     k.additive = additive();

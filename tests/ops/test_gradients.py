@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,20 @@ def test_first_derivatives(implementation: str, mask: str, options: str) -> None
         check_against_reference(
             SHAPE, masks()[mask], OPTIONS[options], block=BLOCK, lse_cotangent=lse_cotangent
         )
+
+
+@pytest.mark.parametrize("axes", list(itertools.product((False, True), repeat=4)))
+def test_the_gradient_of_a_bias_that_broadcasts(
+    implementation: str, axes: tuple[bool, ...]
+) -> None:
+    """Long enough for several panels of queries and blocks of keys, whose parts must all be added up."""
+    shape = Shape(B=2, T=70, S=100, N=4, K=2, H=3, V=2)
+    full = (shape.B, shape.N, shape.T, shape.S)
+    size = [n if whole else 1 for n, whole in zip(full, axes, strict=True)]
+    bias = np.random.default_rng(5).normal(size=size)
+    causal = np.broadcast_to(np.tril(np.ones((70, 100), bool)), full)
+    mask = MaskCase("causal", lambda: ops.Mask.causal(), causal)
+    check_against_reference(shape, mask, {"bias": bias, "soft_cap": 2.0}, block=(32, 32))
 
 
 @given(data=st.data())

@@ -189,6 +189,21 @@ class NativeCall:
         gradients = dict(zip(("output_gradient", "lse_gradient"), incoming, strict=True))
         return self._run(f"{self._op}_gradient", operands, **results, **gradients)
 
+    def bias_gradient(
+        self,
+        operands: Sequence[tf.Tensor],
+        incoming: Sequence[tf.Tensor],
+        **results: tf.Tensor,
+    ) -> tf.Tensor:
+        """Gradient of the bias of dot-product attention, from what `backward` takes.
+
+        An op of its own: a graph leaves it out where nobody asks for it.
+        """
+        gradients = dict(zip(("output_gradient", "lse_gradient"), incoming, strict=True))
+        (gradient,) = self._run(f"{self._op}_bias_gradient", operands, **results, **gradients)
+        gradient.set_shape(self._reals[0].shape)
+        return gradient
+
     def _run(
         self, name: str, operands: Sequence[tf.Tensor], **others: tf.Tensor
     ) -> list[tf.Tensor]:
@@ -196,18 +211,17 @@ class NativeCall:
         compute = tf.float64 if query.dtype == tf.float64 else tf.float32
         # The first of them only says which the compute type is, if nothing else does.
         first = tf.zeros((), compute) if self._score_vector is None else self._score_vector
-        return list(
-            getattr(_load()[1], name)(
-                query=query,
-                key=key,
-                value=value,
-                **others,
-                **self._shared,
-                reals=[first, *self._reals],
-                numbers=self._numbers,
-                arrays=self._arrays,
-            )
+        results = getattr(_load()[1], name)(
+            query=query,
+            key=key,
+            value=value,
+            **others,
+            **self._shared,
+            reals=[first, *self._reals],
+            numbers=self._numbers,
+            arrays=self._arrays,
         )
+        return [results] if isinstance(results, tf.Tensor) else list(results)
 
     def _rule(self, term: Any) -> list[int]:
         if isinstance(term, Window):

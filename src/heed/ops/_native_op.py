@@ -1,7 +1,6 @@
 """A native op as one differentiable function.
 
-The kernels give first derivatives; those that they lack, and second derivatives, come from the portable form of the
-same attention.
+The kernels give first derivatives; second derivatives come from the portable form of the same attention.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Portable = Callable[[Tensors, bool], "tuple[tf.Tensor, tf.Tensor | None]"]
 
 def native_op(
     forward: Callable[..., Tensors],
-    backward: Callable[[Tensors, Tensors, Tensors], Tensors] | None,
+    backward: Callable[[Tensors, Tensors, Tensors], Tensors],
     portable: Portable,
     inputs: Tensors,
     return_lse: bool,
@@ -27,7 +26,7 @@ def native_op(
     Args:
         forward: the kernel, of the inputs: output, log-sum-exp, and more that `backward` may want.
         backward: the kernel, of inputs, what `forward` gave, and the gradients of output and log-sum-exp; the gradient
-            of each input. None: from the portable form.
+            of each input.
         portable: the same attention in plain TensorFlow, of the inputs and `return_lse`.
         inputs: all tensors that get a gradient.
         return_lse: whether the log-sum-exp is wanted.
@@ -38,8 +37,6 @@ def native_op(
         results = forward(*(tf.stop_gradient(x) for x in tensors))
 
         def gradient(*incoming: tf.Tensor) -> Any:
-            if backward is None:
-                return _portable_gradient(portable, tensors, incoming)
             return differentiable_gradient(backward, tensors, incoming, results)
 
         return (tuple(results[:2]) if return_lse else results[0]), gradient

@@ -363,7 +363,7 @@ class DotCall:
     def native(
         self, inputs: Sequence[tf.Tensor], bias: tf.Tensor | None, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """The same from the native kernels. These lack the gradient of a bias."""
+        """The same from the native kernels."""
         kernels = NativeCall(
             "heed_attention" if self.heads_axis == 2 else "heed_attention_heads",
             self.attention,
@@ -380,7 +380,11 @@ class DotCall:
             results: Sequence[tf.Tensor],
             incoming: Sequence[tf.Tensor],
         ) -> Sequence[tf.Tensor]:
-            return kernels.backward(tensors, incoming, output=results[0], lse=results[1])
+            known = {"output": results[0], "lse": results[1]}
+            gradients = kernels.backward(tensors[:3], incoming, **known)
+            if bias is not None:
+                gradients.append(kernels.bias_gradient(tensors[:3], incoming, **known))
+            return gradients
 
         def portable(
             tensors: Sequence[tf.Tensor], return_lse: bool
@@ -388,7 +392,7 @@ class DotCall:
             return self.portable(tensors[:3], tensors[3] if len(tensors) > 3 else None, return_lse)
 
         given = [*inputs, *([] if bias is None else [bias])]
-        return native_op(forward, backward if bias is None else None, portable, given, return_lse)
+        return native_op(forward, backward, portable, given, return_lse)
 
     def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:
         """See `attention_weights`."""
