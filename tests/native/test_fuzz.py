@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = library_path("core")
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
-SETS = ("baseline", "avx2", "avx512")
+SETS = ("baseline", "avx2", "avx512", "amx")
 FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
 
 

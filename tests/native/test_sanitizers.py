@@ -16,7 +16,7 @@ import pytest
 from tests.native import fuzz
 
 ROOT = Path(__file__).resolve().parents[2]
-SETS = ("baseline", "avx2", "avx512")
+SETS = ("baseline", "avx2", "avx512", "amx")
 pytestmark = pytest.mark.slow
 
 # Beside the interpreter lie the tools of the extra [dev].

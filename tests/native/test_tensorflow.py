@@ -1,0 +1,368 @@
+"""The native ops inside TensorFlow: threads, input pipelines, saved models, forks, strategies, memory.
+
+What needs a process of its own runs as a script, with this repository's root as its folder.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from heed import ops
+from heed.ops import Mask, _native
+from tests import reference, tolerances
+from tests.graphs import traced
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(
+    heed.info()["implementation"] != "native", reason=f"no native kernels: {heed.info()['reason']}"
+)
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+BOTH = {"HeedAttention", "HeedAttentionGradient"}
+
+
+def tensors(
+    seed: int, dtype: str = "float32", length: int = 150, batch: int = 2
+) -> list[tf.Tensor]:
+    rng = np.random.default_rng(seed)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    shapes = [(batch, length, 4, 16), (batch, length, 2, 16), (batch, length, 2, 24)]
+    return [tf.constant(rng.normal(size=shape).astype(kind)) for shape in shapes]
+
+
+def step(query: Any, key: Any, value: Any) -> list[tf.Tensor]:
+    """Output, log-sum-exp and gradients."""
+    inputs = [query, key, value]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        out, lse = ops.dot_product_attention(
+            *inputs, is_causal=True, dropout=0.1, seed=1, return_lse=True
+        )
+    return [out, lse, *tape.gradient(out, inputs)]
+
+
+def bits(results: Any) -> list[bytes]:
+    return [np.asarray(x).tobytes() for x in tf.nest.flatten(results)]
+
+
+def run_script(text: str, *arguments: Any) -> str:
+    """What a fresh process prints."""
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stdout[-500:] + child.stderr[-3000:]
+    return child.stdout.strip()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bitwise_the_same_over_100_repeats_and_for_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    inputs = tensors(0, dtype)
+    found = set()
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(_native, "_threads", lambda threads=threads: threads)
+        with traced() as graphs:
+            run = tf.function(step)
+            found |= {tuple(bits(run(*inputs))) for _ in range(100)}
+        assert graphs.native == BOTH
+    assert len(found) == 1
+
+
+def test_eight_threads_at_once() -> None:
+    """Through one traced function and eagerly; each call keeps several of the pool's threads busy."""
+    problems = [tensors(seed, length=100 + 20 * seed) for seed in range(8)]
+    function = tf.function(step, reduce_retracing=True)
+    expected = [bits(step(*problem)) for problem in problems]
+
+    def call(number: int) -> bool:
+        runs = (function, step) * 5
+        return all(bits(run(*problems[number])) == expected[number] for run in runs)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(8)))
+
+
+def test_workers_of_an_input_pipeline() -> None:
+    query, key, value = tensors(0, batch=32)
+    data = tf.data.Dataset.from_tensor_slices((query, key, value))
+
+    def attend(*item: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(*(x[None] for x in item), mask=Mask.causal())[0]
+
+    with traced() as graphs:
+        data = data.map(attend, num_parallel_calls=4, deterministic=True).batch(32)
+    assert graphs.native == {"HeedAttention"}
+    expected = ops.dot_product_attention(query, key, value, is_causal=True)
+    for _ in range(3):
+        (actual,) = data
+        assert bits(actual) == bits(expected)
+
+
+@pytest.mark.parametrize("how", ["map_fn", "vectorized_map", "while_loop", "cond"])
+def test_inside_other_constructs(how: str) -> None:
+    query, key, value = tensors(0, batch=4)
+
+    def one(item: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        return ops.dot_product_attention(*(x[None] for x in item), is_causal=True)[0]
+
+    @tf.function
+    def run(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        if how == "cond":
+            return tf.cond(
+                tf.reduce_any(query > 0),
+                lambda: ops.dot_product_attention(query, key, value, is_causal=True),
+                lambda: tf.zeros((4, 150, 4, 24)),
+            )
+        if how == "while_loop":
+            rows = tf.TensorArray(tf.float32, 4)
+            rows = tf.while_loop(
+                lambda i, rows: i < 4,
+                lambda i, rows: (i + 1, rows.write(i, one((query[i], key[i], value[i])))),
+                (0, rows),
+            )[1]
+            return rows.stack()
+        if how == "map_fn":
+            return tf.map_fn(one, (query, key, value), fn_output_signature=tf.float32)
+        return tf.vectorized_map(one, (query, key, value))
+
+    with traced() as graphs:
+        actual = run(query, key, value)
+    assert graphs.native >= {"HeedAttention"}
+    expected = ops.dot_product_attention(query, key, value, is_causal=True)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_shapes_that_are_not_known_while_tracing() -> None:
+    signature = [tf.TensorSpec([None, None, n, h]) for n, h in ((4, 16), (2, 16), (2, 24))]
+    run = tf.function(step, input_signature=signature)
+    with traced() as graphs:
+        run.get_concrete_function()
+    assert graphs.native == BOTH
+    for batch, length in ((2, 150), (1, 1), (3, 64), (0, 5), (2, 0)):
+        inputs = tensors(1, length=length, batch=batch)
+        assert bits(run(*inputs)) == bits(step(*inputs))
+    query, key, value = tensors(1)
+    for wrong in ((query, key, value[:, 1:]), (query[1:], key, value)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must"):
+            run(*wrong)
+
+
+class Saved(tf.Module):
+    """What a user would save: an attention, and a function that differentiates it."""
+
+    SIGNATURE = tuple(tf.TensorSpec([None, None, n, h]) for n, h in ((4, 16), (2, 16), (2, 24)))
+
+    @tf.function(input_signature=SIGNATURE)
+    def __call__(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        return ops.dot_product_attention(query, key, value, is_causal=True)
+
+    @tf.function(input_signature=SIGNATURE)
+    def step(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
+        return step(query, key, value)
+
+
+READER = """
+    import sys
+    import numpy as np
+    import tensorflow as tf
+    {imports}
+    model = tf.saved_model.load(sys.argv[1])
+    data = np.load(sys.argv[2])
+    inputs = [tf.constant(data[name]) for name in ("query", "key", "value")]
+    for i, x in enumerate(model.step(*inputs)):
+        np.testing.assert_array_equal(x, data[f"step{{i}}"])
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        out = model(*inputs)
+    for i, x in enumerate([out, *tape.gradient(out, inputs)]):
+        np.testing.assert_array_equal(x, data[f"call{{i}}"])
+    print("equal")
+"""
+
+
+def test_a_saved_model_in_a_fresh_process(tmp_path: Path) -> None:
+    """It needs `import heed.ops`, which registers the ops; without it TensorFlow says what it lacks."""
+    inputs = tensors(3)
+    model = Saved()
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        out = model(*inputs)
+    called = [out, *tape.gradient(out, inputs)]
+    arrays = dict(zip(("query", "key", "value"), inputs, strict=True))
+    arrays |= {f"step{i}": x for i, x in enumerate(model.step(*inputs))}
+    np.savez(tmp_path / "data.npz", **arrays, **{f"call{i}": x for i, x in enumerate(called)})
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    assert b"HeedAttention" in (tmp_path / "model" / "saved_model.pb").read_bytes()
+    where = (tmp_path / "model", tmp_path / "data.npz")
+    assert run_script(READER.format(imports="import heed.ops"), *where) == "equal"
+    with pytest.raises(AssertionError, match="Op type not registered 'HeedAttention"):
+        run_script(READER.format(imports=""), *where)
+
+
+FORK = """
+    import os, signal, sys
+    import numpy as np
+    import tensorflow as tf
+    from heed import ops
+
+    def run():
+        x = tf.constant(np.random.default_rng(0).normal(size=(2, 300, 4, 16)).astype("float32"))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = ops.dot_product_attention(x, x, x, is_causal=True)
+        return [y.numpy(), tape.gradient(y, x).numpy()]
+
+    expected = run() if sys.argv[1] == "after" else None
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(120)  # a hang is a failure
+            results = run()
+            same = expected is None or all((a == b).all() for a, b in zip(results, expected))
+            os._exit(0 if same else 1)
+        children.append(child)
+        if expected is not None:
+            run()
+    print([os.waitpid(child, 0)[1] for child in children])
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_children_after_fork(when: str) -> None:
+    """Made before or after the parent's first call.
+
+    Eagerly: what TensorFlow runs in threads of its own, as any tf.function, hangs in the child of a process that has
+    used them, with or without heed.
+    """
+    assert run_script(FORK, when) == "[0, 0, 0]"
+
+
+MEMORY = """
+    import gc, re
+    import tensorflow as tf
+    from heed import ops
+
+    def resident():
+        gc.collect()
+        text = open("/proc/self/status").read()
+        return int(re.search(r"VmRSS:\\s+(\\d+)", text).group(1)) / 1024
+
+    x = tf.random.normal((1, 64, 4, 32))  # 32 KiB, as large as each result
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = ops.dot_product_attention(x, x, x, is_causal=True)
+        return tape.gradient(y, x)
+
+    traced = tf.function(step)
+
+    def calls(count):
+        for _ in range(count):
+            step(x)
+            traced(x)
+            try:
+                ops.dot_product_attention(x, x, x, mask=tf.ones((1, 1, 63, 64), tf.bool))
+            except ValueError:
+                pass
+
+    calls(200)
+    before = resident()
+    calls(2000)
+    print(resident() - before)
+"""
+
+
+def test_memory_does_not_grow() -> None:
+    """A result that was never released would cost 2000 times 32 KiB = 64 MiB, for each kind of call."""
+    assert float(run_script(MEMORY)) < 16
+
+
+STRATEGY = """
+    import sys
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    import heed
+    from tests.graphs import traced
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    x = np.random.default_rng(0).normal(size=(16, 10, 8)).astype("float32")
+
+    def losses(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            inputs = keras.Input((10, 8))
+            layer = heed.layers.MultiHeadAttention(2, 4)
+            model = keras.Model(inputs, layer(inputs, inputs, use_causal_mask=True))
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        with traced() as graphs:
+            history = model.fit(x, -x, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        assert graphs.native == {"HeedAttention", "HeedAttentionGradient"}, graphs.native
+        return history.history["loss"]
+
+    two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert two.num_replicas_in_sync == 2
+    np.testing.assert_allclose(losses(two), losses(tf.distribute.get_strategy()), rtol=1e-5)
+    print("equal")
+"""
+
+
+def test_a_mirrored_strategy_on_two_devices() -> None:
+    assert run_script(STRATEGY).endswith("equal")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_that_are_not_numbers_or_denormal(dtype: str) -> None:
+    """NaN and Inf stay with the queries that may see them; float16's denormals count."""
+    query, key, value = (np.array(x) for x in tensors(5, dtype, length=100))
+    hidden, seen = 90, 40
+    for x in (key, value):
+        x[0, hidden, 0] = np.nan
+        x[1, hidden, 1, 3] = np.inf
+    value[0, seen] = np.nan
+    value[1] *= 2.0**-22 if dtype == "float16" else 1
+    mask = np.ones((2, 1, 100, 100), bool)
+    mask[..., hidden] = False
+    mask[:, :, 50:, seen] = False
+    arguments = (query, key, value)
+    out = np.asarray(ops.dot_product_attention(*arguments, mask=mask)).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        expected = reference.dot_product_attention(*arguments, mask=mask).out
+    assert np.isnan(out[0, :50]).all()
+    assert np.isfinite(out[0, 50:]).all()
+    tolerances.assert_values(out[0, 50:], expected[0, 50:], dtype)
+    steps = 2.0**-24 if dtype == "float16" else tolerances.VALUES[dtype].atol
+    np.testing.assert_allclose(out[1], expected[1], rtol=2e-2, atol=2 * steps)
+
+
+def test_malformed_ops_end_in_errors() -> None:
+    """In a process of its own: see `fuzz_ops.py`."""
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.native.fuzz_ops", "0", "400"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = child.stdout.splitlines()[-1:]
+    assert child.returncode == 0, f"status {child.returncode} at {last}: {child.stderr[-2000:]}"
+    assert 50 < int(last[0].split()[0]) < 350  # some are right, some are not

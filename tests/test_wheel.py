@@ -1,0 +1,70 @@
+"""The wheel: its checker can fail; building one is slow. `.ci/wheel` also tries it with several TensorFlows."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+CI = Path(__file__).resolve().parents[1] / ".ci"
+pytestmark = pytest.mark.skipif(not CI.exists(), reason="a source distribution has no .ci")
+NAME = "heed-1.0-py3-none-manylinux_2_28_x86_64.whl"
+RIGHT = {
+    "heed/__init__.py": "",
+    "heed/py.typed": "",
+    "heed/_lib/libheed_core.so": "",
+    "heed/_lib/libheed_tf.so": "",
+    "heed-1.0.dist-info/WHEEL": "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
+}
+
+
+def problems(folder: Path, name: str, files: dict[str, str]) -> list[str]:
+    spec = importlib.util.spec_from_file_location("check_wheel", CI / "check_wheel.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+    return module.problems(folder / name)
+
+
+def test_a_right_wheel_passes(tmp_path: Path) -> None:
+    assert problems(tmp_path, NAME, RIGHT) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        (NAME.replace("manylinux_2_28", "linux"), {}, "is not tagged"),
+        (NAME.replace("py3-none", "cp311-cp311"), {}, "is not tagged"),
+        (NAME.replace("2_28", "2_36"), {}, "needs a glibc newer"),
+        (NAME, {"heed-1.0.dist-info/WHEEL": "Root-Is-Purelib: true"}, "its WHEEL file says"),
+        (NAME, {"heed.libs/libstdc++.so.6": ""}, "its libraries are"),
+        (NAME, {"heed/_lib/libheed_tf.so": None}, "its libraries are"),
+        (NAME, {"tests/__init__.py": ""}, "tests/__init__.py does not belong"),
+        (NAME, {"heed/py.typed": None}, "py.typed is missing"),
+    ],
+)
+def test_each_check_of_the_wheel_can_fail(
+    tmp_path: Path, name: str, change: dict[str, str | None], told: str
+) -> None:
+    files = {file: text for file, text in {**RIGHT, **change}.items() if text is not None}
+    assert any(told in problem for problem in problems(tmp_path, name, files))
+
+
+@pytest.mark.slow
+def test_a_wheel_is_built_and_right(tmp_path: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("needs a C++ compiler")
+    environment = {**os.environ, "DIST": str(tmp_path)}
+    made = subprocess.run(
+        [str(CI / "wheel")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    assert "tag and contents are right" in made.stdout
+    assert len(list(tmp_path.glob("*.whl"))) == len(list(tmp_path.glob("*.tar.gz"))) == 1
