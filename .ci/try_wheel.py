@@ -46,7 +46,7 @@ eager = context.context()
 before = set(eager.list_function_names())
 inputs = keras.Input((None, 16))
 hidden = heed.layers.TransformerEncoderLayer(2, 32)(inputs)
-model = keras.Model(inputs, heed.layers.AdditiveAttention()([hidden, hidden]))
+model = keras.Model(inputs, heed.layers.AdditiveAttention(8)(hidden, hidden))
 model.compile("adam", "mse")
 x = rng.normal(size=(32, 12, 16)).astype("float32")
 losses = model.fit(x, x, epochs=4, verbose=0).history["loss"]
@@ -56,5 +56,8 @@ ops = {
     for name in set(eager.list_function_names()) - before
     for node in eager.get_function_def(name).node_def
 }
-check({"HeedAttention", "HeedAttentionGradient"} <= ops, "fit did not run the native kernels")
+wanted = {
+    f"Heed{name}{suffix}" for name in ("Attention", "Additive") for suffix in ("", "Gradient")
+}
+check(wanted <= ops, "fit did not run the native kernels")
 print("forward, gradient and fit are right, by the native kernels")

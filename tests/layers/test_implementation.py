@@ -18,8 +18,6 @@ import heed
 from heed.ops import _native
 from tests.graphs import Traced, traced
 
-FORWARD = {"HeedAttention"}
-BOTH = {"HeedAttention", "HeedAttentionGradient"}
 X = np.random.default_rng(0).normal(size=(8, 6, 16)).astype("float32")
 
 needs_native = pytest.mark.skipif(
@@ -64,6 +62,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "multi-head": multi_head,
     "dot-product": lambda: functional(heed.layers.DotProductAttention()),
     "Luong": lambda: functional(heed.layers.DotAttention()),
+    "additive": lambda: functional(heed.layers.AdditiveAttention(8)),
     "encoder layer": lambda: functional(heed.layers.TransformerEncoderLayer(2, 32)),
     "nested": Nested,
     "late": Late,
@@ -74,6 +73,12 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 COMPILED = [
     name if name == "nested" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS
 ]
+
+
+def native_ops(model: str, gradient: bool) -> set[str]:
+    """The op that this model runs, and that of its gradient."""
+    name = "HeedAdditive" if model == "additive" else "HeedAttention"
+    return {name, f"{name}Gradient"} if gradient else {name}
 
 
 def run_all(model: keras.Model, **options: Any) -> tuple[dict[str, Traced], list[str]]:
@@ -93,8 +98,8 @@ def run_all(model: keras.Model, **options: Any) -> tuple[dict[str, Traced], list
 @pytest.mark.parametrize("name", MODELS)
 def test_keras_runs_the_native_kernels_by_default(name: str) -> None:
     found, messages = run_all(MODELS[name]())
-    assert found["fit"].native == BOTH
-    assert found["evaluate"].native == found["predict"].native == FORWARD
+    assert found["fit"].native == native_ops(name, gradient=True)
+    assert found["evaluate"].native == found["predict"].native == native_ops(name, gradient=False)
     assert not any(x.by_xla for x in found.values())
     assert messages == []
 
@@ -103,7 +108,7 @@ def test_keras_runs_the_native_kernels_by_default(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "late"])
 def test_asked_for_xla_keras_warns_and_runs_the_native_kernels(name: str) -> None:
     found, messages = run_all(MODELS[name](), jit_compile=True)
-    assert found["predict"].native == FORWARD
+    assert found["predict"].native == native_ops(name, gradient=False)
     assert not any(x.by_xla for x in found.values())
     assert any("doesn't support `jit_compile=True`" in message for message in messages)
 
