@@ -211,7 +211,7 @@ void backward_part(const Attention& a, const Backward& pass, const uint8_t* fini
       }
       QueryPanel<Real>& p = s.panels[together];
       prepare_panel<Stored>(a, pass, b, head_of(at), queries_of(at), p);
-      lo = least(lo, p.lo), hi = most(hi, p.hi);
+      if (p.lo < p.hi) lo = least(lo, p.lo), hi = most(hi, p.hi);
     }
     for (int64_t block = lo / kKeys; block * kKeys < hi; ++block) {
       const Span whole = block_keys(block, 0, a.keys);

@@ -31,6 +31,7 @@ inline void key_range(const Attention& a, int64_t b, Span queries, int64_t* lo, 
       case Rule::kDense: break;
     }
   }
+  if (*lo >= *hi) *lo = *hi = 0;  // no block at all, not one of a negative length
 }
 
 // The keys of one block that lie within [lo, hi).
