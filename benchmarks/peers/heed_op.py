@@ -1,4 +1,4 @@
-"""`heed.ops.dot_product_attention` in Keras' layout."""
+"""`heed.ops.dot_product_attention` in the layout of the other sides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from heed import Mask, ops
 
 
 def prepare(case: Case) -> Prepared:
-    """As a user calls it: no mask array, `is_causal` where it is causal."""
+    """As a user calls it: no mask array, `is_causal` where it is causal. Inputs are (B, N, T, H), as for PyTorch."""
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
         mask = None
@@ -19,6 +19,8 @@ def prepare(case: Case) -> Prepared:
             lengths = Mask.lengths(case.key_lengths)
             mask = lengths if mask is None else mask & lengths
         causal = case.causal and case.window is None
-        return ops.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
+        return ops.dot_product_attention(
+            query, key, value, mask=mask, is_causal=causal, layout="BNTH"
+        )
 
-    return graph(attention, case)
+    return graph(attention, case, "BNTH")

@@ -18,7 +18,8 @@ def prepare(case: Case) -> Prepared:
     dtype = getattr(torch, case.dtype)
 
     def tensor(array: np.ndarray) -> Any:
-        return torch.from_numpy(_inputs.heads_first(array)).to(dtype)
+        # Copied: NumPy asks the system for huge pages, which PyTorch's own tensors do not lie in.
+        return torch.from_numpy(_inputs.heads_first(array)).to(dtype, copy=True)
 
     arguments = [tensor(x).requires_grad_(case.backward) for x in _inputs.inputs(case)]
     mask = None
