@@ -248,8 +248,7 @@ FORK = """
 def test_children_after_fork(when: str) -> None:
     """Made before or after the parent's first call.
 
-    Eagerly: what TensorFlow runs in threads of its own, as any tf.function, hangs in the child of a process that has
-    used them, with or without heed.
+    Eagerly: a child has none of the threads in which TensorFlow runs a tf.function.
     """
     assert run_script(FORK, when) == "[0, 0, 0]"
 
