@@ -324,12 +324,12 @@ def test_eight_threads_at_once(implementation: str) -> None:
         traced(*problems[0])
 
     def run(number: int) -> None:
-        with heed.set_implementation(implementation), small_blocks((4, 4)):
-            for function in (everything, traced):
-                for _ in range(2):
-                    assert_same(function(*problems[number]), expected[number])
+        for function in (everything, traced):
+            for _ in range(2):
+                assert_same(function(*problems[number]), expected[number])
 
-    with ThreadPoolExecutor(8) as pool:
+    # Both settings hold for the whole process: threads that set and restore them one by one would leave them set.
+    with small_blocks((4, 4)), ThreadPoolExecutor(8) as pool:
         for future in [pool.submit(run, number) for number in range(8)]:
             future.result()
 
