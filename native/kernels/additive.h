@@ -17,7 +17,7 @@ namespace HEED_ISA {
 // How the tanh of a block is computed, and from what.
 //   kSmall  from tanh q and tanh k, neither of them near 1, where they lose what they say of q and k
 //   kUsual  from 1/2 e^2q and e^2k, if no product of them overflows
-//   kAny    from q and k themselves, infinity and NaN too; several times slower
+//   kAny    from q and k themselves, infinity too; several times slower
 enum class Range { kSmall, kUsual, kAny };
 
 // Most that |q| and |k| may be. The product of four exponentials, at most 2^120 (2^1000), must be finite.
@@ -25,7 +25,7 @@ inline constexpr float kMostSmall = 1;
 template <class Real>
 inline constexpr Real kMostUsual = sizeof(Real) == 4 ? Real(10.39) : Real(86.6);
 
-// For the largest magnitudes of queries and keys; NaN where there is a NaN.
+// For the largest magnitudes of queries and keys. (NaN comes out as NaN either way.)
 template <class Real>
 HEED_INLINE Range range_of(Real query, Real key) {
   if (query <= Real(kMostSmall) && key <= Real(kMostSmall)) return Range::kSmall;
@@ -46,8 +46,8 @@ HEED_INLINE int units_stride(int64_t units) {
 }
 
 // rows[x][u] = source[x][u] + bias[u] in the compute type, 0 beyond the units and beyond the span. With `broken`, a row
-// that is not finite becomes 0 and is marked there. Returns the largest magnitude, NaN if there is a NaN. `bias` has a
-// row's length too.
+// that is not finite becomes 0 and is marked there. Returns the largest magnitude but for NaN. `bias` has a row's
+// length too.
 template <class Stored, class Real>
 inline Real load_units(const Rows& source, int64_t b, Span span, int rows, int units, const Real* bias, Real* to,
                        bool* broken) {
@@ -58,7 +58,7 @@ inline Real load_units(const Rows& source, int64_t b, Span span, int rows, int u
   Real largest = 0;
   for (int x = 0; x < rows; ++x, to += stride) {
     const Stored* from = x < span.length ? row<Stored>(source, b, span.begin + x, 0) : nullptr;
-    I magnitudes{};  // compare like the integers that have their bits, with NaN above all
+    I magnitudes{};  // compare like the integers that have their bits, infinity and NaN above all
     for (int u = 0; u < stride; u += kCount) {
       V number = from && u < units ? load_some(from + u, units - u) : V{};
       if (bias) number += load<V>(bias + u);
@@ -72,8 +72,8 @@ inline Real load_units(const Rows& source, int64_t b, Span span, int rows, int u
     if (broken && !is_finite(most)) {
       broken[x] = true;
       for (int u = 0; u < stride; u += kCount) store(to + u, V{});
-    } else if (!(most <= largest)) {
-      largest = largest == largest ? most : largest;
+    } else {
+      largest = larger(most, largest);
     }
   }
   return largest;
