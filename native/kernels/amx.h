@@ -111,7 +111,7 @@ HEED_INLINE Words finite_words(Words x) { return (x & 0x7f80u) == 0x7f80u ? Word
 class TileProducts {
  public:
   typedef float Real;
-  static constexpr bool kPairs = true, kWhole = true;
+  static constexpr bool kPairs = true, kWhole = true, kRows = false;
 
   // Fewer queries are not worth turning the values; dropout wants single weights.
   static bool serves(const Attention& a) { return a.queries > kTile && a.keys > 0 && a.dropout == 0; }

@@ -79,6 +79,18 @@ inline void store_transposed(const Real* panel, const Real* factors, const Rows&
   }
 }
 
+// target[x][c] = factors[x] * rows[x][c], and 0 where the factor is 0; rows `stride` apart, a multiple of the lanes.
+template <class Stored, class Real>
+inline void store_rows(const Real* rows, int stride, const Real* factors, const Rows& target, int64_t b, int64_t head,
+                       Span span, int width) {
+  typedef Vector<Real> V;
+  for (int x = 0; x < span.length; ++x) {
+    Stored* to = row<Stored>(target, b, span.begin + x, head);
+    for (int c = 0; c < width; c += Lanes<Real>::kCount)
+      store_some(to + c, width - c, factors[x] == 0 ? V{} : load<V>(rows + x * stride + c) * factors[x]);
+  }
+}
+
 // rows[x][c] = factor * source[x][c], rows `stride` apart, a multiple of the lanes, padded with 0 to that width.
 template <class Stored, class Real>
 inline void load_rows(const Rows& source, int64_t b, int64_t head, Span span, int width, Real factor, Real* rows,

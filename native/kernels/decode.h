@@ -57,22 +57,31 @@ struct DecodeScratch {
   }
 };
 
-// scores[r][y] = query[r] . key[y] for all rows r. Asks for the next block of keys and values.
+// Rows that are needed next. They are asked for one by one between other work: all at once would block the way.
+template <class From>
+struct Ahead {
+  const From* data;  // or none
+  ptrdiff_t row;
+  int rows, width;
+
+  HEED_INLINE void ask(int y) const {
+    if (y < rows)
+      for (int c = 0; c < width; c += 64 / static_cast<int>(sizeof(From))) __builtin_prefetch(data + y * row + c, 0, 3);
+  }
+};
+
+// scores[r][y] = query[r] . key[y] for all rows r.
 template <class From, class Real>
-inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, const From* value, ptrdiff_t value_row,
-                 int value_width, const Real* query, int rows, Real* scores) {
+inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, Ahead<From> ahead, const Real* query,
+                 int rows, Real* scores) {
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
-  constexpr int kLine = 64 / static_cast<int>(sizeof(From));
   const int wide = round_up(width, kCount);
   for (int y = 0; y < keys; y += kCount) {
-    for (int i = 0; i < kCount && y + i < keys; ++i) {
-      for (int c = 0; c < width; c += kLine) __builtin_prefetch(key + (y + i + kKeys) * key_row + c, 0, 2);
-      for (int c = 0; c < value_width; c += kLine) __builtin_prefetch(value + (y + i + kKeys) * value_row + c, 0, 2);
-    }
     for (int r = 0; r < rows; ++r) {
       V sums[kCount];
       for (int i = 0; i < kCount; ++i) {
+        if (r == 0) ahead.ask(y + i);
         const From* at = key + (y + i < keys ? y + i : y) * key_row;
         sums[i] = V{};
         for (int c = 0; c < width; c += kCount) sums[i] += load_some(at + c, width - c) * load<V>(query + r * wide + c);
@@ -87,12 +96,13 @@ inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, const 
 
 // output[r] += sum over y of weights[r][y] value[y], for kRows rows and kVectors vectors of features.
 template <class From, class Real, int kRows, int kVectors>
-HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int width, const Real* weights,
-                          Real* output, int wide) {
+HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int width, Ahead<From> ahead,
+                          const Real* weights, Real* output, int wide) {
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
   V sum[kRows][kVectors] = {};
   for (int y = 0; y < keys; ++y, value += value_row) {
+    ahead.ask(y);
     V x[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) x[v] = load_some(value + v * kCount, width - v * kCount);
@@ -111,8 +121,8 @@ HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int 
 }
 
 template <class From, class Real>
-inline void add_values(const From* value, ptrdiff_t value_row, int keys, int width, const Real* weights, int rows,
-                       Real* output, int wide) {
+inline void add_values(const From* value, ptrdiff_t value_row, int keys, int width, Ahead<From> ahead,
+                       const Real* weights, int rows, Real* output, int wide) {
   constexpr int kCount = Lanes<Real>::kCount;
   for (int c = 0; c < wide;) {
     const bool four = c + 4 * kCount <= wide;
@@ -121,13 +131,14 @@ inline void add_values(const From* value, ptrdiff_t value_row, int keys, int wid
       const Real* w = weights + r * kKeys;
       Real* to = output + r * wide + c;
       if (four && several)
-        add_rows<From, Real, 4, 4>(value + c, value_row, keys, width - c, w, to, wide);
+        add_rows<From, Real, 4, 4>(value + c, value_row, keys, width - c, ahead, w, to, wide);
       else if (four)
-        add_rows<From, Real, 1, 4>(value + c, value_row, keys, width - c, w, to, wide);
+        add_rows<From, Real, 1, 4>(value + c, value_row, keys, width - c, ahead, w, to, wide);
       else if (several)
-        add_rows<From, Real, 4, 1>(value + c, value_row, keys, width - c, w, to, wide);
+        add_rows<From, Real, 4, 1>(value + c, value_row, keys, width - c, ahead, w, to, wide);
       else
-        add_rows<From, Real, 1, 1>(value + c, value_row, keys, width - c, w, to, wide);
+        add_rows<From, Real, 1, 1>(value + c, value_row, keys, width - c, ahead, w, to, wide);
+      ahead.rows = 0;
       r += several ? 4 : 1;
     }
     c += four ? 4 * kCount : kCount;
@@ -193,9 +204,10 @@ void decode_split(const Attention& a, int64_t b, int64_t group, int64_t first, i
     const Stored* value = row<Stored>(a.value, b, keys.begin, group);
     if (guarded) {
       const auto copy = key_block<Stored, Real>(a.key, b, group, keys, width, true, s.copy);
-      dots(copy.data, copy.row, keys.length, width, copy.data, copy.row, 0, s.query, rows, s.weights);
+      dots(copy.data, copy.row, keys.length, width, Ahead<Real>{}, s.query, rows, s.weights);
     } else {
-      dots(key, a.key.position, keys.length, width, value, a.value.position, value_width, s.query, rows, s.weights);
+      const Ahead<Stored> values{value, a.value.position, keys.length, value_width};
+      dots(key, a.key.position, keys.length, width, values, s.query, rows, s.weights);
     }
     for (int m = 0; m < members; ++m) {
       const int64_t n = group * members + m;
@@ -216,9 +228,11 @@ void decode_split(const Attention& a, int64_t b, int64_t group, int64_t first, i
       weigh_row(s.weights + r * kKeys, keys.length, result.highest + r, result.sum + r, result.output + r * wide, wide);
     if (guarded) {
       const auto copy = key_block<Stored, Real>(a.value, b, group, keys, value_width, true, s.copy);
-      add_values(copy.data, copy.row, keys.length, value_width, s.weights, rows, result.output, wide);
+      add_values(copy.data, copy.row, keys.length, value_width, Ahead<Real>{}, s.weights, rows, result.output, wide);
     } else {
-      add_values(value, a.value.position, keys.length, value_width, s.weights, rows, result.output, wide);
+      const Span next = block_keys(block + 1, lo, least(hi, last * kKeys));  // of a length below 1 at the end
+      const Ahead<Stored> next_keys{row<Stored>(a.key, b, next.begin, group), a.key.position, next.length, width};
+      add_values(value, a.value.position, keys.length, value_width, next_keys, s.weights, rows, result.output, wide);
     }
   }
 }

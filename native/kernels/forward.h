@@ -16,6 +16,7 @@ class VectorProducts {
   typedef typename Compute<Stored>::Type Real;
   static constexpr bool kPairs = false;  // whether weights are wanted as pairs of bfloat16
   static constexpr bool kWhole = false;  // whether blocks of keys are wanted whole, with what is masked
+  static constexpr bool kRows = true;    // whether there is `weighted_rows`
 
   static size_t bytes(const Attention& a) {
     const size_t wide = static_cast<size_t>(round_up(most(a.width, a.value_width), Lanes<Real>::kCount));
@@ -41,6 +42,20 @@ class VectorProducts {
     const auto value = key_block<Stored, Real>(a_.value, b_, group_, keys, value_width, guarded, copy_);
     product(flipped(value), value_width, weights, kQueries, output, kQueries, columns, keys.length, true);
   }
+  // The width of rows of the output that `weighted_rows` computes; 0 if it cannot, for it reads values in whole
+  // vectors.
+  static int row_width(const Attention& a) {
+    const int wide = round_up(a.value_width, Lanes<Real>::kCount);
+    return sizeof(Stored) != sizeof(Real) || wide == a.value_width ? wide : 0;
+  }
+  // The same sums as `add_values`, from zero, one row a query.
+  void weighted_rows(Span keys, bool guarded, int queries, Real* weights, Real* output) {
+    const auto value =
+        key_block<Stored, Real>(a_.value, b_, group_, keys, static_cast<int>(a_.value_width), guarded, copy_);
+    const int wide = row_width(a_);
+    product(Strided<Real>{weights, 1, kQueries}, queries, value.data, value.row, output, wide, wide, keys.length,
+            false);
+  }
 
  private:
   int width() const { return static_cast<int>(a_.width); }
@@ -53,18 +68,19 @@ class VectorProducts {
 template <class Products>
 struct ForwardScratch {
   typedef typename Products::Real Real;
-  Real* output;  // panels of kQueries, one a feature of the values
+  Real* output;  // panels of kQueries, one a feature of the values; or rows of features, one a query
   Real* scores;  // kKeys panels
   typename Lanes<Real>::Integer* hidden;
   char* products;
 
   static size_t bytes(const Attention& a) {
-    return sizeof(Real) * kQueries * (static_cast<size_t>(Products::value_rows(a)) + 2 * kKeys) + Products::bytes(a);
+    return sizeof(Real) * kQueries * (static_cast<size_t>(output_rows(a)) + 2 * kKeys) + Products::bytes(a);
   }
+  static int output_rows(const Attention& a) { return round_up(Products::value_rows(a), Lanes<Real>::kCount); }
   static ForwardScratch in(char* memory, const Attention& a) {
     ForwardScratch s;
     s.output = reinterpret_cast<Real*>(memory);
-    s.scores = s.output + kQueries * Products::value_rows(a);
+    s.scores = s.output + kQueries * output_rows(a);
     s.hidden = reinterpret_cast<typename Lanes<Real>::Integer*>(s.scores + kQueries * kKeys);
     s.products = reinterpret_cast<char*>(s.hidden + kQueries * kKeys);
     return s;
@@ -195,18 +211,40 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   const int columns = round_up(queries.length, kCount), value_rows = Products::value_rows(a);
   const int64_t group = n / (a.heads / a.groups), blocks = (a.keys + kKeys - 1) / kKeys;
 
+  int64_t lo, hi;
+  key_range(a, b, queries, &lo, &hi);
+  // Keys of one block: the output is never made relative to a higher score, so it is summed up in rows, as it is
+  // stored.
+  int row_width = 0;
+  if constexpr (Products::kRows)
+    if (lo < hi && lo / kKeys == (hi - 1) / kKeys) row_width = Products::row_width(a);
+  if (row_width) {
+    const Span keys{lo, static_cast<int>(hi - lo)};
+    fetch_ahead<Stored, false>(a.key, b, group, keys, static_cast<int>(a.width));
+    fetch_ahead<Stored, false>(a.value, b, group, keys, static_cast<int>(a.value_width));
+  }
   fetch_ahead<Stored, true>(results.output, b, n, queries, static_cast<int>(a.value_width));
   Products products(a, b, group, packed, s.products);
   products.load_query(n, queries);
-  for (int c = 0; c < value_rows * kQueries; ++c) s.output[c] = 0;
   Running<Real> running;
   bool broken[kQueries] = {};
   for (int x = 0; x < kQueries; ++x) running.highest[x] = -infinity, running.sum[x] = 0;
   Dropout dropout;
   if (a.dropout > 0) dropout.begin(a, b, n, queries);
+  const auto weigh_all = [&](int rows, int to_shrink) {
+    const Real unit = products.unit();
+    int x = 0;
+    for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
+      weigh<Real, kTogether, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
+    if (x + 2 * kCount <= columns) {
+      weigh<Real, 2, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
+      x += 2 * kCount;
+    }
+    if (x < columns) weigh<Real, 1, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
+  };
+  if (row_width == 0)
+    for (int c = 0; c < value_rows * kQueries; ++c) s.output[c] = 0;
 
-  int64_t lo, hi;
-  key_range(a, b, queries, &lo, &hi);
   for (int64_t block = lo / kKeys; block * kKeys < hi; ++block) {
     const Span keys = Products::kWhole ? block_keys(block, 0, a.keys) : block_keys(block, lo, hi);
     const Sight sight = look<Real>(a, b, n, queries, keys, columns, s.hidden);
@@ -216,33 +254,40 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
 
     products.scores(keys, guarded, columns, s.scores);
     finish_scores<Real>(a, b, n, queries, keys, columns, sight, s.hidden, s.scores, nullptr);
-    const Real unit = products.unit();
-    int x = 0;
-    for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
-      weigh<Real, kTogether, Products::kPairs>(running, x, s.scores, keys.length, unit, s.output, value_rows);
-    for (; x < columns; x += kCount)
-      weigh<Real, 1, Products::kPairs>(running, x, s.scores, keys.length, unit, s.output, value_rows);
+    weigh_all(keys.length, row_width ? 0 : value_rows);
     if (a.dropout > 0) {
       Real factors[kQueries];
       for (int y = 0; y < keys.length; ++y) {
         dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), factors);
-        for (x = 0; x < columns; ++x) s.scores[y * kQueries + x] *= factors[x];
+        for (int x = 0; x < columns; ++x) s.scores[y * kQueries + x] *= factors[x];
       }
     }
+    if constexpr (Products::kRows)
+      if (row_width) {
+        products.weighted_rows(keys, guarded, queries.length, s.scores, s.output);
+        break;
+      }
     products.add_values(keys, guarded, columns, s.scores, s.output);
   }
 
   Real* lse = static_cast<Real*>(results.lse) + (b * a.heads + n) * a.queries + queries.begin;
   Real factors[kQueries] = {};
+  for (int x = 0; x < columns; x += kCount)
+    store(factors + x,
+          load<Vector<Real>>(running.highest + x) * products.unit() + natural_log(load<Vector<Real>>(running.sum + x)));
   for (int x = 0; x < queries.length; ++x) {
-    const Real highest = running.highest[x] * products.unit(), sum = running.sum[x];
+    const Real sum = running.sum[x];
     const bool seen = !(sum == 0);
     bool bad = broken[x];
     if (a.rules > 0 && seen) bad = bad || !row_is_finite<Stored>(a.query, b, queries.begin + x, n, a.width);
+    lse[x] = bad ? nan : seen ? factors[x] : -infinity;
     factors[x] = bad ? nan : seen ? 1 / sum : Real(0);
-    lse[x] = bad ? nan : seen ? highest + natural_log(sum) : -infinity;
   }
-  store_transposed<Stored>(s.output, factors, results.output, b, n, queries, static_cast<int>(a.value_width));
+  const int value_width = static_cast<int>(a.value_width);
+  if (row_width)
+    store_rows<Stored>(s.output, row_width, factors, results.output, b, n, queries, value_width);
+  else
+    store_transposed<Stored>(s.output, factors, results.output, b, n, queries, value_width);
 }
 
 }  // namespace HEED_ISA

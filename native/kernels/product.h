@@ -59,7 +59,10 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
 template <class Real, int kVectors>
 inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                          bool accumulate) {
-  constexpr int kMost = 6;
+  constexpr int kMost = 6, kMore = 8;
+  if constexpr (HEED_REGISTERS >= 32 && kVectors == 2)  // narrow, but with sums enough to keep both multipliers busy
+    for (; rows >= kMore; rows -= kMore, a.data += kMore * a.row, c += kMore * c_row)
+      product_tile<Real, kMore, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
   for (; rows >= kMost; rows -= kMost, a.data += kMost * a.row, c += kMost * c_row)
     product_tile<Real, kMost, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
   switch (rows) {

@@ -201,6 +201,27 @@ HEED_INLINE Vector<Real> tanh_of(Vector<Real> x) {
 HEED_INLINE Vector<float> tanh(Vector<float> x) { return tanh_of<float>(x); }
 HEED_INLINE Vector<double> tanh(Vector<double> x) { return tanh_of<double>(x); }
 
+// Natural logarithm of positive numbers of at least 2^-126; infinity and NaN stay what they are.
+HEED_INLINE Vector<float> natural_log(Vector<float> x) {
+  typedef Vector<float> V;
+  typedef Integers<float> I;
+  // x = 2^n m with m in [2/3, 4/3), and log(m) = 2 artanh(s).
+  const I n = ((I)x - 0x3f2aaaab) >> 23;
+  const V m = (V)((I)x - (n << 23)), whole = __builtin_convertvector(n, V);
+  const V s = (m - 1) / (m + 1), z = s * s;
+  V p = broadcast(2.0f / 9);
+  p = p * z + 2.0f / 7;
+  p = p * z + 2.0f / 5;
+  p = p * z + 2.0f / 3;
+  // log(2) in two parts, the first so short that its product is exact.
+  const V log = whole * 0.693359375f + (2 * s + (p * z * s - whole * 2.12194440e-4f));
+  return x - x == 0 ? log : x;
+}
+HEED_INLINE Vector<double> natural_log(Vector<double> x) {
+  Vector<double> y{};
+  for (int lane = 0; lane < Lanes<double>::kCount; ++lane) y[lane] = __builtin_log(x[lane]);
+  return y;
+}
 HEED_INLINE float natural_log(float x) { return __builtin_logf(x); }
 HEED_INLINE double natural_log(double x) { return __builtin_log(x); }
 
