@@ -92,6 +92,8 @@ def backward(
         operands = dataclasses.replace(operands, broken_query=broken)
     if plan.groups is not None:
         results = dataclasses.replace(results, lse=None)
+    if not attention.rate:
+        operands = operands.with_one()
     passing = _Pass(attention, plan, operands, bias, list(parameters), results)
     return passing.streamed() if plan.groups is None else passing.whole()
 

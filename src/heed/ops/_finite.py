@@ -71,6 +71,7 @@ class Operands:
         query, key, value: as given; once they are cut, finite stand-ins if guarded.
         broken_query: (B, K, G, T, 1) zeros and ones, or None if not guarded.
         broken_key: (B, K, S, 1), the key or its value is not finite; or None.
+        value_and_one: (B, K, S, V + 1), see `with_one`; or None.
     """
 
     query: tf.Tensor
@@ -78,6 +79,7 @@ class Operands:
     value: tf.Tensor
     broken_query: tf.Tensor | None = None
     broken_key: tf.Tensor | None = None
+    value_and_one: tf.Tensor | None = None
 
     @classmethod
     def of(cls, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, guarded: bool) -> Operands:
@@ -92,6 +94,12 @@ class Operands:
         """Whether a mask hides something, so that blocks hold stand-ins."""
         return self.broken_query is not None
 
+    def with_one(self) -> Operands:
+        """With a 1 behind each value: a product of rows with a number behind adds that number to every sum."""
+        return dataclasses.replace(
+            self, value_and_one=tf.concat([self.value, tf.ones_like(self.value[..., :1])], -1)
+        )
+
     def cut_queries(self, queries: Span) -> Operands:
         """A block of queries, with all the keys."""
         query = slice_axis(self.query, 3, *queries)
@@ -102,13 +110,13 @@ class Operands:
 
     def cut_keys(self, keys: Span) -> Operands:
         """A block of keys and their values, with all the queries."""
-        key, value = slice_axis(self.key, 2, *keys), slice_axis(self.value, 2, *keys)
-        if not self.guarded:
-            return dataclasses.replace(self, key=key, value=value)
-        broken = slice_axis(self.broken_key, 2, *keys)
-        return dataclasses.replace(
-            self, key=stand_in(key), value=stand_in(value), broken_key=broken
-        )
+        safe = stand_in if self.guarded else tf.identity
+        names = ("key", "value", "value_and_one")
+        whole = {name: x for name in names if (x := getattr(self, name)) is not None}
+        block = {name: safe(slice_axis(x, 2, *keys)) for name, x in whole.items()}
+        if self.guarded:
+            block["broken_key"] = slice_axis(self.broken_key, 2, *keys)
+        return dataclasses.replace(self, **block)
 
     def broken_rows(self, visible: tf.Tensor | None) -> tf.Tensor | None:
         """Rows that hold a broken query or see a broken key: booleans that broadcast to (B, K, G, t, 1), or None."""

@@ -132,7 +132,7 @@ def fold(x: tf.Tensor) -> tf.Tensor:
 def unfold(x: tf.Tensor, members: int) -> tf.Tensor:
     """The inverse of `fold`."""
     if members == 1:
-        return x[:, :, None]
+        return tf.expand_dims(x, 2)  # the gradient of x[:, :, None] would copy
     batch, heads, rows, width = sizes(x)
     return tf.reshape(x, tf.stack([batch, heads, members, rows // members, width]))
 
@@ -183,11 +183,15 @@ def block_gradient(
     logits = scores if addend is None else scores + addend
     weights = tf.nn.softmax(logits) if lse is None else tf.exp(logits - lse)
     dropped = weights if keep is None else weights * keep
-    weight_gradient = tf.matmul(fold(output_gradient), block.value, transpose_b=True)
-    weight_gradient = unfold(weight_gradient, attention.heads[1])
+    if keep is None:
+        # The product subtracts delta: a pass over the whole block less.
+        rows, value = tf.concat([output_gradient, -delta], -1), block.value_and_one
+    else:
+        rows, value = output_gradient, block.value
+    weight_gradient = unfold(tf.matmul(fold(rows), value, transpose_b=True), attention.heads[1])
     if keep is not None:
-        weight_gradient *= keep
-    score_gradient = weights * (weight_gradient - delta)
+        weight_gradient = weight_gradient * keep - delta
+    score_gradient = weights * weight_gradient
     gradients = tape.gradient(scores, inputs, score_gradient, unconnected_gradients="zero")
-    value = weigh_back(dropped, output_gradient)
-    return BlockGradient(gradients[0], gradients[1], value, gradients[2:], score_gradient)
+    value_gradient = weigh_back(dropped, output_gradient)
+    return BlockGradient(gradients[0], gradients[1], value_gradient, gradients[2:], score_gradient)
