@@ -91,9 +91,9 @@ class Case:
 
     @property
     def score_bytes(self) -> int:
-        """Size of the tensor that heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
+        """Size of the float32 tensor that heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
         units = self.head_dim if self.kind == "additive" else self.heads
-        return self.batch * self.length * self.key_length * units * SIZES[self.dtype]
+        return self.batch * self.length * self.key_length * units * 4
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""

@@ -30,7 +30,7 @@ LEAST_ROUNDS = 3
 # is far beyond it, another order of summation far below.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2}
 # A side that builds the scores holds up to so many tensors of their size, with gradients and masks.
-SCORE_TENSORS = 5
+SCORE_TENSORS = 7
 
 
 class UnavailableError(Exception):

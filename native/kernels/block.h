@@ -10,7 +10,7 @@ namespace heed {
 namespace HEED_ISA {
 
 inline constexpr int kQueries = 64;
-inline constexpr int kKeys = 96;
+inline constexpr int kKeys = 128;
 
 // Consecutive positions.
 struct Span {

@@ -1,7 +1,7 @@
 // Forward: one panel of queries against all the keys that it may see.
 //
 // Memory traffic: the panel is transposed once into scratch that stays in the first-level cache; keys and values stream
-// by, one block at a time. Scores of a block (96 x 64) never leave the cache.
+// by, one block at a time. Scores of a block (128 x 64) never leave the cache.
 #pragma once
 
 #include "scores.h"

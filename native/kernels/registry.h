@@ -10,7 +10,7 @@
 namespace heed {
 
 // Keys of one block: the unit in which keys are skipped and `finite` flags are kept.
-inline constexpr int kKeyBlock = 96;
+inline constexpr int kKeyBlock = 128;
 inline constexpr int kLongestPanel = 64;
 inline constexpr int kMostSplits = 32;
 

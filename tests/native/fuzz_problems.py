@@ -16,7 +16,7 @@ from tests.native import core
 
 WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE = range(5)
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
-LENGTHS_DRAWN = (0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 95, 96, 97, 128, 129, 193)
+LENGTHS_DRAWN = (0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 193, 257)
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 64, 65, 80, 128, 256, 257, 512)
 MOST_WORK = 3_000_000
 # Against the largest number of the expected array: values, and gradients.

@@ -37,7 +37,7 @@ def library(any_library, request):
 def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], np.ndarray]:
     """Query, key, value, score vector, bias and the output's gradient; options of the core; the mask (B,T,S)."""
     rng = np.random.default_rng(seed)
-    lengths = [1, 2, 3, 5, 17, 63, 64, 65, 96, 97, 130, 200]
+    lengths = [1, 2, 3, 5, 17, 63, 64, 65, 128, 129, 150, 260]
     widths = [1, 2, 3, 8, 15, 16, 17, 33, 40]
     batch = int(rng.integers(1, 4))
     queries, keys = (int(n) for n in rng.choice(lengths, 2))

@@ -78,7 +78,7 @@ def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], dict[str, 
     rng = np.random.default_rng(seed)
     batch, groups, members = (int(rng.integers(1, 4)) for _ in range(3))
     heads = groups * members
-    queries, keys = (int(rng.choice([1, 2, 5, 63, 64, 65, 96, 97, 130])) for _ in range(2))
+    queries, keys = (int(rng.choice([1, 2, 5, 63, 64, 65, 128, 129, 150])) for _ in range(2))
     width, value_width = (int(rng.choice([1, 3, 8, 15, 16, 17, 40])) for _ in range(2))
     dtype = rng.choice([np.float32, np.float64])
     shapes = [(batch, queries, heads, width), (batch, keys, groups, width)]

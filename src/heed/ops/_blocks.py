@@ -21,8 +21,8 @@ import tensorflow as tf
 from heed.ops._mask import Mask
 from heed.ops._sizes import Size, Span, ceil_div, is_static, maximum, minimum
 
-# Scores held at a time, for all heads and batch entries: 2^22 of them are 16 MiB in float32.
-_SCORES = 2**22
+# Scores held at a time, for all heads and batch entries: 2^23 of them are 32 MiB in float32.
+_SCORES = 2**23
 _MOST_QUERIES = 256
 # Fewer queries than this in a block make the matrix products inefficient; then keys are cut as well.
 _FEWEST_QUERIES = 64
