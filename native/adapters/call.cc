@@ -163,7 +163,7 @@ Scores Call::scores(const Input& x, const char* name) const {
     if (x.dim(axis) != full[axis] && x.dim(axis) != 1)
       fail(std::string("`") + name + "` must broadcast to (B, N, T, S)" + describe(x));
     result.stride[axis] = x.dim(axis) == 1 ? 0 : stride;
-    stride *= x.dim(axis);
+    stride *= std::max<int64_t>(1, x.dim(axis));  // 0 says that an axis broadcasts
   }
   return result;
 }

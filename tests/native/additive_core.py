@@ -40,7 +40,7 @@ def load(path: str) -> ctypes.CDLL:
 class Call:
     """One additive attention over query (B,T,U), key (B,S,U), value (B,S,V), with all it points to kept alive.
 
-    With `guard`, results lie among bytes that `check_guards` looks at.
+    `make` as for `core.Call`.
     """
 
     def __init__(
@@ -51,15 +51,13 @@ class Call:
         value: Any,
         score_vector: Any,
         bias: Any = None,
-        guard: bool = False,
         **options: Any,
     ) -> None:
         # One head: (B, position, 1, width).
         self.heads = [x[:, :, None] for x in (query, key, value)]
         self.call = core.Call(library, *self.heads, scale=1.0, **options)
         self.library, self.compute = library, self.call.compute
-        self.guard = guard
-        self.guards: list[np.ndarray] = []
+        self.make = self.call.make
         self.score_vector = np.asarray(score_vector, self.compute)
         self.bias = None if bias is None else np.asarray(bias, self.compute)
         self.additive = Additive(
@@ -71,9 +69,9 @@ class Call:
     def forward(self, threads: int = 2) -> tuple[np.ndarray, np.ndarray]:
         """Output (B,T,V) and log-sum-exp (B,T)."""
         query, _, value = self.heads
-        output = self._make((*query.shape[:3], value.shape[3]), query.dtype)
-        lse = self._make(query.shape[:2], self.compute)
-        self.softmax = self._make((2, *query.shape[:2]), self.compute)
+        output = self.make((*query.shape[:3], value.shape[3]), query.dtype)
+        lse = self.make(query.shape[:2], self.compute)
+        self.softmax = self.make((2, *query.shape[:2]), self.compute)
         results = Forward(
             core.Forward(core.rows(output), lse.ctypes.data), self.softmax.ctypes.data
         )
@@ -89,8 +87,8 @@ class Call:
         threads: int = 2,
     ) -> list[np.ndarray]:
         """Gradients of query, key, value, score vector and bias."""
-        made = [self._make(x.shape, x.dtype) for x in self.heads]
-        vectors = [self._make(self.score_vector.shape, self.compute) for _ in range(2)]
+        made = [self.make(x.shape, x.dtype) for x in self.heads]
+        vectors = [self.make(self.score_vector.shape, self.compute) for _ in range(2)]
         pass_ = Backward(
             core.Backward(
                 core.rows(output[:, :, None]),
@@ -104,19 +102,6 @@ class Call:
         )
         self._check(self.library.heed_additive_backward(self.additive, pass_, threads))
         return [*(x[:, :, 0] for x in made), *vectors]
-
-    def check_guards(self) -> None:
-        """Nothing was written outside of the results."""
-        for guard in self.guards:
-            np.testing.assert_array_equal(guard, 77)
-
-    def _make(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        if not self.guard:
-            return np.full(shape, 77, dtype)
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        block = np.full(count + 256, 77, np.uint8)
-        self.guards += [block[:128], block[128 + count :]]
-        return block[128 : 128 + count].view(dtype).reshape(shape)
 
     @staticmethod
     def _check(problem: bytes | None) -> None:

@@ -84,6 +84,8 @@ def load(path: str) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = [POINTER(Attention), POINTER(results), c_int]
         function.restype = c_char_p
+    library.heed_bias_gradient.argtypes = [POINTER(Attention), POINTER(Backward), c_void_p, c_int]
+    library.heed_bias_gradient.restype = c_char_p
     library.heed_instruction_set.restype = c_char_p
     return library
 
@@ -98,6 +100,8 @@ def rows(x: np.ndarray) -> Rows:
 def scores(x: np.ndarray, shape: tuple[int, ...]) -> Scores:
     """An array that broadcasts to (B, N, T, S)."""
     full = np.broadcast_to(x, shape)
+    if x.size == 0:  # NumPy has strides of 0 there, which say that an axis broadcasts
+        return Scores(x.ctypes.data, (c_int64 * 4)(*(int(n != 1) for n in x.shape)))
     return Scores(x.ctypes.data, (c_int64 * 4)(*(s // x.itemsize for s in full.strides)))
 
 
@@ -190,14 +194,33 @@ class Call:
         threads: int = 2,
     ) -> list[np.ndarray]:
         results = [self.make(x.shape, x.dtype) for x in (self.query, self.key, self.value)]
-        pass_ = Backward(
-            rows(output),
-            lse.ctypes.data,
-            rows(output_gradient),
-            None if lse_gradient is None else lse_gradient.ctypes.data,
-            *map(rows, results),
-        )
+        pass_ = self.received(output, lse, output_gradient, lse_gradient)
+        pass_.query_gradient, pass_.key_gradient, pass_.value_gradient = map(rows, results)
         problem = self.library.heed_backward(self.attention, pass_, threads)
         if problem is not None:
             raise ValueError(problem.decode())
         return results
+
+    def bias_gradient(
+        self,
+        shape: tuple[int, ...],
+        output: Any,
+        lse: Any,
+        output_gradient: Any,
+        lse_gradient: Any = None,
+        threads: int = 2,
+    ) -> np.ndarray:
+        """The gradient of a bias of this shape, which is that of `options["bias"]`."""
+        flat = self.make((shape[0] * shape[1], *shape[2:]), self.compute)  # without gaps
+        pass_ = self.received(output, lse, output_gradient, lse_gradient)
+        problem = self.library.heed_bias_gradient(self.attention, pass_, flat.ctypes.data, threads)
+        if problem is not None:
+            raise ValueError(problem.decode())
+        return flat.reshape(shape)
+
+    @staticmethod
+    def received(output: Any, lse: Any, output_gradient: Any, lse_gradient: Any) -> Backward:
+        """What a backward pass reads."""
+        pass_ = Backward(rows(output), lse.ctypes.data, rows(output_gradient))
+        pass_.lse_gradient = None if lse_gradient is None else lse_gradient.ctypes.data
+        return pass_

@@ -1,6 +1,8 @@
 """Random calls of the core through its C interface, legal and illegal, as a program of its own.
 
-    python -m tests.native.fuzz LIBRARY legal|illegal INSTRUCTION_SET FIRST_SEED COUNT
+    python -m tests.native.fuzz LIBRARY MODE INSTRUCTION_SET FIRST_SEED COUNT
+
+MODE is legal or illegal, or one of these with `additive-` before it.
 
 It prints each seed before its call, so that whoever started it knows the last one if the process dies, and ends with
 an error at the first seed whose call did wrong. `test_fuzz.py` and `test_sanitizers.py` run it.
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.native import core
+from tests.native import additive_core, core, fuzz_additive
 from tests.native.fuzz_problems import draw
 
 GUARD = 0xA5
@@ -71,6 +73,11 @@ def legal(library: Any, seed: int) -> None:
     # The backward pass is given what the forward pass found, as it always is.
     gradients = call.backward(output, lse, problem.d_out, problem.d_lse, threads[1])
     problem.check_backward(gradients)
+    if "bias" in problem.options:
+        shape = problem.options["bias"].shape
+        problem.check_bias(
+            call.bias_gradient(shape, output, lse, problem.d_out, problem.d_lse, threads[1])
+        )
     guards.check()
     if [x.tobytes() for x in (*problem.inputs, *call.kept)] != before:
         raise AssertionError("an input was written to")
@@ -182,23 +189,67 @@ def illegal(library: Any, seed: int) -> None:
     call = core.Call(library, *problem.inputs, make=guards, **problem.options)
     mistake(call, rng)
     outputs = [guards(x.shape, x.dtype) for x in (problem.d_out, problem.d_lse)]
-    for run in (call.forward, lambda n: call.backward(*outputs, problem.d_out, problem.d_lse, n)):
-        try:
-            run(int(rng.choice(THREADS)))
-        except ValueError as error:
-            if len(str(error)) < 10:
-                raise AssertionError(f"refused without a reason: {error}") from None
-        else:
-            raise AssertionError(f"{mistake.__name__} was not refused")
+    received = (*outputs, problem.d_out, problem.d_lse)
+    _refuses(call.forward, mistake, rng)
+    _refuses(lambda n: call.backward(*received, n), mistake, rng)
+    _refuses(lambda n: call.bias_gradient((1, 1, 1, 1), *received, n), mistake, rng)
     if not guards.untouched():
         raise AssertionError(f"{mistake.__name__} was refused, but something was written")
 
 
-MODES = {"legal": legal, "illegal": illegal}
+def _refuses(run: Callable[[int], Any], mistake: Callable, rng: np.random.Generator) -> None:
+    try:
+        run(int(rng.choice(THREADS)))
+    except ValueError as error:
+        if len(str(error)) < 10:
+            raise AssertionError(f"refused without a reason: {error}") from None
+    else:
+        raise AssertionError(f"{mistake.__name__} was not refused")
+
+
+def additive_legal(library: Any, seed: int) -> None:
+    """As `legal`."""
+    rng = np.random.default_rng(seed)
+    problem = fuzz_additive.draw(rng)
+    guards = Guards(rng)
+    call = additive_core.Call(library, *problem.inputs, make=guards, **problem.options)
+    before = [x.tobytes() for x in (*problem.inputs, *call.call.kept)]
+    threads = [int(n) for n in rng.choice(THREADS, 2)]
+    output, lse = call.forward(threads[0])
+    problem.check_forward(output, lse)
+    gradients = call.backward(output, lse, problem.d_out, problem.d_lse, threads[1])
+    problem.check_backward(gradients)
+    guards.check()
+    if [x.tobytes() for x in (*problem.inputs, *call.call.kept)] != before:
+        raise AssertionError("an input was written to")
+
+
+def additive_illegal(library: Any, seed: int) -> None:
+    """As `illegal`."""
+    rng = np.random.default_rng(seed)
+    problem = fuzz_additive.draw(rng, empty=False)
+    mistake = fuzz_additive.MISTAKES[seed % len(fuzz_additive.MISTAKES)]
+    guards = Guards(rng)
+    call = additive_core.Call(library, *problem.inputs, make=guards, **problem.options)
+    mistake(call.additive, rng)
+    outputs = [guards(x.shape, x.dtype) for x in (problem.d_out, problem.d_lse)]
+    call.softmax = guards((2, *problem.d_lse.shape), problem.d_lse.dtype)
+    _refuses(call.forward, mistake, rng)
+    _refuses(lambda n: call.backward(*outputs, problem.d_out, problem.d_lse, n), mistake, rng)
+    if not guards.untouched():
+        raise AssertionError(f"{mistake.__name__} was refused, but something was written")
+
+
+MODES = {
+    "legal": legal,
+    "illegal": illegal,
+    "additive-legal": additive_legal,
+    "additive-illegal": additive_illegal,
+}
 
 
 def main(path: str, mode: str, instruction_set: str, first: str, count: str) -> None:
-    library = core.load(path)
+    library = additive_core.load(path)
     if not library.heed_use_instruction_set(instruction_set.encode()):
         print(f"no {instruction_set} here")
         return

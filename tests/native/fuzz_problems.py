@@ -84,20 +84,20 @@ class Problem:
             reached.reshape(batch, key.shape[2], members, shape[3]).any(2).transpose(0, 2, 1)
         )
         # Rows that must be NaN. Infinities may give NaN or weights of 0.
-        bad_scores = np.isnan(_wide(query)).any(-1).transpose(0, 2, 1) & mask.any(3)
+        bad_scores = np.isnan(wide_of(query)).any(-1).transpose(0, 2, 1) & mask.any(3)
         lost_keys, lost_values = (
-            np.isnan(_wide(x)).any(-1).repeat(members, 2).transpose(0, 2, 1)[:, :, None] & mask
+            np.isnan(wide_of(x)).any(-1).repeat(members, 2).transpose(0, 2, 1)[:, :, None] & mask
             for x in (key, value)
         )
         self.lost = bad_scores | lost_keys.any(3)
         if _finite_rows(query).all() and _finite_rows(key).all():
             self.lost |= lost_values.any(3)
-        scale, longest = abs(self.expected["scale"]), max(_longest(query), _longest(key))
+        scale, most = abs(self.expected["scale"]), max(longest(query), longest(key))
         slope = float(np.max(self.expected.get("alibi_slopes", 0.0), initial=0))
-        largest_score = scale * _longest(query) * _longest(key) + slope * (queries + key.shape[1])
+        largest_score = scale * longest(query) * longest(key) + slope * (queries + key.shape[1])
         self.slack = 1 + largest_score / 16  # large scores are rounded more coarsely
         # The backward pass reads the output as it was rounded.
-        self.rounding = scale * longest * _longest(self.d_out) * HALF_STEP.get(query.dtype, 0.0)
+        self.rounding = scale * most * longest(self.d_out) * HALF_STEP.get(query.dtype, 0.0)
 
     def check_forward(self, output: np.ndarray, lse: np.ndarray) -> None:
         if self.wild:
@@ -107,8 +107,8 @@ class Problem:
         rows = ~self.broken.transpose(0, 2, 1)
         self._close(output, wanted.out, rows, 0, "output")
         self._close(lse, wanted.lse, ~self.broken, 0, "log-sum-exp", np.dtype(lse.dtype))
-        self.rounding *= _longest(output)
-        became = self.lost & ~np.isnan(_wide(output)).any(-1).transpose(0, 2, 1)
+        self.rounding *= longest(output)
+        became = self.lost & ~np.isnan(wide_of(output)).any(-1).transpose(0, 2, 1)
         if became.any():
             raise AssertionError(f"(b, n, i) should be NaN: {np.argwhere(became)[:3].tolist()}")
 
@@ -123,6 +123,21 @@ class Problem:
         for name, actual, where in zip(("query", "key", "value"), gradients, places, strict=True):
             self._close(actual, getattr(wanted, name), where, 1, f"gradient of {name}")
 
+    def check_bias(self, gradient: np.ndarray) -> None:
+        """Of a call whose options have a bias."""
+        if self.wild or self.broken.any():
+            return
+        wanted = reference.dot_product_attention_backward(
+            *self.inputs, self.d_out, self.d_lse, **self.expected
+        ).bias
+        # So many errors add up in each number.
+        together = self.broken.size * self.inputs[1].shape[1] / max(1, wanted.size)
+        self.slack *= 1 + together**0.5
+        self.rounding = together * longest(self.d_out) * HALF_STEP.get(self.inputs[0].dtype, 0.0)
+        self.rounding *= longest(self.inputs[2])
+        everywhere = np.ones(wanted.shape, bool)
+        self._close(gradient, wanted, everywhere, 1, "gradient of bias", gradient.dtype)
+
     def _close(
         self,
         actual: np.ndarray,
@@ -132,7 +147,7 @@ class Problem:
         what: str,
         dtype: np.dtype | None = None,
     ) -> None:
-        actual, expected = _wide(actual)[where], expected[where]
+        actual, expected = wide_of(actual)[where], expected[where]
         infinite = np.isneginf(expected)  # log-sum-exp of nothing
         if not np.array_equal(np.isneginf(actual), infinite):
             raise AssertionError(f"{what}: -inf at other places")
@@ -144,21 +159,21 @@ class Problem:
             raise AssertionError(f"{what}: error {error.max()} exceeds {bound}")
 
 
-def _wide(x: np.ndarray) -> np.ndarray:
+def wide_of(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64)
 
 
-def _longest(x: np.ndarray) -> float:
+def longest(x: np.ndarray) -> float:
     """The largest norm of a row, not counting what is not a number."""
-    finite = np.where(np.isfinite(_wide(x)), _wide(x), 0)
+    finite = np.where(np.isfinite(wide_of(x)), wide_of(x), 0)
     return float(np.sqrt((finite**2).sum(-1)).max(initial=0))
 
 
 def _finite_rows(x: np.ndarray) -> np.ndarray:
-    return np.isfinite(_wide(x)).all(-1)
+    return np.isfinite(wide_of(x)).all(-1)
 
 
-def _spread(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+def spread(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
     """The same numbers as they are, heads first, or with gaps between rows."""
     style = rng.integers(0, 3)
     if style == 0:
@@ -176,7 +191,7 @@ def _some(rng: np.random.Generator, n: int) -> int:
     return int(rng.choice(INT32)) if rng.random() < 0.05 else int(rng.integers(-2, n + 3))
 
 
-def _rule(
+def random_rule(
     rng: np.random.Generator, kind: int, shape: tuple[int, int, int, int]
 ) -> tuple[dict[str, Any], np.ndarray]:
     """One rule as the core takes it, and as booleans that broadcast to (B, N, T, S)."""
@@ -228,7 +243,7 @@ def _rule(
     return {"rule": kind, "dense": dense}, dense
 
 
-def _poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
+def poison(rng: np.random.Generator, tensors: list[np.ndarray]) -> None:
     """NaN, infinity and denormal numbers in a few places."""
     for x in tensors:
         info = ml_dtypes.finfo(x.dtype)
@@ -260,10 +275,12 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
         tensors = [(rng.normal(size=size) * factor).astype(dtype) for size in sizes]
     poisoned = rng.random() < 0.3
     if poisoned:
-        _poison(rng, tensors)
+        poison(rng, tensors)
     d_lse = rng.normal(size=shape[:3]).astype(np.float64 if dtype == np.float64 else np.float32)
 
-    drawn = [_rule(rng, int(kind), shape) for kind in rng.permutation(5)[: rng.integers(0, 5)]]
+    drawn = [
+        random_rule(rng, int(kind), shape) for kind in rng.permutation(5)[: rng.integers(0, 5)]
+    ]
     mask = np.ones((1, 1, 1, 1), bool)
     for _, allowed in drawn:
         mask = mask & allowed
@@ -288,5 +305,5 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
     # Rows that see nothing have no log-sum-exp to pass a gradient to.
     seen = np.broadcast_to(mask & (expected.get("bias", 0.0) != -np.inf), shape).any(3)
     d_lse[~seen] = 0
-    *inputs, d_out = (_spread(rng, x) for x in tensors)
+    *inputs, d_out = (spread(rng, x) for x in tensors)
     return Problem(inputs, d_out, d_lse, options, expected, wild)

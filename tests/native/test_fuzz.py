@@ -22,6 +22,7 @@ LIBRARY = library_path("core")
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
 SETS = ("baseline", "avx2", "avx512", "amx")
+COUNTS = [(mode, 4000 if mode.endswith("illegal") else 6000) for mode in fuzz.MODES]
 FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
 
 
@@ -39,18 +40,20 @@ def run(mode: str, instruction_set: str, first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-def test_legal_calls_are_right_and_write_nowhere_else(instruction_set: str) -> None:
-    run("legal", instruction_set, 0, 150)
+@pytest.mark.parametrize("mode", ["legal", "additive-legal"])
+def test_legal_calls_are_right_and_write_nowhere_else(mode: str, instruction_set: str) -> None:
+    run(mode, instruction_set, 0, 150)
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-def test_illegal_calls_are_refused_in_words(instruction_set: str) -> None:
-    run("illegal", instruction_set, 0, 20 * len(fuzz.MISTAKES))
+@pytest.mark.parametrize("mode", ["illegal", "additive-illegal"])
+def test_illegal_calls_are_refused_in_words(mode: str, instruction_set: str) -> None:
+    run(mode, instruction_set, 0, 260)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize(("mode", "count"), [("legal", 6000), ("illegal", 4000)])
+@pytest.mark.parametrize(("mode", "count"), COUNTS)
 def test_many_more(mode: str, count: int, instruction_set: str) -> None:
     run(mode, instruction_set, FIRST_SEED, count)
 

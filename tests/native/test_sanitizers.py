@@ -90,7 +90,7 @@ def threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize(("mode", "count"), [("legal", 300), ("illegal", 10 * len(fuzz.MISTAKES))])
+@pytest.mark.parametrize(("mode", "count"), [(m, 200) for m in fuzz.MODES])
 def test_random_calls_under_asan_and_ubsan(
     address: Path, mode: str, count: int, instruction_set: str
 ) -> None:

@@ -251,6 +251,25 @@ def test_second_derivatives_are_symmetric(implementation: str, data: st.DataObje
     assert left == pytest.approx(right, rel=1e-8, abs=1e-9)
 
 
+@pytest.mark.parametrize("sides", [(0, 3, 5), (2, 0, 5), (2, 3, 0)])
+@pytest.mark.parametrize("whole", [(1, 1, 1, 1), (0, 1, 1, 0), (1, 0, 1, 1), (0, 1, 0, 1)])
+def test_the_gradient_of_a_bias_of_nothing_has_its_shape(
+    implementation: str, sides: tuple[int, int, int], whole: tuple[int, ...]
+) -> None:
+    B, T, S = sides
+    shape = [n if full else 1 for n, full in zip((B, 4, T, S), whole, strict=True)]
+    query, key, bias = tf.zeros((B, T, 4, 8)), tf.zeros((B, S, 4, 8)), tf.ones(shape)
+
+    @tf.function
+    def gradient(bias: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(bias)
+            output = ops.dot_product_attention(query, key, key, bias=bias)
+        return tape.gradient(output, bias)
+
+    np.testing.assert_array_equal(gradient(bias), np.zeros(shape))
+
+
 def test_only_the_gradients_asked_for(implementation: str) -> None:
     query, key, value = (tf.constant(x) for x in SHAPE.inputs(0))
     for wanted in (query, key, value):
