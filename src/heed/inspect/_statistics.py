@@ -67,9 +67,16 @@ class RowStatistics:
                 )
 
 
+def joined_rows(parts: Sequence[RowStatistics]) -> RowStatistics:
+    """The statistics of blocks of queries, one after the other."""
+    arrays = [part.to_arrays() for part in parts]
+    joined = {name: np.concatenate([x[name] for x in arrays], axis=2) for name in arrays[0]}
+    return RowStatistics.from_arrays(joined)
+
+
 def statistics_of(
     weights: Floats,
-    positions: NDArray[np.int64] | None = None,
+    places: NDArray[np.int64] | None = None,
     tokens: Sequence[int] = (),
     offsets: Sequence[int] = (),
 ) -> RowStatistics:
@@ -77,34 +84,27 @@ def statistics_of(
 
     Args:
         weights: (B, N, t, S), rows that sum to 1 or 0.
-        positions: (t,) or (B, 1, t), at which key position each row stands. Default: 0, 1, ...
+        places: at which key position each row stands, (1 or B, 1, t). Default: 0, 1, ...
         tokens: which keys to report.
         offsets: which offsets to report.
     """
     t, S = weights.shape[2:]
-    if positions is None:
-        positions = np.arange(t)
+    if places is None:
+        places = np.arange(t)[None, None]
     # 0 ln 0 is 0: the smallest number keeps the logarithm finite there, and is lost in any other weight.
     tiny = np.finfo(weights.dtype).tiny
     entropy = -np.einsum("bnts,bnts->bnt", weights, np.log(np.maximum(weights, tiny)))
-    far = np.abs(positions[..., None] - np.arange(S)).astype(weights.dtype)
-    if far.ndim == 2:
-        distance = np.einsum("bnts,ts->bnt", weights, far)
-    else:
-        distance = np.einsum(
-            "bnts,bts->bnt", weights, np.broadcast_to(far, (len(weights), 1, t, S))[:, 0]
-        )
-    entropy += 0.0  # no -0
+    far = np.abs(places[:, 0, :, None] - np.arange(S)).astype(weights.dtype)  # (1 or B, t, S)
     return RowStatistics(
-        entropy,
-        distance,
-        {token: weights[..., token] for token in tokens},
-        {offset: _diagonal(weights, positions + offset) for offset in offsets},
+        np.maximum(entropy, 0),  # rounding, and -0
+        np.einsum("bnts,bts->bnt", weights, np.broadcast_to(far, (len(weights), t, S))),
+        {token: weights[..., token].copy() for token in tokens},
+        {offset: _at(weights, places + offset) for offset in offsets},
     )
 
 
-def _diagonal(weights: Floats, keys: NDArray[np.int64]) -> Floats:
-    """The weight of each row on its own key, (t,) or (B, 1, t); 0 where it does not exist."""
+def _at(weights: Floats, keys: NDArray[np.int64]) -> Floats:
+    """The weight of each row on its own key, (1 or B, 1, t); 0 where that does not exist."""
     B, N, t, S = weights.shape
     if S == 0:
         return np.zeros((B, N, t), weights.dtype)
