@@ -1,7 +1,20 @@
 """Seeing attention: what each head looks at, as numbers and pictures, without changing a result."""
 
 from heed.inspect._capture import Capture
+from heed.inspect._interventions import Ablation, HeadCost, ablate, gradient_times_attention
+from heed.inspect._measures import by_head, head_similarity, rollout
 from heed.inspect._run import capture
 from heed.inspect._statistics import RowStatistics
 
-__all__ = ["Capture", "RowStatistics", "capture"]
+__all__ = [
+    "Ablation",
+    "Capture",
+    "HeadCost",
+    "RowStatistics",
+    "ablate",
+    "by_head",
+    "capture",
+    "gradient_times_attention",
+    "head_similarity",
+    "rollout",
+]

@@ -14,7 +14,7 @@ from heed.inspect._statistics import RowStatistics, joined_rows, statistics_of
 Floats = NDArray[np.floating[Any]]
 
 OFFSETS = (-1, 0, 1)  # of `on_offset`, for every capture
-_BLOCK = 4 * 2**20  # numbers of a block of weights
+_BLOCK = 2**21  # numbers of a block of weights, 8 MiB of float32
 _FEW = 8  # cells of up to as many keys are summed quicker key by key
 
 

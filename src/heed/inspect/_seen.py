@@ -80,7 +80,8 @@ class FusedAttention:
 
     def weights(self, rows: range, heads: Sequence[int]) -> Floats:
         """See `Seen`."""
-        return self._watched.weights(rows=list(rows), heads=list(heads)).numpy()
+        every = tuple(heads) == tuple(range(self.sizes[1]))
+        return self._watched.weights(rows=list(rows), heads=None if every else list(heads)).numpy()
 
     def without(self, head: int) -> Any:
         """See `Seen`."""
@@ -186,7 +187,7 @@ class SoftmaxWeights:
         seen = ops.logical_not(self._hidden(self._part(self._scores, part), part))
         # A row that sees nothing comes out of some softmaxes as an even spread.
         weights = ops.where(ops.any(seen, axis=-1, keepdims=True), weights, 0.0)
-        return np.asarray(_wide(weights))[:, list(heads)]
+        return ops.take(_wide(weights), list(heads), axis=1).numpy()
 
     def without(self, head: int) -> Any:
         """See `Seen`."""

@@ -92,8 +92,9 @@ def statistics_of(
     if places is None:
         places = np.arange(t)[None, None]
     # 0 ln 0 is 0: the smallest number keeps the logarithm finite there, and is lost in any other weight.
-    tiny = np.finfo(weights.dtype).tiny
-    entropy = -np.einsum("bnts,bnts->bnt", weights, np.log(np.maximum(weights, tiny)))
+    logarithms = np.maximum(weights, np.finfo(weights.dtype).tiny)
+    np.log(logarithms, out=logarithms)
+    entropy = -np.einsum("bnts,bnts->bnt", weights, logarithms)
     far = np.abs(places[:, 0, :, None] - np.arange(S)).astype(weights.dtype)  # (1 or B, t, S)
     return RowStatistics(
         np.maximum(entropy, 0),  # rounding, and -0

@@ -64,3 +64,8 @@ def shown(output: tf.Tensor, describe: Callable[[], Watched]) -> tf.Tensor:
     """The output, after whoever watches has seen it."""
     watcher = _watcher.get()
     return output if watcher is None else watcher(describe(), output)
+
+
+def new_tape() -> tf.GradientTape:
+    """A tape that records only what it is told to watch."""
+    return tf.GradientTape(watch_accessed_variables=False)
