@@ -173,36 +173,28 @@ class Capture:
         )
 
     def _share(self, name: str, kind: str, which: int) -> Floats:
-        rows = self._rows(name, {kind: (which,)})
+        """The statistic "tokens" or "offsets" of one token or offset."""
+        rows = self._rows(name)
+        if which not in getattr(rows, kind):
+            added = statistics_of(self._whole(name, f"{kind[:-1]} {which}"), **{kind: (which,)})
+            # The others stay as they are: a capture knows where a mask lets the queries stand.
+            rows = self._statistics[name] = rows.joined(added)
         return getattr(rows, kind)[which]
 
-    def _rows(
-        self, name: str, wanted: Mapping[str, tuple[int, ...]] | None = None
-    ) -> RowStatistics:
-        """The statistics of a layer, with those of `wanted`, {"tokens": ...} or {"offsets": ...}."""
-        known = self._statistics.get(name)
-        missing = known is None or any(
-            which not in getattr(known, kind)
-            for kind, values in (wanted or {}).items()
-            for which in values
-        )
-        if not missing:
-            return known  # type: ignore[return-value]
+    def _rows(self, name: str) -> RowStatistics:
+        if name not in self._statistics:
+            self._statistics[name] = statistics_of(self._whole(name, "statistics"))
+        return self._statistics[name]
+
+    def _whole(self, name: str, wanted: str) -> Floats:
+        """All weights of a layer, or an error that says why they do not give what is wanted."""
         if not self.is_whole(name):
-            what = "statistics" if known is None else f"the {' and '.join(wanted or {})} {wanted}"
-            held = "pooled" if name not in self._limited else "of some rows only"
+            held = "of some rows only" if name in self._limited else "pooled"
             raise ValueError(
-                f"{what} of {name!r} cannot be told from a picture that is {held}, and were not computed when it was "
-                "captured: name them in heed.inspect.capture(..., tokens=[...]), or capture it whole (size=None)"
+                f"The {wanted} of {name!r} must have been captured: name it in heed.inspect.capture(..., tokens=[...]), "
+                f"or capture the layer whole (size=None). Received: a picture that is {held}"
             )
-        found = statistics_of(self.weights[name], None, **dict(wanted or {}))
-        if known is None:
-            self._statistics[name] = found
-            return found
-        # The known ones stay: those of the capture know where a mask lets the queries stand.
-        joined = known.joined(found)
-        self._statistics[name] = joined
-        return joined
+        return self.weights[name]
 
     def __len__(self) -> int:
         return len(self.names)

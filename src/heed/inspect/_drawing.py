@@ -107,11 +107,20 @@ def label_axis(axis: Any, texts: Sequence[str], size: float, **options: Any) -> 
 
 def colour_bar(figure: Any, image: Any, axes: Any, label: str = "attention weight") -> None:
     """The scale of a picture, with a few rounded numbers."""
-    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=30)
+    bar = slim_bar(figure, image, axes, label)
     low, high = image.get_clim()
     if low == 0:
         bar.set_ticks([x for x in _TICKS if x <= high], minor=False)
         bar.set_ticklabels([f"{x:g}" for x in _TICKS if x <= high])
+
+
+def slim_bar(figure: Any, image: Any, axes: Any, label: str) -> Any:
+    """A scale as wide as a letter is high, however large the picture."""
+    width, height = figure.get_size_inches()
+    bar = figure.colorbar(
+        image, ax=axes, fraction=0.16 / width, pad=0.12 / width, aspect=height / 0.16
+    )
     bar.set_label(label, fontsize=8, color=MUTED)
     bar.ax.tick_params(labelsize=7, length=0)
     bar.outline.set_visible(False)
+    return bar

@@ -94,6 +94,7 @@ def ablate(
     (0.0, 2, True)
     """
     check_model(model)
+    wanted = _names.Choice(layers)
     heads: dict[str, int] = {}
 
     def count(sight: Sight) -> Any:
@@ -103,10 +104,10 @@ def ablate(
 
     baseline = _number(metric(run(model, inputs, call_arguments, count)))
     fulls = list(heads)
-    _names.check("layers", layers or (), fulls)
+    wanted.check(fulls)
     costs = {}
     for full, name in zip(fulls, _names.short_names(fulls), strict=True):
-        if layers is None or any(_names.answers(given, full) for given in layers):
+        if full in wanted:
             without = [
                 _number(metric(run(model, inputs, call_arguments, _switch_off(full, head))))
                 for head in range(heads[full])
@@ -169,20 +170,21 @@ def gradient_times_attention(
     (True, 0.0)
     """
     check_model(model)
+    wanted = _names.Choice(layers)
     fulls: list[str] = []
     seen: dict[str, Seen] = {}
 
     def take(sight: Sight) -> Any:
         full = _names.full_name(sight.path, fulls)
         fulls.append(full)
-        if layers is None or any(_names.answers(given, full) for given in layers):
+        if full in wanted:
             tape.watch(sight.seen.output)
             seen[full] = sight.seen
         return sight.seen.output
 
     with new_tape() as tape:
         value = target(run(model, inputs, call_arguments, take))
-    _names.check("layers", layers or (), fulls)
+    wanted.check(fulls)
     if tuple(getattr(value, "shape", (0,))) != ():
         raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
     gradients = tape.gradient(

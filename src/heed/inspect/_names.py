@@ -20,6 +20,34 @@ def answers(given: str, full: str) -> bool:
     return full == given or full.endswith(f"/{given}")
 
 
+class Choice:
+    """The layers that a user has chosen, or all.
+
+    Raises:
+        TypeError: if they are not given as a list of names.
+        ValueError: if the list is empty.
+    """
+
+    def __init__(self, layers: Sequence[str] | None) -> None:
+        if layers is not None:
+            if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
+                raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
+            if not layers:
+                raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
+        self._layers = layers
+
+    def __contains__(self, full: str) -> bool:
+        return self._layers is None or any(answers(given, full) for given in self._layers)
+
+    def check(self, fulls: Sequence[str]) -> None:
+        """Checks, once the full names are known, that each chosen layer is there.
+
+        Raises:
+            ValueError: if one is not; lists those that are.
+        """
+        check("layers", self._layers or (), fulls)
+
+
 def short_names(fulls: Sequence[str]) -> list[str]:
     """For each full name the shortest end that no other one has.
 

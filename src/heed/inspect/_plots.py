@@ -224,7 +224,7 @@ def plot_model(
     """
     if isinstance(source, Capture):
         numbers, label = by_head(source, measure, where=where), label or _UNITS[measure]
-        heads = [source.heads[name] for name in numbers]
+        heads: list[Sequence[int]] = [source.heads[name] for name in numbers]
     else:
         costs = source.costs if isinstance(source, Ablation) else source
         numbers = {name: np.asarray(x, np.float64) for name, x in costs.items()}
@@ -265,10 +265,7 @@ def plot_model(
     axes.set_xlabel("head", fontsize=8, color=drawing.MUTED)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=30)
-    bar.set_label(label, fontsize=8, color=drawing.MUTED)
-    bar.ax.tick_params(labelsize=7, length=0)
-    bar.outline.set_visible(False)
+    drawing.slim_bar(figure, image, axes, label)
     return figure
 
 

@@ -74,13 +74,14 @@ def capture(
     check_model(model)
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         raise ValueError(f"`size` must be an integer > 0, or None. Received: size={size!r}")
+    wanted = _names.Choice(layers)
     fulls: list[str] = []
     taken: dict[str, _Taken] = {}
 
     def take(sight: Sight) -> Any:
         full = _names.full_name(sight.path, fulls)
         fulls.append(full)
-        if layers is None or any(_names.answers(given, full) for given in layers):
+        if full in wanted:
             _, N, T, S = sight.seen.sizes
             chosen_heads = _chosen("heads", heads, full, N)
             chosen_rows = _chosen("rows", rows, full, T)
@@ -99,7 +100,10 @@ def capture(
         return sight.seen.output
 
     outputs = run(model, inputs, call_arguments, take)
-    _check_names(fulls, layers=layers, heads=heads, rows=rows)
+    wanted.check(fulls)
+    for option, given in (("heads", heads), ("rows", rows)):
+        if isinstance(given, Mapping):
+            _names.check(option, given, fulls)
     names = dict(zip(fulls, _names.short_names(fulls), strict=True))
     found = {names[full]: x for full, x in taken.items()}
     return Capture(
@@ -195,9 +199,3 @@ def _integers(option: str, given: Any, limit: int | None, full: str) -> tuple[in
             f"`{option}` must be in [0, {upper}) for {full!r}. Received: {option}={given!r}"
         )
     return chosen
-
-
-def _check_names(fulls: Sequence[str], **options: Any) -> None:
-    for option, given in options.items():
-        if given is not None and (option == "layers" or isinstance(given, Mapping)):
-            _names.check(option, given, fulls)

@@ -20,7 +20,7 @@ def new_figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("pictures need matplotlib: pip install matplotlib") from None
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    figure: Any = Figure(figsize=(width, height), layout="constrained", dpi=150)
     FigureCanvasAgg(figure)
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
 
