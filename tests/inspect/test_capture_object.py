@@ -109,9 +109,9 @@ def test_layers_and_heads_that_are_not_there_list_those_that_are():
     w = random_weights(1, 2, 3, 3)
     capture = Capture({"a": w, "b": w}, {"a": "self", "b": "self"}, heads={"a": [4, 7]})
     assert capture.head("a", 7) == 1
-    with pytest.raises(ValueError, match="`layer` must be one of 'a', 'b'. Received: layer='c'"):
+    with pytest.raises(ValueError, match=r"`layer` must be one of 'a', 'b'. Received: layer='c'"):
         capture.head("c", 0)
-    with pytest.raises(ValueError, match="`head` must be one of 4, 7 of 'a'. Received: head=0"):
+    with pytest.raises(ValueError, match=r"`head` must be one of 4, 7 of 'a'. Received: head=0"):
         capture.head("a", 0)
 
 
@@ -199,7 +199,7 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path):
     np.savez(other, weights=W)
     np.save(array, W)
     for path in (text, other, array):
-        with pytest.raises(ValueError, match="`path` must be a file that Capture.save wrote"):
+        with pytest.raises(ValueError, match=r"`path` must be a file that Capture.save wrote"):
             Capture.load(path)
     with pytest.raises(FileNotFoundError):
         Capture.load(tmp_path / "nothing")
@@ -210,18 +210,18 @@ def test_a_damaged_file_is_refused(tmp_path):
     planted().save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="that Capture.save wrote"):
+    with pytest.raises(ValueError, match=r"that Capture.save wrote"):
         Capture.load(path)
     planted().save(path)
     with np.load(path) as file:
         entries = {name: file[name] for name in file.files}
     for changed in ({"0/kind": np.array("none")}, {"0/lengths": np.array([1])}):
         np.savez(path, **{**entries, **changed})
-        with pytest.raises(ValueError, match="that Capture.save wrote"):
+        with pytest.raises(ValueError, match=r"that Capture.save wrote"):
             Capture.load(path)
     for missing in ("0/weights", "0/entropy", "names"):
         np.savez(path, **{name: x for name, x in entries.items() if name != missing})
-        with pytest.raises(ValueError, match="that Capture.save wrote"):
+        with pytest.raises(ValueError, match=r"that Capture.save wrote"):
             Capture.load(path)
     np.savez(path, **{**entries, "format": np.array("heed capture 9")})
     with pytest.raises(ValueError, match="its format is 'heed capture 9'"):
@@ -239,5 +239,5 @@ def test_nothing_in_a_file_is_executed(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in entries.items():
             archive.writestr(name, data)
-    with pytest.raises(ValueError, match="that Capture.save wrote"):
+    with pytest.raises(ValueError, match=r"that Capture.save wrote"):
         Capture.load(path)

@@ -87,7 +87,7 @@ def test_layers_with_one_head_and_chosen_layers():
 
 def test_what_ablate_refuses():
     model, x = chain(), sequence()
-    with pytest.raises(ValueError, match="`layers` must name.*'fused'.*Received: 'nothing'"):
+    with pytest.raises(ValueError, match=r"`layers` must name.*'fused'.*Received: 'nothing'"):
         ablate(model, x, distance_to(x), layers=["nothing"])
     with pytest.raises(ValueError, match=r"`metric` must return a number. Received: float32.*\(2,"):
         ablate(model, x, np.asarray)
@@ -144,18 +144,18 @@ def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
         def watcher(sight):
             called.append(_names.full_name(sight.path, called))
             output = sight.seen.output
-            if not called[-1].endswith(layer):
+            if not _names.answers(layer, called[-1]):
                 return output
             return output + (factor - 1) * (output - sight.seen.without(head))
 
         return float(target(run(model, inputs, arguments, watcher)))
 
-    step = 1e-2
+    step = 3e-3
     for layer, contributions in found.items():
         for head in range(contributions.shape[1]):
             slope = (scaled(layer, head, 1 + step) - scaled(layer, head, 1 - step)) / (2 * step)
             total = float(contributions[:, head].astype(np.float64).sum())
-            assert total == pytest.approx(slope, rel=0.02, abs=5e-3), (layer, head)
+            assert total == pytest.approx(slope, rel=0.02, abs=0.02), (layer, head)
 
 
 def test_what_gradients_refuse():

@@ -176,7 +176,8 @@ class Capture:
         """The statistic "tokens" or "offsets" of one token or offset."""
         rows = self._rows(name)
         if which not in getattr(rows, kind):
-            added = statistics_of(self._whole(name, f"{kind[:-1]} {which}"), **{kind: (which,)})
+            weights = self._whole(name, f"{kind[:-1]} {which}")
+            added = statistics_of(weights, None, **{kind: (which,)})
             # The others stay as they are: a capture knows where a mask lets the queries stand.
             rows = self._statistics[name] = rows.joined(added)
         return getattr(rows, kind)[which]
@@ -191,8 +192,8 @@ class Capture:
         if not self.is_whole(name):
             held = "of some rows only" if name in self._limited else "pooled"
             raise ValueError(
-                f"The {wanted} of {name!r} must have been captured: name it in heed.inspect.capture(..., tokens=[...]), "
-                f"or capture the layer whole (size=None). Received: a picture that is {held}"
+                f"The {wanted} of {name!r} must have been captured: name it in capture(..., tokens=[...]), or capture "
+                f"the layer whole (size=None). Received: a picture that is {held}"
             )
         return self.weights[name]
 

@@ -183,8 +183,8 @@ def plot_alignment(
     where = names[0] if len(names) == 1 else f"{len(names)} layers of cross-attention"
     figure = _map(mean, rows, columns, f"{where}, {of}", cell=0.3)
     axes = figure.axes[0]
-    axes.set_xlabel("source: what it read", fontsize=8, color=drawing.MUTED)
-    axes.set_ylabel("target: what it wrote, from top to bottom", fontsize=8, color=drawing.MUTED)
+    axes.set_xlabel("read: source", fontsize=8, color=drawing.MUTED)
+    axes.set_ylabel("written: target", fontsize=8, color=drawing.MUTED)
     reading = np.flatnonzero(mean.sum(1) > 0)
     axes.scatter(
         mean[reading].argmax(1),
@@ -239,7 +239,7 @@ def plot_model(
     table = np.full((len(numbers), len(names)), np.nan)
     for i, (row, x) in enumerate(zip(heads, numbers.values(), strict=True)):
         table[i, [names.index(head) for head in row]] = x
-    figure = new_figure(2.6 + 0.46 * len(names), 1.1 + 0.32 * len(numbers))
+    figure = new_figure(2.6 + 0.46 * len(names), max(2.2, 1.1 + 0.32 * len(numbers)))
     axes = figure.add_subplot()
     low, high = float(np.nanmin(table, initial=0)), float(np.nanmax(table, initial=-np.inf))
     most = max(abs(low), abs(high)) or 1.0
@@ -279,7 +279,8 @@ def _map(
     size = min(9.0, max(5.0, cell * 50))
     letter = size / 72 * 0.62  # about the width of a letter, in inches
     left, top = (0.35 + letter * max(map(len, x), default=1) for x in (rows, columns))
-    figure = new_figure(max(3.2, left + cell * S + 1.1), max(1.8, top + cell * T + 0.8))
+    width = max(2.0, cell * S + 1.1, 0.085 * len(title))
+    figure = new_figure(left + width, top + max(1.4, cell * T) + 0.8)
     axes = figure.add_subplot()
     image = drawing.weights_panel(axes, picture)
     axes.xaxis.tick_top()
