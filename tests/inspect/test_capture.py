@@ -27,7 +27,6 @@ from tests.inspect.models import (
     sequence,
 )
 from tests.layers.stock import randomise
-from tests.models.builders import small_model
 from tests.tolerances import assert_statistics
 
 CAUSAL = np.tril(np.ones((T, T), bool))
@@ -174,20 +173,20 @@ def test_a_row_that_sees_nothing_is_0_whatever_keras_does_with_it(dropout):
     assert found.kinds["a"] == "causal"
 
 
-def test_layers_in_layers_are_named_by_as_much_as_tells_them_apart():
+def test_layers_in_layers_are_named_by_those_around_them():
     found = capture(Subclassed(), sequence())
-    assert list(found) == ["inner/attention", "second/attention"]
+    assert list(found) == ["first/inner/attention", "second/attention"]
     model, inputs, _ = MODELS["heed Transformer"]()
     assert dict(capture(model, inputs).kinds) == {
-        "attention": "self",
-        "self_attention": "causal",
-        "cross_attention": "cross",
+        "encoder/layer_0/attention": "self",
+        "decoder/layer_0/self_attention": "causal",
+        "decoder/layer_0/cross_attention": "cross",
     }
-    deep = small_model(decoder_layers=2)
-    assert list(capture(deep, inputs))[1:3] == [
-        "layer_0/self_attention",
-        "layer_0/cross_attention",
-    ]
+    inside = keras.Sequential([keras.Sequential([Subclassed()]), keras.layers.Activation("relu")])
+    assert list(capture(inside, sequence())) == ["first/inner/attention", "second/attention"]
+    chosen = capture(model, inputs, layers=["layer_0/self_attention"], heads={"attention": [1]})
+    assert list(chosen) == ["decoder/layer_0/self_attention"]
+    assert len(chosen.heads["decoder/layer_0/self_attention"]) == 2
 
 
 def test_axes_that_are_not_attended_over_go_into_the_batch():

@@ -1,4 +1,4 @@
-"""Names of attention layers: those of the layer and of the layers around it, as many as tell it from the others."""
+"""Names of attention layers: that of the layer itself, after those of the layers around it."""
 
 from __future__ import annotations
 
@@ -49,21 +49,18 @@ class Choice:
 
 
 def short_names(fulls: Sequence[str]) -> list[str]:
-    """For each full name the shortest end that no other one has.
+    """The full names without the layers around all of them.
 
-    >>> short_names(["encoder/block_0/attention", "encoder/block_1/attention", "decoder/cross"])
-    ['block_0/attention', 'block_1/attention', 'cross']
+    >>> short_names(["model/encoder/block_0/attention", "model/encoder/block_1/attention"])
+    ['block_0/attention', 'block_1/attention']
+    >>> short_names(["model/attention"])
+    ['attention']
     """
-    return [_shortest(full, fulls) for full in fulls]
-
-
-def _shortest(full: str, fulls: Sequence[str]) -> str:
-    parts = full.split("/")
-    for count in range(1, len(parts)):
-        end = "/".join(parts[-count:])
-        if sum(answers(end, other) for other in fulls) == 1:
-            return end
-    return full
+    parts = [full.split("/") for full in fulls]
+    shared = 0
+    while all(len(x) > shared + 1 and x[shared] == parts[0][shared] for x in parts):
+        shared += 1
+    return ["/".join(x[shared:]) for x in parts]
 
 
 def check(option: str, given: Iterable[str], fulls: Sequence[str]) -> None:

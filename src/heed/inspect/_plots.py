@@ -285,7 +285,8 @@ def _map(
     image = drawing.weights_panel(axes, picture)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("bottom")
-    drawing.label_axis(axes.xaxis, columns, size, rotation=90)
+    upright = max(map(len, columns), default=0) <= 2
+    drawing.label_axis(axes.xaxis, columns, size, rotation=0 if upright else 90)
     drawing.label_axis(axes.yaxis, rows, size)
     axes.set_title(title, fontsize=10, loc="left", pad=8)
     drawing.colour_bar(figure, image, axes)
