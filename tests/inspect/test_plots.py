@@ -164,7 +164,7 @@ def test_plot_model_shows_each_head_by_a_measure():
     np.testing.assert_allclose(np.ma.filled(axes.get_images()[0].get_array(), np.nan), table)
     assert (texts(axes.xaxis), texts(axes.yaxis)) == (["0", "1", "3"], ["a", "b"])
     assert [text.get_text() for text in axes.texts] == [
-        f"{x:.2g}" for x in (shares["a"][0], shares["a"][1], shares["b"][0])
+        f"{x:.2f}" for x in (shares["a"][0], shares["a"][1], shares["b"][0])
     ]
     assert figure.axes[1].get_ylabel() == "share on the previous token"
 

@@ -118,7 +118,7 @@ def slim_bar(figure: Any, image: Any, axes: Any, label: str) -> Any:
     """A scale as wide as a letter is high, however large the picture."""
     width, height = figure.get_size_inches()
     bar = figure.colorbar(
-        image, ax=axes, fraction=0.16 / width, pad=0.12 / width, aspect=height / 0.16
+        image, ax=axes, fraction=0.3 / width, pad=0.12 / width, aspect=height / 0.16
     )
     bar.set_label(label, fontsize=8, color=MUTED)
     bar.ax.tick_params(labelsize=7, length=0)

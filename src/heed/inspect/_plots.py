@@ -220,7 +220,7 @@ def plot_model(
 
     >>> figure = plot_model({"layer_1": [0.1, 0.9], "layer_2": [0.5, 0.2]}, label="importance")
     >>> [text.get_text() for text in figure.axes[0].texts]
-    ['0.1', '0.9', '0.5', '0.2']
+    ['0.10', '0.90', '0.50', '0.20']
     """
     if isinstance(source, Capture):
         numbers, label = by_head(source, measure, where=where), label or _UNITS[measure]
@@ -243,6 +243,7 @@ def plot_model(
     axes = figure.add_subplot()
     low, high = float(np.nanmin(table, initial=0)), float(np.nanmax(table, initial=-np.inf))
     most = max(abs(low), abs(high)) or 1.0
+    digits = max(0, (2 if most >= 1 else 1) - math.floor(math.log10(most)))
     colours = {"cmap": drawing.SIGNED, "vmin": -most, "vmax": most}
     if low >= 0:
         colours = {"cmap": drawing.WEIGHTS, "vmin": 0.0, "vmax": most}
@@ -254,7 +255,7 @@ def plot_model(
             axes.text(
                 j,
                 i,
-                f"{x:.2g}",
+                f"{round(x, digits) + 0.0:.{digits}f}",
                 ha="center",
                 va="center",
                 fontsize=6.5,
