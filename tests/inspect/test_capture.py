@@ -173,6 +173,47 @@ def test_a_row_that_sees_nothing_is_0_whatever_keras_does_with_it(dropout):
     assert found.kinds["a"] == "causal"
 
 
+def test_a_mask_that_is_added_to_the_scores_hides_too():
+    """Keras' Attention subtracts 1e9, which leaves an even spread where everything is masked."""
+    x, y = sequence(), sequence(4, 1)
+    seen = np.array([[True, True, False, True], [False] * 4])
+    layer = keras.layers.Attention(name="a")
+    arguments = {"mask": [None, seen]}
+    weights = capture(layer, [x, y], call_arguments=arguments).weights["a"]
+    assert not weights[1].any()
+    assert not weights[0, ..., 2].any()
+    np.testing.assert_allclose(weights[0].sum(-1), 1, atol=1e-6)
+
+
+class OwnFused(keras.layers.Layer):
+    """Another way to write one: Keras' op, with everything it takes."""
+
+    def __init__(self, **options):
+        super().__init__(name="own")
+        self.options = options
+
+    def call(self, x):
+        heads = keras.ops.reshape(x, (-1, T, 2, 4))
+        return keras.ops.dot_product_attention(heads, heads, heads, **self.options)
+
+
+@pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
+def test_keras_own_op_in_any_layer(accelerated):
+    x, rng = sequence(), np.random.default_rng(1)
+    bias = rng.normal(size=(1, 2, T, T)).astype("float32")
+    mask = rng.random((2, 1, T, T)) < 0.8
+    layer = OwnFused(bias=bias, mask=mask, scale=0.9, is_causal=True)
+    with heed.accelerate() if accelerated else heed.set_implementation("auto"):
+        found = capture(layer, x)
+    assert list(found) == ["own"]
+    assert found.kinds["own"] == "causal"
+    heads = x.reshape(2, T, 2, 4)
+    wanted = reference.dot_product_attention(
+        heads, heads, heads, bias=bias, mask=mask & CAUSAL, scale=0.9
+    )
+    assert_statistics(found.weights["own"], wanted.probabilities, "float32")
+
+
 def test_layers_in_layers_are_named_by_those_around_them():
     found = capture(Subclassed(), sequence())
     assert list(found) == ["first/inner/attention", "second/attention"]
@@ -290,11 +331,17 @@ def test_nothing_is_pooled_up_to_the_size():
     assert all(found.is_whole(name) for name in found)
 
 
-def test_a_sequence_of_length_0():
+@pytest.mark.parametrize("dropout", [None, 0.0, 0.1], ids=["heed", "fused", "softmax"])
+@pytest.mark.parametrize(("batch", "T", "S"), [(0, 3, 3), (2, 0, 4), (2, 3, 0), (1, 1, 1)])
+def test_empty_sizes(batch, T, S, dropout):
     layer = MultiHeadAttention(2, 4, name="a")
-    found = capture(layer, sequence(0), call_arguments={"value": sequence(4)})
-    assert found.weights["a"].shape == (2, 2, 0, 4)
-    assert found.entropy["a"].shape == (2, 2, 0)
+    if dropout is not None:
+        layer = keras.layers.MultiHeadAttention(2, 4, dropout=dropout, name="a")
+    options = {"value": sequence(S, batch=batch)}
+    for size, shape in ((None, (T, S)), (1, (min(T, 1), min(S, 1)))):
+        found = capture(layer, sequence(T, batch=batch), size=size, call_arguments=options)
+        assert found.weights["a"].shape == (batch, 2, *shape)
+        assert found.entropy["a"].shape == found.on_offset(0)["a"].shape == (batch, 2, T)
 
 
 # Errors

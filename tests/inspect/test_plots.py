@@ -175,6 +175,12 @@ def test_plot_model_of_costs_is_centred_on_0():
     assert figure.axes[1].get_ylabel() == "cost of switching it off"
 
 
+def test_plot_model_leaves_out_what_is_not_known():
+    axes = plot_model({"a": [np.nan, 2.5], "b": [np.nan, np.nan]}).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["2.50"]
+    assert_saves(plot_model({"a": [np.nan]}))
+
+
 def test_small_weights_show():
     """At 100 tokens a weight of 0.01 is an even spread: it must differ from 0."""
     w = np.zeros((1, 1, 100, 100))

@@ -241,8 +241,8 @@ def plot_model(
         table[i, [names.index(head) for head in row]] = x
     figure = new_figure(2.6 + 0.46 * len(names), max(2.2, 1.1 + 0.32 * len(numbers)))
     axes = figure.add_subplot()
-    low, high = float(np.nanmin(table, initial=0)), float(np.nanmax(table, initial=-np.inf))
-    most = max(abs(low), abs(high)) or 1.0
+    known = table[np.isfinite(table)]
+    low, most = np.min(known, initial=0.0), float(np.max(np.abs(known), initial=0.0)) or 1.0
     digits = max(0, (2 if most >= 1 else 1) - math.floor(math.log10(most)))
     colours = {"cmap": drawing.SIGNED, "vmin": -most, "vmax": most}
     if low >= 0:
