@@ -3,6 +3,7 @@
 from heed.inspect._capture import Capture
 from heed.inspect._interventions import Ablation, HeadCost, ablate, gradient_times_attention
 from heed.inspect._measures import by_head, head_similarity, rollout
+from heed.inspect._page import Page, page
 from heed.inspect._plots import plot_alignment, plot_heads, plot_map, plot_model
 from heed.inspect._run import capture
 from heed.inspect._statistics import RowStatistics
@@ -11,12 +12,14 @@ __all__ = [
     "Ablation",
     "Capture",
     "HeadCost",
+    "Page",
     "RowStatistics",
     "ablate",
     "by_head",
     "capture",
     "gradient_times_attention",
     "head_similarity",
+    "page",
     "plot_alignment",
     "plot_heads",
     "plot_map",

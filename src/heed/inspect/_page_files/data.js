@@ -1,0 +1,107 @@
+// What the page shows: heads with their weights as codes, and how codes turn into colours.
+//
+// A code c stands for the weight (c / levels)^2, so colours, which follow the codes, show weak weights too.
+
+const $ = (id) => document.getElementById(id);
+const KINDS = { self: "self-attention", causal: "causal self-attention", cross: "cross-attention" };
+
+async function readData() {
+  const data = JSON.parse($("data").textContent);
+  const text = atob($("weights").textContent);
+  const packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const codes = new Uint8Array(await new Response(stream).arrayBuffer());
+  $("data").remove();
+  $("weights").remove();
+  let at = 0;
+  data.heads = [];
+  data.layers.forEach((layer, l) => {
+    layer.rowTokens = data.sequences[layer.rows];
+    layer.keyTokens = data.sequences[layer.keys];
+    const T = layer.rowTokens.length, S = layer.keyTokens.length;
+    layer.heads.forEach((number, column) => {
+      const part = codes.subarray(at, (at += T * S));
+      let highest = 0;
+      for (let i = 0; i < part.length; i++) if (part[i] > highest) highest = part[i];
+      data.heads.push({ layer, l, column, number, highest, pyramid: [{ codes: part, T, S }], index: data.heads.length });
+    });
+  });
+  data.highest = data.heads.reduce((most, head) => Math.max(most, head.highest), 1);
+  return data;
+}
+
+// The weights of a head at half, a quarter ... of their size: each cell is the highest of four, so that
+// no strong weight is lost where a screen has fewer points than there are tokens.
+function pooled(head, level) {
+  while (head.pyramid.length <= level) {
+    const { codes, T, S } = head.pyramid[head.pyramid.length - 1];
+    const t = (T + 1) >> 1, s = (S + 1) >> 1, small = new Uint8Array(t * s);
+    for (let i = 0; i < T; i++) {
+      for (let j = 0, to = (i >> 1) * s, from = i * S; j < S; j++) {
+        if (codes[from + j] > small[to + (j >> 1)]) small[to + (j >> 1)] = codes[from + j];
+      }
+    }
+    head.pyramid.push({ codes: small, T: t, S: s });
+  }
+  return head.pyramid[level];
+}
+
+const codeAt = (head, i, j) => head.pyramid[0].codes[i * head.pyramid[0].S + j];
+
+// Whether a causal layer cannot see any of the keys from j on from any of the rows up to i.
+function unseen(layer, i, j) {
+  const row = layer.rowPositions ? layer.rowPositions[i] : i;
+  const key = layer.keyPositions ? layer.keyPositions[j] : j;
+  return key > row + layer.offset;
+}
+
+// cividis (Nunez, Anderton and Renslow 2018): the same order of light and dark for all colour vision.
+const STOPS = ["00224e", "013271", "2f426d", "48526c", "5e636f", "727374", "878478", "9d9576", "b6a96f", "cebc63", "e7d150", "fee838"]
+  .map((hex) => [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16)));
+
+function colour(share) {
+  const x = Math.min(1, share) * (STOPS.length - 1), i = Math.min(STOPS.length - 2, Math.floor(x)), f = x - i;
+  return STOPS[i].map((c, k) => Math.round(c + f * (STOPS[i + 1][k] - c)));
+}
+
+// A pixel for each code; codes below the threshold look like 0.
+function paints(highest, threshold) {
+  return Uint32Array.from({ length: 256 }, (_, code) => {
+    const [r, g, b] = colour(code < threshold ? 0 : code / Math.max(1, highest));
+    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  });
+}
+
+// A picture of width x height pixels: column x shows key x0 + x / sx, row y shows row y0 + y / sy.
+function raster(context, head, width, height, x0, y0, sx, sy, table) {
+  const level = Math.max(0, Math.ceil(-Math.log2(Math.min(sx, sy, 1)) - 1e-9));
+  const { codes, T, S } = pooled(head, level), f = 1 << level, whole = head.pyramid[0];
+  const image = context.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
+  const columns = Int32Array.from({ length: width }, (_, x) => Math.floor((x0 + (x + 0.5) / sx) / f));
+  const causal = head.layer.kind === "causal";
+  for (let y = 0; y < height; y++) {
+    const i = Math.floor((y0 + (y + 0.5) / sy) / f);
+    if (i < 0 || i >= T) continue;
+    const last = Math.min(whole.T - 1, (i + 1) * f - 1);
+    for (let x = 0; x < width; x++) {
+      const j = columns[x];
+      if (j < 0 || j >= S) continue;
+      const code = codes[i * S + j];
+      if (code === 0 && causal && unseen(head.layer, last, j * f)) continue; // stays transparent
+      pixels[y * width + x] = table[code];
+    }
+  }
+  return image;
+}
+
+// A token as it can be seen and told from others.
+function shown(token) {
+  const text = token.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
+  return text.trim() === "" ? "␣".repeat(Math.max(1, text.length)) : text;
+}
+
+function number(weight) {
+  if (weight === 0) return "0";
+  return weight < 0.01 ? weight.toPrecision(1) : weight.toFixed(2);
+}

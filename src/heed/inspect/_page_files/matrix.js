@@ -1,0 +1,165 @@
+// One head as a matrix that can be moved and zoomed, so that it serves ten tokens and ten thousand.
+
+function makeMatrix(data, state, focus, pin) {
+  const canvas = document.querySelector("#matrix canvas"), LEFT = 96, TOP = 84, WIDEST = 44;
+  let view = null; // the first column and row in view, and the size of a cell, in points
+  let cursor = null;
+
+  const size = () => ({ width: Math.max(20, canvas.clientWidth - LEFT), height: Math.max(20, canvas.clientHeight - TOP - 34) });
+  const shape = () => state.head.pyramid[0];
+
+  function fitted() {
+    const { width, height } = size(), { T, S } = shape();
+    return Math.min(width / S, height / T, WIDEST);
+  }
+
+  function fit() { view = null; cursor = null; }
+
+  function bounded() {
+    const { width, height } = size(), { T, S } = shape(), least = fitted();
+    if (!view) view = { x: 0, y: 0, scale: least, all: true };
+    if (view.all || view.scale < least) view.scale = least;
+    view.x = Math.max(0, Math.min(view.x, S - width / view.scale));
+    view.y = Math.max(0, Math.min(view.y, T - height / view.scale));
+    return view;
+  }
+
+  function zoom(by, px, py) {
+    const now = bounded(), { width, height } = size();
+    const x = px === undefined ? width / 2 : px - LEFT, y = py === undefined ? height / 2 : py - TOP;
+    const scale = Math.max(fitted(), Math.min(WIDEST, now.scale * by));
+    view = { x: now.x + x / now.scale - x / scale, y: now.y + y / now.scale - y / scale, scale, all: scale <= fitted() };
+    state.redraw();
+  }
+
+  function draw(active) {
+    const ratio = devicePixelRatio || 1, style = getComputedStyle(document.documentElement);
+    const token = (name) => style.getPropertyValue(name).trim();
+    canvas.width = Math.round(canvas.clientWidth * ratio);
+    canvas.height = Math.round(canvas.clientHeight * ratio);
+    const context = canvas.getContext("2d"), { T, S } = shape(), { x, y, scale } = bounded();
+    const { width, height } = size(), w = Math.min(width, (S - x) * scale), h = Math.min(height, (T - y) * scale);
+    const W = Math.max(1, Math.round(w * ratio)), H = Math.max(1, Math.round(h * ratio)), s = scale * ratio;
+    const image = raster(context, state.head, W, H, x, y, s, s, state.paint(state.head));
+    context.putImageData(image, Math.round(LEFT * ratio), Math.round(TOP * ratio));
+    context.scale(ratio, ratio);
+    context.font = `12px ${style.fontFamily}`;
+    context.textBaseline = "middle";
+    // Labels that fit: each token, or every second, fifth ... one.
+    const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((n) => n * scale >= 13) || 10000;
+    const layer = state.head.layer, on = active || {};
+    const label = (text, room) => {
+      let cut = shown(text);
+      if (context.measureText(cut).width <= room) return cut;
+      while (cut && context.measureText(`${cut}…`).width > room) cut = cut.slice(0, -1);
+      return `${cut}…`;
+    };
+    const near = (a, b) => b !== undefined && a !== b && Math.abs(a - b) * scale < 13;
+    const axis = (count, first, length, chosen, name, write) => {
+      for (let i = Math.ceil(first / step - 0.5) * step; i < count; i += step) {
+        const at = (i + 0.5 - first) * scale;
+        if (at < 0 || at > length || i === chosen || near(i, chosen)) continue;
+        context.fillStyle = token("--muted");
+        write(i, at);
+      }
+      if (chosen === undefined) return;
+      const at = (chosen + 0.5 - first) * scale;
+      if (at < 0 || at > length) return;
+      context.fillStyle = token(name);
+      context.font = `600 12px ${style.fontFamily}`;
+      write(chosen, at);
+      context.font = `12px ${style.fontFamily}`;
+    };
+    context.textAlign = "right";
+    axis(T, y, h, on.row, "--row", (i, at) => context.fillText(label(layer.rowTokens[i], LEFT - 10), LEFT - 6, TOP + at));
+    context.textAlign = "left";
+    axis(S, x, w, on.key, "--key", (j, at) => {
+      context.save();
+      context.translate(LEFT + at, TOP - 6);
+      context.rotate(-Math.PI / 2);
+      context.fillText(label(layer.keyTokens[j], TOP - 10), 0, 0);
+      context.restore();
+    });
+    context.beginPath();
+    context.rect(LEFT - 1, TOP - 1, w + 2, h + 2);
+    context.clip();
+    // A light line between two dark ones is seen on every colour of the map.
+    const frame = (a, b, c, d) => {
+      for (const [colour, line] of [["rgba(0, 0, 0, 0.75)", 3], ["#ffffff", 1.25]]) {
+        context.strokeStyle = colour;
+        context.lineWidth = line;
+        context.strokeRect(LEFT + a, TOP + b, c, d);
+      }
+    };
+    if (on.row !== undefined) frame(0, (on.row - y) * scale, w, Math.max(scale, 2));
+    if (on.key !== undefined) frame((on.key - x) * scale, 0, Math.max(scale, 2), h);
+  }
+
+  function cell(event) {
+    const { x, y, scale } = bounded(), { T, S } = shape(), box = canvas.getBoundingClientRect();
+    const px = event.clientX - box.left - LEFT, py = event.clientY - box.top - TOP;
+    const key = Math.floor(x + px / scale), row = Math.floor(y + py / scale);
+    // Over the labels of one axis: all of that token.
+    if (px < 0 && py < 0) return null;
+    if (row >= T || key >= S || py > size().height || px > size().width) return null;
+    return px < 0 ? { row } : py < 0 ? { key } : { row, key };
+  }
+
+  let drag = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    drag = { x: event.clientX, y: event.clientY, view: { ...bounded() }, moved: false };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!drag) return focus(cell(event));
+    const dx = event.clientX - drag.x, dy = event.clientY - drag.y;
+    drag.moved ||= Math.hypot(dx, dy) > 3;
+    if (!drag.moved) return;
+    canvas.classList.add("drag");
+    view = { ...drag.view, x: drag.view.x - dx / drag.view.scale, y: drag.view.y - dy / drag.view.scale };
+    state.redraw();
+  });
+  const end = (event) => {
+    if (drag && !drag.moved && event.type === "pointerup") { cursor = cell(event); pin(cursor); }
+    drag = null;
+    canvas.classList.remove("drag");
+  };
+  canvas.addEventListener("pointerup", end);
+  canvas.addEventListener("pointercancel", end);
+  canvas.addEventListener("pointerleave", () => focus(null));
+  canvas.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    const box = canvas.getBoundingClientRect();
+    zoom(Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) / 250), event.clientX - box.left, event.clientY - box.top);
+  }, { passive: false });
+
+  function follow({ row, key }) {
+    const { width, height } = size(), { scale } = bounded();
+    if (key !== undefined) view.x = Math.min(key, Math.max(view.x, key + 1 - width / scale));
+    if (row !== undefined) view.y = Math.min(row, Math.max(view.y, row + 1 - height / scale));
+  }
+  canvas.addEventListener("keydown", (event) => {
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }, { T, S } = shape();
+    if (event.key in moves) {
+      const [down, right] = cursor ? moves[event.key] : [0, 0], at = cursor || { row: 0, key: 0 };
+      cursor = {
+        row: Math.max(0, Math.min(T - 1, (at.row ?? 0) + down)),
+        key: Math.max(0, Math.min(S - 1, (at.key ?? 0) + right)),
+      };
+      follow(cursor);
+      pin(cursor);
+    } else if (event.key === "+" || event.key === "=") zoom(1.5);
+    else if (event.key === "-") zoom(1 / 1.5);
+    else if (event.key === "0") { fit(); state.redraw(); }
+    else return;
+    event.preventDefault();
+  });
+  $("zoom").addEventListener("click", (event) => {
+    const by = event.target.dataset.zoom;
+    if (by === undefined) return;
+    if (+by) zoom(+by);
+    else { fit(); state.redraw(); }
+  });
+  new ResizeObserver(() => state.redraw()).observe(canvas);
+  return { draw, fit };
+}
