@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -170,10 +169,10 @@ def _codes(weights: NDArray[np.float32], levels: int) -> NDArray[np.uint8]:
 
 def note(levels: int) -> str:
     """How exact the page is, for people."""
-    worst = 1 / levels + 1 / (4 * levels**2)
-    digits = math.ceil(-math.log10(worst))
+    worst = {weight: weight**0.5 / levels + 1 / (4 * levels**2) for weight in (1.0, 0.1, 0.01)}
+    said = [f"{weight:.2f} by at most {error:.1g}" for weight, error in worst.items()]
     return (
-        f"Weights w are rounded, by at most {1 / levels:.{digits}f} √w + {1 / (4 * levels**2):.0e}. "
+        f"Weights are rounded: {', '.join(said)}. "
         "Colours follow their square root, so that weak ones can be seen."
     )
 

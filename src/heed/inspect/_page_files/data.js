@@ -16,9 +16,11 @@ async function readData() {
   $("weights").remove();
   let at = 0;
   data.heads = [];
+  const label = labels(data.layers.map((layer) => layer.name));
   data.layers.forEach((layer, l) => {
     layer.rowTokens = data.sequences[layer.rows];
     layer.keyTokens = data.sequences[layer.keys];
+    layer.label = label(layer.name);
     const T = layer.rowTokens.length, S = layer.keyTokens.length;
     layer.heads.forEach((number, column) => {
       const part = codes.subarray(at, (at += T * S));
@@ -29,6 +31,15 @@ async function readData() {
   });
   data.highest = data.heads.reduce((most, head) => Math.max(most, head.highest), 1);
   return data;
+}
+
+// Names without the whole folders that all of them begin or end with.
+function labels(names) {
+  const parts = names.map((name) => name.split("/")), shortest = Math.min(...parts.map((p) => p.length)) - 1;
+  let first = 0, last = 0;
+  while (names.length > 1 && first < shortest && parts.every((p) => p[first] === parts[0][first])) first++;
+  while (names.length > 1 && first + last < shortest && parts.every((p) => p[p.length - 1 - last] === parts[0][parts[0].length - 1 - last])) last++;
+  return (name) => name.split("/").slice(first, name.split("/").length - last).join("/");
 }
 
 // The weights of a head at half, a quarter ... of their size: each cell is the highest of four, so that

@@ -3,7 +3,7 @@
 function makeHeads(data, state, select, changed) {
   const grid = $("grid"), most = Math.max(...data.layers.map((layer) => layer.heads.length));
   // As many points for a thumbnail as leave room for all of them.
-  const size = Math.max(26, Math.min(64, Math.floor(430 / most), Math.floor(560 / data.layers.length)));
+  const size = Math.max(26, Math.min(64, Math.floor(390 / most), Math.floor(560 / data.layers.length)));
   const buttons = [];
 
   function passes(head) {
@@ -32,7 +32,9 @@ function makeHeads(data, state, select, changed) {
         if (last && last.layer.kind !== head.layer.kind) element("div", grid, { className: "gap" });
         row = element("div", grid, {});
         row.setAttribute("role", "row");
-        const name = element("span", row, { className: "layer", textContent: head.layer.name, title: head.layer.name });
+        const name = element("span", row, { className: "layer", title: head.layer.name });
+        // Lines break after / and _ only.
+        for (const part of head.layer.label.split(/(?<=[/_])/)) name.append(part, document.createElement("wbr"));
         name.setAttribute("role", "rowheader");
         name.style.gridColumn = "1";
         name.style.maxHeight = `${size}px`;

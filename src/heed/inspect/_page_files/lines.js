@@ -29,6 +29,8 @@ function makeLines(data, state, focus, pin) {
   function show() {
     fill("row", state.head.layer.rowTokens);
     fill("key", state.head.layer.keyTokens);
+    const { T, S } = state.head.pyramid[0];
+    scroller.parentElement.style.maxHeight = `${2 * TOP + 2 + HEIGHT * Math.max(T, S)}px`;
   }
 
   let marked = [];
@@ -60,18 +62,18 @@ function makeLines(data, state, focus, pin) {
     const middle = (i) => TOP + (i + 0.5) * HEIGHT - top;
     const seen = (i) => middle(i) > -HEIGHT && middle(i) < height + HEIGHT;
     const { T, S } = state.head.pyramid[0], least = Math.max(1, state.threshold);
-    const one = active && (active.row === undefined || active.key === undefined);
-    const found = [];
-    const add = (i, j) => {
-      const code = codeAt(state.head, i, j);
-      if (code >= least) found.push([code, i, j]);
+    const each = (use) => {
+      if (active && active.row !== undefined) for (let j = 0; j < S; j++) use(active.row, j, codeAt(state.head, active.row, j));
+      else if (active) for (let i = 0; i < T; i++) use(i, active.key, codeAt(state.head, i, active.key));
+      else for (let i = 0; i < T; i++) if (seen(i)) for (let j = 0; j < S; j++) use(i, j, codeAt(state.head, i, j));
     };
-    if (active && active.row !== undefined) for (let j = 0; j < S; j++) add(active.row, j);
-    else if (active) for (let i = 0; i < T; i++) add(i, active.key);
-    else for (let i = 0; i < T; i++) if (seen(i)) for (let j = 0; j < S; j++) add(i, j);
-    found.sort((a, b) => b[0] - a[0]);
-    found.length = Math.min(found.length, MOST_LINES);
-    const most = found.length ? found[0][0] : 1, tint = tints[active && active.row === undefined ? "key" : "row"];
+    const counts = new Uint32Array(256), found = [];
+    each((i, j, code) => counts[code]++);
+    let cut = 255;
+    for (let sum = counts[cut]; cut > least && (sum += counts[cut - 1]) <= MOST_LINES;) cut--;
+    each((i, j, code) => { if (code >= cut && code >= least && found.length < 2 * MOST_LINES) found.push([code, i, j]); });
+    found.sort((a, b) => a[0] - b[0]); // the strongest on top
+    const most = found.length ? found[found.length - 1][0] : 1, tint = tints[active && active.row === undefined ? "key" : "row"];
     context.font = `11px ${style.fontFamily}`;
     context.textBaseline = "middle";
     if (active) {
@@ -79,7 +81,7 @@ function makeLines(data, state, focus, pin) {
       context.fillStyle = `rgba(${tints[side]}, 0.14)`;
       box(side === "row" ? 0 : right, middle(active[side]), column);
     }
-    for (const [code, i, j] of found.reverse()) {
+    for (const [code, i, j] of found) {
       const share = code / most, here = active && active.row !== undefined && active.key === j;
       const y = middle(i), z = middle(j), bend = (right - column) / 2;
       context.strokeStyle = `rgba(${tint}, ${(active ? 0.15 : 0.04) + (active ? 0.8 : 0.6) * share ** 2})`;
@@ -111,7 +113,13 @@ function makeLines(data, state, focus, pin) {
   scroller.addEventListener("pointerleave", () => focus(null));
   scroller.addEventListener("scroll", () => state.redraw());
   scroller.addEventListener("click", (event) => pin(place(event)));
-  scroller.addEventListener("focusin", (event) => { if (event.target.matches(":focus-visible")) pin(place(event)); });
+  scroller.addEventListener("focusin", (event) => {
+    const at = place(event);
+    if (!at) return;
+    for (const other of event.target.parentElement.querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
+    event.target.tabIndex = 0;
+    if (event.target.matches(":focus-visible")) pin(at);
+  });
   scroller.addEventListener("keydown", (event) => {
     const at = place(event);
     if (!at) return;
@@ -126,13 +134,14 @@ function makeLines(data, state, focus, pin) {
   });
 
   function go(side, i) {
-    const item = lists[side].children[i];
-    if (!item) return;
-    for (const other of lists[side].querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
-    item.tabIndex = 0;
-    item.focus();
-    pin({ [side]: i });
+    if (lists[side].children[i]) lists[side].children[i].focus();
   }
 
-  return { show, draw, reveal: (i) => { scroller.scrollTop = TOP + (i + 0.5) * HEIGHT - scroller.clientHeight / 2; } };
+  new ResizeObserver(() => state.redraw()).observe(canvas);
+  // Scrolls a token into view, if it is not.
+  function reveal({ row, key }) {
+    const i = row === undefined ? key : row, y = TOP + i * HEIGHT - scroller.scrollTop;
+    if (y < 0 || y + HEIGHT > scroller.clientHeight) scroller.scrollTop += y - scroller.clientHeight / 2;
+  }
+  return { show, draw, reveal };
 }

@@ -1,7 +1,7 @@
 // What is chosen, what is said of it, and the start.
 
 function start(data) {
-  const state = { layer: "", number: "", kind: "", threshold: 0, own: false, head: data.heads[0], hovered: null, pinned: null };
+  const state = { layer: "", number: "", kind: "", threshold: 0, own: false, head: data.heads.find((head) => head.layer.kind === "cross") || data.heads[0], hovered: null, pinned: null };
   state.highest = (head) => (state.own ? head.highest : data.highest);
   const tables = new Map();
   state.paint = (head) => {
@@ -29,6 +29,10 @@ function start(data) {
   }
   function pin(place) {
     state.pinned = place;
+    if (place) {
+      lines.reveal(place);
+      matrix.follow(place);
+    }
     say();
     state.redraw();
   }
@@ -92,7 +96,6 @@ function start(data) {
       value.append(name, " ", share);
       out.append(value);
     }
-    if (found.length > MOST_SAID) put(`and ${found.length - MOST_SAID} more`);
   }
 
   document.addEventListener("keydown", (event) => {
@@ -100,9 +103,11 @@ function start(data) {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.redraw());
   const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
-  $("summary").textContent = `${count(data.layers.length, "layer")}, ${count(data.heads.length, "head")}`;
+  $("summary").textContent = `${count(data.layers.length, "layer")}, ${count(data.heads.length, "head")}` +
+    (data.sequences.length === 1 ? `, ${count(data.sequences[0].length, "token")}` : "");
   $("footer").textContent = data.note;
   lines.show();
+  matrix.fit();
   heads.build();
   changed();
 }

@@ -1,7 +1,8 @@
 // One head as a matrix that can be moved and zoomed, so that it serves ten tokens and ten thousand.
 
 function makeMatrix(data, state, focus, pin) {
-  const canvas = document.querySelector("#matrix canvas"), LEFT = 96, TOP = 84, WIDEST = 44;
+  const canvas = document.querySelector("#matrix canvas"), WIDEST = 38; // points of a cell
+  let LEFT = 0, TOP = 0, longest = 0; // room for labels, and the longest of a key
   let view = null; // the first column and row in view, and the size of a cell, in points
   let cursor = null;
 
@@ -13,7 +14,15 @@ function makeMatrix(data, state, focus, pin) {
     return Math.min(width / S, height / T, WIDEST);
   }
 
-  function fit() { view = null; cursor = null; }
+  function fit() {
+    view = cursor = null;
+    const context = canvas.getContext("2d"), { rowTokens, keyTokens } = state.head.layer;
+    context.font = `600 12px ${getComputedStyle(document.documentElement).fontFamily}`;
+    const widest = (tokens) => tokens.reduce((most, token) => Math.max(most, context.measureText(shown(token)).width), 0);
+    LEFT = Math.ceil(Math.min(110, widest(rowTokens))) + 12;
+    longest = widest(keyTokens);
+    TOP = Math.ceil(Math.min(110, longest)) + 12;
+  }
 
   function bounded() {
     const { width, height } = size(), { T, S } = shape(), least = fitted();
@@ -72,11 +81,12 @@ function makeMatrix(data, state, focus, pin) {
     };
     context.textAlign = "right";
     axis(T, y, h, on.row, "--row", (i, at) => context.fillText(label(layer.rowTokens[i], LEFT - 10), LEFT - 6, TOP + at));
-    context.textAlign = "left";
+    const flat = longest < scale - 4;
+    context.textAlign = flat ? "center" : "left";
     axis(S, x, w, on.key, "--key", (j, at) => {
       context.save();
-      context.translate(LEFT + at, TOP - 6);
-      context.rotate(-Math.PI / 2);
+      context.translate(LEFT + at, TOP - (flat ? 11 : 6));
+      if (!flat) context.rotate(-Math.PI / 2);
       context.fillText(label(layer.keyTokens[j], TOP - 10), 0, 0);
       context.restore();
     });
@@ -131,6 +141,7 @@ function makeMatrix(data, state, focus, pin) {
     event.preventDefault();
     const box = canvas.getBoundingClientRect();
     zoom(Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) / 250), event.clientX - box.left, event.clientY - box.top);
+    focus(cell(event));
   }, { passive: false });
 
   function follow({ row, key }) {
@@ -146,7 +157,6 @@ function makeMatrix(data, state, focus, pin) {
         row: Math.max(0, Math.min(T - 1, (at.row ?? 0) + down)),
         key: Math.max(0, Math.min(S - 1, (at.key ?? 0) + right)),
       };
-      follow(cursor);
       pin(cursor);
     } else if (event.key === "+" || event.key === "=") zoom(1.5);
     else if (event.key === "-") zoom(1 / 1.5);
@@ -161,5 +171,5 @@ function makeMatrix(data, state, focus, pin) {
     else { fit(); state.redraw(); }
   });
   new ResizeObserver(() => state.redraw()).observe(canvas);
-  return { draw, fit };
+  return { draw, fit, follow };
 }
