@@ -164,7 +164,7 @@ def _compressed(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
 
 
 def _codes(weights: NDArray[np.float32], levels: int) -> NDArray[np.uint8]:
-    return np.rint(np.sqrt(np.minimum(weights, 1.0)) * levels).astype(np.uint8)
+    return np.rint(np.sqrt(weights) * levels).astype(np.uint8)
 
 
 def note(levels: int) -> str:
