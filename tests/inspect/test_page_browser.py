@@ -40,7 +40,7 @@ def show(chromium, tmp_path):
         )
         contexts.append(context)
         tab = context.new_page()
-        tab.set_default_timeout(60_000)
+        tab.set_default_timeout(180_000)  # a machine may stand still for a while
         tab.on("request", lambda request: requests.append(request.url))
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
@@ -88,7 +88,7 @@ def ink(tab, side, i):
         """([side, i]) => {
           const canvas = document.querySelector("#lines canvas"), all = canvas.getBoundingClientRect();
           const box = document.querySelectorAll(`#${side} li`)[i].getBoundingClientRect();
-          const at = side === "rows" ? box.right - 3 : box.left + 3, ratio = devicePixelRatio;
+          const at = side === "rows" ? box.right - 1.5 : box.left + 1.5, ratio = devicePixelRatio;
           const x = (at - all.left) * ratio, y = ((box.top + box.bottom) / 2 - all.top + 5) * ratio;
           return canvas.getContext("2d").getImageData(x, y, 1, 1).data[3];
         }""",
@@ -265,10 +265,13 @@ def test_text_shows_as_text(show):
 def test_light_and_dark_can_be_read(show, colours):
     tab = show(planted(), words(T), colours)
     parts = ["h1", "#summary", "#readout", "#filters label", "#rows li", "#grid .layer", "#footer", "#grid .head"]
-    tab.locator("#rows li").nth(2).hover()
+    tab.locator("#rows li").nth(2).click()
+    box = tab.locator("#matrix canvas").bounding_box()
+    tab.mouse.move(box["x"] + 200, box["y"] + 200)  # a row and a key are marked
+    on_screen(tab)
     paper = rgb(tab.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
     assert (luminance(paper) > 0.9) == (colours == "light")
-    for part in [*parts, "#rows li.on", "#keys li"]:
+    for part in [*parts, "#rows li.on", "#keys li.on"]:
         ink = rgb(tab.evaluate(f"getComputedStyle(document.querySelector('{part}')).color"))
         lighter, darker = sorted([luminance(ink), luminance(paper)], reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, part  # WCAG 2.2, level AA
@@ -317,6 +320,24 @@ def test_two_thousand_tokens_zoom(show):
     tab.locator("#zoom button", has_text="Fit").click()
     tab.mouse.move(x, y)
     assert said(tab).split(" ")[0:3:2] == before.split(" ")[0:3:2]
+    tab.locator("#matrix canvas").focus()
+    wide = cell_width(tab, x, y)
+    for _ in range(3):
+        tab.keyboard.press("+")
+    on_screen(tab)
+    assert cell_width(tab, x, y) == pytest.approx(1.5**3 * wide, rel=0.2)
+    tab.keyboard.press("0")
+    on_screen(tab)
+    assert cell_width(tab, x, y) == wide
+
+
+def cell_width(tab, x, y):
+    """How wide a key is in the matrix, in points."""
+    columns = []
+    for step in (0, 100):
+        tab.mouse.move(x + step, y)
+        columns.append(int(said(tab).split(" ")[2][1:]))
+    return 100 / (columns[1] - columns[0])
 
 
 def test_a_strong_weight_among_thousands_is_seen(show):
