@@ -88,7 +88,7 @@ def ink(tab, side, i):
         """([side, i]) => {
           const canvas = document.querySelector("#lines canvas"), all = canvas.getBoundingClientRect();
           const box = document.querySelectorAll(`#${side} li`)[i].getBoundingClientRect();
-          const at = side === "rows" ? box.right - 1.5 : box.left + 1.5, ratio = devicePixelRatio;
+          const at = side === "rows" ? box.right - 1 : box.left + 1, ratio = devicePixelRatio;
           const x = (at - all.left) * ratio, y = ((box.top + box.bottom) / 2 - all.top + 5) * ratio;
           return canvas.getContext("2d").getImageData(x, y, 1, 1).data[3];
         }""",

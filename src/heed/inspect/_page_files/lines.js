@@ -58,7 +58,7 @@ function makeLines(data, state, focus, pin) {
     const tints = { row: style.getPropertyValue("--row-tint"), key: style.getPropertyValue("--key-tint") };
     context.scale(ratio, ratio);
     mark(active);
-    const column = lists.row.clientWidth, right = scroller.clientWidth - column, top = scroller.scrollTop;
+    const column = lists.row.getBoundingClientRect().width, right = scroller.clientWidth - column, top = scroller.scrollTop;
     const middle = (i) => TOP + (i + 0.5) * HEIGHT - top;
     const seen = (i) => middle(i) > -HEIGHT && middle(i) < height + HEIGHT;
     const { T, S } = state.head.pyramid[0], least = Math.max(1, state.threshold);
