@@ -195,7 +195,15 @@ def test_a_picture_on_request(heed, run_path):
 
 
 def test_explain_makes_a_page_of_every_head(heed, run_path, tmp_path):
-    words = ("1 2 3 4", "--language", "de", "--out", tmp_path / "a.html", "--png", tmp_path / "a.png")
+    words = (
+        "1 2 3 4",
+        "--language",
+        "de",
+        "--out",
+        tmp_path / "a.html",
+        "--png",
+        tmp_path / "a.png",
+    )
     status, out, err = heed("explain", run_path, *words)
     assert (status, err) == (0, "")
     translation = heed("translate", run_path, "1234", "--language", "de")[1].strip()
@@ -215,7 +223,9 @@ def test_explain_makes_a_page_of_every_head(heed, run_path, tmp_path):
         assert rows == ["de", "1", "2", "3", "4"] or layer["kind"] != "self"
         assert columns[0] == ("start" if layer["kind"] == "causal" else "de")
         np.testing.assert_allclose(weights[layer["name"]].sum(-1), 1, atol=0.03)
-    assert heed("explain", run_path, "7")[1].endswith(f"every head: {run_path / 'attention.html'}\n")
+    assert heed("explain", run_path, "7")[1].endswith(
+        f"every head: {run_path / 'attention.html'}\n"
+    )
 
 
 @pytest.mark.parametrize("option", ["--out", "--png"])

@@ -54,7 +54,9 @@ def test_the_weights_come_back_within_the_stated_precision():
     made = page(capture, words(9), key_tokens=words(5, "k"), example=1)
     data, found = read(made.html)
     # The encoder's tokens are the keys, but only `tokens` has the length of layer "a".
-    sides = [[data["sequences"][layer[axis]] for axis in ("rows", "keys")] for layer in data["layers"]]
+    sides = [
+        [data["sequences"][layer[axis]] for axis in ("rows", "keys")] for layer in data["layers"]
+    ]
     assert sides == [[words(9), words(9)], [words(9), words(5, "k")]]
     assert data["levels"] == 255
     for name, w in arrays.items():
@@ -85,7 +87,16 @@ def test_the_page_says_how_exact_it_is():
 
 
 def test_text_is_data_wherever_it_stands():
-    nasty = ["<script>alert(1)</script>", "<!--", "]]>", "&amp;", "\u2028", '"', "{{weights}}", "\ud800"]
+    nasty = [
+        "<script>alert(1)</script>",
+        "<!--",
+        "]]>",
+        "&amp;",
+        "\u2028",
+        '"',
+        "{{weights}}",
+        "\ud800",
+    ]
     name = "a</script><b>"
     made = page(
         Capture({name: random_weights(1, 1, 8, 8)}, {name: "self"}),
@@ -129,10 +140,16 @@ def test_encoder_and_decoder():
     }
     capture = Capture(arrays, {"encoder": "self", "decoder": "causal", "cross": "cross"})
     data, _ = read(page(capture, words(5), key_tokens=words(3, "k")).html)
-    sides = {x["name"]: [data["sequences"][x[a]][0] for a in ("rows", "keys")] for x in data["layers"]}
+    sides = {
+        x["name"]: [data["sequences"][x[a]][0] for a in ("rows", "keys")] for x in data["layers"]
+    }
     assert sides == {"encoder": ["k0", "k0"], "decoder": ["w0", "w0"], "cross": ["w0", "k0"]}
     assert len(data["sequences"]) == 2, "each is there once"
-    by_name = {"encoder": words(3, "e"), "decoder": (words(5, "d"), words(5, "i")), "cross": (words(5), words(3))}
+    by_name = {
+        "encoder": words(3, "e"),
+        "decoder": (words(5, "d"), words(5, "i")),
+        "cross": (words(5), words(3)),
+    }
     data, _ = read(page(capture, by_name).html)
     assert data["sequences"][data["layers"][0]["keys"]] == words(3, "e")
     assert data["sequences"][data["layers"][1]["rows"]] == words(5, "d")
@@ -141,7 +158,9 @@ def test_encoder_and_decoder():
 
 def test_some_heads_and_rows_have_their_own_names():
     w = random_weights(1, 2, 3, 10)
-    capture = one(w, "causal", heads={"layer": [1, 7]}, rows={"layer": [2, 5, 9]}, lengths={"layer": (10, 10)})
+    capture = one(
+        w, "causal", heads={"layer": [1, 7]}, rows={"layer": [2, 5, 9]}, lengths={"layer": (10, 10)}
+    )
     data, found = read(page(capture, words(10)).html)
     layer = data["layers"][0]
     assert layer["heads"] == [1, 7]
@@ -164,15 +183,45 @@ def test_cells_of_a_pooled_picture_have_the_names_of_their_ends():
 @pytest.mark.parametrize(
     ("tokens", "options", "error", "message"),
     [
-        (words(5), {}, ValueError, r"`tokens` must have one token for each of the 4 queries of 'a'.*5 tokens"),
-        (words(4), {}, ValueError, r"`key_tokens` must be given: 'b' is cross-attention, from 4 tokens to 3 others"),
-        (words(4), {"key_tokens": words(2)}, ValueError, r"`key_tokens` must .* each of the 3 keys of 'b'.*2 tokens"),
-        ({"a": words(4)}, {}, ValueError, r"must name the captured layers \['a', 'b'\]. Received: \['a'\]"),
-        ({"a": words(4), "b": words(4)}, {}, ValueError, r"`tokens\['b'\]` must .* 3 keys of 'b'.*4 tokens"),
+        (
+            words(5),
+            {},
+            ValueError,
+            r"`tokens` must have one token for each of the 4 queries of 'a'.*5 tokens",
+        ),
+        (
+            words(4),
+            {},
+            ValueError,
+            r"`key_tokens` must be given: 'b' is cross-attention, from 4 tokens to 3 others",
+        ),
+        (
+            words(4),
+            {"key_tokens": words(2)},
+            ValueError,
+            r"`key_tokens` must .* each of the 3 keys of 'b'.*2 tokens",
+        ),
+        (
+            {"a": words(4)},
+            {},
+            ValueError,
+            r"must name the captured layers \['a', 'b'\]. Received: \['a'\]",
+        ),
+        (
+            {"a": words(4), "b": words(4)},
+            {},
+            ValueError,
+            r"`tokens\['b'\]` must .* 3 keys of 'b'.*4 tokens",
+        ),
         ({"a": words(4), "b": words(4)}, {"key_tokens": words(3)}, ValueError, "must be left out"),
         ("abcd", {}, TypeError, "must be a list of strings. Received: 'abcd'"),
         ([1, 2, 3, 4], {}, TypeError, "must be a list of strings. Received: 1 in it"),
-        (words(4), {"key_tokens": words(3), "example": 2}, ValueError, r"\[0, 2\), the batch of 'a'.*example=2"),
+        (
+            words(4),
+            {"key_tokens": words(3), "example": 2},
+            ValueError,
+            r"\[0, 2\), the batch of 'a'.*example=2",
+        ),
         (words(4), {"key_tokens": words(3), "example": "0"}, TypeError, "must be an integer"),
     ],
 )
@@ -184,7 +233,7 @@ def test_what_does_not_fit_is_said(tokens, options, error, message):
 
 
 def test_what_is_no_weight_is_said(monkeypatch):
-    with pytest.raises(TypeError, match="must be a Capture. Received: dict"):
+    with pytest.raises(TypeError, match=r"must be a Capture\. Received: dict"):
         page({"a": 1}, words(4))
     for bad in (-0.5, 1.5, np.nan):
         w = random_weights(1, 1, 4, 4)

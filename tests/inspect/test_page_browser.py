@@ -78,7 +78,9 @@ def said(tab):
 
 def on_screen(tab):
     """Waits until what was asked for is drawn."""
-    tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    tab.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
 
 
 def ink(tab, side, i):
@@ -107,8 +109,10 @@ def colour_of(tab, share_x, share_y):
           let left = width, top = height, right = 0, bottom = 0;
           const solid = (x, y) => data[4 * (y * width + x) + 3] === 255;
           for (let y = 0; y + 5 < height; y++) for (let x = 0; x + 5 < width; x++) {
-            if (!(solid(x, y) && solid(x + 5, y) && solid(x, y + 5) && solid(x + 5, y + 5) && solid(x + 3, y + 2))) continue;
-            left = Math.min(left, x); top = Math.min(top, y); right = Math.max(right, x + 6); bottom = Math.max(bottom, y + 6);
+            const corners = [[0, 0], [5, 0], [0, 5], [5, 5], [3, 2]];
+            if (!corners.every(([dx, dy]) => solid(x + dx, y + dy))) continue;
+            left = Math.min(left, x); right = Math.max(right, x + 6);
+            top = Math.min(top, y); bottom = Math.max(bottom, y + 6);
           }
           const x = Math.floor(left + sx * (right - left)), y = Math.floor(top + sy * (bottom - top));
           return [...data.slice(4 * (y * width + x), 4 * (y * width + x) + 4)];
@@ -162,7 +166,9 @@ def test_pointing_into_the_matrix(show):
     rows = {text.split(" ")[0] for text in seen if "→" in text}
     assert len(rows) == 1, "one row along a line"
     i = int(rows.pop()[1:])
-    assert any(text.startswith(f"w{i} → w{i + 3} 0.90 w{i} looks at w{i + 3} 0.90") for text in seen)
+    assert any(
+        text.startswith(f"w{i} → w{i + 3} 0.90 w{i} looks at w{i + 3} 0.90") for text in seen
+    )
 
 
 def test_filters_of_layer_head_and_kind(show):
@@ -252,7 +258,14 @@ def test_the_keyboard_reaches_everything(show):
 
 
 def test_text_shows_as_text(show):
-    tokens = ["<script>window.hit = 1</script>", "<img src=x onerror=hit=1>", "", " ", "\n", *words(T - 5)]
+    tokens = [
+        "<script>window.hit = 1</script>",
+        "<img src=x onerror=hit=1>",
+        "",
+        " ",
+        "\n",
+        *words(T - 5),
+    ]
     tab = show(planted(), tokens, title="<i>title</i>")
     assert tab.evaluate("window.hit") is None
     assert tab.locator("#rows li").all_inner_texts()[:5] == [*tokens[:2], "␣", "␣", "⏎"]
@@ -264,7 +277,16 @@ def test_text_shows_as_text(show):
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_light_and_dark_can_be_read(show, colours):
     tab = show(planted(), words(T), colours)
-    parts = ["h1", "#summary", "#readout", "#filters label", "#rows li", "#grid .layer", "#footer", "#grid .head"]
+    parts = [
+        "h1",
+        "#summary",
+        "#readout",
+        "#filters label",
+        "#rows li",
+        "#grid .layer",
+        "#footer",
+        "#grid .head",
+    ]
     tab.locator("#rows li").nth(2).click()
     box = tab.locator("#matrix canvas").bounding_box()
     tab.mouse.move(box["x"] + 200, box["y"] + 200)  # a row and a key are marked
@@ -282,7 +304,9 @@ def rgb(text):
 
 
 def luminance(colour):
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in np.divide(colour, 255)]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in np.divide(colour, 255)
+    ]
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
@@ -316,7 +340,9 @@ def test_two_thousand_tokens_zoom(show):
     tab.mouse.move(x + 50, y + 40, steps=3)
     tab.mouse.up()
     tab.mouse.move(x + 50, y + 40)
-    assert [int(word[1:]) for word in said(tab).split(" ")[0:3:2]] == now, "it moves with the pointer"
+    assert [int(word[1:]) for word in said(tab).split(" ")[0:3:2]] == now, (
+        "it moves with the pointer"
+    )
     tab.locator("#zoom button", has_text="Fit").click()
     tab.mouse.move(x, y)
     assert said(tab).split(" ")[0:3:2] == before.split(" ")[0:3:2]
@@ -372,7 +398,9 @@ def test_an_encoder_and_a_decoder_begin_with_the_cross_attention(show):
 def test_rows_without_weights_and_some_rows_of_some_heads(show):
     w = random_weights(1, 2, 3, 10)
     w[0, 0, 1] = 0
-    capture = Capture({"a": w}, {"a": "self"}, heads={"a": [2, 9]}, rows={"a": [0, 4, 8]}, lengths={"a": (10, 10)})
+    capture = Capture(
+        {"a": w}, {"a": "self"}, heads={"a": [2, 9]}, rows={"a": [0, 4, 8]}, lengths={"a": (10, 10)}
+    )
     tab = show(capture, words(10))
     assert tab.locator("#grid .head").all_inner_texts() == ["3", "10"]
     assert tab.locator("#rows li").all_inner_texts() == ["w0", "w4", "w8"]

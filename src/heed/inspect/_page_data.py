@@ -121,10 +121,9 @@ def _axes(
                     "Received: key_tokens=None"
                 )
             keys, said = key_tokens, ("tokens", "key_tokens")
-        elif kind == "self" and key_tokens is not None:
-            # An encoder's, unless only the other side fits.
-            if not (len(tokens) == T != len(key_tokens)):
-                queries, keys, said = key_tokens, key_tokens, ("key_tokens", "key_tokens")
+        elif kind == "self" and key_tokens is not None and not len(tokens) == T != len(key_tokens):
+            # An encoder's: more than the decoder's own tokens have this length.
+            queries, keys, said = key_tokens, key_tokens, ("key_tokens", "key_tokens")
     return _checked(queries, T, said[0], name, "queries"), _checked(keys, S, said[1], name, "keys")
 
 
@@ -178,11 +177,11 @@ def note(levels: int) -> str:
 
 
 def json_in_html(value: Any) -> str:
-    """JSON that can stand in a <script> element, whatever text it holds.
+    r"""JSON that can stand in a <script> element, whatever text it holds.
 
     Example:
         >>> json_in_html("</script><!--")
-        '"\\\\u003c/script\\\\u003e\\\\u003c!--"'
+        '"\\u003c/script\\u003e\\u003c!--"'
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":

@@ -43,7 +43,9 @@ class TranslationAttention:
     @property
     def cross(self) -> NDArray[np.float32]:
         """The cross-attention of all layers, (layers, N, T, S)."""
-        return np.concatenate([self.weights[name] for name in self.weights if self.kinds[name] == "cross"])
+        return np.concatenate(
+            [self.weights[name] for name in self.weights if self.kinds[name] == "cross"]
+        )
 
 
 def attention_of(
@@ -74,7 +76,11 @@ def attention_of(
     if task.kind == "numbers":  # the language, then the digits, units first
         order[1:] = order[:0:-1]
     labels["source"] = [labels["source"][i] for i in order]
-    axes = {"encoder": ("source", "source"), "decoder": ("written", "read"), "cross": ("written", "source")}
+    axes = {
+        "encoder": ("source", "source"),
+        "decoder": ("written", "read"),
+        "cross": ("written", "source"),
+    }
     weights, kinds, tokens = {}, {}, {}
     for part, (rows, columns) in axes.items():
         for number, layer in enumerate(scores[part], 1):
