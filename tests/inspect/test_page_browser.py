@@ -366,6 +366,21 @@ def cell_width(tab, x, y):
     return 100 / (columns[1] - columns[0])
 
 
+def test_a_few_rows_of_many_keys_are_high_enough_to_see(show):
+    w = np.zeros((1, 1, 3, 3000), "float32")
+    w[0, 0, range(3), [2700, 1500, 300]] = 1
+    tab = show(Capture({"a": w}, {"a": "cross"}), words(3), key_tokens=words(3000, "k"))
+    for row, column in enumerate([2700, 1500, 300]):
+        colours = [colour_of(tab, (column + 0.5) / 3000, (y + 0.5) / 3) for y in range(3)]
+        assert [colour == COLOURS[1] for colour in colours] == [y == row for y in range(3)]
+    box = tab.locator("#matrix canvas").bounding_box()
+    rows = set()
+    for y in range(40, 130, 2):
+        tab.mouse.move(box["x"] + 300, box["y"] + y)
+        rows.add(said(tab).split(" ")[0])
+    assert {"w0", "w1", "w2"} <= rows
+
+
 def test_a_strong_weight_among_thousands_is_seen(show):
     n = 3000
     w = np.zeros((1, 1, n, n), "float32")

@@ -122,7 +122,7 @@ def _axes(
                 )
             keys, said = key_tokens, ("tokens", "key_tokens")
         elif kind == "self" and key_tokens is not None and not len(tokens) == T != len(key_tokens):
-            # An encoder's: more than the decoder's own tokens have this length.
+            # The encoder's, unless only the decoder's tokens have this length.
             queries, keys, said = key_tokens, key_tokens, ("key_tokens", "key_tokens")
     return _checked(queries, T, said[0], name, "queries"), _checked(keys, S, said[1], name, "keys")
 

@@ -26,7 +26,7 @@ async function readData() {
       const part = codes.subarray(at, (at += T * S));
       let highest = 0;
       for (let i = 0; i < part.length; i++) if (part[i] > highest) highest = part[i];
-      data.heads.push({ layer, l, column, number, highest, pyramid: [{ codes: part, T, S }], index: data.heads.length });
+      data.heads.push({ layer, l, column, number, highest, whole: { codes: part, T, S }, pooled: new Map(), index: data.heads.length });
     });
   });
   data.highest = data.heads.reduce((most, head) => Math.max(most, head.highest), 1);
@@ -42,23 +42,26 @@ function labels(names) {
   return (name) => name.split("/").slice(first, name.split("/").length - last).join("/");
 }
 
-// The weights of a head at half, a quarter ... of their size: each cell is the highest of four, so that
-// no strong weight is lost where a screen has fewer points than there are tokens.
-function pooled(head, level) {
-  while (head.pyramid.length <= level) {
-    const { codes, T, S } = head.pyramid[head.pyramid.length - 1];
-    const t = (T + 1) >> 1, s = (S + 1) >> 1, small = new Uint8Array(t * s);
+// The weights of a head with rows and columns halved some times: each cell is the highest of those that it stands
+// for, so that no strong weight is lost where a screen has fewer points than there are tokens.
+function pooled(head, down, across) {
+  if (!down && !across) return head.whole;
+  const key = `${down} ${across}`;
+  if (!head.pooled.has(key)) {
+    const { codes, T, S } = across ? pooled(head, down, across - 1) : pooled(head, down - 1, 0);
+    const [t, s] = across ? [T, (S + 1) >> 1] : [(T + 1) >> 1, S], small = new Uint8Array(t * s);
     for (let i = 0; i < T; i++) {
-      for (let j = 0, to = (i >> 1) * s, from = i * S; j < S; j++) {
-        if (codes[from + j] > small[to + (j >> 1)]) small[to + (j >> 1)] = codes[from + j];
+      for (let j = 0, to = (across ? i : i >> 1) * s, from = i * S; j < S; j++) {
+        const at = to + (across ? j >> 1 : j);
+        if (codes[from + j] > small[at]) small[at] = codes[from + j];
       }
     }
-    head.pyramid.push({ codes: small, T: t, S: s });
+    head.pooled.set(key, { codes: small, T: t, S: s });
   }
-  return head.pyramid[level];
+  return head.pooled.get(key);
 }
 
-const codeAt = (head, i, j) => head.pyramid[0].codes[i * head.pyramid[0].S + j];
+const codeAt = (head, i, j) => head.whole.codes[i * head.whole.S + j];
 
 // Whether a causal layer cannot see any of the keys from j on from any of the rows up to i.
 function unseen(layer, i, j) {
@@ -86,20 +89,20 @@ function paints(highest, threshold) {
 
 // A picture of width x height pixels: column x shows key x0 + x / sx, row y shows row y0 + y / sy.
 function raster(context, head, width, height, x0, y0, sx, sy, table) {
-  const level = Math.max(0, Math.ceil(-Math.log2(Math.min(sx, sy, 1)) - 1e-9));
-  const { codes, T, S } = pooled(head, level), f = 1 << level, whole = head.pyramid[0];
+  const [down, across] = [sy, sx].map((scale) => Math.ceil(-Math.log2(Math.min(scale, 1)) - 1e-9));
+  const { codes, T, S } = pooled(head, down, across), whole = head.whole;
   const image = context.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-  const columns = Int32Array.from({ length: width }, (_, x) => Math.floor((x0 + (x + 0.5) / sx) / f));
+  const columns = Int32Array.from({ length: width }, (_, x) => Math.floor(x0 + (x + 0.5) / sx) >> across);
   const causal = head.layer.kind === "causal";
   for (let y = 0; y < height; y++) {
-    const i = Math.floor((y0 + (y + 0.5) / sy) / f);
+    const i = Math.floor(y0 + (y + 0.5) / sy) >> down;
     if (i < 0 || i >= T) continue;
-    const last = Math.min(whole.T - 1, (i + 1) * f - 1);
+    const last = Math.min(whole.T - 1, ((i + 1) << down) - 1);
     for (let x = 0; x < width; x++) {
       const j = columns[x];
       if (j < 0 || j >= S) continue;
       const code = codes[i * S + j];
-      if (code === 0 && causal && unseen(head.layer, last, j * f)) continue; // stays transparent
+      if (code === 0 && causal && unseen(head.layer, last, j << across)) continue; // stays transparent
       pixels[y * width + x] = table[code];
     }
   }

@@ -71,7 +71,7 @@ function makeHeads(data, state, select, changed) {
       const end = performance.now() + 12;
       while (turn === drawing && waiting.length && performance.now() < end) {
         const button = waiting.shift(), head = data.heads[+button.dataset.head], canvas = button.firstChild;
-        const { T, S } = head.pyramid[0];
+        const { T, S } = head.whole;
         canvas.width = canvas.height = pixels;
         const context = canvas.getContext("2d");
         context.putImageData(raster(context, head, pixels, pixels, 0, 0, pixels / S, pixels / T, state.paint(head)), 0, 0);

@@ -29,7 +29,7 @@ function makeLines(data, state, focus, pin) {
   function show() {
     fill("row", state.head.layer.rowTokens);
     fill("key", state.head.layer.keyTokens);
-    const { T, S } = state.head.pyramid[0];
+    const { T, S } = state.head.whole;
     scroller.parentElement.style.maxHeight = `${2 * TOP + 2 + HEIGHT * Math.max(T, S)}px`;
   }
 
@@ -61,7 +61,7 @@ function makeLines(data, state, focus, pin) {
     const column = lists.row.getBoundingClientRect().width, right = scroller.clientWidth - column, top = scroller.scrollTop;
     const middle = (i) => TOP + (i + 0.5) * HEIGHT - top;
     const seen = (i) => middle(i) > -HEIGHT && middle(i) < height + HEIGHT;
-    const { T, S } = state.head.pyramid[0], least = Math.max(1, state.threshold);
+    const { T, S } = state.head.whole, least = Math.max(1, state.threshold);
     const each = (use) => {
       if (active && active.row !== undefined) for (let j = 0; j < S; j++) use(active.row, j, codeAt(state.head, active.row, j));
       else if (active) for (let i = 0; i < T; i++) use(i, active.key, codeAt(state.head, i, active.key));

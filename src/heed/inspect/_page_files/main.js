@@ -66,7 +66,7 @@ function start(data) {
 
   const MOST_SAID = 8;
   function say() {
-    const active = state.hovered || state.pinned, out = $("readout"), { layer } = state.head, { T, S } = state.head.pyramid[0];
+    const active = state.hovered || state.pinned, out = $("readout"), { layer } = state.head, { T, S } = state.head.whole;
     const weight = (code) => number((code / data.levels) ** 2);
     const bold = (text) => Object.assign(document.createElement("b"), { textContent: shown(text), dir: "auto" });
     out.replaceChildren();

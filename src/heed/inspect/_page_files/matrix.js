@@ -3,15 +3,18 @@
 function makeMatrix(data, state, focus, pin) {
   const canvas = document.querySelector("#matrix canvas"), WIDEST = 38; // points of a cell
   let LEFT = 0, TOP = 0, longest = 0; // room for labels, and the longest of a key
-  let view = null; // the first column and row in view, and the size of a cell, in points
+  let view = null; // the first column and row in view, and how much larger than fitted cells are
   let cursor = null;
 
   const size = () => ({ width: Math.max(20, canvas.clientWidth - LEFT), height: Math.max(20, canvas.clientHeight - TOP - 34) });
-  const shape = () => state.head.pyramid[0];
+  const shape = () => state.head.whole;
 
+  // The width and height of a cell, in points, when all are in view: square, unless a few rows or columns among many
+  // others would then be too thin to see.
   function fitted() {
-    const { width, height } = size(), { T, S } = shape();
-    return Math.min(width / S, height / T, WIDEST);
+    const { width, height } = size(), { T, S } = shape(), cell = Math.min(width / S, height / T, WIDEST);
+    const thin = Math.max(T, S) > 4 * Math.min(T, S) ? Math.max(cell, 14) : cell;
+    return [Math.min(width / S, thin), Math.min(height / T, thin)];
   }
 
   function fit() {
@@ -26,18 +29,21 @@ function makeMatrix(data, state, focus, pin) {
 
   function bounded() {
     const { width, height } = size(), { T, S } = shape(), least = fitted();
-    if (!view) view = { x: 0, y: 0, scale: least, all: true };
-    if (view.all || view.scale < least) view.scale = least;
-    view.x = Math.max(0, Math.min(view.x, S - width / view.scale));
-    view.y = Math.max(0, Math.min(view.y, T - height / view.scale));
+    view ||= { x: 0, y: 0, zoom: 1 };
+    view.zoom = Math.max(1, Math.min(view.zoom, WIDEST / Math.min(...least)));
+    [view.sx, view.sy] = least.map((cell) => Math.min(WIDEST, cell * view.zoom));
+    view.x = Math.max(0, Math.min(view.x, S - width / view.sx));
+    view.y = Math.max(0, Math.min(view.y, T - height / view.sy));
     return view;
   }
 
   function zoom(by, px, py) {
-    const now = bounded(), { width, height } = size();
+    const before = { ...bounded() }, { width, height } = size();
     const x = px === undefined ? width / 2 : px - LEFT, y = py === undefined ? height / 2 : py - TOP;
-    const scale = Math.max(fitted(), Math.min(WIDEST, now.scale * by));
-    view = { x: now.x + x / now.scale - x / scale, y: now.y + y / now.scale - y / scale, scale, all: scale <= fitted() };
+    view.zoom *= by;
+    const now = bounded();
+    now.x = before.x + x / before.sx - x / now.sx;
+    now.y = before.y + y / before.sy - y / now.sy;
     state.redraw();
   }
 
@@ -46,16 +52,16 @@ function makeMatrix(data, state, focus, pin) {
     const token = (name) => style.getPropertyValue(name).trim();
     canvas.width = Math.round(canvas.clientWidth * ratio);
     canvas.height = Math.round(canvas.clientHeight * ratio);
-    const context = canvas.getContext("2d"), { T, S } = shape(), { x, y, scale } = bounded();
-    const { width, height } = size(), w = Math.min(width, (S - x) * scale), h = Math.min(height, (T - y) * scale);
-    const W = Math.max(1, Math.round(w * ratio)), H = Math.max(1, Math.round(h * ratio)), s = scale * ratio;
-    const image = raster(context, state.head, W, H, x, y, s, s, state.paint(state.head));
+    const context = canvas.getContext("2d"), { T, S } = shape(), { x, y, sx, sy } = bounded();
+    const { width, height } = size(), w = Math.min(width, (S - x) * sx), h = Math.min(height, (T - y) * sy);
+    const W = Math.max(1, Math.round(w * ratio)), H = Math.max(1, Math.round(h * ratio));
+    const image = raster(context, state.head, W, H, x, y, sx * ratio, sy * ratio, state.paint(state.head));
     context.putImageData(image, Math.round(LEFT * ratio), Math.round(TOP * ratio));
     context.scale(ratio, ratio);
     context.font = `12px ${style.fontFamily}`;
     context.textBaseline = "middle";
     // Labels that fit: each token, or every second, fifth ... one.
-    const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((n) => n * scale >= 13) || 10000;
+    const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
     const layer = state.head.layer, on = active || {};
     const label = (text, room) => {
       let cut = shown(text);
@@ -63,11 +69,12 @@ function makeMatrix(data, state, focus, pin) {
       while (cut && context.measureText(`${cut}…`).width > room) cut = cut.slice(0, -1);
       return `${cut}…`;
     };
-    const near = (a, b) => b !== undefined && a !== b && Math.abs(a - b) * scale < 13;
-    const axis = (count, first, length, chosen, name, write) => {
+    const axis = (count, first, scale, length, chosen, name, write) => {
+      const step = steps.find((n) => n * scale >= 13) || 10000;
+      const near = (i) => chosen !== undefined && Math.abs(i - chosen) * scale < 13;
       for (let i = Math.ceil(first / step - 0.5) * step; i < count; i += step) {
         const at = (i + 0.5 - first) * scale;
-        if (at < 0 || at > length || i === chosen || near(i, chosen)) continue;
+        if (at < 0 || at > length || near(i)) continue;
         context.fillStyle = token("--muted");
         write(i, at);
       }
@@ -80,10 +87,10 @@ function makeMatrix(data, state, focus, pin) {
       context.font = `12px ${style.fontFamily}`;
     };
     context.textAlign = "right";
-    axis(T, y, h, on.row, "--row", (i, at) => context.fillText(label(layer.rowTokens[i], LEFT - 10), LEFT - 6, TOP + at));
-    const flat = longest < scale - 4;
+    axis(T, y, sy, h, on.row, "--row", (i, at) => context.fillText(label(layer.rowTokens[i], LEFT - 10), LEFT - 6, TOP + at));
+    const flat = longest < sx - 4;
     context.textAlign = flat ? "center" : "left";
-    axis(S, x, w, on.key, "--key", (j, at) => {
+    axis(S, x, sx, w, on.key, "--key", (j, at) => {
       context.save();
       context.translate(LEFT + at, TOP - (flat ? 11 : 6));
       if (!flat) context.rotate(-Math.PI / 2);
@@ -101,14 +108,14 @@ function makeMatrix(data, state, focus, pin) {
         context.strokeRect(LEFT + a, TOP + b, c, d);
       }
     };
-    if (on.row !== undefined) frame(0, (on.row - y) * scale, w, Math.max(scale, 2));
-    if (on.key !== undefined) frame((on.key - x) * scale, 0, Math.max(scale, 2), h);
+    if (on.row !== undefined) frame(0, (on.row - y) * sy, w, Math.max(sy, 2));
+    if (on.key !== undefined) frame((on.key - x) * sx, 0, Math.max(sx, 2), h);
   }
 
   function cell(event) {
-    const { x, y, scale } = bounded(), { T, S } = shape(), box = canvas.getBoundingClientRect();
+    const { x, y, sx, sy } = bounded(), { T, S } = shape(), box = canvas.getBoundingClientRect();
     const px = event.clientX - box.left - LEFT, py = event.clientY - box.top - TOP;
-    const key = Math.floor(x + px / scale), row = Math.floor(y + py / scale);
+    const key = Math.floor(x + px / sx), row = Math.floor(y + py / sy);
     // Over the labels of one axis: all of that token.
     if (px < 0 && py < 0) return null;
     if (row >= T || key >= S || py > size().height || px > size().width) return null;
@@ -126,7 +133,7 @@ function makeMatrix(data, state, focus, pin) {
     drag.moved ||= Math.hypot(dx, dy) > 3;
     if (!drag.moved) return;
     canvas.classList.add("drag");
-    view = { ...drag.view, x: drag.view.x - dx / drag.view.scale, y: drag.view.y - dy / drag.view.scale };
+    view = { ...drag.view, x: drag.view.x - dx / drag.view.sx, y: drag.view.y - dy / drag.view.sy };
     state.redraw();
   });
   const end = (event) => {
@@ -145,9 +152,9 @@ function makeMatrix(data, state, focus, pin) {
   }, { passive: false });
 
   function follow({ row, key }) {
-    const { width, height } = size(), { scale } = bounded();
-    if (key !== undefined) view.x = Math.min(key, Math.max(view.x, key + 1 - width / scale));
-    if (row !== undefined) view.y = Math.min(row, Math.max(view.y, row + 1 - height / scale));
+    const { width, height } = size(), { sx, sy } = bounded();
+    if (key !== undefined) view.x = Math.min(key, Math.max(view.x, key + 1 - width / sx));
+    if (row !== undefined) view.y = Math.min(row, Math.max(view.y, row + 1 - height / sy));
   }
   canvas.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }, { T, S } = shape();
