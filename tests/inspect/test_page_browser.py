@@ -410,6 +410,25 @@ def test_an_encoder_and_a_decoder_begin_with_the_cross_attention(show):
     assert tab.locator("#rows li").all_inner_texts() == words(3, "k")
 
 
+def test_labels_have_room_when_another_layer_is_chosen(show):
+    arrays = {"encoder": random_weights(1, 1, 3, 3), "cross": random_weights(1, 1, 4, 3)}
+    capture = Capture(arrays, {"encoder": "self", "cross": "cross"})
+    tab = show(capture, {"encoder": ["a long token", "b", "c"], "cross": (words(4), words(3))})
+    left_edge = """() => {
+      const canvas = document.querySelector("#matrix canvas"), context = canvas.getContext("2d");
+      const row = context.getImageData(0, 170, canvas.width, 1).data;
+      let x = 0;
+      while (x < canvas.width && [0, 5, 10, 20].some((dx) => row[4 * (x + dx) + 3] < 255)) x++;
+      return x;
+    }"""
+    on_screen(tab)
+    before = tab.evaluate(left_edge)
+    assert before < 60
+    tab.locator("#grid button").nth(0).click()
+    on_screen(tab)
+    assert before + 30 < tab.evaluate(left_edge) < 120
+
+
 def test_rows_without_weights_and_some_rows_of_some_heads(show):
     w = random_weights(1, 2, 3, 10)
     w[0, 0, 1] = 0

@@ -42,11 +42,11 @@ function start(data) {
 
   function select(head) {
     const before = state.head.layer, after = head.layer;
+    state.head = head;
     if (before.rows !== after.rows || before.keys !== after.keys) {
       state.hovered = state.pinned = null;
       matrix.fit();
     }
-    state.head = head;
     lines.show();
     heads.mark();
     changed();
@@ -87,7 +87,8 @@ function start(data) {
       .filter(([code]) => code >= Math.max(1, state.threshold)).sort((a, b) => b[0] - a[0]);
     const token = bold(byRow ? layer.rowTokens[active.row] : layer.keyTokens[active.key]);
     put(token, byRow ? " looks at" : " is looked at by", found.length ? "" : " nothing");
-    for (const [code, i] of found.slice(0, MOST_SAID)) {
+    // Not those that are as good as nothing beside the strongest.
+    for (const [code, i] of found.slice(0, MOST_SAID).filter(([code]) => code > found[0][0] / 16)) {
       const value = document.createElement("span"), name = document.createElement("i"), share = document.createElement("span");
       value.className = "value";
       name.textContent = shown(tokens[i]);
