@@ -148,6 +148,12 @@ def test_text_where_a_number_belongs(heed, run_path, text):
     assert not (run_path / "attention.html").exists()
 
 
+@pytest.mark.parametrize("command", ["translate", "explain"])
+def test_bad_text_does_not_wait_for_the_model(heed, run_path, monkeypatch, command):
+    monkeypatch.setattr(cli, "_translator", lambda path: 1 / 0)
+    fails(heed(command, run_path, "12a"), 1, "number")
+
+
 def test_an_existing_folder_is_never_touched(heed, run_path, tmp_path):
     before = sorted(p.name for p in run_path.iterdir())
     for command in (["demo"], ["train", "numbers"]):
