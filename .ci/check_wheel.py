@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 FOLDERS = ("heed/", "heed-")  # the package, and what describes it
+DATA = ("heed/py.typed", "heed/inspect/_page_files/page.html", "heed/inspect/_page_files/main.js")
 LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so"}
 
 
@@ -27,8 +28,7 @@ def problems(wheel: Path) -> list[str]:
     if libraries != LIBRARIES:
         found.append(f"its libraries are {sorted(libraries)}")
     found += [f"{name} does not belong there" for name in names if not name.startswith(FOLDERS)]
-    if "heed/py.typed" not in names:
-        found.append("heed/py.typed is missing")
+    found += [f"{name} is missing" for name in DATA if name not in names]
     return found
 
 

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from html import escape
 
 import numpy as np
 import pytest
 
 from heed import cli
 from heed.seq2seq import RunFolder, numbers, train
+from tests.inspect import test_page as page_reader
 from tests.seq2seq import tiny
 
 OPTIONS = [
@@ -103,6 +105,8 @@ print("tensorflow" in sys.modules or "keras" in sys.modules)
         (["evaluate"], "RUN"),
         (["evaluate", "x", "y"], "unrecognized arguments: y"),
         (["translate", "x", "1", "--frob"], "unrecognized arguments: --frob"),
+        (["explain"], "RUN"),
+        (["explain", "x", "1", "--out"], "expected one argument"),
     ],
 )
 def test_wrong_arguments(heed, words, message):
@@ -129,6 +133,7 @@ def test_wrong_arguments(heed, words, message):
         (["evaluate", "x"], "x does not exist"),
         (["evaluate", "."], "not a run folder"),
         (["translate", "x", "1"], "x does not exist"),
+        (["explain", "x", "1"], "x does not exist"),
     ],
 )
 def test_what_cannot_be_done(heed, words, message, tmp_path):
@@ -139,6 +144,14 @@ def test_what_cannot_be_done(heed, words, message, tmp_path):
 @pytest.mark.parametrize("text", ["", "abc", "-5", "1.5", "1000000", "12a", "½"])
 def test_text_where_a_number_belongs(heed, run_path, text):
     fails(heed("translate", run_path, text), 1, "number")
+    fails(heed("explain", run_path, text), 1, "number")
+    assert not (run_path / "attention.html").exists()
+
+
+@pytest.mark.parametrize("command", ["translate", "explain"])
+def test_bad_text_does_not_wait_for_the_model(heed, run_path, monkeypatch, command):
+    monkeypatch.setattr(cli, "_translator", lambda path: 1 / 0)
+    fails(heed(command, run_path, "12a"), 1, "number")
 
 
 def test_an_existing_folder_is_never_touched(heed, run_path, tmp_path):
@@ -187,6 +200,47 @@ def test_a_picture_on_request(heed, run_path):
     assert (run_path / "attention.png").exists()
 
 
+def test_explain_makes_a_page_of_every_head(heed, run_path, tmp_path):
+    words = (
+        "1 2 3 4",
+        "--language",
+        "de",
+        "--out",
+        tmp_path / "a.html",
+        "--png",
+        tmp_path / "a.png",
+    )
+    status, out, err = heed("explain", run_path, *words)
+    assert (status, err) == (0, "")
+    translation = heed("translate", run_path, "1234", "--language", "de")[1].strip()
+    assert out.splitlines() == [
+        translation,
+        f"every head: {tmp_path / 'a.html'}",
+        f"picture: {tmp_path / 'a.png'}",
+    ]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert f"<title>1 2 3 4 → {escape(translation)}</title>" in text
+    data, weights = page_reader.read(text)
+    assert list(weights) == ["encoder 1", "decoder 1", "cross 1"]
+    assert [layer["kind"] for layer in data["layers"]] == ["self", "causal", "cross"]
+    for layer in data["layers"]:
+        rows, columns = data["sequences"][layer["rows"]], data["sequences"][layer["keys"]]
+        assert rows == ["de", "1", "2", "3", "4"] or layer["kind"] != "self"
+        assert columns[0] == ("start" if layer["kind"] == "causal" else "de")
+        np.testing.assert_allclose(weights[layer["name"]].sum(-1), 1, atol=0.03)
+    assert heed("explain", run_path, "7")[1].endswith(
+        f"every head: {run_path / 'attention.html'}\n"
+    )
+
+
+@pytest.mark.parametrize("option", ["--out", "--png"])
+def test_explain_writes_to_existing_folders_only(heed, run_path, tmp_path, option):
+    for path in (tmp_path / "no" / "a", tmp_path):
+        result = heed("explain", run_path, "1", option, path)
+        fails(result, 1, f"{option} must be a file in an existing folder, not {path}")
+
+
 def test_evaluate_writes_the_figures(heed, run_path, monkeypatch):
     monkeypatch.setattr(numbers, "evaluation_numbers", lambda: np.array([1, 20, 300]))
     status, out, _ = heed("evaluate", run_path)
@@ -215,6 +269,9 @@ def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
     assert "of 3 held-out answers" in out
     assert "heed-runs/numbers-2/attention.png" in out
     assert (tmp_path / "heed-runs" / "numbers-2" / "attention.png").exists()
+    assert "heed-runs/numbers-2/attention.html" in out
+    text = (tmp_path / "heed-runs" / "numbers-2" / "attention.html").read_text(encoding="utf-8")
+    assert "<title>382,764 → " in text
 
 
 def test_own_text(heed, tmp_path):

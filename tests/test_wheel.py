@@ -17,6 +17,8 @@ NAME = "heed-1.0-py3-none-manylinux_2_28_x86_64.whl"
 RIGHT = {
     "heed/__init__.py": "",
     "heed/py.typed": "",
+    "heed/inspect/_page_files/page.html": "",
+    "heed/inspect/_page_files/main.js": "",
     "heed/_lib/libheed_core.so": "",
     "heed/_lib/libheed_tf.so": "",
     "heed-1.0.dist-info/WHEEL": "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
@@ -48,6 +50,7 @@ def test_a_right_wheel_passes(tmp_path: Path) -> None:
         (NAME, {"heed/_lib/libheed_tf.so": None}, "its libraries are"),
         (NAME, {"tests/__init__.py": ""}, "tests/__init__.py does not belong"),
         (NAME, {"heed/py.typed": None}, "py.typed is missing"),
+        (NAME, {"heed/inspect/_page_files/main.js": None}, "main.js is missing"),
     ],
 )
 def test_each_check_of_the_wheel_can_fail(

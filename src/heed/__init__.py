@@ -6,6 +6,7 @@
 - `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, blocks).
 - `heed.models`: Transformer encoder, decoder and encoder-decoder, and decoding with a cache.
 - `heed.seq2seq`: tasks and training of sequence-to-sequence models.
+- `heed.inspect`: what each head looks at, as numbers and pictures.
 - `heed.accelerate()`: Keras and KerasHub models that others wrote run on heed's ops.
 
 Example:
@@ -22,7 +23,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heed import layers, models, ops, seq2seq
+    from heed import inspect, layers, models, ops, seq2seq
     from heed._info import info
     from heed.acceleration import accelerate, decelerate
     from heed.ops import Mask, explain_dispatch, set_implementation
@@ -36,6 +37,7 @@ __all__ = [
     "decelerate",
     "explain_dispatch",
     "info",
+    "inspect",
     "layers",
     "models",
     "ops",
@@ -50,6 +52,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "decelerate": ("heed.acceleration", "decelerate"),
     "explain_dispatch": ("heed.ops", "explain_dispatch"),
     "info": ("heed._info", "info"),
+    "inspect": ("heed.inspect", None),
     "layers": ("heed.layers", None),
     "models": ("heed.models", None),
     "ops": ("heed.ops", None),

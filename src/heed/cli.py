@@ -152,6 +152,13 @@ def _parser() -> argparse.ArgumentParser:
     translate.add_argument("--language", help="numbers: which of the run's languages")
     translate.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
 
+    explain = add("explain", _explain, "Translate, and show on one page where each head looked.")
+    explain.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    explain.add_argument("text", nargs="*", help="what to translate")
+    explain.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
+    explain.add_argument("--png", type=Path, help="draw the cross-attention to this file too")
+    explain.add_argument("--language", help="numbers: which of the run's languages")
+
     add("info", _info, "Say which versions and which implementation of attention are in use.")
     return parser
 
@@ -205,7 +212,7 @@ def _demo(parsed: argparse.Namespace) -> None:
     _start()
     from heed.seq2seq.demo import run_demo
 
-    run_demo(path, languages, say=_say, **_said(parsed))
+    run_demo(path, languages, say=_say, write_page=_write_page, **_said(parsed))
 
 
 def _train(parsed: argparse.Namespace) -> None:
@@ -295,6 +302,37 @@ def _translate(parsed: argparse.Namespace) -> None:
     if parsed.picture:
         picture = picture_of_run(translator, text, parsed.language)
         print(f"picture: {picture}", file=sys.stderr)
+
+
+def _explain(parsed: argparse.Namespace) -> None:
+    from heed.seq2seq.errors import TaskError
+    from heed.seq2seq.run_folder import RunFolder
+
+    text = " ".join(parsed.text)
+    RunFolder.open(parsed.run).task().encode(text, parsed.language)
+    out = parsed.out or parsed.run / "attention.html"
+    for option, path in (("--out", out), ("--png", parsed.png)):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise TaskError(f"{option} must be a file in an existing folder, not {path}")
+    translator = _translator(parsed.run)
+    from heed.seq2seq.attention import attention_of
+    from heed.seq2seq.demo import draw
+
+    found = attention_of(translator, text, parsed.language)
+    _say(found.translation)
+    _say(f"every head: {_write_page(found, out)}")
+    if parsed.png is not None:
+        _say(f"picture: {draw(found, parsed.png, parsed.language)}")
+
+
+def _write_page(found: Any, path: Path) -> Path:
+    from heed.inspect import Capture, page
+    from heed.seq2seq.run_folder import write_atomically
+
+    capture = Capture(found.weights, found.kinds)
+    made = page(capture, found.tokens, title=f"{found.line} → {found.translation}")
+    write_atomically(path, lambda file: file.write(made.html.encode()))
+    return path
 
 
 def _info(_: argparse.Namespace) -> None:

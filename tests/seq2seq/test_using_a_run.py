@@ -6,6 +6,7 @@ import pytest
 from heed.seq2seq import TaskError, Translator, evaluate, start_text, train
 from heed.seq2seq import numbers as numbers_module
 from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
+from heed.seq2seq.attention import attention_of
 from heed.seq2seq.demo import picture_of_run, report, run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
@@ -178,6 +179,32 @@ def test_cross_attention_is_in_reading_order_and_adds_up_to_one(translator):
     np.testing.assert_allclose(weights[0][:, :, 4], direct[:, :, 1], atol=1e-5)
 
 
+def test_every_attention_of_a_translation(translator):
+    found = attention_of(translator, "12 34", "de")
+    assert found.source == ["de", "1", "2", "3", "4"]
+    assert found.translation == translator(["1234"], "de")[0]
+    T = len(found.written)
+    assert found.kinds == {"encoder 1": "self", "decoder 1": "causal", "cross 1": "cross"}
+    assert found.tokens["decoder 1"] == (found.written, ["start", *found.written[:-1]])
+    assert found.weights["decoder 1"].shape == (1, 2, T, T)
+    assert (np.triu(found.weights["decoder 1"][0, 0], 1) == 0).all()
+    # The encoder's rows and columns are moved alike: the model reads the units first.
+    source = translator.task.encode("1234", "de")
+    _, scores = translator.model.encode(np.array([source]), return_attention_scores=True)
+    order = [0, 4, 3, 2, 1]
+    direct = np.asarray(scores[0])[:, :, order][..., order]
+    np.testing.assert_allclose(found.weights["encoder 1"], direct, atol=1e-6)
+
+
+def test_ids_that_are_no_text_have_labels_too(translator, monkeypatch):
+    ids = [5, 0, 1, 3, 6, 2, 0, 0]
+    monkeypatch.setattr(translator, "decode", lambda rows: [ids])
+    found = attention_of(translator, "7")
+    assert len(found.written) == 6
+    assert (found.written[1], found.written[2], found.written[5]) == ("pad", "start", "end")
+    assert found.weights["cross 1"].shape[2:] == (6, 2)
+
+
 @pytest.mark.parametrize(
     ("layers", "heads", "T", "S"), [(1, 1, 1, 2), (2, 4, 15, 7), (3, 8, 40, 30)]
 )
@@ -209,6 +236,7 @@ def test_the_demo_tells_all(tmp_path, monkeypatch):
     assert "382,764" in text
     assert str(made.picture) in text
     assert made.picture.exists()
+    assert made.page is None
     assert (made.run.path / "evaluation.json").exists()
     with pytest.raises(TaskError, match="exists already"):
         run_demo(tmp_path / "run", say=lines.append, progress=False, **options)

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.ops import _mask_terms as terms
+from heed.ops._mask_plot import plot_mask
 from heed.ops._sizes import Size, Span, maximum, minimum
 
 
@@ -183,9 +184,30 @@ class Mask:
 
     def draw(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> str:
         """The mask of one batch entry and head as text: a line a query, "■" for "attend"."""
-        allowed = self.to_dense(query_length, key_length).numpy()
-        picture = allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
+        picture = self._picture(query_length, key_length, batch, head)
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in picture)
+
+    def plot(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> Any:
+        """The mask of one batch entry and head as a matplotlib figure: a row a query, dark for "attend".
+
+        Args:
+            query_length, key_length: T and S.
+            batch, head: which one of a mask that has several; one that has not shows the same for all.
+
+        Raises:
+            ImportError: without matplotlib.
+
+        >>> figure = Mask.window(2, 0).plot(8, 8)  # figure.savefig("window.png") or "window.svg"
+        >>> figure.axes[0].get_title(loc="left")
+        'keeps 32.8 % of 8 x 8'
+        """
+        allowed = self._picture(query_length, key_length, batch, head)
+        share = 100 * float(np.mean(allowed)) if allowed.size else 0.0
+        return plot_mask(allowed, f"keeps {share:.3g} % of {query_length} x {key_length}")
+
+    def _picture(self, query_length: int, key_length: int, batch: int, head: int) -> Any:
+        allowed = self.to_dense(query_length, key_length).numpy()
+        return allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
 
     def get_config(self) -> dict[str, Any]:
         """The rules as plain values, so that a Functional model that was given a mask can be saved.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from heed.ops._native_op import native_op
 from heed.ops._portable import attend
 from heed.ops._sizes import size
 from heed.ops._tile import Attention
+from heed.ops._watch import Watched, shown
 from heed.ops._weights import weights_of
 from heed.ops.attention import drawn_seed
 
@@ -68,6 +70,7 @@ def additive_attention(
     dispatch = choose(call.attention, (inputs[0].shape[2], inputs[2].shape[2]))
     run = call.native if dispatch.implementation == "native" else call.portable
     output, lse = run([*inputs, *call.parameters], return_lse)
+    output = shown(output, lambda: call.watched(*inputs))
     return (output, lse) if return_lse else output
 
 
@@ -101,11 +104,7 @@ def additive_attention_weights(
     """
     (query, key), _ = _checks.common_type(query=query, key=key)
     call = _Call.of(query, key, score_vector, bias, mask, dropout, seed)
-    query, key = call.split(query, key, call.parameters)
-    weights = weights_of(
-        call.attention, query, key, None, call.parameters[:1], heads=None, rows=rows
-    )
-    return weights[:, 0]
+    return call.weights(query, key, rows=rows)[:, 0]
 
 
 def dispatch_of(
@@ -233,6 +232,16 @@ class _Call:
             return gradients[: len(tensors)]
 
         return native_op(forward, backward, self.portable, tensors, return_lse)
+
+    def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:
+        """Weights (B, 1, T or len(rows), S)."""
+        query, key = self.split(query, key, self.parameters)
+        return weights_of(self.attention, query, key, None, self.parameters[:1], **choice)
+
+    def watched(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Watched:
+        """This call for one who looks on."""
+        weights = functools.partial(self.weights, query, key)
+        return Watched(self.attention, value, None, weights, numbers_per_weight=query.shape[2])
 
     @staticmethod
     def split(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from heed.ops._native_op import native_op
 from heed.ops._portable import attend
 from heed.ops._sizes import size, sizes
 from heed.ops._tile import Attention, fold, unfold
+from heed.ops._watch import Watched, shown
 from heed.ops._weights import weights_of
 
 
@@ -94,6 +96,7 @@ def dot_product_attention(
     dispatch = choose(call.attention, (query.shape[3], value.shape[3]))
     run = call.native if dispatch.implementation == "native" else call.portable
     output, lse = run(inputs, call.bias, return_lse)
+    output = shown(output, lambda: call.watched(*inputs))
     return (output, lse) if return_lse else output
 
 
@@ -397,6 +400,11 @@ class DotCall:
     def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:
         """See `attention_weights`."""
         return weights_of(self.attention, *self.split(query, key), self.bias, (), **choice)
+
+    def watched(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Watched:
+        """This call for one who looks on."""
+        weights = functools.partial(self.weights, query, key)
+        return Watched(self.attention, value, self.heads_axis, weights)
 
     def split(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Query (B, K, G, T, H) and key (B, K, S, H) in the compute dtype, from the call's layout."""

@@ -3,7 +3,7 @@
 - `start_numbers`, `start_text`: make a run folder; `train(run)` trains it, also after a stop.
 - `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
 - `Translator`, `evaluate`: use a trained run, and judge it on what it never saw.
-- `cross_attention`, `draw_cross_attention`: where it looked.
+- `attention_of`, `cross_attention`, `draw_cross_attention`: where it looked.
 - `run_demo`: all of it on numbers.
 - `TaskError`: the error that a person can put right.
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
+    from heed.seq2seq.attention import TranslationAttention, attention_of
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
     from heed.seq2seq.evaluation import Evaluation, evaluate
@@ -33,7 +34,9 @@ __all__ = [
     "Trained",
     "TrainingInterrupted",
     "TrainingOptions",
+    "TranslationAttention",
     "Translator",
+    "attention_of",
     "cross_attention",
     "draw_cross_attention",
     "evaluate",
@@ -50,7 +53,9 @@ _LAZY = {
     "Trained": "training",
     "TrainingInterrupted": "training",
     "TrainingOptions": "options",
+    "TranslationAttention": "attention",
     "Translator": "translate",
+    "attention_of": "attention",
     "cross_attention": "alignment_plot",
     "run_demo": "demo",
     "draw_cross_attention": "alignment_plot",

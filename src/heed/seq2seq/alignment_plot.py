@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.seq2seq.attention import attention_of
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import write_atomically
-from heed.seq2seq.tokenizer import END_ID
 from heed.seq2seq.translate import Translator
 
 _MAP = "cividis"  # light and dark order the same for every kind of colour vision
@@ -32,24 +32,8 @@ def cross_attention(
         (layers, N, T, S): row t says where the decoder looked when it wrote target token t. The
         digits of a number are in reading order.
     """
-    task = translator.task
-    source = task.encode(line, language)
-    found = translator.decode([source])[0]
-    length = found.index(END_ID) + 1 if END_ID in found else len(found)
-    target = found[:length]
-    start = translator.model.config.start_id
-    inputs = {
-        "source": np.array([source], np.int32),
-        "target": np.array([[start, *target[:-1]]], np.int32),
-    }
-    _, scores = translator.model(inputs, return_attention_scores=True)
-    weights = np.stack([np.asarray(layer)[0] for layer in scores["cross"]])
-    columns = task.source_labels(source)
-    rows = [*task.target_labels(target), "end"][:length]
-    if task.kind == "numbers":
-        order = [0, *range(len(source) - 1, 0, -1)]
-        columns, weights = [columns[i] for i in order], weights[..., order]
-    return columns, rows, weights
+    found = attention_of(translator, line, language)
+    return found.source, found.written, found.cross
 
 
 def draw_cross_attention(
@@ -81,7 +65,6 @@ def draw_cross_attention(
     except ImportError:
         raise TaskError("pictures need matplotlib: pip install 'heed[demo]'") from None
     layers, heads, T, S = weights.shape
-    columns, rows = [_shown(label) for label in columns], [_shown(label) for label in rows]
     # Sizes in inches from the numbers of cells and the labels, so that these never overlap.
     widest = max(map(len, columns))
     mean_width = 2.2 + S * max(0.42, 0.1 * widest + 0.06)
@@ -125,8 +108,3 @@ def _panel(axes: Any, weights: NDArray[np.float32], title: str) -> Any:
     for spine in axes.spines.values():
         spine.set_visible(False)
     return image
-
-
-def _shown(piece: str) -> str:
-    """A piece as people read it: the library marks spaces by an underscore-like sign."""
-    return piece.replace("▁", " ").strip() or "space"

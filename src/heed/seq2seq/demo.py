@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from heed.seq2seq import numbers
-from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
+from heed.seq2seq.alignment_plot import draw_cross_attention
+from heed.seq2seq.attention import TranslationAttention, attention_of
 from heed.seq2seq.evaluation import Answer, Evaluation, evaluate
 from heed.seq2seq.recipes import start_numbers
 from heed.seq2seq.run_folder import RunFolder
@@ -27,12 +28,14 @@ class Demo:
         trained: how training ended.
         evaluation: the answers to the held-out numbers.
         picture: where the picture of the cross-attention is.
+        page: where the page of every attention is, if one was made.
     """
 
     run: RunFolder
     trained: Trained
     evaluation: Evaluation
     picture: Path
+    page: Path | None = None
 
 
 def run_demo(
@@ -41,6 +44,7 @@ def run_demo(
     *,
     say: Callable[[str], object] = print,
     progress: bool = True,
+    write_page: Callable[[TranslationAttention, Path], Path] | None = None,
     **options: Any,
 ) -> Demo:
     """Trains on numbers, evaluates on 2,000 held-out ones, and draws where the model looked.
@@ -50,6 +54,7 @@ def run_demo(
         languages: some of "en", "de", "fr", "es".
         say: is called with each line of the report.
         progress: whether to show progress on stderr.
+        write_page: writes what it is given to a file, and returns its path; None makes no page.
         **options: as for :func:`heed.seq2seq.start_numbers`.
 
     Raises:
@@ -74,12 +79,17 @@ def run_demo(
         mark = "" if answer.right else f"   WRONG, it is: {answer.reference}"
         language = f"  {answer.group}" if len(languages) > 1 else ""
         say(f"  {answer.source:>7}{language}  {answer.said}{mark}")
-    picture = picture_of_run(translator, shown[-1].source, shown[-1].group)
+    found = attention_of(translator, shown[-1].source, shown[-1].group)
+    picture = draw(found, run.path / "attention.png", shown[-1].group)
     say("")
     say(f"where it looked:  {picture}")
+    page = None
+    if write_page is not None:
+        page = write_page(found, run.path / "attention.html")
+        say(f"every head:       {page}")
     say(f"the run:          {run.path}")
     say(f'try:              heed translate {run.path} "1 2 3 4"')
-    return Demo(run, trained, evaluation, picture)
+    return Demo(run, trained, evaluation, picture, page)
 
 
 def report(evaluation: Evaluation) -> list[str]:
@@ -115,11 +125,14 @@ def picture_of_run(translator: Translator, line: str, language: str | None = Non
     Returns:
         The path of the picture.
     """
-    columns, rows, weights = cross_attention(translator, line, language)
-    title = f"Where heed looked to write {line}" + (f" ({language})" if language else "")
-    return draw_cross_attention(
-        translator.run.path / "attention.png", columns, rows, weights, title
-    )
+    found = attention_of(translator, line, language)
+    return draw(found, translator.run.path / "attention.png", language)
+
+
+def draw(found: TranslationAttention, path: Path, language: str | None = None) -> Path:
+    """Draws the cross-attention of a translation to a PNG file, and returns its path."""
+    title = f"Where heed looked to write {found.line}" + (f" ({language})" if language else "")
+    return draw_cross_attention(path, found.source, found.written, found.cross, title)
 
 
 def _examples(evaluation: Evaluation) -> list[Answer]:

@@ -7,7 +7,7 @@ weights.npz      the final weights, once the run is complete
 metrics.jsonl    one line of numbers for each few steps
 train.log        what was said
 tensorboard/     the same numbers for TensorBoard
-evaluation.json, attention.png
+evaluation.json, attention.png, attention.html
 """
 
 from __future__ import annotations

@@ -1,0 +1,28 @@
+"""Seeing attention: what each head looks at, as numbers and pictures, without changing a result."""
+
+from heed.inspect._capture import Capture
+from heed.inspect._interventions import Ablation, HeadCost, ablate, gradient_times_attention
+from heed.inspect._measures import by_head, head_similarity, rollout
+from heed.inspect._page import Page, page
+from heed.inspect._plots import plot_alignment, plot_heads, plot_map, plot_model
+from heed.inspect._run import capture
+from heed.inspect._statistics import RowStatistics
+
+__all__ = [
+    "Ablation",
+    "Capture",
+    "HeadCost",
+    "Page",
+    "RowStatistics",
+    "ablate",
+    "by_head",
+    "capture",
+    "gradient_times_attention",
+    "head_similarity",
+    "page",
+    "plot_alignment",
+    "plot_heads",
+    "plot_map",
+    "plot_model",
+    "rollout",
+]

@@ -1,0 +1,147 @@
+// One head as two columns of tokens, with lines from those that look to those that are looked at.
+
+const MOST_LINES = 1500; // at once, the strongest
+
+function makeLines(data, state, focus, pin) {
+  const canvas = document.querySelector("#lines canvas"), scroller = $("scroller");
+  const lists = { row: $("rows"), key: $("keys") };
+  const listed = { row: null, key: null };
+  const HEIGHT = 22, TOP = 6;
+
+  function fill(side, tokens) {
+    if (listed[side] === tokens) return;
+    listed[side] = tokens;
+    const items = tokens.map((token, i) => {
+      const item = document.createElement("li");
+      item.textContent = shown(token);
+      item.title = token;
+      item.dir = "auto";
+      item.tabIndex = i === 0 ? 0 : -1;
+      item.setAttribute("role", "option");
+      item.setAttribute("aria-selected", "false");
+      item.dataset.side = side;
+      item.dataset.i = i;
+      return item;
+    });
+    lists[side].replaceChildren(...items);
+  }
+
+  function show() {
+    fill("row", state.head.layer.rowTokens);
+    fill("key", state.head.layer.keyTokens);
+    const { T, S } = state.head.whole;
+    scroller.parentElement.style.maxHeight = `${2 * TOP + 2 + HEIGHT * Math.max(T, S)}px`;
+  }
+
+  let marked = [];
+  function mark(active) {
+    for (const item of marked) {
+      item.classList.remove("on");
+      item.setAttribute("aria-selected", "false");
+    }
+    marked = [];
+    const both = active && [["row", active.row], ["key", active.key]];
+    for (const [side, i] of both || []) {
+      const item = i === undefined ? null : lists[side].children[i];
+      if (!item) continue;
+      item.classList.add("on");
+      item.setAttribute("aria-selected", "true");
+      marked.push(item);
+    }
+  }
+
+  function draw(active) {
+    const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    const context = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
+    const tints = { row: style.getPropertyValue("--row-tint"), key: style.getPropertyValue("--key-tint") };
+    context.scale(ratio, ratio);
+    mark(active);
+    const column = lists.row.getBoundingClientRect().width, right = scroller.clientWidth - column, top = scroller.scrollTop;
+    const middle = (i) => TOP + (i + 0.5) * HEIGHT - top;
+    const seen = (i) => middle(i) > -HEIGHT && middle(i) < height + HEIGHT;
+    const { T, S } = state.head.whole, least = Math.max(1, state.threshold);
+    const each = (use) => {
+      if (active && active.row !== undefined) for (let j = 0; j < S; j++) use(active.row, j, codeAt(state.head, active.row, j));
+      else if (active) for (let i = 0; i < T; i++) use(i, active.key, codeAt(state.head, i, active.key));
+      else for (let i = 0; i < T; i++) if (seen(i)) for (let j = 0; j < S; j++) use(i, j, codeAt(state.head, i, j));
+    };
+    const counts = new Uint32Array(256), found = [];
+    each((i, j, code) => counts[code]++);
+    let cut = 255;
+    for (let sum = counts[cut]; cut > least && (sum += counts[cut - 1]) <= MOST_LINES;) cut--;
+    each((i, j, code) => { if (code >= cut && code >= least && found.length < 2 * MOST_LINES) found.push([code, i, j]); });
+    found.sort((a, b) => a[0] - b[0]); // the strongest on top
+    const most = found.length ? found[found.length - 1][0] : 1, tint = tints[active && active.row === undefined ? "key" : "row"];
+    context.font = `11px ${style.fontFamily}`;
+    context.textBaseline = "middle";
+    if (active) {
+      const side = active.row === undefined ? "key" : "row";
+      context.fillStyle = `rgba(${tints[side]}, 0.14)`;
+      box(side === "row" ? 0 : right, middle(active[side]), column);
+    }
+    for (const [code, i, j] of found) {
+      const share = code / most, here = active && active.row !== undefined && active.key === j;
+      const y = middle(i), z = middle(j), bend = (right - column) / 2;
+      context.strokeStyle = `rgba(${tint}, ${(active ? 0.15 : 0.04) + (active ? 0.8 : 0.6) * share ** 2})`;
+      context.lineWidth = (here ? 1.2 : 0.6) + 2 * share * share;
+      context.beginPath();
+      context.moveTo(column, y);
+      context.bezierCurveTo(column + bend, y, right - bend, z, right, z);
+      context.stroke();
+      if (!active) continue;
+      // Where a token looks, behind the token: as long as the weight is high.
+      const other = active.row === undefined ? y : z, weight = (code / data.levels) ** 2, length = Math.max(2, column * weight);
+      context.fillStyle = `rgba(${tint}, ${0.12 + 0.22 * share})`;
+      box(active.row === undefined ? column - length : right, other, length);
+    }
+  }
+
+  function box(x, y, width) {
+    const context = canvas.getContext("2d");
+    context.beginPath();
+    context.roundRect(x, y - HEIGHT / 2 + 1, width, HEIGHT - 2, 3);
+    context.fill();
+  }
+
+  const place = (event) => {
+    const item = event.target.closest && event.target.closest("li");
+    return item ? { [item.dataset.side]: +item.dataset.i } : null;
+  };
+  scroller.addEventListener("pointerover", (event) => focus(place(event)));
+  scroller.addEventListener("pointerleave", () => focus(null));
+  scroller.addEventListener("scroll", () => state.redraw());
+  scroller.addEventListener("click", (event) => pin(place(event)));
+  scroller.addEventListener("focusin", (event) => {
+    const at = place(event);
+    if (!at) return;
+    for (const other of event.target.parentElement.querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
+    event.target.tabIndex = 0;
+    if (event.target.matches(":focus-visible")) pin(at);
+  });
+  scroller.addEventListener("keydown", (event) => {
+    const at = place(event);
+    if (!at) return;
+    const side = at.row === undefined ? "key" : "row", i = at[side], count = lists[side].children.length;
+    const page = Math.max(1, Math.floor(scroller.clientHeight / HEIGHT) - 1);
+    const moves = { ArrowUp: i - 1, ArrowDown: i + 1, PageUp: Math.max(0, i - page), PageDown: Math.min(count - 1, i + page), Home: 0, End: count - 1 };
+    if (event.key in moves) go(side, moves[event.key]);
+    else if (event.key === "ArrowRight" && side === "row") go("key", Math.min(i, lists.key.children.length - 1));
+    else if (event.key === "ArrowLeft" && side === "key") go("row", Math.min(i, lists.row.children.length - 1));
+    else return;
+    event.preventDefault();
+  });
+
+  function go(side, i) {
+    if (lists[side].children[i]) lists[side].children[i].focus();
+  }
+
+  new ResizeObserver(() => state.redraw()).observe(canvas);
+  // Scrolls a token into view, if it is not.
+  function reveal({ row, key }) {
+    const i = row === undefined ? key : row, y = TOP + i * HEIGHT - scroller.scrollTop;
+    if (y < 0 || y + HEIGHT > scroller.clientHeight) scroller.scrollTop += y - scroller.clientHeight / 2;
+  }
+  return { show, draw, reveal };
+}

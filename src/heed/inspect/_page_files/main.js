@@ -1,0 +1,119 @@
+// What is chosen, what is said of it, and the start.
+
+function start(data) {
+  const state = { layer: "", number: "", kind: "", threshold: 0, own: false, head: data.heads.find((head) => head.layer.kind === "cross") || data.heads[0], hovered: null, pinned: null };
+  state.highest = (head) => (state.own ? head.highest : data.highest);
+  const tables = new Map();
+  state.paint = (head) => {
+    const key = `${state.highest(head)} ${state.threshold}`;
+    if (!tables.has(key)) tables.clear(), tables.set(key, paints(state.highest(head), state.threshold));
+    return tables.get(key);
+  };
+  let asked = false;
+  state.redraw = () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      const active = state.hovered || state.pinned;
+      lines.draw(active);
+      matrix.draw(active);
+    });
+  };
+  const same = (a, b) => a === b || (a && b && a.row === b.row && a.key === b.key);
+  function focus(place) {
+    if (same(place, state.hovered)) return;
+    state.hovered = place;
+    say();
+    state.redraw();
+  }
+  function pin(place) {
+    state.pinned = place;
+    if (place) {
+      lines.reveal(place);
+      matrix.follow(place);
+    }
+    say();
+    state.redraw();
+  }
+  const lines = makeLines(data, state, focus, pin);
+  const matrix = makeMatrix(data, state, focus, pin);
+  const heads = makeHeads(data, state, select, changed);
+
+  function select(head) {
+    const before = state.head.layer, after = head.layer;
+    state.head = head;
+    if (before.rows !== after.rows || before.keys !== after.keys) {
+      state.hovered = state.pinned = null;
+      matrix.fit();
+    }
+    lines.show();
+    heads.mark();
+    changed();
+  }
+
+  function changed() {
+    const { layer, number: n } = state.head, kind = document.createElement("span");
+    kind.textContent = `  ${KINDS[layer.kind]}`;
+    $("name").replaceChildren(`${layer.name}, head ${n + 1}`, kind);
+    const bar = $("bar").getContext("2d"), image = bar.createImageData(128, 1);
+    for (let x = 0; x < 128; x++) image.data.set([...colour(x / 127), 255], 4 * x);
+    bar.putImageData(image, 0, 0);
+    $("highest").textContent = number((state.highest(state.head) / data.levels) ** 2);
+    say();
+    state.redraw();
+  }
+
+  const MOST_SAID = 8;
+  function say() {
+    const active = state.hovered || state.pinned, out = $("readout"), { layer } = state.head, { T, S } = state.head.whole;
+    const weight = (code) => number((code / data.levels) ** 2);
+    const bold = (text) => Object.assign(document.createElement("b"), { textContent: shown(text), dir: "auto" });
+    out.replaceChildren();
+    if (!active) {
+      out.append("Point at a token to see where it looks, or press Tab and use the arrow keys.");
+      return;
+    }
+    const put = (...parts) => {
+      const span = document.createElement("span");
+      span.append(...parts);
+      out.append(span);
+    };
+    if (active.row !== undefined && active.key !== undefined) {
+      put(bold(layer.rowTokens[active.row]), " → ", bold(layer.keyTokens[active.key]), `  ${weight(codeAt(state.head, active.row, active.key))}`);
+    }
+    const byRow = active.row !== undefined, tokens = byRow ? layer.keyTokens : layer.rowTokens;
+    const found = Array.from({ length: byRow ? S : T }, (_, i) => [byRow ? codeAt(state.head, active.row, i) : codeAt(state.head, i, active.key), i])
+      .filter(([code]) => code >= Math.max(1, state.threshold)).sort((a, b) => b[0] - a[0]);
+    const token = bold(byRow ? layer.rowTokens[active.row] : layer.keyTokens[active.key]);
+    put(token, byRow ? " looks at" : " is looked at by", found.length ? "" : " nothing");
+    // Not those that are as good as nothing beside the strongest.
+    for (const [code, i] of found.slice(0, MOST_SAID).filter(([code]) => code > found[0][0] / 16)) {
+      const value = document.createElement("span"), name = document.createElement("i"), share = document.createElement("span");
+      value.className = "value";
+      name.textContent = shown(tokens[i]);
+      name.dir = "auto";
+      share.textContent = weight(code);
+      value.append(name, " ", share);
+      out.append(value);
+    }
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { state.hovered = null; pin(null); }
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.redraw());
+  const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+  $("summary").textContent = `${count(data.layers.length, "layer")}, ${count(data.heads.length, "head")}` +
+    (data.sequences.length === 1 ? `, ${count(data.sequences[0].length, "token")}` : "");
+  $("footer").textContent = data.note;
+  lines.show();
+  matrix.fit();
+  heads.build();
+  changed();
+}
+
+readData().then(start).catch((error) => {
+  document.querySelector("main").textContent =
+    `This page could not be shown (it needs a browser of 2023 or newer): ${error.message}`;
+});

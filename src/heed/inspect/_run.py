@@ -1,0 +1,201 @@
+"""`capture`: the attention weights of a model, from one run that it does not change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from heed.inspect import _kinds, _names
+from heed.inspect._capture import Capture
+from heed.inspect._picture import picture_of
+from heed.inspect._statistics import RowStatistics
+from heed.inspect._watch import Session, Sight, watch
+
+Choice = Sequence[int] | Mapping[str, Sequence[int]] | None
+
+
+def capture(
+    model: Any,
+    inputs: Any,
+    *,
+    layers: Sequence[str] | None = None,
+    heads: Choice = None,
+    rows: Choice = None,
+    size: int | None = 512,
+    tokens: Sequence[int] = (0,),
+    call_arguments: Mapping[str, Any] | None = None,
+) -> Capture:
+    """Runs a model once, as `model(inputs, training=False)`, and returns the weights of every attention in it.
+
+    The model computes what it always does, bit by bit; the weights are taken, or computed beside it, in blocks. It
+    sees heed's layers and ops, the attention layers of Keras and KerasHub, accelerated or not, and whatever layer
+    calls `keras.ops.dot_product_attention`, or `keras.ops.softmax` in a class with "Attention" in its name.
+
+    Args:
+        model: a Keras model or layer.
+        inputs: its first argument.
+        layers: names of attention layers: the name of the layer itself, or with those of the layers around it, as
+            "block_1/attention". Default: all.
+        heads: which heads, integers in [0, N), of every layer, or by layer name. Default: all.
+        rows: which queries, integers in [0, T), of every layer, or by layer name. Default: all.
+        size: a picture longer or wider than this is pooled to at most this (see `Capture`), unless `rows` are given.
+            None: never. With the default, 12 layers of 12 heads at T = S = 1024 take 151 MB a batch entry.
+        tokens: for which keys `on_token` is to work where a picture is not whole. Keys beyond S are left out.
+        call_arguments: further arguments of the call, by name.
+
+    Returns:
+        A `Capture`, with `outputs`.
+
+    Raises:
+        ValueError: for a model without attention; for layers that are not there, with the names of those that are;
+            for heads, rows or tokens out of range.
+        TypeError: if `model` is not a Keras layer.
+        RuntimeError: if Keras does not run on TensorFlow, or a layer runs inside a `tf.function`.
+
+    Numerics: weights are float32 (float64 for float64); those that a layer of Keras holds itself have its precision.
+        A row that may attend to nothing is 0, also where Keras attends evenly to everything.
+
+    >>> import keras, numpy as np
+    >>> x = keras.Input((6, 8))
+    >>> y = keras.layers.MultiHeadAttention(2, 4, name="attention")(x, x, use_causal_mask=True)
+    >>> model = keras.Model(x, y)
+    >>> found = capture(model, np.random.default_rng(0).normal(size=(1, 6, 8)))
+    >>> found
+    <Capture of 1 layer
+      attention: causal, 1 x 2 heads x 6 x 6>
+    >>> found.weights["attention"][0, 0].sum(-1).round(3).tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    check_model(model)
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise ValueError(f"`size` must be an integer > 0, or None. Received: size={size!r}")
+    wanted = _names.Choice(layers)
+    fulls: list[str] = []
+    taken: dict[str, _Taken] = {}
+
+    def take(sight: Sight) -> Any:
+        full = _names.full_name(sight.path, fulls)
+        fulls.append(full)
+        if full in wanted:
+            _, N, T, S = sight.seen.sizes
+            chosen_heads = _chosen("heads", heads, full, N)
+            chosen_rows = _chosen("rows", rows, full, T)
+            keys = [token for token in _integers("tokens", tokens, None, full) if token < S]
+            picture, statistics = picture_of(
+                sight.seen, chosen_heads or range(N), chosen_rows, size, keys
+            )
+            taken[full] = _Taken(
+                picture,
+                statistics,
+                sight.kind,
+                chosen_heads or tuple(range(N)),
+                chosen_rows,
+                (T, S),
+            )
+        return sight.seen.output
+
+    outputs = run(model, inputs, call_arguments, take)
+    wanted.check(fulls)
+    for option, given in (("heads", heads), ("rows", rows)):
+        if isinstance(given, Mapping):
+            _names.check(option, given, fulls)
+    names = dict(zip(fulls, _names.short_names(fulls), strict=True))
+    found = {names[full]: x for full, x in taken.items()}
+    return Capture(
+        {name: x.picture for name, x in found.items()},
+        {name: x.kind for name, x in found.items()},
+        heads={name: x.heads for name, x in found.items()},
+        rows={name: x.rows for name, x in found.items() if x.rows is not None},
+        lengths={name: x.lengths for name, x in found.items()},
+        statistics={name: x.statistics for name, x in found.items()},
+        outputs=outputs,
+    )
+
+
+class _Taken(NamedTuple):
+    """What is kept of one attention."""
+
+    picture: NDArray[np.floating[Any]]
+    statistics: RowStatistics
+    kind: str
+    heads: tuple[int, ...]
+    rows: tuple[int, ...] | None
+    lengths: tuple[int, int]
+
+
+def check_model(model: Any) -> None:
+    """Checks that it is something Keras can call.
+
+    Raises:
+        TypeError: if not.
+    """
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+
+
+def run(
+    model: Any,
+    inputs: Any,
+    call_arguments: Mapping[str, Any] | None,
+    watcher: Callable[[Sight], Any],
+) -> Any:
+    """Runs a model while `watcher` sees its attention; returns what the model does.
+
+    Raises:
+        ValueError: if there was none to see.
+    """
+    with watch(watcher) as session:
+        outputs = model(inputs, training=False, **(call_arguments or {}))
+    missed = _missed(model, session)
+    if not session.number:
+        known = f"; it has {', '.join(missed)}" if missed else ""
+        raise ValueError(
+            "`model` must have attention that runs through heed, keras.ops or the attention layers of Keras and "
+            f"KerasHub, outside of a tf.function. Received: {model.name!r}, which ran none that can be seen{known}"
+        )
+    if missed:
+        warnings.warn(
+            f"No attention was seen in {', '.join(missed)}: they did not run, or ran inside a tf.function that had "
+            "been traced before, or compute weights without heed and keras.ops.",
+            stacklevel=3,
+        )
+    return outputs
+
+
+def _missed(model: Any, session: Session) -> list[str]:
+    """Names of layers that look like attention, and in which none was seen."""
+    layers = [model, *model._flatten_layers(include_self=False)]
+    return [
+        f"{layer.name!r} ({type(layer).__name__})"
+        for layer in layers
+        if _kinds.is_attention(layer) and id(layer) not in session.with_attention
+    ]
+
+
+def _chosen(option: str, given: Choice, full: str, limit: int) -> tuple[int, ...] | None:
+    """The heads or rows of one layer, or None for all."""
+    if isinstance(given, Mapping):
+        given = next((x for name, x in given.items() if _names.answers(name, full)), None)
+    return None if given is None else _integers(option, given, limit, full)
+
+
+def _integers(option: str, given: Any, limit: int | None, full: str) -> tuple[int, ...]:
+    array = np.asarray(given)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise TypeError(f"`{option}` must be a list of integers. Received: {option}={given!r}")
+    chosen = tuple(int(i) for i in array)
+    if limit is not None and not chosen:
+        raise ValueError(f"`{option}` must not be empty. Received: {option}={given!r}")
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(f"`{option}` must not repeat. Received: {option}={given!r}")
+    if min(chosen, default=0) < 0 or (limit is not None and max(chosen) >= limit):
+        upper = "S" if limit is None else limit
+        raise ValueError(
+            f"`{option}` must be in [0, {upper}) for {full!r}. Received: {option}={given!r}"
+        )
+    return chosen

@@ -1,0 +1,193 @@
+"""Looking on while a model runs: which layer computes which attention, whoever wrote it.
+
+Three places see every attention of a Keras model on TensorFlow:
+
+- heed's ops show what they compute to whoever watches (heed's layers, accelerated Keras);
+- `keras.ops.dot_product_attention` ends in one function of the backend;
+- other layers hold the weights themselves: they come out of a softmax inside a layer that is an attention.
+
+And `keras.layers.Layer.__call__` tells inside which layers that happens. Three functions are wrapped while a model
+runs, for the thread that runs it; what they compute is computed as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import keras
+
+from heed.inspect import _kinds
+from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
+from heed.ops._watch import Watched, watching
+
+# What a watcher returns goes on in place of the output that it was shown.
+Watcher = Callable[["Sight"], Any]
+
+
+class Frame(NamedTuple):
+    """One layer that is being called."""
+
+    layer: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Sight(NamedTuple):
+    """One attention, in one layer.
+
+    Attributes:
+        path: names of the layers around it, from the outermost one; without the model itself, if there are others.
+        seen: the attention.
+        kind: "self", "causal" or "cross".
+    """
+
+    path: tuple[str, ...]
+    seen: Seen
+    kind: str
+
+
+class Session:
+    """What happens while one model runs."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self.frames: list[Frame] = []
+        self.number = 0  # of attentions that were seen
+        self.with_attention: set[int] = set()  # ids of the layers around them
+
+    def call_layer(self, original: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a layer; where it is the softmax of an attention, it gives the weights."""
+        self.frames.append(Frame(layer, args, kwargs))
+        try:
+            output = original(layer, *args, **kwargs)
+        finally:
+            self.frames.pop()
+        if not isinstance(layer, keras.layers.Softmax):
+            return output
+        mask = args[1] if len(args) > 1 else kwargs.get("mask")
+        return self.softmax(args[0] if args else kwargs["inputs"], output, mask)
+
+    def softmax(self, scores: Any, weights: Any, mask: Any = None) -> Any:
+        """Weights that a layer holds."""
+        layer = self.frames[-1].layer if self.frames else None
+        if not _kinds.is_attention(layer) or len(weights.shape) < 3:
+            return weights
+        return self.show(weights, lambda: SoftmaxWeights.of(layer, weights, scores, mask))
+
+    def fused(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The backend's attention, unless heed computes it and has shown it already."""
+        before = self.number
+        output = original(*args, **kwargs)
+        if self.number != before:
+            return output
+        return self.show(output, lambda: keras_attention(output, *args, **kwargs))
+
+    def heed(self, watched: Watched, output: Any) -> Any:
+        """An attention of heed's ops."""
+        return self.show(output, lambda: FusedAttention(output, watched))
+
+    def show(self, output: Any, describe: Callable[[], Seen]) -> Any:
+        """Shows the watcher an attention; returns the output that goes on."""
+        if not self.frames or _building():
+            return output
+        names = [frame.layer.name for frame in self.frames]
+        if not hasattr(output, "numpy"):
+            raise RuntimeError(
+                f"The layer {names[-1]!r} runs inside a tf.function, where its attention has no values to show. Call "
+                "the model without it, or first tf.config.run_functions_eagerly(True). "
+                f"Received: a symbolic tensor inside {'/'.join(names)}"
+            )
+        self.number += 1
+        self.with_attention.update(id(frame.layer) for frame in self.frames)
+        seen = describe()
+        kind = _kinds.kind_of(self.frames[-1], seen)
+        return self.watcher(Sight(tuple(names[1:] or names), seen, kind))
+
+
+_lock = threading.RLock()
+_session: ContextVar[Session | None] = ContextVar("heed_inspect_session", default=None)
+
+
+@contextmanager
+def watch(watcher: Watcher) -> Iterator[Session]:
+    """Shows `watcher` each attention that Keras layers, called by this thread, compute meanwhile.
+
+    Raises:
+        RuntimeError: if Keras has another backend than TensorFlow.
+    """
+    if keras.config.backend() != "tensorflow":
+        raise RuntimeError(
+            "heed.inspect needs Keras on its TensorFlow backend. "
+            f"Received: keras.config.backend()={keras.config.backend()!r}"
+        )
+    from keras.src.backend.tensorflow import nn
+
+    session = Session(watcher)
+    # One at a time: what is put back at the end is what was there at the beginning.
+    with _lock, watching(session.heed):
+        token = _session.set(session)
+        try:
+            with (
+                _wrapped(keras.layers.Layer, "__call__", _layer_call),
+                _wrapped(nn, "softmax", _softmax),
+                _wrapped(nn, "dot_product_attention", _fused),
+            ):
+                yield session
+        finally:
+            _session.reset(token)
+
+
+@contextmanager
+def _wrapped(owner: Any, name: str, wrap: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _session.get()
+        if session is None:
+            return original(self, *args, **kwargs)
+        return session.call_layer(original, self, args, kwargs)
+
+    return call
+
+
+def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def softmax(x: Any, axis: Any = -1) -> Any:
+        weights = original(x, axis=axis)
+        session = _session.get()
+        if session is None or axis not in (-1, len(x.shape) - 1):
+            return weights
+        return session.softmax(x, weights)
+
+    return softmax
+
+
+def _fused(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def dot_product_attention(*args: Any, **kwargs: Any) -> Any:
+        session = _session.get()
+        if session is None:
+            return original(*args, **kwargs)
+        return session.fused(original, args, kwargs)
+
+    return dot_product_attention
+
+
+def _building() -> bool:
+    """Whether Keras only works out shapes."""
+    from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+    return in_symbolic_scope()

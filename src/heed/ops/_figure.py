@@ -1,0 +1,33 @@
+"""An empty matplotlib figure that no global state knows of."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A `matplotlib.figure.Figure`, saved with `savefig("x.png")` or `("x.svg")`; notebooks show it.
+
+    Args:
+        width, height: in inches.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from None
+    figure: Any = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
+
+    def png() -> bytes:
+        file = io.BytesIO()
+        figure.savefig(file, format="png")
+        return file.getvalue()
+
+    figure._repr_png_ = png  # what a notebook asks for
+    return figure

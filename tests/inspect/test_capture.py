@@ -1,0 +1,475 @@
+"""What `capture` sees, and that the model does what it always does."""
+
+from __future__ import annotations
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from heed import Mask
+from heed.inspect import capture
+from heed.inspect._statistics import statistics_of
+from heed.layers import MultiHeadAttention, TransformerEncoderLayer
+from tests import reference
+from tests.inspect.models import (
+    CHAIN,
+    MODELS,
+    OwnSoftmax,
+    Subclassed,
+    T,
+    arrays,
+    chain,
+    expected,
+    sequence,
+)
+from tests.layers.stock import randomise
+from tests.tolerances import assert_statistics
+
+CAUSAL = np.tril(np.ones((T, T), bool))
+
+
+def assert_rows(weights: np.ndarray) -> None:
+    """Each row sums to 1 or 0."""
+    sums = weights.astype(np.float64).sum(-1)
+    np.testing.assert_allclose(sums, np.round(sums), atol=1e-5)
+    assert set(np.round(sums).ravel()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_outputs_are_bitwise_those_without_capture(name, accelerated):
+    model, inputs, arguments = MODELS[name]()
+    model(inputs, **arguments)  # builds it
+    weights_before = [w.copy() for w in model.get_weights()]
+    scope = heed.accelerate(model) if accelerated else None
+    try:
+        plain = arrays(model(inputs, training=False, **arguments))
+        found = capture(model, inputs, call_arguments=arguments)
+        again = arrays(model(inputs, training=False, **arguments))
+    finally:
+        if scope is not None:
+            heed.decelerate()
+    for a, b, c in zip(plain, arrays(found.outputs), again, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+    for a, b in zip(weights_before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for weights in found.weights.values():
+        assert_rows(weights)
+
+
+def test_keras_layers_with_names_and_kinds():
+    found = capture(chain(), sequence())
+    assert list(found) == CHAIN
+    assert dict(found.kinds) == {
+        "fused": "self",
+        "dropping": "causal",
+        "grouped": "causal",
+        "grouped_1": "cross",
+        "dot": "cross",
+        "additive": "causal",
+    }
+    assert found.weights["grouped"].shape == (2, 4, T, T)
+    assert found.weights["dot"].shape == (2, 1, T, T)
+
+
+@pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
+def test_weights_of_keras_layers_are_those_of_the_reference(accelerated):
+    x, y = sequence(), sequence(seed=1)
+    causal = {"use_causal_mask": True}
+    for layer, options, mask in [
+        (keras.layers.MultiHeadAttention(2, 4), {}, None),
+        (keras.layers.MultiHeadAttention(2, 4, dropout=0.3), causal, CAUSAL),
+        (keras.layers.GroupQueryAttention(4, 4, 2), causal, CAUSAL),
+        (keras.layers.GroupQueryAttention(4, 4, 2, dropout=0.3), {}, None),
+    ]:
+        layer(x, y)
+        randomise(layer)
+        with heed.accelerate(layer) if accelerated else heed.set_implementation("auto"):
+            found = capture(layer, x, call_arguments={"value": y, **options})
+        (weights,) = found.weights.values()
+        assert_statistics(weights, expected(layer, x, y, mask=mask), "float32", layer.name)
+
+
+def test_weights_of_single_head_keras_layers_are_those_of_the_reference():
+    x, y = sequence(), sequence(4, 1)
+    dot = capture(keras.layers.Attention(name="a"), [x, y])
+    by_hand = reference.dot_product_attention(
+        x[:, :, None], y[:, :, None], y[:, :, None], scale=1.0
+    )
+    assert_statistics(dot.weights["a"], by_hand.probabilities, "float32")
+    additive = capture(keras.layers.AdditiveAttention(use_scale=False, name="a"), [x, y])
+    by_hand = reference.additive_attention(x, y, y, np.ones(x.shape[-1]))
+    assert_statistics(additive.weights["a"][:, 0], by_hand.probabilities, "float32")
+
+
+def test_weights_of_heed_layers_are_those_of_the_reference(implementation):
+    x, y = sequence(), sequence(4, 1)
+    mask = np.random.default_rng(3).random((2, T, 4)) < 0.6
+    mask[0, 2] = False  # a query that may attend to nothing
+    layer = MultiHeadAttention(4, 4, num_key_value_heads=2, soft_cap=2.0, name="a")
+    layer(x, y)
+    randomise(layer)
+    found = capture(layer, x, call_arguments={"value": y, "attention_mask": mask})
+    wanted = expected(layer, x, y, mask=mask[:, None], soft_cap=2.0)
+    assert_statistics(found.weights["a"], wanted, "float32")
+    assert found.kinds["a"] == "cross"
+    assert not found.weights["a"][0, :, 2].any()
+    for values in (found.entropy["a"], found.distance["a"], found.on_token(0)["a"]):
+        assert not values[0, :, 2].any()
+
+    additive = heed.layers.AdditiveAttention(5, name="b")
+    additive(x, y)
+    randomise(additive)
+    found = capture(additive, x, call_arguments={"value": y})
+    query = x.astype(np.float64) @ np.asarray(additive._query_dense.kernel, np.float64)
+    key = y.astype(np.float64) @ np.asarray(additive._key_dense.kernel, np.float64)
+    query += np.asarray(additive.bias, np.float64)
+    by_hand = reference.additive_attention(query, key, y, np.asarray(additive.score_vector))
+    assert_statistics(found.weights["b"][:, 0], by_hand.probabilities, "float32")
+
+
+def test_float64_stays_float64():
+    x = sequence().astype("float64")
+    layer = MultiHeadAttention(2, 4, dtype="float64", name="a")
+    layer(x, x)
+    randomise(layer)
+    found = capture(layer, x, call_arguments={"value": x})
+    assert_statistics(found.weights["a"], expected(layer, x, x), "float64")
+    assert found.entropy["a"].dtype == np.float64
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["fused", "softmax"])
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
+def test_narrow_types_give_weights_of_their_own_precision(dtype, dropout):
+    x = sequence()
+    layer = keras.layers.MultiHeadAttention(2, 4, dropout=dropout, dtype=dtype, name="a")
+    mask = np.ones((2, T, T), bool)
+    mask[1, 3] = False
+    layer(x, x)
+    randomise(layer)
+    found = capture(layer, x, call_arguments={"value": x, "attention_mask": mask})
+    assert found.weights["a"].dtype == np.float32
+    wanted = expected(layer, x, x, mask=mask[:, None])
+    tolerance = 4e-3 if dtype == "mixed_float16" else 3e-2  # the projections are narrow too
+    np.testing.assert_allclose(found.weights["a"], wanted, atol=tolerance)
+    assert not found.weights["a"][1, :, 3].any()
+    assert found.kinds["a"] == "self"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["fused", "softmax"])
+def test_a_row_that_sees_nothing_is_0_whatever_keras_does_with_it(dropout):
+    x = sequence()
+    mask = np.broadcast_to(CAUSAL, (2, T, T)).copy()
+    mask[0, 4] = False
+    layer = keras.layers.MultiHeadAttention(2, 4, dropout=dropout, name="a")
+    found = capture(layer, x, call_arguments={"value": x, "attention_mask": mask})
+    assert not found.weights["a"][0, :, 4].any()
+    np.testing.assert_allclose(found.weights["a"][1].sum(-1), 1, atol=1e-5)
+    assert found.kinds["a"] == "causal"
+
+
+def test_a_mask_that_is_added_to_the_scores_hides_too():
+    """Keras' Attention subtracts 1e9, which leaves an even spread where everything is masked."""
+    x, y = sequence(), sequence(4, 1)
+    seen = np.array([[True, True, False, True], [False] * 4])
+    layer = keras.layers.Attention(name="a")
+    arguments = {"mask": [None, seen]}
+    weights = capture(layer, [x, y], call_arguments=arguments).weights["a"]
+    assert not weights[1].any()
+    assert not weights[0, ..., 2].any()
+    np.testing.assert_allclose(weights[0].sum(-1), 1, atol=1e-6)
+
+
+class OwnFused(keras.layers.Layer):
+    """Another way to write one: Keras' op, with everything it takes."""
+
+    def __init__(self, **options):
+        super().__init__(name="own")
+        self.options = options
+
+    def call(self, x):
+        heads = keras.ops.reshape(x, (-1, T, 2, 4))
+        return keras.ops.dot_product_attention(heads, heads, heads, **self.options)
+
+
+@pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
+def test_keras_own_op_in_any_layer(accelerated):
+    x, rng = sequence(), np.random.default_rng(1)
+    bias = rng.normal(size=(1, 2, T, T)).astype("float32")
+    mask = rng.random((2, 1, T, T)) < 0.8
+    layer = OwnFused(bias=bias, mask=mask, scale=0.9, is_causal=True)
+    with heed.accelerate() if accelerated else heed.set_implementation("auto"):
+        found = capture(layer, x)
+    assert list(found) == ["own"]
+    assert found.kinds["own"] == "causal"
+    heads = x.reshape(2, T, 2, 4)
+    wanted = reference.dot_product_attention(
+        heads, heads, heads, bias=bias, mask=mask & CAUSAL, scale=0.9
+    )
+    assert_statistics(found.weights["own"], wanted.probabilities, "float32")
+
+
+def test_layers_in_layers_are_named_by_those_around_them():
+    found = capture(Subclassed(), sequence())
+    assert list(found) == ["first/inner/attention", "second/attention"]
+    model, inputs, _ = MODELS["heed Transformer"]()
+    assert dict(capture(model, inputs).kinds) == {
+        "encoder/layer_0/attention": "self",
+        "decoder/layer_0/self_attention": "causal",
+        "decoder/layer_0/cross_attention": "cross",
+    }
+    inside = keras.Sequential([keras.Sequential([Subclassed()]), keras.layers.Activation("relu")])
+    assert list(capture(inside, sequence())) == ["first/inner/attention", "second/attention"]
+    chosen = capture(model, inputs, layers=["layer_0/self_attention"], heads={"attention": [1]})
+    assert list(chosen) == ["decoder/layer_0/self_attention"]
+    assert len(chosen.heads["decoder/layer_0/self_attention"]) == 2
+
+
+def test_axes_that_are_not_attended_over_go_into_the_batch():
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 8)).astype("float32")
+    for axes, batch, length in [((2,), 6, 5), ((1, 2), 2, 15)]:
+        layer = keras.layers.MultiHeadAttention(2, 4, attention_axes=axes, name="a")
+        ours = MultiHeadAttention(2, 4, attention_axes=axes, name="a")
+        layer(x, x), ours(x, x)
+        ours.set_weights(layer.get_weights())
+        stock = capture(layer, x, call_arguments={"value": x}).weights["a"]
+        assert stock.shape == (batch, 2, length, length)
+        assert_rows(stock)
+        mine = capture(ours, x, call_arguments={"value": x}).weights["a"]
+        np.testing.assert_allclose(stock, mine, atol=2e-6)
+
+
+def test_a_mask_says_where_queries_stand():
+    """As in a cache: the last T of S positions."""
+    x, y = sequence(3), sequence(5)
+    layer = MultiHeadAttention(2, 4, name="a")
+    mask = Mask.causal("bottom_right")
+    found = capture(layer, x, call_arguments={"value": y, "attention_mask": mask})
+    by_hand = statistics_of(found.weights["a"], np.arange(2, 5)[None, None])
+    np.testing.assert_allclose(found.distance["a"], by_hand.distance, rtol=1e-6)
+    same = found.weights["a"][:, :, np.arange(3), np.arange(3) + 2]
+    np.testing.assert_array_equal(found.on_offset(0)["a"], same)
+
+    starts = np.array([0, 2])
+    mask = Mask.causal(starts)
+    found = capture(layer, x, call_arguments={"value": y, "attention_mask": mask})
+    for b, start in enumerate(starts):
+        same = found.weights["a"][b][:, np.arange(3), np.arange(3) + start]
+        np.testing.assert_array_equal(found.on_offset(0)["a"][b], same)
+
+
+# Parts of it
+
+
+def test_chosen_layers_heads_and_rows():
+    model, x = chain(), sequence()
+    whole = capture(model, x)
+    found = capture(
+        model, x, layers=["grouped", "dot"], heads={"grouped": [3, 1]}, rows=[4, 0], tokens=[2]
+    )
+    assert list(found) == ["grouped", "dot"]
+    assert found.heads["grouped"] == (3, 1)
+    assert found.heads["dot"] == (0,)
+    assert found.rows["grouped"] == (4, 0)
+    picked = whole.weights["grouped"][:, [3, 1]]
+    np.testing.assert_array_equal(found.weights["grouped"], picked[:, :, [4, 0]])
+    # The statistics are of all queries.
+    np.testing.assert_allclose(found.entropy["grouped"], whole.entropy["grouped"][:, [3, 1]])
+    np.testing.assert_array_equal(found.on_token(2)["grouped"], picked[..., 2])
+    with pytest.raises(ValueError, match=r"The token 1 of 'grouped'.*tokens=.*of some rows only"):
+        found.on_token(1)
+
+
+@pytest.mark.parametrize("length", [30, 31])
+@pytest.mark.parametrize("size", [1, 4, 7, 12, 29])
+@pytest.mark.parametrize("name", ["heed", "fused", "softmax"])
+def test_pooled_pictures_and_their_exact_statistics(name, size, length, monkeypatch):
+    from heed.inspect import _picture
+
+    monkeypatch.setattr(
+        _picture, "_BLOCK", 300
+    )  # several blocks, whose borders are not those of cells
+    layer = {
+        "heed": lambda: MultiHeadAttention(2, 4, name="a"),
+        "fused": lambda: keras.layers.MultiHeadAttention(2, 4, name="a"),
+        "softmax": lambda: keras.layers.MultiHeadAttention(2, 4, dropout=0.1, name="a"),
+    }[name]()
+    x, y = sequence(length), sequence(length - 7, 1)
+    mask = np.ones((2, length, length - 7), bool)
+    mask[1, 5:20] = False
+    options = {"value": y, "attention_mask": mask}
+    whole = capture(layer, x, size=None, call_arguments=options)
+    found = capture(layer, x, size=size, tokens=[0, 3, 99], call_arguments=options)
+    weights, picture = whole.weights["a"], found.weights["a"]
+    assert max(picture.shape[2:]) <= size
+    f, g = found.cells["a"]
+    assert found.lengths["a"] == (length, length - 7)
+    assert found.rows["a"] == tuple(range(0, length, f))
+    for i in range(picture.shape[2]):
+        rows = weights[:, :, i * f : (i + 1) * f]
+        number = np.maximum((rows.sum(-1) > 0.5).sum(-1), 1)
+        for j in range(picture.shape[3]):
+            mean = rows[..., j * g : (j + 1) * g].sum((2, 3)) / number
+            np.testing.assert_allclose(picture[:, :, i, j], mean, atol=1e-6)
+    assert_rows(picture)
+    by_hand = statistics_of(weights.astype(np.float64), None, [0, 3], [-1, 0, 1])
+    assert_statistics(found.entropy["a"], by_hand.entropy, "float32")
+    assert_statistics(found.distance["a"], by_hand.distance, "float32")
+    for token in (0, 3):
+        assert_statistics(found.on_token(token)["a"], by_hand.tokens[token], "float32")
+    for offset in (-1, 0, 1):
+        assert_statistics(found.on_offset(offset)["a"], by_hand.offsets[offset], "float32")
+
+
+def test_nothing_is_pooled_up_to_the_size():
+    found = capture(chain(), sequence(), size=T)
+    assert all(found.is_whole(name) for name in found)
+
+
+@pytest.mark.parametrize("dropout", [None, 0.0, 0.1], ids=["heed", "fused", "softmax"])
+@pytest.mark.parametrize(("batch", "T", "S"), [(0, 3, 3), (2, 0, 4), (2, 3, 0), (1, 1, 1)])
+def test_empty_sizes(batch, T, S, dropout):
+    layer = MultiHeadAttention(2, 4, name="a")
+    if dropout is not None:
+        layer = keras.layers.MultiHeadAttention(2, 4, dropout=dropout, name="a")
+    options = {"value": sequence(S, batch=batch)}
+    for size, shape in ((None, (T, S)), (1, (min(T, 1), min(S, 1)))):
+        found = capture(layer, sequence(T, batch=batch), size=size, call_arguments=options)
+        assert found.weights["a"].shape == (batch, 2, *shape)
+        assert found.entropy["a"].shape == found.on_offset(0)["a"].shape == (batch, 2, T)
+
+
+# Errors
+
+
+def test_unknown_layers_list_those_that_exist():
+    with pytest.raises(ValueError, match=r"`layers`.*'fused', 'dropping'.*Received: 'nothing'"):
+        capture(chain(), sequence(), layers=["nothing"])
+    with pytest.raises(ValueError, match=r"`heads` must name attention layers.*'nothing'"):
+        capture(chain(), sequence(), heads={"nothing": [0]})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"heads": [2]}, r"`heads` must be in \[0, 2\) for 'fused'. Received: heads=\[2\]"),
+        ({"rows": [0, 6]}, r"`rows` must be in \[0, 6\) for 'fused'"),
+        ({"rows": [1, 1]}, "must not repeat"),
+        ({"heads": []}, "must not be empty"),
+        ({"tokens": [-1]}, r"`tokens` must be in \[0, S\)"),
+        ({"size": 0}, "`size` must be an integer > 0"),
+        ({"layers": []}, "`layers` must not be empty"),
+    ],
+)
+def test_values_out_of_range(options, text):
+    with pytest.raises(ValueError, match=text):
+        capture(chain(), sequence(), **options)
+
+
+def test_types():
+    with pytest.raises(TypeError, match="`model` must be a Keras model"):
+        capture(np.sum, sequence())
+    with pytest.raises(TypeError, match="`rows` must be a list of integers"):
+        capture(chain(), sequence(), rows=[0.5])
+    with pytest.raises(TypeError, match="`layers` must be a list of names"):
+        capture(chain(), sequence(), layers="fused")
+
+
+def test_a_model_without_attention_says_so():
+    model = keras.Sequential([keras.layers.Dense(3, activation="softmax")], name="plain")
+    with pytest.raises(ValueError, match=r"must have attention.*Received: 'plain'"):
+        capture(model, sequence())
+
+
+def test_a_softmax_elsewhere_is_no_attention():
+    model = keras.Sequential([OwnSoftmax(), keras.layers.Softmax(), MODELS["own"]()[0]])
+    assert list(capture(model, sequence())) == ["own"]
+
+
+class Traced(keras.layers.Layer):
+    """A layer that runs in a program."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = keras.layers.MultiHeadAttention(2, 4, name="inner")
+        self.program = tf.function(lambda x: self.inner(x, x))
+
+    def call(self, x):
+        return self.program(x)
+
+
+def test_a_layer_inside_a_program_says_so():
+    model, x = Traced(name="traced"), sequence()
+    model.inner.build(x.shape, x.shape)
+    with pytest.raises(RuntimeError, match=r"'inner' runs inside a tf.function"):
+        capture(model, x)
+    model(x)  # now its program is there, and no layer is called any more
+    with pytest.raises(ValueError, match=r"must have attention.*'inner' \(MultiHeadAttention\)"):
+        capture(model, x)
+    with pytest.warns(UserWarning, match=r"No attention was seen in 'inner'"):
+        found = capture(keras.Sequential([model, TransformerEncoderLayer(2, 8, name="seen")]), x)
+    assert list(found) == ["attention"]
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert list(capture(model, x)) == ["inner"]
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+# What stays behind
+
+
+def _places():
+    from keras.src.backend.tensorflow import nn
+
+    from heed.ops._watch import _watcher
+
+    return (keras.layers.Layer.__call__, nn.softmax, nn.dot_product_attention, _watcher.get())
+
+
+def test_everything_is_put_back_after_an_error():
+    before, model = _places(), chain()
+    with pytest.raises(ValueError, match="`rows` must be in"):
+        capture(model, sequence(), rows=[99])
+    assert _places() == before
+
+    class Breaks(keras.layers.Layer):
+        def call(self, x):
+            raise ArithmeticError("inside")
+
+    with pytest.raises(ArithmeticError, match="inside"):
+        capture(keras.Sequential([Breaks()]), sequence())
+    assert _places() == before
+    capture(model, sequence())
+    assert _places() == before
+
+
+def test_other_threads_see_nothing_of_it():
+    """One captures; another runs the same model meanwhile; a third captures, after the first."""
+    model, x = chain(), sequence()
+    plain = np.asarray(model(x))
+    inside, go_on = threading.Event(), threading.Event()
+    results = {}
+
+    class Waits(keras.layers.Layer):
+        def call(self, x):
+            inside.set()
+            assert go_on.wait(60)
+            return x
+
+    slow = keras.Sequential([Waits(), model])
+    first = threading.Thread(target=lambda: results.update(first=capture(slow, x)))
+    second = threading.Thread(target=lambda: results.update(second=capture(model, x)))
+    first.start()
+    assert inside.wait(60)
+    np.testing.assert_array_equal(np.asarray(model(x)), plain)
+    second.start()
+    go_on.set()
+    first.join(60), second.join(60)
+    assert [len(results[name]) for name in ("first", "second")] == [6, 6]
+    np.testing.assert_array_equal(np.asarray(results["first"].outputs), plain)

@@ -1,0 +1,239 @@
+"""What is on the pictures, read back from the figures."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+from heed.inspect import (
+    Ablation,
+    Capture,
+    by_head,
+    plot_alignment,
+    plot_heads,
+    plot_map,
+    plot_model,
+)
+from tests.inspect.test_capture_object import planted, random_weights
+
+SOURCE = "ich sehe das rote Haus".split()
+TARGET = "i see it".split()
+
+
+def translation(batch: int = 1) -> Capture:
+    names = ["layer_0/cross", "layer_1/cross"]
+    weights = {name: random_weights(batch, 2, 3, 5, seed=i) for i, name in enumerate(names)}
+    weights["layer_0/self"] = random_weights(batch, 2, 3, 3)
+    kinds = {name: name.split("/")[1] for name in weights}
+    return Capture(weights, kinds)
+
+
+def texts(axis) -> list[str]:
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def image_of(axes) -> np.ndarray:
+    (image,) = axes.get_images()
+    return np.asarray(image.get_array())
+
+
+def assert_saves(figure) -> None:
+    """As PNG and SVG, with every label inside, and no complaint."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+            file = io.BytesIO()
+            figure.savefig(file, format=kind)
+            assert file.getvalue().startswith(start)
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+    whole = figure.bbox
+    for axes in figure.axes:
+        if axes.get_visible():
+            box = axes.get_tightbbox()
+            assert box.x0 >= -2 and box.y0 >= -2  # noqa: PT018
+            assert box.x1 <= whole.x1 + 2 and box.y1 <= whole.y1 + 2  # noqa: PT018
+
+
+def no_overlap(axis) -> bool:
+    """Whether the labels of an axis stand side by side."""
+    boxes = [label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()]
+    return not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
+
+
+def test_plot_heads_shows_each_head_on_one_scale():
+    capture = planted()
+    figure = plot_heads(capture, "a", tokens=list("abcde"))
+    assert_saves(figure)
+    panels = [axes for axes in figure.axes if axes.get_images() and axes.get_title(loc="left")]
+    assert [axes.get_title(loc="left") for axes in panels] == [f"head {n}" for n in range(6)]
+    assert [axes.get_title(loc="right") for axes in panels][4:] == ["1.61 nats", "0.00 nats"]
+    for n, axes in enumerate(panels):
+        np.testing.assert_array_equal(image_of(axes), capture.weights["a"][0, n])
+        assert axes.get_images()[0].get_clim() == (0, 1)
+    assert texts(panels[4].xaxis) == texts(panels[0].yaxis) == list("abcde")
+    assert figure.get_suptitle() == "a  (self)"
+    assert len(figure.axes) == 2 * 4 + 1
+    assert sum(axes.get_visible() for axes in figure.axes) == 7
+
+
+def test_plot_heads_of_chosen_heads_and_of_one_entry():
+    w = random_weights(2, 3, 4, 4)
+    capture = Capture({"a": w}, {"a": "self"}, heads={"a": [5, 8, 9]})
+    figure = plot_heads(capture, "a", heads=[9, 5], batch=1)
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["head 9", "head 5"]
+    np.testing.assert_array_equal(image_of(figure.axes[0]), w[1, 2])
+    np.testing.assert_array_equal(image_of(figure.axes[1]), w[1, 0])
+    assert figure.axes[0].get_images()[0].get_clim() == figure.axes[1].get_images()[0].get_clim()
+    assert texts(figure.axes[0].xaxis) == []
+
+
+def test_plot_map_has_the_tokens_on_both_axes():
+    figure = plot_map(
+        translation(), "layer_1/cross", 1, tokens=["▁i", "$a$", "\n"], key_tokens=SOURCE
+    )
+    assert_saves(figure)
+    axes = figure.axes[0]
+    assert texts(axes.yaxis) == ["i", "$a$", "⏎"]
+    assert texts(axes.xaxis) == SOURCE
+    np.testing.assert_array_equal(image_of(axes), translation().weights["layer_1/cross"][0, 1])
+    assert axes.get_title(loc="left") == "layer_1/cross, head 1"
+    assert texts(plot_map(planted(), "a", 0, tokens=list("abcde")).axes[0].xaxis) == list("abcde")
+    assert texts(plot_map(planted(), "a", 0).axes[0].xaxis) == list("01234")
+
+
+@pytest.mark.parametrize("length", [5, 30, 100, 160, 400])
+def test_plot_map_can_be_read(length):
+    tokens = [f"token {i}" for i in range(length)]
+    w = random_weights(1, 1, length, length)
+    figure = plot_map(Capture({"a": w}, {"a": "self"}), "a", 0, tokens=tokens)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    assert no_overlap(axes.yaxis)
+    assert no_overlap(axes.xaxis)
+    assert len(texts(axes.xaxis)) == (length if length <= 160 else -(-length // 3))
+    size = axes.yaxis.get_ticklabels()[0].get_fontsize()
+    assert size >= 5  # points
+    assert max(figure.get_size_inches()) < 30
+
+
+def test_rows_and_cells_have_the_labels_of_their_tokens():
+    w = random_weights(1, 1, 2, 3)
+    tokens = list("abcdef")
+    pooled = Capture({"a": w}, {"a": "self"}, lengths={"a": (6, 6)})
+    axes = plot_map(pooled, "a", 0, tokens=tokens).axes[0]
+    assert (texts(axes.yaxis), texts(axes.xaxis)) == (["a", "d"], ["a", "c", "e"])
+    some = Capture({"a": w}, {"a": "cross"}, rows={"a": [4, 1]}, lengths={"a": (6, 3)})
+    axes = plot_map(some, "a", 0, tokens=tokens).axes[0]
+    assert (texts(axes.yaxis), texts(axes.xaxis)) == (["e", "b"], ["0", "1", "2"])
+
+
+def test_plot_alignment_means_over_layers_and_heads_and_rings_the_largest():
+    capture = translation()
+    figure = plot_alignment(capture, SOURCE, TARGET)
+    assert_saves(figure)
+    axes = figure.axes[0]
+    mean = np.mean([capture.weights[f"layer_{i}/cross"][0, n] for i in (0, 1) for n in (0, 1)], 0)
+    np.testing.assert_allclose(image_of(axes), mean)
+    assert (texts(axes.yaxis), texts(axes.xaxis)) == (TARGET, SOURCE)
+    assert axes.get_title(loc="left") == "2 layers of cross-attention, mean of 4 heads"
+    rings = np.asarray(axes.collections[0].get_offsets())
+    np.testing.assert_array_equal(rings, np.stack([mean.argmax(1), np.arange(3)], axis=1))
+
+    one = plot_alignment(capture, SOURCE, TARGET, layer="layer_1/cross", head=1).axes[0]
+    np.testing.assert_array_equal(image_of(one), capture.weights["layer_1/cross"][0, 1])
+    assert one.get_title(loc="left") == "layer_1/cross, head 1"
+    both = plot_alignment(capture, SOURCE, TARGET, head=0).axes[0]
+    assert both.get_title(loc="left") == "2 layers of cross-attention, head 0, mean of 2 heads"
+
+
+def test_plot_model_shows_each_head_by_a_measure():
+    capture = Capture(
+        {"a": random_weights(1, 2, 4, 4), "b": random_weights(1, 1, 4, 4)},
+        {"a": "self", "b": "self"},
+        heads={"a": [0, 3], "b": [1]},
+    )
+    figure = plot_model(capture, "previous")
+    assert_saves(figure)
+    axes = figure.axes[0]
+    shares = by_head(capture, "previous")
+    table = np.array([[shares["a"][0], np.nan, shares["a"][1]], [np.nan, shares["b"][0], np.nan]])
+    np.testing.assert_allclose(np.ma.filled(axes.get_images()[0].get_array(), np.nan), table)
+    assert (texts(axes.xaxis), texts(axes.yaxis)) == (["0", "1", "3"], ["a", "b"])
+    assert [text.get_text() for text in axes.texts] == [
+        f"{x:.2f}" for x in (shares["a"][0], shares["a"][1], shares["b"][0])
+    ]
+    assert figure.axes[1].get_ylabel() == "share on the previous token"
+
+
+def test_plot_model_of_costs_is_centred_on_0():
+    figure = plot_model(Ablation(1.0, {"a": np.array([0.5, -1.0]), "b": np.array([0.25])}))
+    assert figure.axes[0].get_images()[0].get_clim() == (-1, 1)
+    assert figure.axes[1].get_ylabel() == "cost of switching it off"
+
+
+def test_plot_model_leaves_out_what_is_not_known():
+    axes = plot_model({"a": [np.nan, 2.5], "b": [np.nan, np.nan]}).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["2.50"]
+    assert_saves(plot_model({"a": [np.nan]}))
+
+
+def test_small_weights_show():
+    """At 100 tokens a weight of 0.01 is an even spread: it must differ from 0."""
+    w = np.zeros((1, 1, 100, 100))
+    w[..., 0], w[..., 1:] = 0.01, 0.01
+    w[0, 0, 0] = np.eye(100)[0]
+    image = plot_heads(Capture({"a": w}, {"a": "self"}), "a").axes[0].get_images()[0]
+    colours = image.to_rgba(np.array([[0.0, 0.01, 1.0]]))[0, :, :3]
+    lightness = colours @ [0.2126, 0.7152, 0.0722]
+    assert lightness[0] - lightness[1] > 0.03
+    assert lightness[1] - lightness[2] > 0.5
+
+
+def test_pyplot_knows_of_none_of_them():
+    from matplotlib import pyplot
+
+    before = pyplot.get_fignums()
+    plot_heads(planted(), "a"), plot_model(planted())
+    assert pyplot.get_fignums() == before
+
+
+@pytest.mark.parametrize(
+    ("draw", "text"),
+    [
+        (lambda c: plot_heads(c, "b"), "`layer` must be one of 'layer_0/cross'"),
+        (
+            lambda c: plot_map(c, "layer_0/cross", 9),
+            "`head` must be one of 0, 1 of 'layer_0/cross'",
+        ),
+        (lambda c: plot_map(c, "layer_0/cross", 0, batch=1), r"`batch` must be in \[0, 1\)"),
+        (
+            lambda c: plot_map(c, "layer_0/cross", 0, tokens=SOURCE),
+            "`tokens` must be a list of 3 tokens, one for each position. Received: 5",
+        ),
+        (
+            lambda c: plot_map(c, "layer_0/cross", 0, tokens=TARGET, key_tokens="abcde"),
+            "`key_tokens` must be a list of 5 tokens.*5 characters",
+        ),
+        (lambda c: plot_alignment(c, TARGET, TARGET), "`source` must be a list of 5.*Received: 3"),
+        (lambda c: plot_alignment(c, SOURCE, SOURCE), "`target` must be a list of 3.*Received: 5"),
+        (lambda c: plot_model(c, "size"), "`measure` must be one of"),
+        (lambda c: plot_model({"a": [[1.0]]}), r"\(N,\) numbers.*'a': \(1, 1\)"),
+        (lambda c: plot_model({}), "must hold"),
+    ],
+)
+def test_what_cannot_be_drawn_says_so(draw, text):
+    with pytest.raises(ValueError, match=text):
+        draw(translation())
+
+
+def test_an_alignment_needs_one_cross_attention():
+    with pytest.raises(ValueError, match=r"a layer of cross-attention.*Received: 'a' \(self\)"):
+        plot_alignment(planted(), SOURCE, TARGET)
+    w = random_weights(1, 1, 3, 5)
+    capture = Capture({"a": w, "b": w[..., :4]}, {"a": "cross", "b": "cross"})
+    with pytest.raises(ValueError, match=r"`layer` must be given.*\(3, 5\), \(3, 4\)"):
+        plot_alignment(capture, SOURCE, TARGET)
