@@ -151,7 +151,7 @@ def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
 
         return float(target(run(model, inputs, arguments, watcher)))
 
-    step = 1e-3  # the models are sharply curved
+    step = 3e-3  # no model has a kink that it could step over
     for layer, contributions in found.items():
         for head in range(contributions.shape[1]):
             slope = (scaled(layer, head, 1 + step) - scaled(layer, head, 1 - step)) / (2 * step)
