@@ -105,7 +105,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
         {"value": sequence(S, 1)},
     ),
     "heed encoder layer": lambda: (
-        heed_layers.TransformerEncoderLayer(2, 16, name="encoder"),
+        heed_layers.TransformerEncoderLayer(2, 16, activation="gelu", name="encoder"),
         sequence(),
         {},
     ),
@@ -115,7 +115,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
         {"encoded": sequence(S, 1)},
     ),
     "heed Transformer": lambda: (
-        small_model(),
+        small_model(activation="gelu"),
         {"source": sources(B, S), "target": sources(B, T, seed=1, vocabulary=9)},
         {},
     ),

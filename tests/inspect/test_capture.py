@@ -178,7 +178,7 @@ def test_a_mask_that_is_added_to_the_scores_hides_too():
     x, y = sequence(), sequence(4, 1)
     seen = np.array([[True, True, False, True], [False] * 4])
     layer = keras.layers.Attention(name="a")
-    arguments = {"mask": [None, seen]}
+    arguments = {"mask": [None, seen[:, None]]}
     weights = capture(layer, [x, y], call_arguments=arguments).weights["a"]
     assert not weights[1].any()
     assert not weights[0, ..., 2].any()

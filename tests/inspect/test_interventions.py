@@ -131,7 +131,8 @@ def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
     model(inputs, **arguments)
 
     def target(outputs):
-        return keras.ops.sum(keras.ops.sin(keras.ops.cast(outputs, "float32")))
+        chosen = np.random.default_rng(0).normal(size=tuple(outputs.shape)).astype("float32")
+        return keras.ops.mean(chosen * keras.ops.cast(outputs, "float32"))
 
     found = gradient_times_attention(model, inputs, target, call_arguments=arguments)
 
@@ -150,12 +151,12 @@ def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
 
         return float(target(run(model, inputs, arguments, watcher)))
 
-    step = 3e-3
+    step = 3e-3  # no model has a kink that it could step over
     for layer, contributions in found.items():
         for head in range(contributions.shape[1]):
             slope = (scaled(layer, head, 1 + step) - scaled(layer, head, 1 - step)) / (2 * step)
             total = float(contributions[:, head].astype(np.float64).sum())
-            assert total == pytest.approx(slope, rel=0.02, abs=0.02), (layer, head)
+            assert total == pytest.approx(slope, rel=0.01, abs=1e-3), (layer, head)
 
 
 def test_what_gradients_refuse():
