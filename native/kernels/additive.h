@@ -231,18 +231,25 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
   constexpr int kColumns = range == Range::kAny ? 1 : HEED_REGISTERS >= 32 ? 4 : 2;
+  constexpr int kTogether = 32;
   const int stride = units_stride<Real>(units), even_keys = round_up(keys, 2);
   for (int u = 0; u < units; u += kCount) {
     const V factor = load<V>(vector + u);
     V vector_sum{};
     for (int y = 0; y < even_keys; ++y) store(column + y * kCount, V{});
-    int x = 0;
-    for (; x + kColumns <= queries; x += kColumns)
-      gradient_tile<range, kColumns>(query + x * stride + u, key + u, even_keys, stride, gradients + x, factor,
-                                     query_gradient + x * stride + u, column, &vector_sum);
-    for (; x < queries; ++x)
-      gradient_tile<range, 1>(query + x * stride + u, key + u, even_keys, stride, gradients + x, factor,
-                              query_gradient + x * stride + u, column, &vector_sum);
+    // A few keys at a time: short sums are more accurate.
+    for (int y = 0; y < even_keys; y += kTogether) {
+      const int some = static_cast<int>(least(kTogether, even_keys - y));
+      const Real *keys_from = key + y * stride + u, *gradients_from = gradients + y * kQueries;
+      Real* column_from = column + y * kCount;
+      int x = 0;
+      for (; x + kColumns <= queries; x += kColumns)
+        gradient_tile<range, kColumns>(query + x * stride + u, keys_from, some, stride, gradients_from + x, factor,
+                                       query_gradient + x * stride + u, column_from, &vector_sum);
+      for (; x < queries; ++x)
+        gradient_tile<range, 1>(query + x * stride + u, keys_from, some, stride, gradients_from + x, factor,
+                                query_gradient + x * stride + u, column_from, &vector_sum);
+    }
     for (int y = 0; y < keys; ++y) {
       Real* to = key_gradient + y * stride + u;
       store(to, load<V>(to) + factor * load<V>(column + y * kCount));

@@ -81,7 +81,7 @@ inline void product(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, R
                     int depth, bool accumulate) {
   constexpr int kCount = Lanes<Real>::kCount;
   constexpr int kWide = HEED_REGISTERS >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
-  constexpr int kDeep = 128;                           // as many rows of B stay in the first-level cache
+  constexpr int kDeep = 96;  // as many rows of B stay in the first-level cache; and shorter sums are more accurate
   for (int k = 0; k < depth;) {
     const int deep = depth - k <= kDeep ? depth - k : 64;
     int x = 0;

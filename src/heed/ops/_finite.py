@@ -11,7 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from heed.ops._sizes import Span, slice_axis
+from heed.ops._sizes import Span, sizes, slice_axis
 
 
 def stand_in(x: tf.Tensor) -> tf.Tensor:
@@ -96,9 +96,8 @@ class Operands:
 
     def with_one(self) -> Operands:
         """With a 1 behind each value: a product of rows with a number behind adds that number to every sum."""
-        return dataclasses.replace(
-            self, value_and_one=tf.concat([self.value, tf.ones_like(self.value[..., :1])], -1)
-        )
+        one = tf.ones(tf.stack([*sizes(self.value)[:3], 1]), self.value.dtype)
+        return dataclasses.replace(self, value_and_one=tf.concat([self.value, one], -1))
 
     def cut_queries(self, queries: Span) -> Operands:
         """A block of queries, with all the keys."""
