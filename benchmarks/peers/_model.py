@@ -21,7 +21,6 @@ class Positions(layers.Layer):
     """Adds a learned vector for each position."""
 
     def build(self, input_shape: Any) -> None:
-        self.supports_masking = True
         self.vectors = self.add_weight(shape=input_shape[1:], initializer="normal")
 
     def call(self, inputs: Any) -> Any:
@@ -85,10 +84,15 @@ def decoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
 
 
 def encoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
-    """As BERT: normalised after each part, and id 0 is padding, whose mask goes from layer to layer."""
+    """As BERT: normalised after each part, and id 0 is padding.
+
+    Each layer is given the mask, as KerasHub does it: stock Keras loses a mask that goes from layer to layer.
+    """
     ids, x, width = _embedded(case)
+    mask = keras.ops.not_equal(ids, 0)[:, None] if case.padded else None
     for _ in range(MODEL_LAYERS):
-        attended = attention(case.heads, case.head_dim, dropout=DROPOUT)(x, x)
+        attend = attention(case.heads, case.head_dim, dropout=DROPOUT)
+        attended = attend(x, x, attention_mask=mask)
         attended = layers.Dropout(DROPOUT)(attended)
         x = layers.LayerNormalization()(layers.Add()([x, attended]))
         x = layers.LayerNormalization()(layers.Add()([x, _feed_forward(x, width)]))
@@ -99,7 +103,7 @@ def _embedded(case: Case) -> tuple[Any, Any, int]:
     """Token ids, their vectors, and the width of these."""
     width = case.heads * case.head_dim
     ids = keras.Input((case.length,), dtype="int32")
-    x = layers.Embedding(VOCABULARY, width, mask_zero=case.padded)(ids)
+    x = layers.Embedding(VOCABULARY, width)(ids)
     return ids, layers.Dropout(DROPOUT)(Positions()(x)), width
 
 

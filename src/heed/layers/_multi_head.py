@@ -370,6 +370,7 @@ class MultiHeadBase(AttentionLayer):
                 "`project_cache` needs inputs of the shape (B, T, D). "
                 f"Received: value.shape={tuple(value.shape)}"
             )
+        self._check_can_cache()
         value = ops.convert_to_tensor(value)
         key = value if key is None else ops.convert_to_tensor(key)
         _, *shapes = _checks.key_value_shapes(value.shape, value.shape, key.shape)
@@ -377,28 +378,45 @@ class MultiHeadBase(AttentionLayer):
         _checks.built_widths(received, self._widths)
         return {"key": self._keys(key, None), "value": self._value_dense(value)}
 
-    def _queries(self, query: Any, positions: Any, start: Any = 0) -> Any:
+    def _queries(self, query: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:
         """Projected queries (B, T, N, H), normalised and rotated."""
         projected = self._query_dense(query)
         if self._qk_norm:
             projected = self._query_norm(projected)
-        return self._rotate(projected, positions, start, "rotary_positions")
+        return self._rotate(projected, positions, start, length, "rotary_positions")
 
-    def _keys(self, key: Any, positions: Any, start: Any = 0) -> Any:
+    def _keys(self, key: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:
         """Projected keys (B, S, K, H), normalised and rotated."""
         projected = self._key_dense(key)
         if self._qk_norm:
             projected = self._key_norm(projected)
-        return self._rotate(projected, positions, start, "rotary_key_positions")
+        return self._rotate(projected, positions, start, length, "rotary_key_positions")
 
-    def _rotate(self, x: Any, positions: Any, start: Any, name: str) -> Any:
+    def _rotate(self, x: Any, positions: Any, start: Any, length: Any, name: str) -> Any:
         """Rotated by their positions, which are start, start + 1, ... where none are given and all are rotated."""
         rotary = _position.options(self._position, "rotary")
         if positions is None:
             if rotary is None:
                 return x
             positions = ops.arange(ops.shape(x)[1], dtype="int32") + start
-        return rotate(x, positions, name, rotary or {})
+        return rotate(x, positions, name, {**(rotary or {}), "length": length})
+
+    def _text_length(self, query: Any, key: Any, positions: Any, key_positions: Any) -> Any:
+        """How long the text is that queries and keys stand in, where their rotation depends on it, else None."""
+        if not _position.rotation_depends_on_length(self._position):
+            return None
+        lengths = [
+            ops.shape(x)[1] if given is None else ops.max(ops.convert_to_tensor(given)) + 1
+            for x, given in ((query, positions), (key, key_positions))
+        ]
+        return ops.maximum(*lengths)
+
+    def _check_can_cache(self) -> None:
+        if _position.rotation_depends_on_length(self._position):
+            raise ValueError(
+                "`cache` cannot be used where the rotation depends on the length of the text: the keys in it would "
+                f"keep the rotation of a shorter one. Received: position={self._position}"
+            )
 
     def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(K, H) and (K, V)."""

@@ -159,12 +159,14 @@ class MultiHeadAttention(MultiHeadBase):
 
         start = 0 if cache_index is None else cache_index
         query = _masks.hide(query, rows)
-        queries = self._queries(query, rotary_positions, start)
+        length = self._text_length(query, value, rotary_positions, rotary_key_positions)
+        queries = self._queries(query, rotary_positions, start, length)
         if cache is None:
             columns = self._columns(masks, value)
             value = _masks.hide(value, columns)
             key = value if key is None else _masks.hide(key, columns)
-            keys, values = self._keys(key, rotary_key_positions), self._value_dense(value)
+            keys = self._keys(key, rotary_key_positions, start, length)
+            values = self._value_dense(value)
         elif cache_index is None:
             keys, values = cache["key"], cache["value"]
             columns = self._columns(masks, keys)
@@ -263,6 +265,7 @@ class MultiHeadAttention(MultiHeadBase):
                 f"Received: value=None, cache_index={cache_index}"
             )
         if cache is not None:
+            self._check_can_cache()
             _cache.check(cache, query.shape[0], *self._cache_heads())
         received = {"query": tuple(query.shape)}
         if cache is None or cache_index is not None:
