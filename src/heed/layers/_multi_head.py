@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _checks, _masks, _position, _projections
+from heed.layers import _cache, _checks, _masks, _position, _projections, _scores
 from heed.layers._attention_layer import AttentionLayer
 from heed.layers._axes import AttentionAxes
 from heed.layers._cache import Cache
@@ -254,7 +254,7 @@ class MultiHeadBase(AttentionLayer):
         value: Any,
         attention_mask: Any = None,
         training: bool | None = None,
-        return_attention_scores: bool = False,
+        return_attention_scores: Any = False,
         use_causal_mask: bool = False,
         position_bias: Any = None,
         alibi_slopes: Any = None,
@@ -268,13 +268,13 @@ class MultiHeadBase(AttentionLayer):
             attention_mask: `Mask` over (B', N, T, S), which holds all other masks too, or booleans
                 as in a call of the layer.
             training: whether dropout is on.
-            return_attention_scores: whether the scores are wanted.
+            return_attention_scores: whether the scores are wanted, or which, as in a call of the layer.
             use_causal_mask: whether query i sees only keys j <= i, beside `attention_mask`.
             position_bias: added to the scores, as in a call of the layer.
             alibi_slopes: (N,), as in a call of the layer.
 
         Returns:
-            The heads (B, T, N, V), and the scores (B, N, T, S) or None.
+            The heads (B, T, N, V), and the scores (B, N, T, S), those that are wanted, or None.
         """
         axes, heads = self._axes, self._num_heads
         mask = _masks.over_scores(attention_mask, axes, query, key, heads)
@@ -294,10 +294,13 @@ class MultiHeadBase(AttentionLayer):
         flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
         output, share = self._with_sinks(flat_query, flat_key, flat_value, options)
         output = axes.unflatten(output, query)
-        if not return_attention_scores:
+        wanted = _scores.wanted(return_attention_scores)
+        if wanted is None:
             return output, None
-        scores = attention_weights(flat_query, flat_key, **options)
+        scores = attention_weights(flat_query, flat_key, **wanted.options, **options)
         if share is not None:
+            share = share if wanted.heads is None else ops.take(share, wanted.heads, axis=1)
+            share = share if wanted.rows is None else ops.take(share, wanted.rows, axis=2)
             scores = scores * ops.expand_dims(share, -1)
         return output, ops.cast(axes.unflatten_scores(scores, query, key), self.compute_dtype)
 
