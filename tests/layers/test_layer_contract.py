@@ -165,4 +165,5 @@ def test_scores_change_nothing(case):
 def test_every_public_layer_has_a_case():
     covered = {type(case.make()).__name__ for case in CASES}
     # Called with lengths, not with tensors.
-    assert covered == set(heed.layers.__all__) - {"RelativePositionBias"}
+    public = {name for name in heed.layers.__all__ if isinstance(getattr(heed.layers, name), type)}
+    assert covered == public - {"RelativePositionBias"}
