@@ -27,11 +27,11 @@ class Positions(layers.Layer):
         return inputs + self.vectors
 
 
-class ValuesAlone(layers.MultiHeadAttention):
-    """Multi-head attention without its attention: each head gives its values as they are."""
+class ProjectionsAlone(layers.MultiHeadAttention):
+    """Multi-head attention without its attention: each head gives the sum of its query, key and value."""
 
     def _compute_attention(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
-        return value, None
+        return query + key + value, None
 
 
 def prepared(case: Case, attention: type[layers.Layer] = layers.MultiHeadAttention) -> Prepared:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared
-from benchmarks.peers._model import ValuesAlone, prepared
+from benchmarks.peers._model import ProjectionsAlone, prepared
 
 
 def prepare(case: Case) -> Prepared:
-    """As `keras_model`, with projections, but the heads give their values as they are."""
-    return prepared(case, ValuesAlone)
+    """As `keras_model`, but each head gives the sum of its query, key and value."""
+    return prepared(case, ProjectionsAlone)

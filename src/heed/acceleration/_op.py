@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +81,8 @@ def front(original: Callable[..., Any], query: Any, key: Any, value: Any, **opti
     from keras.src.backend.common.keras_tensor import any_symbolic_tensors
     from keras.src.ops.nn import DotProductAttention
 
-    static = ("is_causal", "flash_attention", "attn_logits_soft_cap")
+    # From 3.12 on all of its options are the constructor's, before only `is_causal`.
+    static = set(options) & set(inspect.signature(DotProductAttention).parameters)
     op = DotProductAttention(**{name: options.pop(name) for name in static})
     call = op.symbolic_call if any_symbolic_tensors((query, key, value)) else op.call
     return call(query, key, value, **options)

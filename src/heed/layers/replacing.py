@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from heed.layers._from_keras import GROUPED
 
 _OURS = "heed>MultiHeadAttention"
 _STOCK = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")
+# What every layer takes.
+_COMMON = {"name", "trainable", "dtype"}
 # What Keras' layers cannot do, with the value at which it is off.
 _BEYOND = {"soft_cap": None, "position": None, "qk_norm": False, "sinks": False}
 
@@ -95,16 +98,19 @@ def _into_keras(config: dict[str, Any]) -> dict[str, Any] | None:
         beyond += [name for name, default in defaults.items() if options.pop(name) != default]
     else:
         del options["num_key_value_heads"]
+    name = "GroupQueryAttention" if grouped else "MultiHeadAttention"
+    if grouped:
+        names = {ours: stock for stock, ours in GROUPED.items()}
+        options = {names.get(option, option): value for option, value in options.items()}
+    known = {*inspect.signature(getattr(keras.layers, name)).parameters, *_COMMON}
+    # An older Keras knows fewer.
+    beyond += [option for option in set(options) - known if options.pop(option)]
     if beyond:
         raise ValueError(
             f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: layer "
             f"{options['name']!r} with {', '.join(beyond)}"
         )
-    if not grouped:
-        return _named("keras.layers", "MultiHeadAttention", None, options)
-    names = {ours: stock for stock, ours in GROUPED.items()}
-    options = {names.get(name, name): value for name, value in options.items()}
-    return _named("keras.layers", "GroupQueryAttention", None, options)
+    return _named("keras.layers", name, None, options)
 
 
 def _named(
