@@ -1,8 +1,12 @@
-"""KerasHub: its models ask whether a fused attention exists, and on TensorFlow were told that none does; its T5 computes
-its attention by itself. Both are patched when KerasHub is loaded, which may be before or after."""
+"""KerasHub: its models ask whether a fused attention exists, and on TensorFlow were told that none does; some ask for a
+GPU or TPU besides; and its T5 computes its attention by itself.
+
+Each is patched when its module is loaded, which may be before or after.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import sys
 from collections.abc import Callable, Sequence
@@ -40,11 +44,42 @@ def _t5_layer(module: ModuleType, text: str) -> Method:
     return Method(owner, "call", _t5.call, _t5.PARAMETERS, (), text, sys.modules[_PACKAGE])
 
 
-_MODELS = f"{_PACKAGE}.src.models"
+def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]:
+    """The method by which some layers decide, which wants a GPU or TPU; their fused op has no dropout."""
+
+    @functools.wraps(original)
+    def accelerated(self: Any) -> bool:
+        if not _switch.active():
+            return original(self)
+        if self.dropout:
+            return _switch.leave(f"{_PACKAGE}.{type(self).__name__}", "dropout", original, self)
+        return True
+
+    return accelerated
+
+
+def _decision(module: ModuleType, text: str) -> Method:
+    owner = getattr(module, text.split(".")[1], None)
+    name, package = "_use_fused_attention_op", sys.modules[_PACKAGE]
+    return Method(owner, name, use_fused_attention_op, ("self",), (), text, package)
+
+
 # What is patched: module, name for a report, and how.
 _Make = Callable[[ModuleType, str], Method | Body]
+_MODELS = f"{_PACKAGE}.src.models"
+_DECIDING = {
+    "gemma.gemma_attention": "CachedGemmaAttention",
+    "gemma3.gemma3_attention": "CachedGemma3Attention",
+    "gemma4.gemma4_attention": "Gemma4TextAttention",
+    "mixtral.mixtral_attention": "CachedMixtralAttention",
+    "qwen_moe.qwen_moe_attention": "QwenMoeAttention",
+}
 _TARGETS: dict[str, tuple[str, _Make]] = {
     f"{_MODELS}.t5.t5_multi_head_attention": (f"{_t5.NAME}.call", _t5_layer),
+    **{
+        f"{_MODELS}.{module}": (f"{_PACKAGE}.{cls}._use_fused_attention_op", _decision)
+        for module, cls in _DECIDING.items()
+    },
     f"{_PACKAGE}.src.utils.keras_utils": (
         f"{_PACKAGE}.src.utils.keras_utils.fused_attention_op_available",
         _question,
