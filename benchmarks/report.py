@@ -148,7 +148,14 @@ def model_memory_table(weighed: Results) -> str:
         shown = "-" if share is None else f"{math.ceil(share * 100) / 100:.2f}"
         cells = [bar.case.name, _mebibytes(own), _mebibytes(peer), shown]
         rows.append([*cells, f"below {bar.below:g}", MARKS[met]])
-    header = ["memory of model", "accelerated, MiB added", "stock Keras, MiB", "share", "bar", "met"]
+    header = [
+        "memory of model",
+        "accelerated, MiB added",
+        "stock Keras, MiB",
+        "share",
+        "bar",
+        "met",
+    ]
     return _markdown(header, rows)
 
 

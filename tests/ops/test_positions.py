@@ -204,14 +204,18 @@ def test_stretched_rotation(scaling: dict[str, Any], interleaved: bool) -> None:
 def test_stretching_known_by_heart() -> None:
     """Numbers of the models themselves."""
     # Llama 3.1 (H = 128, base 500,000): pair 0 as it was, pair 63 eight times slower.
-    turns = rotary_scaling.turns(128, 5e5, rotary_scaling.check_scaling({"kind": "llama3"}), 0, tf.float64)[0]
+    turns = rotary_scaling.turns(
+        128, 5e5, rotary_scaling.check_scaling({"kind": "llama3"}), 0, tf.float64
+    )[0]
     plain = 5e5 ** (-np.arange(64) / 64)
     np.testing.assert_allclose(turns[:29], plain[:29], rtol=1e-12)
     np.testing.assert_allclose(turns[35:], plain[35:] / 8, rtol=1e-12)
     assert np.all((turns[29:35] < plain[29:35]) & (turns[29:35] > plain[29:35] / 8))
     # YaRN as in DeepSeek-V3 (H = 64, base 10,000, 40 times 4,096): pairs 10 to 23.
     yarn = {"kind": "yarn", "factor": 40.0, "original_length": 4096}
-    turns, multiplier = rotary_scaling.turns(64, 1e4, rotary_scaling.check_scaling(yarn), 0, tf.float64)
+    turns, multiplier = rotary_scaling.turns(
+        64, 1e4, rotary_scaling.check_scaling(yarn), 0, tf.float64
+    )
     plain = 1e4 ** (-np.arange(32) / 32)
     np.testing.assert_allclose(turns[:11], plain[:11], rtol=1e-12)
     np.testing.assert_allclose(turns[23:], plain[23:] / 40, rtol=1e-12)
@@ -244,7 +248,10 @@ def test_dynamic_scaling_goes_by_the_length() -> None:
         ({"kind": "ntk", "factor": 2, "base": 3}, "takes the options .'factor'..*base"),
         ({"kind": "ntk", "factor": 0.5}, "`factor` must be at least 1.*0.5"),
         ({"kind": "ntk", "factor": "2"}, "`factor` must be a finite number > 0.*'2'"),
-        ({"kind": "llama3", "original_length": -1}, "`original_length` must be a finite number > 0"),
+        (
+            {"kind": "llama3", "original_length": -1},
+            "`original_length` must be a finite number > 0",
+        ),
         (
             {"kind": "llama3", "low_frequency_factor": 4},
             "`low_frequency_factor` must be less than `high_frequency_factor`.*=4, .*=4.0",

@@ -12,6 +12,7 @@ from keras import ops
 from keras.backend import result_type, standardize_dtype
 
 from heed.acceleration import _switch
+from heed.layers._masks import to_bool
 from heed.ops import dot_product_attention
 
 NAME = "keras.ops.dot_product_attention"
@@ -56,7 +57,7 @@ def backend_op(original: Callable[..., Any]) -> Callable[..., Any]:
             query,
             key,
             value,
-            mask=None if mask is None else ops.cast(mask, "bool"),
+            mask=None if mask is None else to_bool(mask, "mask"),
             bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
             is_causal=is_causal,
             scale=scale,
