@@ -1,4 +1,4 @@
-"""What the sides with a whole model share: a Transformer of Keras' own layers, trained and run as `fit` and `predict` do."""
+"""What the sides with a whole model share: a Transformer of Keras' own layers, run as `fit` and `predict` do."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prepared(case: Case, attention: type[layers.Layer] = layers.MultiHeadAttenti
 
 
 def tokens(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (B, T) and which of them are real; with padding half of all are, an eighth to seven eighths of an item."""
+    """Token ids (B, T), and which are real: if padded half of all, an eighth to seven eighths of an item."""
     ids = np.random.default_rng(0).integers(1, VOCABULARY, (case.batch, case.length))
     lengths = np.full(case.batch, case.length)
     if case.padded:

@@ -121,7 +121,11 @@ def test_losses_of_twenty_steps(name: str, dtype: str) -> None:
 def t5_layer(**options: Any) -> Any:
     module = pytest.importorskip("keras_hub.src.models.t5.t5_multi_head_attention")
     layer = module.T5MultiHeadAttention(
-        is_decoder=True, hidden_dim=8, key_value_dim=3, num_heads=2, dropout=0.0,
+        is_decoder=True,
+        hidden_dim=8,
+        key_value_dim=3,
+        num_heads=2,
+        dropout=0.0,
         **options,
     )
     layer(np.zeros((1, 1, 8), "float32"))

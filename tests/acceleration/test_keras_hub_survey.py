@@ -30,11 +30,21 @@ GEMMA_2 = {
 IMAGE = {"image_shape": (16, 16, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2}
 VISION = {**IMAGE, "hidden_dim": 16, "intermediate_dim": 32}
 SMOL: dict[str, Any] = {
-    "vocabulary_size": 50, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "attention_bias": False,
-    "attention_dropout": 0.0, "rope_layer_enabled_list": [True, True], "mlp_bias": False,
-    "layer_types": ["full_attention"] * 2, "layer_norm_epsilon": 1e-5, "rope_theta": 1e4,
-    "max_position_embeddings": 32, "partial_rotary_factor": 1.0,
+    "vocabulary_size": 50,
+    "num_layers": 2,
+    "hidden_dim": 16,
+    "intermediate_dim": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "rope_layer_enabled_list": [True, True],
+    "mlp_bias": False,
+    "layer_types": ["full_attention"] * 2,
+    "layer_norm_epsilon": 1e-5,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 32,
+    "partial_rotary_factor": 1.0,
 }
 # Name in the page, backbone, options, and how many attentions it computes.
 ON_HEED: list[tuple[str, str, dict[str, Any], int]] = [

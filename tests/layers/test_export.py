@@ -1,4 +1,4 @@
-"""SavedModels in a process of their own: of the portable form without heed, of the native ops after `import heed.ops`."""
+"""SavedModels in a process of their own: the portable form without heed, native ops after `import heed.ops`."""
 
 from __future__ import annotations
 
@@ -56,6 +56,16 @@ def serve(one: keras.Model, folder: Path, *arguments: str) -> subprocess.Complet
 def test_the_portable_form_is_served_without_heed(tmp_path: Path) -> None:
     with heed.set_implementation("portable"):
         result = serve(model(), tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["False"]
+
+
+def test_an_accelerated_model_is_served_too(tmp_path: Path) -> None:
+    x = keras.Input((None, 8))
+    stock = keras.Model(x, keras.layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))
+    with heed.accelerate() as acceleration, heed.set_implementation("portable"):
+        result = serve(stock, tmp_path)
+        assert acceleration.report().calls["keras.layers.MultiHeadAttention"] > 1
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["False"]
 

@@ -1,7 +1,7 @@
-"""KerasHub: its models ask whether a fused attention exists, and on TensorFlow were told that none does; some ask for a
-GPU or TPU besides; and its T5 computes its attention by itself.
+"""KerasHub, whose models ask whether a fused attention exists, and on TensorFlow were told that none does.
 
-Each is patched when its module is loaded, which may be before or after.
+Some want a GPU or TPU besides, and T5 computes its attention by itself. Each is patched when its module is loaded,
+which may be before or after.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def available() -> bool:
 
 def _question(module: ModuleType, text: str) -> Body:
     """The function's body is replaced, because every model has a copy of its name."""
-    function = getattr(module, "fused_attention_op_available", None)
+    function: Any = getattr(module, "fused_attention_op_available", None)
     return Body(function, fused_attention_op_available, _KEY, (), text, sys.modules[_PACKAGE])
 
 

@@ -67,7 +67,7 @@ def wanted(value: Any) -> Wanted | None:
             f"`{NAME}` must be a boolean, a sequence of heads, or a dictionary with the numbers of `heads`, `rows` or "
             f"both. Received: {NAME}={value!r}"
         )
-    return Wanted(**chosen)  # type: ignore[arg-type]
+    return Wanted(**chosen)
 
 
 def _numbers(value: Any) -> tuple[int, ...] | None:

@@ -184,8 +184,8 @@ class MultiHeadAttention(MultiHeadBase):
             columns = self._columns(masks, keys)
 
         if wanted is not None:
-            sizes = (tuple(x.shape) for x in (queries, keys))
-            wanted.shape(self._axes.scores_shape(*sizes, self._num_heads), self._axes)  # checks it
+            size = self._axes.scores_shape(tuple(queries.shape), tuple(keys.shape), self._num_heads)
+            wanted.shape(size, self._axes)  # checks what is wanted
         mask = _masks.join(
             [
                 _masks.structure(

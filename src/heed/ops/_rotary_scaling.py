@@ -1,7 +1,7 @@
 """Stretching the rotation of positions over texts longer than those that a model was trained on.
 
-Letters: H features, c = 0..H/2-1 a pair of them, w_c = max_wavelength^(-2c / H) its turn per position, s the factor, L the
-length that the model was trained on.
+Letters: H features, c = 0..H/2-1 a pair of them, w_c = max_wavelength^(-2c / H) its turn per position, s the factor,
+L the length that the model was trained on.
 """
 
 from __future__ import annotations

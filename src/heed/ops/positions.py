@@ -90,9 +90,9 @@ def rotary_embedding(
         ValueError: for shapes or ranges that do not fit.
 
     Source: Su et al., "RoFormer", 2021, equation 34 (d is H, m the position). linear: Chen et al., "Extending Context
-    Window of Large Language Models via Positional Interpolation", 2023. ntk, dynamic and yarn: Peng et al., "YaRN", 2023
-    (sections 3.1, 3.3 and 3.4; the line over c is that of their code; a factor beside the length, and subtracting it, is
-    that of Hugging Face's transformers). llama3: `apply_scaling` in the code of Llama 3.1, 2024.
+    Window of Large Language Models via Positional Interpolation", 2023. ntk, dynamic and yarn: Peng et al., "YaRN",
+    2023; in yarn the line over c is that of their code, in dynamic the factor beside the length is that of Hugging
+    Face's transformers. llama3: `apply_scaling` in the code of Llama 3.1, 2024.
 
     >>> x = tf.ones((1, 3, 2, 4))
     >>> bool(tf.reduce_all(rotary_embedding(x)[:, 0] == x[:, 0]))
