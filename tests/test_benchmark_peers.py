@@ -1,5 +1,6 @@
 """Every side of the benchmarks computes what the reference does, at tiny shapes."""
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -120,6 +121,16 @@ def test_half_of_the_tokens_of_a_padded_model_are_padding():
     assert abs(real.mean() - 0.5) < 0.01
     assert np.array_equal(ids != 0, real)
     assert _model.tokens(Case(2, 2, 8, 4, kind="model"))[1].all()
+
+
+def test_what_padding_holds_does_not_count_in_the_encoder():
+    case = Case(2, 2, 16, 4, kind="model", padded=True)
+    model = _model.encoder(case, keras.layers.MultiHeadAttention)
+    ids, real = _model.tokens(case)
+    before = np.array(model(ids))[real]
+    embeddings = model.weights[0]
+    embeddings.assign(embeddings + 9.0 * (np.arange(_model.VOCABULARY) == 0)[:, None])
+    np.testing.assert_allclose(np.array(model(ids))[real], before, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in PEERS if name.startswith("sgemm")])
