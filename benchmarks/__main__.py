@@ -14,7 +14,7 @@ from benchmarks.measure import Side, Sides, memory_case, time_case
 from benchmarks.peers import PEERS, Peer
 from benchmarks.results import Record, about
 
-ALL = {bars.NAME: bars.SUITE, **SUITES}
+ALL = {bars.NAME: bars.SUITE, bars.MODELS: bars.MODEL_SUITE, **SUITES}
 ROUNDS = 25
 
 

@@ -35,6 +35,15 @@ class MemoryBar:
 
 
 @dataclass(frozen=True)
+class MemoryShareBar:
+    """What share of the memory that a peer adds heed may add."""
+
+    case: Case
+    peer: str
+    below: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What became of a bar; None where it was not measured.
 
@@ -83,6 +92,25 @@ BARS = [
 ]
 MEMORY_BARS = [MemoryBar(Case(1, 8, 32768, 64, backward=True), 400.0)]
 
+# Whole models, stock and accelerated.
+DECODER, LONG_DECODER = (2, 12, 1024, 64), (1, 12, 4096, 64)
+MODEL_BARS = [
+    Bar(Case(*DECODER, causal=True, backward=True, kind="model"), ("keras-model",), 1.3),
+    Bar(Case(*DECODER, causal=True, kind="model"), ("keras-model",), 1.25),
+    Bar(Case(*LONG_DECODER, causal=True, backward=True, kind="model"), ("keras-model",), 1.7),
+    Bar(Case(*LONG_DECODER, causal=True, kind="model"), ("keras-model",), 1.9),
+    Bar(Case(8, 12, 512, 64, padded=True, kind="model"), ("keras-model",), 1.1),
+]
+MODEL_MEMORY_BARS = [MemoryShareBar(MODEL_BARS[2].case, "keras-model", 0.5)]
+
+MODELS = "models"
+MODEL_SUITE = Suite(
+    "whole Keras models, stock and accelerated, and whether the bars for them are met",
+    [bar.case for bar in MODEL_BARS],
+    [bar.case for bar in MODEL_MEMORY_BARS],
+    ("heed-model", "keras-model", "model-rest"),
+)
+
 NAME = "bars"
 SUITE = Suite(
     "the bars that heed sets itself, and whether they are met",
@@ -91,9 +119,12 @@ SUITE = Suite(
 )
 
 
+OWN = {"dot-product": "heed", "additive": "heed-additive", "model": "heed-model"}
+
+
 def sides_of(case: Case) -> tuple[str, ...]:
     """The side of heed and whom it is measured against on a case."""
-    own = "heed-additive" if case.kind == "additive" else "heed"
+    own = OWN[case.kind]
     return (own, *dict.fromkeys(peer for bar in BARS if bar.case == case for peer in bar.peers))
 
 
@@ -103,10 +134,10 @@ def judge(bar: Bar, timed: Results) -> Verdict:
     seconds = {name: median(by_side[name], by_side) for name in bar.peers if name in by_side}
     known = {name: value for name, value in seconds.items() if value is not None}
     quickest = min(known, key=lambda name: known[name], default=None)
-    own = next((name for name in by_side if name == sides_of(bar.case)[0]), None)
+    own = by_side.get(OWN[bar.case.kind])
     return Verdict(
         bar,
-        None if own is None else median(by_side[own], by_side),
+        None if own is None else median(own, by_side),
         quickest,
         None if quickest is None else known[quickest],
     )

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 SIZES = {"float32": 4, "bfloat16": 2}
+MODEL_LAYERS = 4
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,9 @@ class Case:
         head_dim: H and V; U and V for additive attention.
         causal: whether query i sees only keys j <= i.
         backward: whether the gradients of all inputs are computed too.
-        kind: "dot-product", "additive", or "layer": self-attention of width N*H with projections.
+        kind: "dot-product", "additive", "layer": self-attention of width N*H with projections, or "model": a
+            Transformer of that width with four layers, a decoder if causal, else an encoder. Its backward is a
+            training step.
         keys: S, where it is not T.
         key_heads: K, where it is not N.
         window: how many keys a query of a causal attention sees, up to itself; None for all.
@@ -55,6 +58,12 @@ class Case:
             self.dtype if self.dtype != "float32" else "",
             "fwd+bwd" if self.backward else "decoding" if self.length == 1 else "fwd",
         ]
+        if self.kind == "model":
+            words = [
+                "padded" if self.padded else "",
+                "decoder" if self.causal else "encoder",
+                "training step" if self.backward else "forward",
+            ]
         if self.kind == "additive":
             middle = [str(self.length), str(self.key_length)]
         else:
@@ -93,6 +102,8 @@ class Case:
     def score_bytes(self) -> int:
         """Size of the float32 tensor that heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
         units = self.head_dim if self.kind == "additive" else self.heads
+        if self.kind == "model" and self.backward:
+            units *= MODEL_LAYERS  # each keeps its own until the way back
         return self.batch * self.length * self.key_length * units * 4
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,6 +215,8 @@ SUITES = {
             Case(2, 4, 1, 64, keys=256),
             *_two(2, 1, 32, 64, kind="additive"),
             *_two(1, 4, 256, 64, kind="layer"),
+            *_two(2, 4, 64, 16, kind="model", causal=True),
+            Case(2, 4, 64, 16, kind="model", padded=True),
         ],
         [Case(1, 4, 1024, 64, backward=True)],
     ),

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from benchmarks import bars
-from benchmarks.bars import BARS, MEMORY_BARS, Verdict, judge
+from benchmarks.bars import BARS, MEMORY_BARS, MODEL_BARS, MODEL_MEMORY_BARS, Verdict, judge
 from benchmarks.peers import PEERS
 from benchmarks.results import Record, Result, Results, median
 
@@ -14,6 +14,7 @@ SHAPE = {
     "dot-product": "(B, N or N/K, T or T/S, H)",
     "additive": "(B, T, S, U)",
     "layer": "(B, N, T, H)",
+    "model": "(B, N, T, H)",
 }
 MARKS = {True: "yes", False: "**no**", None: "not measured"}
 
@@ -22,6 +23,8 @@ def tables(record: Record) -> str:
     """All tables of a run and how it was made. Markdown."""
     if record.suite == bars.NAME:
         parts = [bar_table(record.timed), memory_bar_table(record.weighed)]
+    elif record.suite == bars.MODELS:
+        parts = [model_table(record.timed), model_memory_table(record.weighed)]
     else:
         parts = []
         for kind, shape in SHAPE.items():
@@ -101,6 +104,59 @@ def memory_bar_table(weighed: Results) -> str:
         cells = [bar.case.name, _mebibytes(own), f"below {bar.below:g}", MARKS[met]]
         rows.append(cells)
     return _markdown(["memory of case", "heed, MiB added", "bar", "met"], rows)
+
+
+def model_table(timed: Results) -> str:
+    """Each bar on whole models, and the share of attention in their time: what is gone without it."""
+    own, peer, rest = bars.MODEL_SUITE.peers or ()
+    header = ["model (B, N, T, H)", f"{PEERS[own].title}, ms", f"{PEERS[peer].title}, ms"]
+    header += ["ratio", "bar", "met", "attention's share: accelerated", "stock"]
+    by_case = dict(timed)
+    rows = []
+    for bar in MODEL_BARS:
+        verdict = judge(bar, timed)
+        without = _seconds(rest, by_case.get(bar.case, {}))
+        rows.append(
+            [
+                bar.case.name,
+                _milliseconds(verdict.heed),
+                _milliseconds(verdict.seconds),
+                _ratio(verdict.ratio),
+                f"{bar.at_least:g}",
+                MARKS[verdict.met],
+                *(_share(without, whole) for whole in (verdict.heed, verdict.seconds)),
+            ]
+        )
+    return _markdown(header, rows)
+
+
+def _share(without: float | None, whole: float | None) -> str:
+    return f"{max(0.0, 1 - without / whole):.0%}" if without and whole else "-"
+
+
+def model_memory_table(weighed: Results) -> str:
+    """Each bar on the share of a peer's memory, and whether it is met."""
+    by_case = dict(weighed)
+    rows = []
+    for bar in MODEL_MEMORY_BARS:
+        sides = by_case.get(bar.case, {})
+        own, peer = (sides.get(name, Result()) for name in ("heed-model", bar.peer))
+        known = own.added_mib is not None and peer.added_mib is not None
+        share = own.added_mib / peer.added_mib if known else None  # type: ignore[operator]
+        met = None if share is None else share < bar.below
+        # Rounded up: what is shown as 0.49 is at most that.
+        shown = "-" if share is None else f"{math.ceil(share * 100) / 100:.2f}"
+        cells = [bar.case.name, _mebibytes(own), _mebibytes(peer), shown]
+        rows.append([*cells, f"below {bar.below:g}", MARKS[met]])
+    header = [
+        "memory of model",
+        "accelerated, MiB added",
+        "stock Keras, MiB",
+        "share",
+        "bar",
+        "met",
+    ]
+    return _markdown(header, rows)
 
 
 def time_table(results: Results, shape: str) -> str:

@@ -1,5 +1,6 @@
 """Every side of the benchmarks computes what the reference does, at tiny shapes."""
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import heed
 from benchmarks.cases import Case
 from benchmarks.measure import difference
-from benchmarks.peers import PEERS, _inputs, _sgemm, prepare
+from benchmarks.peers import PEERS, _inputs, _model, _sgemm, prepare
 from tests import reference
 
 
@@ -91,7 +92,48 @@ def test_layers_compute_the_same_from_the_same_weights():
     assert difference(heed_layer[:1], [output], case.dtype) is None
 
 
-@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if peer.is_limit])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(2, 2, 16, 4, kind="model", padded=True),
+        pytest.param(
+            Case(1, 2, 8, 4, kind="model", causal=True, backward=True), marks=pytest.mark.slow
+        ),
+    ],
+    ids=lambda case: case.name,
+)
+def test_models_compute_the_same(case):
+    stock = computed("keras-model", case)
+    try:
+        fast = computed("heed-model", case)
+        assert heed.accelerate().report().calls["keras.layers.MultiHeadAttention"] >= 4
+    finally:
+        heed.decelerate()
+    assert difference(stock, fast, case.dtype) is None
+    # The side without attention is the same model, and attention is what it lacks.
+    rest = computed("model-rest", case)
+    assert rest[0].shape == stock[0].shape
+    assert difference(rest, fast, case.dtype) is not None
+
+
+def test_half_of_the_tokens_of_a_padded_model_are_padding():
+    ids, real = _model.tokens(Case(8, 2, 64, 4, kind="model", padded=True))
+    assert abs(real.mean() - 0.5) < 0.01
+    assert np.array_equal(ids != 0, real)
+    assert _model.tokens(Case(2, 2, 8, 4, kind="model"))[1].all()
+
+
+def test_what_padding_holds_does_not_count_in_the_encoder():
+    case = Case(2, 2, 16, 4, kind="model", padded=True)
+    model = _model.encoder(case, keras.layers.MultiHeadAttention)
+    ids, real = _model.tokens(case)
+    before = np.array(model(ids))[real]
+    embeddings = model.weights[0]
+    embeddings.assign(embeddings + 9.0 * (np.arange(_model.VOCABULARY) == 0)[:, None])
+    np.testing.assert_allclose(np.array(model(ids))[real], before, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if name.startswith("sgemm")])
 def test_the_rate_is_that_of_a_right_product(name, monkeypatch):
     if "torch" in name:
         pytest.importorskip("torch")

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import bars, picture, report
 from benchmarks.__main__ import ALL, main, sides
-from benchmarks.bars import BARS, MEMORY_BARS, Bar, judge
+from benchmarks.bars import BARS, MEMORY_BARS, MODEL_BARS, MODEL_MEMORY_BARS, Bar, judge
 from benchmarks.cases import SUITES, Case
 from benchmarks.measure import (
     Side,
@@ -259,6 +259,31 @@ def test_the_table_of_bars_has_a_mark_for_each(monkeypatch):
         assert table.splitlines()[2].split("|")[-2].strip() == mark
 
 
+def test_the_table_of_models_has_ratios_and_shares():
+    first, second = MODEL_BARS[:2]
+    sides = {"heed-model": timed(0.5), "keras-model": timed(1.0), "model-rest": timed(0.4)}
+    slow = {"heed-model": timed(0.9), "keras-model": timed(1.0), "model-rest": timed(1.1)}
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in report.model_table([(first.case, sides), (second.case, slow)]).splitlines()
+    ]
+    assert len(rows) == len(MODEL_BARS) + 2
+    name = "decoder training step (2, 12, 1024, 64)"
+    assert rows[2] == [name, "500.00", "1000.00", "2.00", "1.3", "yes", "20%", "60%"]
+    assert rows[3][1:] == ["900.00", "1000.00", "1.11", "1.25", "**no**", "0%", "0%"]
+    assert rows[4][1:] == ["-", "-", "-", "1.7", "not measured", "-", "-"]
+    case = MODEL_MEMORY_BARS[0].case
+    for mib, share, mark in ((499.0, "0.50", "yes"), (500.0, "0.50", "**no**"), (None, "-", "")):
+        heed = Result(added_mib=mib)
+        by_side = {"heed-model": heed, "keras-model": Result(added_mib=1000.0)}
+        row = report.model_memory_table([(case, by_side)]).splitlines()[2].split("|")
+        assert row[4].strip() == share
+        assert row[-2].strip() == (mark or "not measured")
+    record = Record("models", ABOUT, [(first.case, sides)], [(case, by_side)])
+    assert name in report.tables(record)
+    assert "memory of model" in report.tables(record)
+
+
 def test_a_table_of_times_has_ratios_and_says_what_is_missing():
     case = Case(1, 2, 8, 4, causal=True, window=2)
     by_side = {
@@ -359,6 +384,8 @@ def test_cases_are_named_apart():
         == "window 4 causal bfloat16 fwd (1, 8, 9, 64)"
     )
     assert Case(2, 1, 3, 4, kind="additive").name == "additive fwd (2, 3, 3, 4)"
+    assert Case(1, 2, 8, 4, True, True, kind="model").name == "decoder training step (1, 2, 8, 4)"
+    assert Case(1, 2, 8, 4, padded=True, kind="model").name == "padded encoder forward (1, 2, 8, 4)"
     with pytest.raises(ValueError, match="`window` must come with `causal`"):
         Case(1, 1, 8, 4, window=2)
 
@@ -377,6 +404,9 @@ def test_each_case_has_one_side_of_heed_first():
     for bar in BARS:
         peers = sides(bars.NAME, bars.SUITE, bar.case, None)
         assert set(bar.peers) <= set(peers), bar
+    for bar in MODEL_BARS:
+        peers = sides(bars.MODELS, bars.MODEL_SUITE, bar.case, None)
+        assert list(peers) == ["heed-model", "keras-model", "model-rest"]
     assert list(sides("ops", SUITES["ops"], CASE, ["naive", "heed"])) == ["heed", "naive"]
 
 

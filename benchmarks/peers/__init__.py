@@ -56,7 +56,7 @@ class Peer:
         module: where its `prepare` is.
         kind: which cases it computes; sides of one kind are compared with each other.
         is_heed: whether others are divided by it and compared with it: the first of a run is.
-        is_limit: a speed of the machine, not an attention: there is no result to compare.
+        is_limit: a speed of the machine, or a model without its attention: there is no result to compare.
         builds_scores: whether it builds the whole tensor of scores, and so needs memory for it.
         computes: what it computes in place of a case.
         environment: variables of its process.
@@ -99,6 +99,9 @@ PEERS: dict[str, Peer] = {
     ),
     "heed-layer": Peer("heed layer", _HERE + "heed_layer", "layer", is_heed=True),
     "keras-layer": Peer("keras layer", _HERE + "keras_layer", "layer", builds_scores=True),
+    "heed-model": Peer("accelerated", _HERE + "heed_model", "model", is_heed=True),
+    "keras-model": Peer("stock Keras", _HERE + "keras_model", "model", builds_scores=True),
+    "model-rest": Peer("without attention", _HERE + "model_rest", "model", is_limit=True),
 }
 
 

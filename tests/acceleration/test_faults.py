@@ -293,3 +293,19 @@ def test_no_scores_in_single_head_layers(implementation: str, make: Any, units: 
         check()
     with wrong_on_stock():
         check()
+
+
+def test_padding_counts_in_each_layer_of_a_stack() -> None:
+    """Keras' first layer takes the mask off the tensor, so that those after it attend to padding."""
+    ids = np.array([[1, 2, 3, 0, 0]])
+    tokens = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(4, 8, mask_zero=True)(tokens)
+    for _ in range(2):
+        x = keras.layers.Add()([x, keras.layers.MultiHeadAttention(2, 4)(x, x)])
+    stack = keras.Model(tokens, x)
+    alone = np.array(stack(ids[:, :3]))
+    with heed.accelerate():
+        padded = np.array(stack(ids))[:, :3]
+    np.testing.assert_allclose(padded, alone, atol=1e-5)
+    with wrong_on_stock():
+        np.testing.assert_allclose(np.array(stack(ids))[:, :3], alone, atol=1e-4)

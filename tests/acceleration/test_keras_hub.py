@@ -19,8 +19,6 @@ pytest.importorskip("keras_hub", exc_type=ImportError)
 
 BATCH, LENGTH, WORDS = 2, 12, 50
 SIZES = {"vocabulary_size": WORDS, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32}
-# T5 computes its attention by itself, and goes through nothing that heed replaces.
-OWN = {"T5Backbone"}
 BACKBONES: dict[str, dict[str, Any]] = {
     "BertBackbone": {"num_heads": 2, "max_sequence_length": LENGTH, "dropout": 0.0},
     "GPT2Backbone": {"num_heads": 2, "max_sequence_length": LENGTH, "dropout": 0.0},
@@ -88,7 +86,7 @@ def test_outputs(name: str, dtype: str) -> None:
     before = ran()
     with heed.accelerate():
         fast = real(model(inputs))
-        assert (ran() > before) is (name not in OWN)
+        assert ran() > before
     tolerance = 1e-5 if dtype == "float32" else 5e-2
     for one, other in zip(fast, stock, strict=True):
         largest = np.max(np.abs(other))
@@ -115,9 +113,106 @@ def test_losses_of_twenty_steps(name: str, dtype: str) -> None:
         histories.append(
             [float(head.train_on_batch(inputs, targets, sample_weight=weights)) for _ in range(20)]
         )
-        assert (ran() > before) is (fast and name not in OWN)
+        assert (ran() > before) is fast
     assert histories[0][-1] < 0.9 * histories[0][0]  # it has learnt something
     np.testing.assert_allclose(*histories, rtol=1e-4 if dtype == "float32" else 5e-2)
+
+
+def t5_layer(**options: Any) -> Any:
+    module = pytest.importorskip("keras_hub.src.models.t5.t5_multi_head_attention")
+    layer = module.T5MultiHeadAttention(
+        is_decoder=True,
+        hidden_dim=8,
+        key_value_dim=3,
+        num_heads=2,
+        dropout=0.0,
+        **options,
+    )
+    layer(np.zeros((1, 1, 8), "float32"))
+    rng = np.random.default_rng(0)
+    layer.set_weights([rng.normal(size=w.shape) for w in layer.weights])
+    return layer
+
+
+T5_CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "masked": {"mask": np.tri(6, dtype=bool)[None].repeat(2, 0)},
+    "cross": {"key_value_states": np.random.default_rng(1).normal(size=(2, 9, 8))},
+    "bias": {"position_bias": np.random.default_rng(2).normal(size=(1, 2, 6, 6))},
+    "read cache": {"cache": np.random.default_rng(3).normal(size=(2, 2, 9, 2, 3))},
+    "write cache": {
+        "cache": np.random.default_rng(3).normal(size=(2, 2, 9, 2, 3)),
+        "cache_update_index": 2,
+        "mask": np.tri(6, 9, 2, dtype=bool)[None].repeat(2, 0),
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("name", list(T5_CALLS))
+def test_each_way_to_call_the_layer_of_t5(name: str, relative: bool) -> None:
+    layer = t5_layer(use_relative_attention_bias=relative)
+    x = np.random.default_rng(4).normal(size=(2, 6, 8)).astype("float32")
+    options = {
+        key: value.astype("float32") if getattr(value, "dtype", None) == np.float64 else value
+        for key, value in T5_CALLS[name].items()
+    }
+    stock = layer(x, **options)
+    with heed.accelerate() as acceleration:
+        fast = layer(x, **options)
+        # The layer after takes the bias, with or without the note of heed's.
+        later = {**options, "cache": None, "cache_update_index": None, "mask": None}
+        if later.get("key_value_states") is None and fast[1].shape[-1] == 9:
+            later["key_value_states"] = np.ones((2, 9, 8), "float32")
+        biases = fast[1], np.array(fast[1])
+        after, without = (layer(x, **{**later, "position_bias": bias})[0] for bias in biases)
+        assert acceleration.report().calls == {"keras_hub.T5MultiHeadAttention": 3}
+    for one, other in zip(fast, stock, strict=True):
+        assert (one is None) is (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    expected = layer(x, **{**later, "position_bias": stock[1]})[0]
+    np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(without, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_padding_and_rows_without_keys_in_t5() -> None:
+    layer = t5_layer(use_relative_attention_bias=True)
+    x = np.random.default_rng(4).normal(size=(1, 6, 8)).astype("float32")
+    mask = np.array([[[1, 1, 1, 1, 0, 0]]]).repeat(6, 1)
+    mask[0, 2] = 0
+    with heed.accelerate():
+        clean, bias, _ = layer(x, mask=mask)
+        x[0, 4:] = np.nan
+        dirty, _, _ = layer(x, mask=mask)
+        after, _, _ = layer(x, position_bias=bias)
+    for output in (dirty, after):
+        np.testing.assert_array_equal(np.array(output)[0, :4], np.array(clean)[0, :4])
+        assert np.all(np.array(output)[0, 2] == 0)
+
+
+@pytest.mark.slow
+def test_dropout_in_t5_and_where_the_fused_op_has_none() -> None:
+    layer = t5_layer(use_relative_attention_bias=False)
+    layer.dropout_layer.rate = 0.5
+    x = np.random.default_rng(4).normal(size=(2, 6, 8)).astype("float32")
+    with heed.accelerate():
+        quiet = np.array(layer(x)[0])
+        one, other = (np.array(layer(x, training=True)[0]) for _ in range(2))
+    assert not np.allclose(one, quiet)
+    assert not np.allclose(one, other)
+    attention = pytest.importorskip("keras_hub.src.models.gemma.gemma_attention")
+    gemma = attention.CachedGemmaAttention(
+        head_dim=4, num_query_heads=2, num_key_value_heads=1, dropout=0.1
+    )
+    with heed.accelerate() as acceleration:
+        assert not gemma._use_fused_attention_op()
+        assert acceleration.report().left_to_keras == {"keras_hub.CachedGemmaAttention: dropout": 1}
+        gemma.dropout = 0.0
+        assert gemma._use_fused_attention_op()
+    assert not gemma._use_fused_attention_op()
 
 
 @pytest.mark.slow

@@ -254,6 +254,26 @@ def check_training(case: LayerCase) -> None:
     _fit(case.subclassed(), case, jit_compile=False)
 
 
+def check_export(case: LayerCase, folder: Path) -> None:
+    """A SavedModel of the portable form holds TensorFlow's own ops alone, and takes any batch and length."""
+    model = case.functional(unknown=True)
+    with heed.set_implementation("portable"):
+        model.export(folder, verbose=False)
+    served = tf.saved_model.load(folder)
+    assert not [op for op in ops_of(served.serve) if op.startswith("Heed")]
+    for batch in (3, 1):
+        arrays = {name: x[:batch] for name, x in case.draw(batch).items()}
+        assert_same(served.serve(arrays), model(arrays), 1e-5)
+
+
+def ops_of(function: Any) -> set[str]:
+    """The types of all ops that a function of a SavedModel runs."""
+    (concrete,) = function._list_all_concrete_functions_for_serialization()
+    graph = concrete.graph.as_graph_def()
+    nodes = [node for f in graph.library.function for node in f.node_def]
+    return {node.op for node in [*graph.node, *nodes]}
+
+
 def check_mask_propagation(case: LayerCase) -> None:
     """The mask of the first input becomes that of the output, and no input loses its own."""
     layer = case.make()

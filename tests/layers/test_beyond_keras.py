@@ -1,5 +1,6 @@
 """What MultiHeadAttention has beyond Keras' layers: positions, normalised queries and keys, attention sinks."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ X = (2, 6, 8)
 POSITIONS: dict[str, Any] = {
     "rotary": "rotary",
     "stretched rotary": {"kind": "rotary", "scaling_factor": 2.5, "interleaved": True},
+    "yarn rotary": {
+        "kind": "rotary",
+        "scaling": {"kind": "yarn", "factor": 4.0, "original_length": 100, "beta_fast": 9.0},
+    },
     "alibi": "alibi",
     "relative": "relative",
     "one-sided relative": {"kind": "relative", "bidirectional": False, "num_buckets": 8},
@@ -64,6 +69,65 @@ def test_the_options_of_the_rotation() -> None:
     )
     expected = ops.dot_product_attention(query, key, layer.value_dense(x))
     assert_close(layer(x, x), layer.output_dense(expected))
+
+
+DYNAMIC = {"kind": "dynamic", "original_length": 4}
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"kind": "linear", "factor": 2.0},
+        {"kind": "ntk", "factor": 2.0},
+        {"kind": "llama3", "original_length": 20, "factor": 3.0},
+        {"kind": "yarn", "factor": 4.0, "original_length": 100, "beta_fast": 9.0},
+        DYNAMIC,
+    ],
+    ids=lambda scaling: scaling["kind"],
+)
+def test_stretched_rotation(scaling: dict[str, Any]) -> None:
+    """Against the op, on the layer's own projections; its config is complete."""
+    layer = built(position={"kind": "rotary", "scaling": scaling})
+    x = randoms(X)[0]
+    query, key = (
+        ops.rotary_embedding(dense(x), scaling=scaling)
+        for dense in (layer.query_dense, layer.key_dense)
+    )
+    output = layer(x, x)
+    expected = ops.dot_product_attention(query, key, layer.value_dense(x))
+    assert_close(output, layer.output_dense(expected))
+    short = built(position="rotary")
+    short.set_weights(layer.get_weights())
+    assert not np.allclose(output, short(x, x), atol=1e-4)
+    config = json.loads(json.dumps(layer.get_config()))
+    assert config["position"]["scaling"]["kind"] == scaling["kind"]
+    twin = MultiHeadAttention.from_config(config)
+    twin.build(X, X)
+    twin.set_weights(layer.get_weights())
+    np.testing.assert_array_equal(twin(x, x), output)
+
+
+def test_dynamic_scaling_is_the_same_for_queries_and_keys() -> None:
+    layer = built(position={"kind": "rotary", "scaling": DYNAMIC})
+    query, value = randoms(X, (2, 9, 8))
+    rotated = [
+        ops.rotary_embedding(dense(x), scaling=DYNAMIC, length=9)
+        for dense, x in ((layer.query_dense, query), (layer.key_dense, value))
+    ]
+    expected = ops.dot_product_attention(*rotated, layer.value_dense(value))
+    assert_close(layer(query, value), layer.output_dense(expected))
+    explicit = {"rotary_positions": np.arange(6), "rotary_key_positions": np.arange(9)}
+    assert_close(layer(query, value, **explicit), layer.output_dense(expected))
+
+
+def test_dynamic_scaling_refuses_a_cache() -> None:
+    layer = built(position={"kind": "rotary", "scaling": DYNAMIC})
+    x = randoms(X)[0]
+    message = "`cache` cannot be used where the rotation depends on the length.*dynamic"
+    with pytest.raises(ValueError, match=message):
+        layer(x, x, cache=layer.make_cache(2, 8), cache_index=0)
+    with pytest.raises(ValueError, match=message):
+        layer.project_cache(x)
 
 
 def test_alibi() -> None:
@@ -180,6 +244,7 @@ def test_without_extras_there_are_no_more_variables() -> None:
         ({"position": {"wavelength": 3}}, "`position` must be one of"),
         ({"position": {"kind": "rotary", "base": 3}}, "has the options .*max_wavelength.*base"),
         ({"position": "rotary", "key_dim": 5}, "`key_dim` must be even.*key_dim=5"),
+        ({"position": {"kind": "rotary", "scaling": "yarn"}}, "`scaling` must be a dictionary"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:

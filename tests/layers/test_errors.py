@@ -39,6 +39,12 @@ def test_constructor(arguments, message):
         MultiHeadAttention(4, 4, **arguments)
 
 
+@pytest.mark.parametrize("make", [lambda **o: MultiHeadAttention(2, 4, **o), DotAttention])
+def test_an_unknown_option(make):
+    with pytest.raises((ValueError, TypeError), match=r"[Uu]nrecognized keyword.*heads_of_state"):
+        make(heads_of_state=3)
+
+
 def test_constructors_of_the_others():
     for bad in INTEGERS:
         with pytest.raises(ValueError, match="argument `units` must be a positive integer"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from heed import ops
+from heed.ops import _rotary_scaling as rotary_scaling
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape
 
@@ -115,6 +117,154 @@ def test_rotary_embedding_has_a_gradient() -> None:
 def test_rotary_embedding_keeps_the_dtype(dtype: str) -> None:
     x = Shape(B=1, T=3).inputs(0, dtype)[0]
     assert ops.rotary_embedding(x).dtype == dtype
+
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"kind": "linear", "factor": 3.0},
+    "ntk": {"kind": "ntk", "factor": 4.0},
+    "dynamic short": {"kind": "dynamic", "original_length": 6},
+    "dynamic": {"kind": "dynamic", "original_length": 2},
+    "dynamic times": {"kind": "dynamic", "original_length": 2, "factor": 3.0},
+    "llama3": {"kind": "llama3", "original_length": 800},
+    "llama3 low": {
+        "kind": "llama3",
+        "factor": 32.0,
+        "original_length": 40,
+        "low_frequency_factor": 0.5,
+        "high_frequency_factor": 2.0,
+    },
+    "yarn": {"kind": "yarn", "factor": 4.0, "original_length": 2048},
+    "yarn short": {
+        "kind": "yarn",
+        "factor": 40.0,
+        "original_length": 100,
+        "beta_fast": 8.0,
+        "beta_slow": 0.5,
+        "attention_factor": 0.7,
+    },
+}
+
+
+def turn(c: int, H: int, base: float, scaling: dict[str, Any], length: int) -> tuple[float, float]:
+    """Of pair c: radians per position, and what it is multiplied with. Written from the papers, pair by pair."""
+    kind, s, L = scaling["kind"], scaling.get("factor", 8.0), scaling.get("original_length", 8192)
+    w = 1.0 / base ** (2 * c / H)
+    wavelength = 2 * math.pi / w
+    if kind == "linear":
+        return w / s, 1.0
+    if kind == "ntk":
+        return (base * s ** (H / (H - 2))) ** (-2 * c / H), 1.0
+    if kind == "dynamic":
+        s = scaling.get("factor", 1.0)
+        longer = base * (s * length / L - (s - 1)) ** (H / (H - 2)) if length > L else base
+        return longer ** (-2 * c / H), 1.0
+    if kind == "llama3":
+        low = scaling.get("low_frequency_factor", 1.0)
+        high = scaling.get("high_frequency_factor", 4.0)
+        if wavelength > L / low:
+            return w / s, 1.0
+        if wavelength < L / high:
+            return w, 1.0
+        smooth = (L / wavelength - low) / (high - low)
+        return (1 - smooth) * w / s + smooth * w, 1.0
+    # YaRN: between these two pairs the turns go over into those divided by s.
+    bounds = []
+    for rounds in (scaling.get("beta_fast", 32.0), scaling.get("beta_slow", 1.0)):
+        # The pair of which L tokens are so many rounds: L * base^(-2c / H) = 2 pi rounds.
+        bounds.append(H / 2 * math.log(L / (2 * math.pi * rounds), base))
+    first, last = max(0, math.floor(bounds[0])), min(H - 1, math.ceil(bounds[1]))
+    ramp = min(1.0, max(0.0, (c - first) / (last - first)))
+    multiplier = scaling.get("attention_factor", 0.1 * math.log(s) + 1)
+    return ramp * w / s + (1 - ramp) * w, multiplier
+
+
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_stretched_rotation(scaling: dict[str, Any], interleaved: bool) -> None:
+    H, base = 16, 500.0
+    x = Shape(B=1, T=5, N=2, K=2, H=H).inputs(0)[0]
+    expected = np.zeros_like(x)
+    for c in range(H // 2):
+        radians, multiplier = turn(c, H, base, scaling, length=5)
+        first, second = (2 * c, 2 * c + 1) if interleaved else (c, c + H // 2)
+        for t in range(5):
+            # As complex numbers, unlike the op.
+            pair = (x[0, t, :, first] + 1j * x[0, t, :, second]) * np.exp(1j * t * radians)
+            expected[0, t, :, first] = multiplier * pair.real
+            expected[0, t, :, second] = multiplier * pair.imag
+    options = {"max_wavelength": base, "interleaved": interleaved}
+    turned = ops.rotary_embedding(x, scaling=scaling, **options)
+    np.testing.assert_allclose(turned, expected, atol=1e-12)
+    same = np.allclose(turned, ops.rotary_embedding(x, **options), atol=1e-6)
+    assert same is (scaling == SCALINGS["dynamic short"])
+    narrow = ops.rotary_embedding(x.astype("float32"), scaling=scaling, **options)
+    np.testing.assert_allclose(narrow, expected, atol=1e-5)
+
+
+def test_stretching_known_by_heart() -> None:
+    """Numbers of the models themselves."""
+    # Llama 3.1 (H = 128, base 500,000): pair 0 as it was, pair 63 eight times slower.
+    turns = rotary_scaling.turns(
+        128, 5e5, rotary_scaling.check_scaling({"kind": "llama3"}), 0, tf.float64
+    )[0]
+    plain = 5e5 ** (-np.arange(64) / 64)
+    np.testing.assert_allclose(turns[:29], plain[:29], rtol=1e-12)
+    np.testing.assert_allclose(turns[35:], plain[35:] / 8, rtol=1e-12)
+    assert np.all((turns[29:35] < plain[29:35]) & (turns[29:35] > plain[29:35] / 8))
+    # YaRN as in DeepSeek-V3 (H = 64, base 10,000, 40 times 4,096): pairs 10 to 23.
+    yarn = {"kind": "yarn", "factor": 40.0, "original_length": 4096}
+    turns, multiplier = rotary_scaling.turns(
+        64, 1e4, rotary_scaling.check_scaling(yarn), 0, tf.float64
+    )
+    plain = 1e4 ** (-np.arange(32) / 32)
+    np.testing.assert_allclose(turns[:11], plain[:11], rtol=1e-12)
+    np.testing.assert_allclose(turns[23:], plain[23:] / 40, rtol=1e-12)
+    assert np.all((turns[11:23] < plain[11:23]) & (turns[11:23] > plain[11:23] / 40))
+    assert multiplier == pytest.approx(1.3688879)
+
+
+def test_dynamic_scaling_goes_by_the_length() -> None:
+    x = Shape(B=1, T=4, N=1, K=1, H=8).inputs(0)[0]
+    dynamic = {"kind": "dynamic", "original_length": 4}
+    plain = ops.rotary_embedding(x)
+    np.testing.assert_allclose(ops.rotary_embedding(x, scaling=dynamic), plain, atol=1e-12)
+    ntk = {"kind": "ntk", "factor": 2.5}
+    longer = ops.rotary_embedding(x, scaling=dynamic, length=10)
+    np.testing.assert_allclose(longer, ops.rotary_embedding(x, scaling=ntk), atol=1e-12)
+    at_the_end = ops.rotary_embedding(x, [6, 7, 8, 9], scaling=dynamic)
+    expected = ops.rotary_embedding(x, [6, 7, 8, 9], scaling=ntk)
+    np.testing.assert_allclose(at_the_end, expected, atol=1e-12)
+    run = tf.function(lambda x, n: ops.rotary_embedding(x, scaling=dynamic, length=n))
+    np.testing.assert_allclose(run(x, tf.constant(10)), longer, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ("linear", "`scaling` must be a dictionary whose `kind` is one of linear, ntk.*'linear'"),
+        ({"kind": "su"}, "`scaling` must be a dictionary.*'su'"),
+        ({"kind": "linear"}, "takes the options .'factor'. and needs factor"),
+        ({"kind": "yarn", "factor": 2}, "needs original_length"),
+        ({"kind": "ntk", "factor": 2, "base": 3}, "takes the options .'factor'..*base"),
+        ({"kind": "ntk", "factor": 0.5}, "`factor` must be at least 1.*0.5"),
+        ({"kind": "ntk", "factor": "2"}, "`factor` must be a finite number > 0.*'2'"),
+        (
+            {"kind": "llama3", "original_length": -1},
+            "`original_length` must be a finite number > 0",
+        ),
+        (
+            {"kind": "llama3", "low_frequency_factor": 4},
+            "`low_frequency_factor` must be less than `high_frequency_factor`.*=4, .*=4.0",
+        ),
+        (
+            {"kind": "yarn", "factor": 2, "original_length": 9, "beta_fast": 1},
+            "`beta_slow` must be less than `beta_fast`.*=1.0, beta_fast=1",
+        ),
+    ],
+)
+def test_bad_scaling_is_named(scaling: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ops.rotary_embedding(np.ones((1, 2, 1, 4)), scaling=scaling)
 
 
 # --- ALiBi --------------------------------------------------------------------------------------

@@ -97,12 +97,12 @@ class Acceleration:
         """What is accelerated now, and what has happened so far."""
         models = [f"model {model.name!r}" for model in _models.accelerated()]
         scope = "everything" if _switch.everywhere() else ", ".join(sorted(models)) or "nothing"
-        patched = [patch.text for patch in _installed]
+        patched = tuple(patch.text for patch in _installed)
         return Report(
             keras.__version__,
             implementation_in_use()[0],
             scope,
-            (*patched, _keras_hub.state) if patched else (),
+            patched + _keras_hub.state if patched else (),
             dict(_switch.calls),
             dict(_switch.left_to_keras),
         )

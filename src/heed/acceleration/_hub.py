@@ -1,19 +1,23 @@
-"""KerasHub: its models ask whether a fused attention exists, and on TensorFlow were told that none does."""
+"""KerasHub, whose models ask whether a fused attention exists, and on TensorFlow were told that none does.
+
+Some want a GPU or TPU besides, and T5 computes its attention by itself. Each is patched when its module is loaded,
+which may be before or after.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from heed.acceleration import _switch
-from heed.acceleration._patches import ORIGINALS, Body
+from heed.acceleration import _switch, _t5
+from heed.acceleration._patches import ORIGINALS, Body, Method
 
-MODULE = "keras_hub.src.utils.keras_utils"
-_FUNCTION = "fused_attention_op_available"
+_PACKAGE = "keras_hub"
 _KEY = "hub"
 
 
@@ -29,54 +33,106 @@ def available() -> bool:
     return _switch.active() or ORIGINALS[_KEY]()
 
 
+def _question(module: ModuleType, text: str) -> Body:
+    """The function's body is replaced, because every model has a copy of its name."""
+    function: Any = getattr(module, "fused_attention_op_available", None)
+    return Body(function, fused_attention_op_available, _KEY, (), text, sys.modules[_PACKAGE])
+
+
+def _t5_layer(module: ModuleType, text: str) -> Method:
+    owner = getattr(module, "T5MultiHeadAttention", None)
+    return Method(owner, "call", _t5.call, _t5.PARAMETERS, (), text, sys.modules[_PACKAGE])
+
+
+def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]:
+    """The method by which some layers decide, which wants a GPU or TPU; their fused op has no dropout."""
+
+    @functools.wraps(original)
+    def accelerated(self: Any) -> bool:
+        if not _switch.active():
+            return original(self)
+        if self.dropout:
+            return _switch.leave(f"{_PACKAGE}.{type(self).__name__}", "dropout", original, self)
+        return True
+
+    return accelerated
+
+
+def _decision(module: ModuleType, text: str) -> Method:
+    owner = getattr(module, text.split(".")[1], None)
+    name, package = "_use_fused_attention_op", sys.modules[_PACKAGE]
+    return Method(owner, name, use_fused_attention_op, ("self",), (), text, package)
+
+
+# What is patched: module, name for a report, and how.
+_Make = Callable[[ModuleType, str], Method | Body]
+_MODELS = f"{_PACKAGE}.src.models"
+_DECIDING = {
+    "gemma.gemma_attention": "CachedGemmaAttention",
+    "gemma3.gemma3_attention": "CachedGemma3Attention",
+    "gemma4.gemma4_attention": "Gemma4TextAttention",
+    "mixtral.mixtral_attention": "CachedMixtralAttention",
+    "qwen_moe.qwen_moe_attention": "QwenMoeAttention",
+}
+_TARGETS: dict[str, tuple[str, _Make]] = {
+    f"{_MODELS}.t5.t5_multi_head_attention": (f"{_t5.NAME}.call", _t5_layer),
+    **{
+        f"{_MODELS}.{module}": (f"{_PACKAGE}.{cls}._use_fused_attention_op", _decision)
+        for module, cls in _DECIDING.items()
+    },
+    f"{_PACKAGE}.src.utils.keras_utils": (
+        f"{_PACKAGE}.src.utils.keras_utils.fused_attention_op_available",
+        _question,
+    ),
+}
+
+
 class Hub(importlib.abc.MetaPathFinder):
     """Patches KerasHub: at once where it is loaded, else right when it loads."""
 
     def __init__(self) -> None:
-        self._body: Body | None = None
-        self._problem = "KerasHub is not loaded; it will be patched when it is"
+        self._patches: dict[str, Method | Body] = {}
+        self._problems: dict[str, str] = {}
 
     @property
-    def state(self) -> str:
-        """For a report."""
-        if self._body is not None:
-            return f"{MODULE}.{_FUNCTION}"
-        return self._problem
+    def state(self) -> tuple[str, ...]:
+        """For a report: what is patched, or why not."""
+        if _PACKAGE not in sys.modules:
+            return ("KerasHub is not loaded; it will be patched when it is",)
+        found = {**{name: patch.text for name, patch in self._patches.items()}, **self._problems}
+        return tuple(found[name] for name in _TARGETS if name in found)
 
     def install(self) -> None:
-        """Patches KerasHub now or when it comes."""
-        if MODULE in sys.modules:
-            self.patch(sys.modules[MODULE])
-        elif self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
+        """Patches KerasHub now, and what of it is not loaded yet when it comes."""
+        sys.meta_path.insert(0, self)
+        for name in _TARGETS:
+            if name in sys.modules:
+                self.patch(sys.modules[name])
 
     def uninstall(self) -> None:
         """Undoes it."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        if self._body is not None:
-            self._body.uninstall()
-            self._body = None
+        for patch in self._patches.values():
+            patch.uninstall()
+        self._patches.clear()
+        self._problems.clear()
 
     def patch(self, module: ModuleType) -> None:
-        """Replaces the function's body, of which every model has a copy of the name."""
-        function = getattr(module, _FUNCTION, None)
-        if function is None:
-            self._problem = "KerasHub is not patched: it does not ask for a fused attention"
+        """Patches one module of KerasHub; where it is not as expected it stays as it is."""
+        text, make = _TARGETS[module.__name__]
+        patch = make(module, text)
+        if problem := patch.problem():
+            self._problems[module.__name__] = f"KerasHub's own attention stays: {problem}"
             return
-        package = sys.modules[MODULE.split(".")[0]]
-        body = Body(function, fused_attention_op_available, _KEY, (), _FUNCTION, package)
-        if problem := body.problem():
-            self._problem = f"KerasHub is not patched: {problem}"
-            return
-        body.install()
-        self._body = body
+        patch.install()
+        self._patches[module.__name__] = patch
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec that the other finders give, with a loader that patches."""
-        if fullname != MODULE:
+        if fullname not in _TARGETS:
             return None
         for finder in sys.meta_path:
             if finder is self:
@@ -98,5 +154,4 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         if self._hub in sys.meta_path:
-            sys.meta_path.remove(self._hub)
             self._hub.patch(module)

@@ -15,7 +15,7 @@ from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _switch
-from heed.layers import _masks
+from heed.layers import _checks, _masks
 from heed.layers._axes import AttentionAxes
 from heed.ops import Mask, attention_weights, dot_product_attention
 
@@ -99,6 +99,7 @@ def call(original: Callable[..., Any]) -> Callable[..., Any]:
             self, "_return_attention_scores"
         ):  # what Keras' shapes and `_compute_attention` look at
             self._return_attention_scores = return_attention_scores
+        _check_widths(self, query=query, value=value, key=value if key is None else key)
         axes, window = _axes(self, len(query.shape)), _option(self, "sliding_window")
         query_mask = _masks.position_mask(query_mask, query, "query_mask")
         rows = _aligned(axes, query_mask, query, "query_mask")
@@ -254,6 +255,19 @@ def _attend(
         return output, None
     scores = axes.unflatten_scores(attention_weights(flat_query, flat_key, **options), query, key)
     return output, ops.cast(scores, layer.compute_dtype)
+
+
+def _check_widths(layer: Any, **inputs: Any) -> None:
+    """Says which input has another width than when the layer was built."""
+    projections = {name: getattr(layer, f"_{name}_dense") for name in inputs}
+    _checks.built_widths(
+        {name: tuple(x.shape) for name, x in inputs.items()},
+        {
+            name: dense.kernel.shape[0]
+            for name, dense in projections.items()
+            if getattr(dense, "quantization_mode", None) is None
+        },
+    )
 
 
 def _aligned(axes: AttentionAxes, mask: Any, x: Any, name: str) -> Any:

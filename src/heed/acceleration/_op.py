@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from keras import ops
 from keras.backend import result_type, standardize_dtype
 
 from heed.acceleration import _switch
+from heed.layers._masks import to_bool
 from heed.ops import dot_product_attention
 
 NAME = "keras.ops.dot_product_attention"
@@ -55,7 +57,7 @@ def backend_op(original: Callable[..., Any]) -> Callable[..., Any]:
             query,
             key,
             value,
-            mask=None if mask is None else ops.cast(mask, "bool"),
+            mask=None if mask is None else to_bool(mask, "mask"),
             bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
             is_causal=is_causal,
             scale=scale,
@@ -80,7 +82,8 @@ def front(original: Callable[..., Any], query: Any, key: Any, value: Any, **opti
     from keras.src.backend.common.keras_tensor import any_symbolic_tensors
     from keras.src.ops.nn import DotProductAttention
 
-    static = ("is_causal", "flash_attention", "attn_logits_soft_cap")
+    # From 3.12 on all of its options are the constructor's, before only `is_causal`.
+    static = set(options) & set(inspect.signature(DotProductAttention).parameters)
     op = DotProductAttention(**{name: options.pop(name) for name in static})
     call = op.symbolic_call if any_symbolic_tensors((query, key, value)) else op.call
     return call(query, key, value, **options)

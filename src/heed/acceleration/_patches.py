@@ -64,6 +64,7 @@ class Method:
         make: the replacement from the original.
         parameters: that the original may have, and those it must have.
         text: its name for a report.
+        package: where the original must come from.
     """
 
     owner: Any
@@ -72,6 +73,7 @@ class Method:
     parameters: tuple[str, ...]
     optional: tuple[str, ...] = ()
     text: str = ""
+    package: ModuleType = keras
     _original: Any = field(default=None, repr=False)
     _replacement: Any = field(default=None, repr=False)
 
@@ -80,7 +82,7 @@ class Method:
         original = self._original or getattr(self.owner, self.name, None)
         if original is None:
             return f"{self.text} does not exist"
-        return _unexpected(original, self.text, self.parameters, self.optional)
+        return _unexpected(original, self.text, self.parameters, self.optional, self.package)
 
     def install(self) -> None:
         """Puts the replacement in, unless it is there or below what another library put there since."""
@@ -137,7 +139,7 @@ def _unexpected(
     text: str,
     required: tuple[str, ...],
     optional: tuple[str, ...],
-    package: ModuleType = keras,
+    package: ModuleType,
 ) -> str | None:
     source = pathlib.Path(inspect.unwrap(function).__code__.co_filename)
     folder = pathlib.Path(package.__file__ or "").parent

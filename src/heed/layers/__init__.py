@@ -11,6 +11,7 @@ from heed.layers.feed_forward import FeedForward
 from heed.layers.luong_attention import DotAttention
 from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.positions import LearnedPositions, RelativePositionBias, SinusoidalPositions
+from heed.layers.replacing import replace_attention
 from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "TokenEmbedding",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",
+    "replace_attention",
 ]

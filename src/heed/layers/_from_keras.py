@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 # Arguments of GroupQueryAttention by the names that MultiHeadAttention has for them.
-_GROUPED = {"num_query_heads": "num_heads", "head_dim": "key_dim"}
+GROUPED = {"num_query_heads": "num_heads", "head_dim": "key_dim"}
 _PARTS = ("query", "key", "gate", "value", "output")
 
 
@@ -18,7 +18,7 @@ def from_keras(cls: Any, layer: keras.layers.Layer) -> Any:
             "`layer` must be a keras.layers.MultiHeadAttention or GroupQueryAttention. "
             f"Received: layer={layer!r}"
         )
-    config = {_GROUPED.get(name, name): value for name, value in layer.get_config().items()}
+    config = {GROUPED.get(name, name): value for name, value in layer.get_config().items()}
     # Keras keeps this one out of the config.
     config["flash_attention"] = getattr(layer, "_flash_attention", None) or None
     parts = {name: getattr(layer, f"_{name}_dense", None) for name in _PARTS}

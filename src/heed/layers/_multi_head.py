@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _checks, _masks, _position, _projections
+from heed.layers import _cache, _checks, _masks, _position, _projections, _scores
 from heed.layers._attention_layer import AttentionLayer
 from heed.layers._axes import AttentionAxes
 from heed.layers._cache import Cache
@@ -254,7 +254,7 @@ class MultiHeadBase(AttentionLayer):
         value: Any,
         attention_mask: Any = None,
         training: bool | None = None,
-        return_attention_scores: bool = False,
+        return_attention_scores: Any = False,
         use_causal_mask: bool = False,
         position_bias: Any = None,
         alibi_slopes: Any = None,
@@ -268,13 +268,13 @@ class MultiHeadBase(AttentionLayer):
             attention_mask: `Mask` over (B', N, T, S), which holds all other masks too, or booleans
                 as in a call of the layer.
             training: whether dropout is on.
-            return_attention_scores: whether the scores are wanted.
+            return_attention_scores: whether the scores are wanted, or which, as in a call of the layer.
             use_causal_mask: whether query i sees only keys j <= i, beside `attention_mask`.
             position_bias: added to the scores, as in a call of the layer.
             alibi_slopes: (N,), as in a call of the layer.
 
         Returns:
-            The heads (B, T, N, V), and the scores (B, N, T, S) or None.
+            The heads (B, T, N, V), and the scores (B, N, T, S), those that are wanted, or None.
         """
         axes, heads = self._axes, self._num_heads
         mask = _masks.over_scores(attention_mask, axes, query, key, heads)
@@ -294,10 +294,13 @@ class MultiHeadBase(AttentionLayer):
         flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
         output, share = self._with_sinks(flat_query, flat_key, flat_value, options)
         output = axes.unflatten(output, query)
-        if not return_attention_scores:
+        wanted = _scores.wanted(return_attention_scores)
+        if wanted is None:
             return output, None
-        scores = attention_weights(flat_query, flat_key, **options)
+        scores = attention_weights(flat_query, flat_key, **wanted.options, **options)
         if share is not None:
+            share = share if wanted.heads is None else ops.take(share, wanted.heads, axis=1)
+            share = share if wanted.rows is None else ops.take(share, wanted.rows, axis=2)
             scores = scores * ops.expand_dims(share, -1)
         return output, ops.cast(axes.unflatten_scores(scores, query, key), self.compute_dtype)
 
@@ -370,6 +373,7 @@ class MultiHeadBase(AttentionLayer):
                 "`project_cache` needs inputs of the shape (B, T, D). "
                 f"Received: value.shape={tuple(value.shape)}"
             )
+        self._check_can_cache()
         value = ops.convert_to_tensor(value)
         key = value if key is None else ops.convert_to_tensor(key)
         _, *shapes = _checks.key_value_shapes(value.shape, value.shape, key.shape)
@@ -377,28 +381,45 @@ class MultiHeadBase(AttentionLayer):
         _checks.built_widths(received, self._widths)
         return {"key": self._keys(key, None), "value": self._value_dense(value)}
 
-    def _queries(self, query: Any, positions: Any, start: Any = 0) -> Any:
+    def _queries(self, query: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:
         """Projected queries (B, T, N, H), normalised and rotated."""
         projected = self._query_dense(query)
         if self._qk_norm:
             projected = self._query_norm(projected)
-        return self._rotate(projected, positions, start, "rotary_positions")
+        return self._rotate(projected, positions, start, length, "rotary_positions")
 
-    def _keys(self, key: Any, positions: Any, start: Any = 0) -> Any:
+    def _keys(self, key: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:
         """Projected keys (B, S, K, H), normalised and rotated."""
         projected = self._key_dense(key)
         if self._qk_norm:
             projected = self._key_norm(projected)
-        return self._rotate(projected, positions, start, "rotary_key_positions")
+        return self._rotate(projected, positions, start, length, "rotary_key_positions")
 
-    def _rotate(self, x: Any, positions: Any, start: Any, name: str) -> Any:
+    def _rotate(self, x: Any, positions: Any, start: Any, length: Any, name: str) -> Any:
         """Rotated by their positions, which are start, start + 1, ... where none are given and all are rotated."""
         rotary = _position.options(self._position, "rotary")
         if positions is None:
             if rotary is None:
                 return x
             positions = ops.arange(ops.shape(x)[1], dtype="int32") + start
-        return rotate(x, positions, name, rotary or {})
+        return rotate(x, positions, name, {**(rotary or {}), "length": length})
+
+    def _text_length(self, query: Any, key: Any, positions: Any, key_positions: Any) -> Any:
+        """How long the text is that queries and keys stand in, where their rotation depends on it, else None."""
+        if not _position.rotation_depends_on_length(self._position):
+            return None
+        lengths = [
+            ops.shape(x)[1] if given is None else ops.max(ops.convert_to_tensor(given)) + 1
+            for x, given in ((query, positions), (key, key_positions))
+        ]
+        return ops.maximum(*lengths)
+
+    def _check_can_cache(self) -> None:
+        if _position.rotation_depends_on_length(self._position):
+            raise ValueError(
+                "`cache` cannot be used where the rotation depends on the length of the text: the keys in it would "
+                f"keep the rotation of a shorter one. Received: position={self._position}"
+            )
 
     def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(K, H) and (K, V)."""

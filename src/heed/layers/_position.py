@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from heed.ops._rotary_scaling import check_scaling, depends_on_length
+
 # The options of each kind, with their defaults: those of `rotary_embedding` and of `RelativePositionBias`.
 _KINDS: dict[str, dict[str, Any]] = {
-    "rotary": {"max_wavelength": 10000.0, "scaling_factor": 1.0, "interleaved": False},
+    "rotary": {
+        "max_wavelength": 10000.0,
+        "scaling_factor": 1.0,
+        "scaling": None,
+        "interleaved": False,
+    },
     "alibi": {},
     "relative": {"num_buckets": 32, "max_distance": 128, "bidirectional": True},
 }
@@ -17,7 +24,7 @@ def resolve(position: Any, key_dim: int) -> dict[str, Any] | None:
     """All options of a position, with its `kind`, or None.
 
     Raises:
-        ValueError: for an unknown kind or option, or an odd `key_dim` that cannot be rotated.
+        ValueError: for an unknown kind or option, a scaling that is none, or an odd `key_dim` that cannot be rotated.
     """
     if position is None:
         return None
@@ -37,7 +44,10 @@ def resolve(position: Any, key_dim: int) -> dict[str, Any] | None:
         raise ValueError(
             f"`key_dim` must be even where `position` rotates pairs. Received: key_dim={key_dim}"
         )
-    return {**_KINDS[kind], **given}
+    resolved = {**_KINDS[kind], **given}
+    if kind == "rotary":
+        resolved["scaling"] = check_scaling(resolved["scaling"])
+    return resolved
 
 
 def options(position: dict[str, Any] | None, kind: str) -> dict[str, Any] | None:
@@ -45,3 +55,9 @@ def options(position: dict[str, Any] | None, kind: str) -> dict[str, Any] | None
     if position is None or position["kind"] != kind:
         return None
     return {name: value for name, value in position.items() if name != "kind"}
+
+
+def rotation_depends_on_length(position: dict[str, Any] | None) -> bool:
+    """Whether how far queries and keys are rotated depends on the length of the text."""
+    rotary = options(position, "rotary")
+    return rotary is not None and depends_on_length(rotary["scaling"])

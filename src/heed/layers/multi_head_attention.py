@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from heed.layers import _cache, _checks, _masks, _position
+from heed.layers import _cache, _checks, _masks, _position, _scores
 from heed.layers._axes import AttentionAxes
 from heed.layers._checks import Shape
 from heed.layers._from_keras import from_keras
@@ -66,7 +66,8 @@ class MultiHeadAttention(MultiHeadBase):
             They hold together with the masks that the tensors carry.
         attention_mask: a `heed.Mask`, or booleans (T, S), (B, T, S) or (B, N, T, S), True = attend.
         return_attention_scores: whether to return the weights, (B, N, T, S), as well. It never
-            changes the output. In training they are those after dropout.
+            changes the output. In training they are those after dropout. Of long sequences ask for some: a list of
+            heads, or a dictionary with lists of `heads`, `rows` or both, and only those are computed.
         training: whether dropout is on.
         use_causal_mask: whether query i sees only keys j <= i.
         position_bias: added to the scores; broadcastable to (B, N, T, S).
@@ -134,7 +135,7 @@ class MultiHeadAttention(MultiHeadBase):
         value_mask: Any = None,
         key_mask: Any = None,
         attention_mask: Any = None,
-        return_attention_scores: bool = False,
+        return_attention_scores: bool | Sequence[int] | Mapping[str, Sequence[int]] = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
         position_bias: Any = None,
@@ -145,6 +146,7 @@ class MultiHeadAttention(MultiHeadBase):
         cache_index: Any = None,
     ) -> Any:
         """Attends; see the class for the arguments."""
+        wanted = _scores.wanted(return_attention_scores)
         self._check_call(
             self._axes, query, value, key, use_causal_mask, rotary_positions, cache, cache_index
         )
@@ -159,12 +161,14 @@ class MultiHeadAttention(MultiHeadBase):
 
         start = 0 if cache_index is None else cache_index
         query = _masks.hide(query, rows)
-        queries = self._queries(query, rotary_positions, start)
+        length = self._text_length(query, value, rotary_positions, rotary_key_positions)
+        queries = self._queries(query, rotary_positions, start, length)
         if cache is None:
             columns = self._columns(masks, value)
             value = _masks.hide(value, columns)
             key = value if key is None else _masks.hide(key, columns)
-            keys, values = self._keys(key, rotary_key_positions), self._value_dense(value)
+            keys = self._keys(key, rotary_key_positions, start, length)
+            values = self._value_dense(value)
         elif cache_index is None:
             keys, values = cache["key"], cache["value"]
             columns = self._columns(masks, keys)
@@ -179,6 +183,9 @@ class MultiHeadAttention(MultiHeadBase):
             keys, values = cache["key"], cache["value"]
             columns = self._columns(masks, keys)
 
+        if wanted is not None:
+            size = self._axes.scores_shape(tuple(queries.shape), tuple(keys.shape), self._num_heads)
+            wanted.shape(size, self._axes)  # checks what is wanted
         mask = _masks.join(
             [
                 _masks.structure(
@@ -211,7 +218,7 @@ class MultiHeadAttention(MultiHeadBase):
         if query_mask is not None:
             output._keras_mask = query_mask
         returned = [output]
-        if return_attention_scores:
+        if wanted is not None:
             returned.append(scores)
         if cache is not None:
             returned.append(cache)
@@ -263,6 +270,7 @@ class MultiHeadAttention(MultiHeadBase):
                 f"Received: value=None, cache_index={cache_index}"
             )
         if cache is not None:
+            self._check_can_cache()
             _cache.check(cache, query.shape[0], *self._cache_heads())
         received = {"query": tuple(query.shape)}
         if cache is None or cache_index is not None:
@@ -279,16 +287,17 @@ class MultiHeadAttention(MultiHeadBase):
         value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
         *,
-        return_attention_scores: bool = False,
+        return_attention_scores: bool | Sequence[int] | Mapping[str, Sequence[int]] = False,
     ) -> Any:
         """The shape of the output, or with `return_attention_scores` those of output and scores."""
         query, value, key = _checks.key_value_shapes(query_shape, value_shape, key_shape)
         axes = AttentionAxes(len(query), self._attention_axes)
         axes.check(query, value)
         output = (*query[:-1], *(self._output_shape or query[-1:]))
-        if return_attention_scores:
-            return output, axes.scores_shape(query, key, self._num_heads)
-        return output
+        wanted = _scores.wanted(return_attention_scores)
+        if wanted is None:
+            return output
+        return output, wanted.shape(axes.scores_shape(query, key, self._num_heads), axes)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
@@ -315,8 +324,9 @@ class MultiHeadAttention(MultiHeadBase):
         )
         dtype = self.compute_dtype
         returned: list[Any] = [keras.KerasTensor(shape, dtype=dtype)]
-        if call["return_attention_scores"]:
-            returned.append(keras.KerasTensor(scores_shape, dtype=dtype))
+        wanted = _scores.wanted(call["return_attention_scores"])
+        if wanted is not None:
+            returned.append(keras.KerasTensor(wanted.shape(scores_shape, axes), dtype=dtype))
         if cache is not None:
             returned.append(
                 {name: keras.KerasTensor(x.shape, dtype=x.dtype) for name, x in cache.items()}

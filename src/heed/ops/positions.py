@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from heed.ops import _checks
+from heed.ops import _checks, _rotary_scaling
 
 
 @tf.autograph.experimental.do_not_convert
@@ -45,6 +46,8 @@ def rotary_embedding(
     *,
     max_wavelength: float = 10000.0,
     scaling_factor: float = 1.0,
+    scaling: Mapping[str, Any] | None = None,
+    length: Any = None,
     interleaved: bool = False,
     layout: str = "BTNH",
 ) -> tf.Tensor:
@@ -59,7 +62,25 @@ def rotary_embedding(
         x: (B, T, N, H), H even; floating-point.
         positions: (T,) or (B, T), integers or floats. Default: 0, 1, ..., T - 1.
         max_wavelength: > 0 (the base of the paper).
-        scaling_factor: > 0; positions are divided by it, to stretch a trained model over longer texts.
+        scaling_factor: > 0; positions are divided by it.
+        scaling: how a model that was trained on texts of L = `original_length` tokens is stretched over longer ones,
+            a dictionary with a `kind` and its options. With w_c = max_wavelength^(-2c / H), by how much position 1
+            turns pair c, and s = `factor` >= 1:
+
+            - `{"kind": "linear", "factor": s}`: w_c / s, as `scaling_factor`.
+            - `{"kind": "ntk", "factor": s}`: max_wavelength becomes max_wavelength * s^(H / (H - 2)), so that the
+              slowest pair turns s times slower and the quickest as before.
+            - `{"kind": "dynamic", "original_length": L, "factor": 1.0}`: the same with s * length / L - (s - 1) for s
+              where the text is longer than L, and nothing before.
+            - `{"kind": "llama3", "factor": 8.0, "original_length": 8192, "low_frequency_factor": 1.0,
+              "high_frequency_factor": 4.0}`: w_c / s for pairs that turn less than once (the low factor) in L
+              tokens, w_c for those that turn more than four times (the high one), in between a line.
+            - `{"kind": "yarn", "factor": s, "original_length": L, "beta_fast": 32.0, "beta_slow": 1.0,
+              "attention_factor": None}`: w_c / s for pairs that turn less than beta_slow times in L tokens, w_c for
+              those that turn more than beta_fast times, in between a line over c. The rotated x is multiplied by the
+              attention factor, 0.1 ln(s) + 1 by default, so that the scores are by its square.
+        length: of the text, for "dynamic"; an integer or scalar tensor. Default: the highest position plus 1. Query
+            and key of one attention must have the same.
         interleaved: pair neighbouring features, as the paper does, instead of the two halves.
         layout: "BTNH", or "BNTH" for x (B, N, T, H).
 
@@ -68,7 +89,10 @@ def rotary_embedding(
     Raises:
         ValueError: for shapes or ranges that do not fit.
 
-    Source: Su et al., "RoFormer", 2021, equation 34 (d is H, m the position).
+    Source: Su et al., "RoFormer", 2021, equation 34 (d is H, m the position). linear: Chen et al., "Extending Context
+    Window of Large Language Models via Positional Interpolation", 2023. ntk, dynamic and yarn: Peng et al., "YaRN",
+    2023; in yarn the line over c is that of their code, in dynamic the factor beside the length is that of Hugging
+    Face's transformers. llama3: `apply_scaling` in the code of Llama 3.1, 2024.
 
     >>> x = tf.ones((1, 3, 2, 4))
     >>> bool(tf.reduce_all(rotary_embedding(x)[:, 0] == x[:, 0]))
@@ -81,6 +105,8 @@ def rotary_embedding(
     if width is None or width % 2:
         raise _checks.bad("`x` must have a known, even number of features (H)", x=x)
     _checks.check_positive("scaling_factor", scaling_factor)
+    _checks.check_positive("max_wavelength", max_wavelength)
+    scaling = _rotary_scaling.check_scaling(scaling)
     axis = 1 if layout == "BTNH" else 2
     positions = (
         tf.range(tf.shape(x)[axis]) if positions is None else tf.convert_to_tensor(positions)
@@ -88,11 +114,12 @@ def rotary_embedding(
     if positions.shape.rank not in (1, 2) or _checks.differ(positions.shape[-1], x.shape[axis]):
         raise _checks.bad("`positions` must have shape (T,) or (B, T)", positions=positions, x=x)
     compute = _checks.compute_type(dtype)
-    angles = _angles(
-        tf.cast(positions, compute) / scaling_factor, width // 2, 2.0 / width, max_wavelength
-    )
+    if length is None and _rotary_scaling.depends_on_length(scaling):
+        length = tf.reduce_max(positions) + 1
+    turns, multiplier = _rotary_scaling.turns(width, max_wavelength, scaling, length, compute)
+    angles = (tf.cast(positions, compute) / scaling_factor)[..., None] * turns
     angles = tf.expand_dims(angles, -2 if layout == "BTNH" else -3)
-    sine, cosine = tf.sin(angles), tf.cos(angles)
+    sine, cosine = tf.sin(angles) * multiplier, tf.cos(angles) * multiplier
     wide = tf.cast(x, compute)
     first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else tf.split(wide, 2, -1)
     turned = first * cosine - second * sine, first * sine + second * cosine

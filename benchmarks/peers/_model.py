@@ -1,0 +1,112 @@
+"""What the sides with a whole model share: a Transformer of Keras' own layers, run as `fit` and `predict` do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from benchmarks.cases import MODEL_LAYERS, Case
+from benchmarks.peers import Prepared, _tensorflow
+
+_tensorflow.set_threads()
+
+VOCABULARY = 8000
+DROPOUT = 0.1
+
+
+class Positions(layers.Layer):
+    """Adds a learned vector for each position."""
+
+    def build(self, input_shape: Any) -> None:
+        self.vectors = self.add_weight(shape=input_shape[1:], initializer="normal")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.vectors
+
+
+class ProjectionsAlone(layers.MultiHeadAttention):
+    """Multi-head attention without its attention: each head gives the sum of its query, key and value."""
+
+    def _compute_attention(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        return query + key + value, None
+
+
+def prepared(case: Case, attention: type[layers.Layer] = layers.MultiHeadAttention) -> Prepared:
+    """A model, compiled, and one batch: `train_on_batch` for cases with backward, else `predict_on_batch`.
+
+    Args:
+        case: says which model.
+        attention: the class of its attention layers.
+    """
+    keras.utils.set_random_seed(0)
+    model = (decoder if case.causal else encoder)(case, attention)
+    # A rate of 0 makes the same step of the same work each time, from weights that stay as they are.
+    model.compile(
+        keras.optimizers.Adam(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    ids, real = tokens(case)
+    targets = np.roll(ids, -1, axis=1)
+
+    def arrays(_: Any) -> list[np.ndarray]:
+        # What is computed for padding is nobody's business.
+        return [np.where(real[..., None], model.predict_on_batch(ids), 0.0)]
+
+    if not case.backward:
+        return Prepared(lambda: model.predict_on_batch(ids), arrays)
+    model.optimizer.build(model.trainable_variables)  # its state is not part of a step
+    return Prepared(lambda: model.train_on_batch(ids, targets), arrays)
+
+
+def tokens(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (B, T), and which are real: if padded half of all, an eighth to seven eighths of an item."""
+    ids = np.random.default_rng(0).integers(1, VOCABULARY, (case.batch, case.length))
+    lengths = np.full(case.batch, case.length)
+    if case.padded:
+        lengths = np.linspace(case.length / 8, case.length * 7 / 8, case.batch).astype(int)
+    real = np.arange(case.length) < lengths[:, None]
+    return (ids * real).astype("int32"), real
+
+
+def decoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
+    """As GPT-2: normalised before each part, causal, logits of the next token at the end."""
+    ids, x, width = _embedded(case)
+    for _ in range(MODEL_LAYERS):
+        normed = layers.LayerNormalization()(x)
+        attend = attention(case.heads, case.head_dim, dropout=DROPOUT)
+        attended = attend(normed, normed, use_causal_mask=True)
+        x = layers.Add()([x, layers.Dropout(DROPOUT)(attended)])
+        x = layers.Add()([x, _feed_forward(layers.LayerNormalization()(x), width)])
+    x = layers.LayerNormalization()(x)
+    return keras.Model(ids, layers.Dense(VOCABULARY, use_bias=False)(x))
+
+
+def encoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
+    """As BERT: normalised after each part, and id 0 is padding.
+
+    Each layer is given the mask, as KerasHub does it: stock Keras loses a mask that goes from layer to layer.
+    """
+    ids, x, width = _embedded(case)
+    mask = keras.ops.not_equal(ids, 0)[:, None] if case.padded else None
+    for _ in range(MODEL_LAYERS):
+        attend = attention(case.heads, case.head_dim, dropout=DROPOUT)
+        attended = attend(x, x, attention_mask=mask)
+        attended = layers.Dropout(DROPOUT)(attended)
+        x = layers.LayerNormalization()(layers.Add()([x, attended]))
+        x = layers.LayerNormalization()(layers.Add()([x, _feed_forward(x, width)]))
+    return keras.Model(ids, x)
+
+
+def _embedded(case: Case) -> tuple[Any, Any, int]:
+    """Token ids, their vectors, and the width of these."""
+    width = case.heads * case.head_dim
+    ids = keras.Input((case.length,), dtype="int32")
+    x = layers.Embedding(VOCABULARY, width)(ids)
+    return ids, layers.Dropout(DROPOUT)(Positions()(x)), width
+
+
+def _feed_forward(x: Any, width: int) -> Any:
+    x = layers.Dense(4 * width, activation="gelu")(x)
+    return layers.Dropout(DROPOUT)(layers.Dense(width)(x))

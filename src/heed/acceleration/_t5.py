@@ -1,0 +1,116 @@
+"""KerasHub's T5, which computes its attention by itself, on heed's op.
+
+A stack of T5 learns one bias, which its first layer makes, joins with the mask (masked scores get -1e9) and hands on
+to the other layers. The replacement hands on the same tensor, with the two parts as a note on it: a layer that finds
+the note reads the parts, of which the bias is the same for all items and the mask is boolean.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from keras import ops
+
+from heed.acceleration import _switch
+from heed.acceleration._multi_head import is_training
+from heed.ops import dot_product_attention
+
+NAME = "keras_hub.T5MultiHeadAttention"
+PARAMETERS = (
+    *("self", "hidden_states", "mask", "key_value_states", "position_bias"),
+    *("cache", "cache_update_index", "training"),
+)
+_NOTE = "_heed_bias_and_mask"
+
+
+def call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` of KerasHub's layer."""
+
+    @functools.wraps(original)
+    def accelerated(
+        self: Any,
+        hidden_states: Any,
+        mask: Any = None,
+        key_value_states: Any = None,
+        position_bias: Any = None,
+        cache: Any = None,
+        cache_update_index: Any = None,
+        training: bool | None = False,
+    ) -> Any:
+        given = (hidden_states, mask, key_value_states, position_bias, cache, cache_update_index)
+        if not _switch.active():
+            return original(self, *given, training)
+        if cache is None and cache_update_index is not None:
+            reason = "a cache index without a cache"  # for which KerasHub has a message
+            return _switch.leave(NAME, reason, original, self, *given, training)
+        if self.dropout_layer.rate >= 1:
+            return _switch.leave(NAME, "dropout of everything", original, self, *given, training)
+        _switch.count(NAME)
+        query = _heads(self, self.query_projector(hidden_states))
+        source = hidden_states if key_value_states is None else key_value_states
+        key, value, cache = _keys_and_values(self, source, cache, cache_update_index)
+        if position_bias is None:
+            bias, mask = _bias(self, query, key, cache_update_index), _over_heads(mask)
+            position_bias = _joined(self, bias, mask, query, key)
+        else:
+            bias, mask = getattr(position_bias, _NOTE, (position_bias, None))
+        dropping = self.dropout_layer.rate > 0 and is_training(training)
+        output = dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            scale=1.0,
+            dropout=self.dropout_layer.rate if dropping else 0.0,
+            seed=self.dropout_layer.seed_generator.next() if dropping else None,
+        )
+        shape = (*ops.shape(output)[:2], self.inner_dim)
+        return self.output_projector(ops.reshape(output, shape)), position_bias, cache
+
+    return accelerated
+
+
+def _heads(layer: Any, x: Any) -> Any:
+    """(B, T, N * H) as (B, T, N, H)."""
+    return ops.reshape(x, (*ops.shape(x)[:2], layer.num_heads, layer.key_value_dim))
+
+
+def _keys_and_values(layer: Any, source: Any, cache: Any, index: Any) -> tuple[Any, Any, Any]:
+    """Keys and values (B, S, N, H), and the cache with them."""
+    if cache is not None and index is None:
+        return cache[:, 0], cache[:, 1], cache
+    key = _heads(layer, layer.key_projector(source))
+    value = _heads(layer, layer.value_projector(source))
+    if cache is None:
+        return key, value, None
+    start = [0, index, 0, 0]
+    key, value = (ops.slice_update(cache[:, i], start, x) for i, x in enumerate((key, value)))
+    return key, value, ops.stack((key, value), axis=1)
+
+
+def _bias(layer: Any, query: Any, key: Any, index: Any) -> Any:
+    """(1, N, T, S), or None in a layer that has none."""
+    if not layer.use_relative_attention_bias:
+        return None
+    start = 0 if index is None else index
+    return layer.compute_bias(ops.shape(query)[1], ops.shape(key)[1], query_start_index=start)
+
+
+def _over_heads(mask: Any) -> Any:
+    """(B, T, S) as booleans (B, 1, T, S)."""
+    return None if mask is None else ops.cast(mask, "bool")[:, None]
+
+
+def _joined(layer: Any, bias: Any, mask: Any, query: Any, key: Any) -> Any:
+    """What KerasHub's layer returns as its bias, with the note."""
+    joined = bias
+    if bias is None:
+        shape = (1, layer.num_heads, ops.shape(query)[1], ops.shape(key)[1])
+        joined = ops.zeros(shape, layer.compute_dtype)
+    if mask is not None:
+        joined = joined + (1.0 - ops.cast(mask, joined.dtype)) * -1e9
+        setattr(joined, _NOTE, (bias, mask))
+    return joined

@@ -1,0 +1,124 @@
+"""heed's multi-head attention in the place of Keras' in a whole model, and back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from heed.layers._from_keras import GROUPED
+
+_OURS = "heed>MultiHeadAttention"
+_STOCK = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")
+# What every layer takes.
+_COMMON = {"name", "trainable", "dtype"}
+# What Keras' layers cannot do, with the value at which it is off.
+_BEYOND = {"soft_cap": None, "position": None, "qk_norm": False, "sinks": False}
+
+
+def replace_attention(
+    model: keras.Model, by: str = "heed", custom_objects: Mapping[str, Any] | None = None
+) -> keras.Model:
+    """A copy of a model with heed's multi-head attention in the place of Keras', or the other way round.
+
+    Layers that the model's own config names are replaced, also inside of nested models: those of Functional and
+    Sequential models. Others, such as KerasHub's, make their attention themselves: for them there is
+    `heed.accelerate`. Weights, optimizer and its state are copied.
+
+    Args:
+        model: built, and made of what Keras can serialize; for instance from `keras.saving.load_model`.
+        by: "heed": `keras.layers.MultiHeadAttention` and `GroupQueryAttention` become
+            `heed.layers.MultiHeadAttention`. "keras": the other way round, for files that load without heed.
+        custom_objects: as for `keras.saving.load_model`.
+
+    Returns: another model. Save it to a `.keras` file like any.
+
+    Raises:
+        ValueError: if `by` is something else, if there is no such layer, or if a layer goes beyond what Keras' can do.
+
+    >>> import keras, numpy as np
+    >>> x = keras.Input((None, 8))
+    >>> stock = keras.Model(x, keras.layers.MultiHeadAttention(2, 4)(x, x))
+    >>> ours = replace_attention(stock)
+    >>> type(ours.layers[1]).__module__.startswith("heed")
+    True
+    >>> states = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
+    >>> bool(np.allclose(ours(states), stock(states), atol=1e-5))
+    True
+    """
+    if by not in ("heed", "keras"):
+        raise ValueError(f'`by` must be "heed" or "keras". Received: by={by!r}')
+    found: list[str] = []
+    config = _walk(keras.saving.serialize_keras_object(model), by, found)
+    if not found:
+        raise ValueError(
+            "`model` must have multi-head attention layers of "
+            f"{'Keras' if by == 'heed' else 'heed'} in its config. Received: a model without, {model.name!r}"
+        )
+    made = keras.saving.deserialize_keras_object(config, custom_objects, safe_mode=False)
+    made.set_weights(model.get_weights())
+    if getattr(model, "optimizer", None) is not None and made.optimizer.built:
+        for ours, theirs in zip(made.optimizer.variables, model.optimizer.variables, strict=True):
+            ours.assign(theirs)
+    return made
+
+
+def _walk(config: Any, by: str, found: list[str]) -> Any:
+    """The config with its layers replaced; notes their names."""
+    if isinstance(config, list | tuple):
+        return type(config)(_walk(part, by, found) for part in config)
+    if not isinstance(config, dict):
+        return config
+    config = {name: _walk(part, by, found) for name, part in config.items()}
+    replace = _into_heed if by == "heed" else _into_keras
+    replaced = replace(config)
+    if replaced is None:
+        return config
+    found.append(config["config"].get("name", ""))
+    return {**config, **replaced}
+
+
+def _into_heed(config: dict[str, Any]) -> dict[str, Any] | None:
+    if config.get("module") != "keras.layers" or config.get("class_name") not in _STOCK:
+        return None
+    options = {GROUPED.get(name, name): value for name, value in config["config"].items()}
+    return _named("heed.layers", "MultiHeadAttention", _OURS, options)
+
+
+def _into_keras(config: dict[str, Any]) -> dict[str, Any] | None:
+    if config.get("registered_name") != _OURS:
+        return None
+    options = dict(config["config"])
+    beyond = [name for name, default in _BEYOND.items() if options.pop(name) != default]
+    grouped = options["num_key_value_heads"] != options["num_heads"]
+    if grouped:
+        defaults = {"value_dim": options["key_dim"], "output_shape": None, "attention_axes": None}
+        beyond += [name for name, default in defaults.items() if options.pop(name) != default]
+    else:
+        del options["num_key_value_heads"]
+    name = "GroupQueryAttention" if grouped else "MultiHeadAttention"
+    if grouped:
+        names = {ours: stock for stock, ours in GROUPED.items()}
+        options = {names.get(option, option): value for option, value in options.items()}
+    known = {*inspect.signature(getattr(keras.layers, name)).parameters, *_COMMON}
+    # An older Keras knows fewer.
+    beyond += [option for option in set(options) - known if options.pop(option)]
+    if beyond:
+        raise ValueError(
+            f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: layer "
+            f"{options['name']!r} with {', '.join(beyond)}"
+        )
+    return _named("keras.layers", name, None, options)
+
+
+def _named(
+    module: str, name: str, registered: str | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "module": module,
+        "class_name": name,
+        "registered_name": registered,
+        "config": options,
+    }

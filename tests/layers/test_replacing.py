@@ -1,0 +1,108 @@
+"""Whole models and their `.keras` files: Keras' multi-head layers become heed's, and back."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import heed
+from heed.layers import MultiHeadAttention, replace_attention
+from tests.layers.stock import HAS_WINDOW, randoms
+
+STOCK = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+WINDOW = {"sliding_window": 3} if HAS_WINDOW else {}
+
+
+def stock_model() -> keras.Model:
+    """Self-attention, grouped cross-attention from a nested model, and masks from an embedding."""
+    keras.utils.set_random_seed(3)
+    ids, others = keras.Input((None,), dtype="int32"), keras.Input((None, 6))
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(ids)
+    first = keras.layers.MultiHeadAttention(2, 4, value_dim=3, name="first", **WINDOW)
+    x = keras.layers.LayerNormalization()(x + first(x, x, use_causal_mask=True))
+    inner = keras.Input((None, 6))
+    nested = keras.Model(inner, keras.layers.Dense(8)(inner), name="nested")
+    grouped = keras.layers.GroupQueryAttention(4, 4, 2, use_bias=False, name="grouped")
+    y = nested(others)
+    return keras.Model([ids, others], grouped(x, y, y))
+
+
+def inputs() -> list[np.ndarray]:
+    ids = np.array([[1, 2, 3, 4, 5], [6, 7, 8, 1, 2]], "int32")
+    return [ids, *randoms((2, 7, 6))]
+
+
+def kinds(model: keras.Model) -> dict[str, type]:
+    return {name: type(model.get_layer(name)) for name in ("first", "grouped")}
+
+
+def test_a_file_of_keras_becomes_one_of_heed_and_back(tmp_path: Path) -> None:
+    stock = stock_model()
+    x = inputs()
+    stock.compile(keras.optimizers.Adam(0.01), "mse")
+    target = np.zeros((2, 5, 8), "float32")
+    stock.train_on_batch(x, target)
+    stock.save(tmp_path / "stock.keras")
+    expected = stock.predict(x, verbose=0)
+
+    ours = replace_attention(keras.saving.load_model(tmp_path / "stock.keras"))
+    assert kinds(ours) == dict.fromkeys(("first", "grouped"), MultiHeadAttention)
+    np.testing.assert_allclose(ours.predict(x, verbose=0), expected, atol=1e-5)
+    ours.save(tmp_path / "ours.keras")
+
+    back = replace_attention(keras.saving.load_model(tmp_path / "ours.keras"), by="keras")
+    assert tuple(kinds(back).values()) == STOCK
+    for name in kinds(back):
+        assert back.get_layer(name).get_config() == stock.get_layer(name).get_config()
+    back.save(tmp_path / "back.keras")
+    with zipfile.ZipFile(tmp_path / "back.keras") as archive:
+        assert "heed" not in json.dumps(json.loads(archive.read("config.json")))
+    again = keras.saving.load_model(tmp_path / "back.keras")
+    np.testing.assert_allclose(again.predict(x, verbose=0), expected, atol=1e-6)
+    # Optimizers remember their first step: the next one is the same for all.
+    for model in (stock, ours, again):
+        model.train_on_batch(x, target)
+    for one, two, three in zip(*(m.get_weights() for m in (stock, ours, again)), strict=True):
+        np.testing.assert_allclose(two, one, atol=1e-5)
+        np.testing.assert_allclose(three, one, atol=1e-6)
+
+
+def test_models_within_models_and_sequential_ones() -> None:
+    x = keras.Input((None, 8))
+    block = keras.Model(x, keras.layers.MultiHeadAttention(2, 4)(x, x), name="block")
+    model = keras.Sequential([keras.Input((None, 8)), block, keras.layers.Dense(3)])
+    ours = replace_attention(model)
+    assert isinstance(ours.get_layer("block").layers[1], MultiHeadAttention)
+    arrays = randoms((2, 5, 8))
+    np.testing.assert_allclose(ours(arrays[0]), model(arrays[0]), atol=1e-5)
+    assert isinstance(model.get_layer("block").layers[1], keras.layers.MultiHeadAttention)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"soft_cap": 3.0}, "soft_cap"),
+        ({"position": "rotary", "sinks": True}, "position, sinks"),
+        ({"num_key_value_heads": 1, "value_dim": 3}, "value_dim"),
+    ],
+)
+def test_what_keras_cannot_do_does_not_go_back(options: Any, message: str) -> None:
+    x = keras.Input((None, 8))
+    layer = heed.layers.MultiHeadAttention(2, 4, name="attention", **options)
+    with pytest.raises(ValueError, match=f"must not go beyond.*'attention' with {message}$"):
+        replace_attention(keras.Model(x, layer(x, x)), by="keras")
+
+
+def test_refusals() -> None:
+    x = keras.Input((None, 8))
+    model = keras.Model(x, keras.layers.Dense(3)(x), name="plain")
+    with pytest.raises(ValueError, match=r"`model` must have multi-head.*of Keras.*'plain'"):
+        replace_attention(model)
+    with pytest.raises(ValueError, match=r'`by` must be "heed" or "keras".*by=\'torch\''):
+        replace_attention(model, by="torch")
