@@ -83,7 +83,7 @@ def test_plot_heads_shows_each_head_on_one_scale():
 def test_plot_heads_of_chosen_heads_and_of_one_entry():
     w = random_weights(2, 3, 4, 4)
     capture = Capture({"a": w}, {"a": "self"}, heads={"a": [5, 8, 9]})
-    figure = plot_heads(capture, "a", heads=[9, 5], batch=1)
+    figure = plot_heads(capture, "a", heads=[9, 5], example=1)
     assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["head 9", "head 5"]
     np.testing.assert_array_equal(image_of(figure.axes[0]), w[1, 2])
     np.testing.assert_array_equal(image_of(figure.axes[1]), w[1, 0])
@@ -209,7 +209,7 @@ def test_pyplot_knows_of_none_of_them():
             lambda c: plot_map(c, "layer_0/cross", 9),
             "`head` must be one of 0, 1 of 'layer_0/cross'",
         ),
-        (lambda c: plot_map(c, "layer_0/cross", 0, batch=1), r"`batch` must be in \[0, 1\)"),
+        (lambda c: plot_map(c, "layer_0/cross", 0, example=1), r"`example` must be in \[0, 1\)"),
         (
             lambda c: plot_map(c, "layer_0/cross", 0, tokens=SOURCE),
             "`tokens` must be a list of 3 tokens, one for each position. Received: 5",

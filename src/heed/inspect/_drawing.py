@@ -58,18 +58,6 @@ def picture_places(capture: Capture, layer: str) -> tuple[Sequence[int], Sequenc
     return capture.rows[layer], range(0, capture.lengths[layer][1], capture.cells[layer][1])
 
 
-def check_batch(capture: Capture, layer: str, batch: int) -> int:
-    """The batch entry, checked.
-
-    Raises:
-        ValueError: if there is no such entry.
-    """
-    count = len(capture.weights[capture.layer(layer)])
-    if isinstance(batch, bool) or batch not in range(count):
-        raise ValueError(f"`batch` must be in [0, {count}) for {layer!r}. Received: batch={batch}")
-    return batch
-
-
 def weights_panel(axes: Any, weights: Floats, most: float | None = None) -> Any:
     """Draws weights (rows, columns); colours grow with their square root, so that small ones show.
 

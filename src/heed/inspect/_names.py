@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+
+import numpy as np
 
 
 def full_name(path: Sequence[str], others: Collection[str]) -> str:
@@ -75,3 +77,25 @@ def check(option: str, given: Iterable[str], fulls: Sequence[str]) -> None:
                 f"`{option}` must name attention layers of the model: "
                 f"{', '.join(map(repr, short_names(fulls)))}. Received: {name!r}"
             )
+
+
+def check_example(weights: Mapping[str, Sized], name: str, example: int) -> int:
+    """The number of an entry of the batch, checked.
+
+    Args:
+        weights: of a `Capture`.
+        name: of a layer.
+        example: the number.
+
+    Raises:
+        TypeError: if it is not an integer.
+        ValueError: if there is no such entry.
+    """
+    count = len(weights[name])
+    if isinstance(example, bool) or not isinstance(example, (int, np.integer)):
+        raise TypeError(f"`example` must be an integer. Received: example={example!r}")
+    if not 0 <= example < count:
+        raise ValueError(
+            f"`example` must be in [0, {count}), the batch of {name!r}. Received: example={example}"
+        )
+    return int(example)

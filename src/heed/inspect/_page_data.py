@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.inspect import _names
 from heed.inspect._capture import Capture
 
 Tokens = Sequence[str] | Mapping[str, Sequence[str] | tuple[Sequence[str], Sequence[str]]]
@@ -76,15 +77,8 @@ def page_data(
 
 
 def _example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
-    weights = capture.weights[name]
-    if isinstance(example, bool) or not isinstance(example, (int, np.integer)):
-        raise TypeError(f"`example` must be an integer. Received: example={example!r}")
-    if not 0 <= example < len(weights):
-        raise ValueError(
-            f"`example` must be in [0, {len(weights)}), the batch of {name!r}. "
-            f"Received: example={example}"
-        )
-    picture = np.asarray(weights[example], np.float32)
+    example = _names.check_example(capture.weights, name, example)
+    picture = np.asarray(capture.weights[name][example], np.float32)
     lowest, highest = picture.min(initial=0.0), picture.max(initial=0.0)
     if not (lowest >= 0 and highest <= 1.001):  # NaN too
         raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.inspect import _drawing as drawing
+from heed.inspect import _names
 from heed.inspect._capture import Capture
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import by_head
@@ -35,7 +36,7 @@ def plot_heads(
     heads: Sequence[int] | None = None,
     tokens: Sequence[Any] | None = None,
     key_tokens: Sequence[Any] | None = None,
-    batch: int = 0,
+    example: int = 0,
 ) -> Any:
     """All heads of one layer, side by side on one scale, each with its mean entropy.
 
@@ -45,7 +46,7 @@ def plot_heads(
         heads: which of its heads. Default: all that were captured.
         tokens, key_tokens: T and S tokens, written where there are at most 16. Default for self-attention: the keys'
             are the queries'.
-        batch: which entry of the batch.
+        example: which one of the batch, in [0, B).
 
     Returns:
         A `matplotlib.figure.Figure`, for `savefig("heads.png")` or `("heads.svg")`; notebooks show it.
@@ -60,10 +61,10 @@ def plot_heads(
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['head 0', 'head 1']
     """
-    batch = drawing.check_batch(capture, layer, batch)
+    example = _names.check_example(capture.weights, capture.layer(layer), example)
     chosen = capture.heads[layer] if heads is None else tuple(heads)
-    pictures = [capture.weights[layer][batch, capture.head(layer, head)] for head in chosen]
-    entropy = [capture.entropy[layer][batch, capture.head(layer, head)] for head in chosen]
+    pictures = [capture.weights[layer][example, capture.head(layer, head)] for head in chosen]
+    entropy = [capture.entropy[layer][example, capture.head(layer, head)] for head in chosen]
     rows, columns = _tokens(capture, layer, tokens, key_tokens)
     count = len(chosen)
     across = min(count, 4 if count <= 12 else 6 if count <= 24 else 8)
@@ -102,7 +103,7 @@ def plot_map(
     *,
     tokens: Sequence[Any] | None = None,
     key_tokens: Sequence[Any] | None = None,
-    batch: int = 0,
+    example: int = 0,
 ) -> Any:
     """One head, with the tokens on both axes: a row says where its token looks.
 
@@ -112,7 +113,7 @@ def plot_map(
         capture: the weights.
         layer, head: which head.
         tokens, key_tokens: T and S tokens. Default: the positions; for self-attention the keys' are the queries'.
-        batch: which entry of the batch.
+        example: which one of the batch, in [0, B).
 
     Returns, Raises: as `plot_heads`.
 
@@ -121,8 +122,8 @@ def plot_map(
     >>> plot_map(capture, "a", 0, tokens=["the", "same", "token"]).axes[0].get_title(loc="left")
     'a, head 0'
     """
-    batch = drawing.check_batch(capture, layer, batch)
-    picture = capture.weights[layer][batch, capture.head(layer, head)]
+    example = _names.check_example(capture.weights, capture.layer(layer), example)
+    picture = capture.weights[layer][example, capture.head(layer, head)]
     rows, columns = _tokens(capture, layer, tokens, key_tokens)
     figure = _map(picture, rows, columns, f"{layer}, head {head}")
     figure.axes[0].set_xlabel("read: key", fontsize=8, color=drawing.MUTED)
@@ -137,7 +138,7 @@ def plot_alignment(
     *,
     layer: str | None = None,
     head: int | None = None,
-    batch: int = 0,
+    example: int = 0,
 ) -> Any:
     """Which source tokens the decoder read when it wrote each target token; a ring marks the one it read most.
 
@@ -147,7 +148,7 @@ def plot_alignment(
         target: T tokens, what was written: row t of the weights led to target[t].
         layer: name of a layer. Default: the mean over all layers of cross-attention.
         head: which head. Default: the mean over all.
-        batch: which entry of the batch.
+        example: which one of the batch, in [0, B).
 
     Returns, Raises: as `plot_heads`, and ValueError for a capture without cross-attention.
 
@@ -165,9 +166,9 @@ def plot_alignment(
         )
     pictures = []
     for name in names:
-        drawing.check_batch(capture, name, batch)
+        _names.check_example(capture.weights, name, example)
         heads = capture.heads[name] if head is None else [head]
-        pictures += [capture.weights[name][batch, capture.head(name, one)] for one in heads]
+        pictures += [capture.weights[name][example, capture.head(name, one)] for one in heads]
     if len({x.shape for x in pictures}) > 1 or len({capture.lengths[name] for name in names}) > 1:
         raise ValueError(
             "`layer` must be given where layers of cross-attention differ in T and S. "
