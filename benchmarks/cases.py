@@ -102,9 +102,14 @@ class Case:
     def score_bytes(self) -> int:
         """Size of the float32 tensor that heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
         units = self.head_dim if self.kind == "additive" else self.heads
-        if self.kind == "model" and self.backward:
-            units *= MODEL_LAYERS  # each keeps its own until the way back
         return self.batch * self.length * self.key_length * units * 4
+
+    @property
+    def score_tensors(self) -> int:
+        """How many of these a side that builds them holds at a time, with gradients and masks."""
+        if self.kind == "model" and self.backward:
+            return 3 * MODEL_LAYERS + 1  # a layer keeps its weights, before and after dropout
+        return 7
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""

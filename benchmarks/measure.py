@@ -29,8 +29,6 @@ LEAST_ROUNDS = 3
 # How far a side's result may be from heed's, as a part of the largest value: a wrong mask or scale
 # is far beyond it, another order of summation far below.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2}
-# A side that builds the scores holds up to so many tensors of their size, with gradients and masks.
-SCORE_TENSORS = 7
 
 
 class UnavailableError(Exception):
@@ -291,7 +289,7 @@ def memory_case(case: Case, peers: dict[str, Peer], start: Start = Side) -> dict
 
 def too_large(peer: Peer, case: Case) -> str | None:
     """Why a side that builds the scores is left out: it would take the machine's memory."""
-    needed = SCORE_TENSORS * case.score_bytes
+    needed = case.score_tensors * case.score_bytes
     free = _free_bytes()
     if not peer.builds_scores or free is None or needed < free:
         return None

@@ -159,6 +159,10 @@ def test_a_side_that_would_take_all_memory_is_left_out():
     case = Case(1, 8, 2**20, 64)
     assert "GiB of memory" in too_large(PEERS["naive"], case)
     assert too_large(PEERS["heed"], case) is too_large(PEERS["naive"], CASE) is None
+    # The layers of a model keep theirs until the way back.
+    forward = Case(1, 12, 4096, 64, kind="model")
+    assert forward.score_tensors == CASE.score_tensors == 7
+    assert dataclasses.replace(forward, backward=True).score_tensors == 13
 
 
 def test_a_round_says_how_slow_the_probe_was_at_worst(monkeypatch):
