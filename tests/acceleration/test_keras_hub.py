@@ -125,8 +125,7 @@ def t5_layer(**options: Any) -> Any:
         hidden_dim=8,
         key_value_dim=3,
         num_heads=2,
-        dropout=0.0,
-        **options,
+        **{"dropout": 0.0, **options},
     )
     layer(np.zeros((1, 1, 8), "float32"))
     rng = np.random.default_rng(0)
@@ -195,8 +194,7 @@ def test_padding_and_rows_without_keys_in_t5() -> None:
 
 @pytest.mark.slow
 def test_dropout_in_t5_and_where_the_fused_op_has_none() -> None:
-    layer = t5_layer(use_relative_attention_bias=False)
-    layer.dropout_layer.rate = 0.5
+    layer = t5_layer(use_relative_attention_bias=False, dropout=0.5)
     x = np.random.default_rng(4).normal(size=(2, 6, 8)).astype("float32")
     with heed.accelerate():
         quiet = np.array(layer(x)[0])
