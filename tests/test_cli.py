@@ -72,8 +72,6 @@ def process(*words, **kwargs):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **kwargs,
     )
 
@@ -322,7 +320,9 @@ def test_a_full_disk(tmp_path, run_path):
 
 def test_ctrl_c_while_training(tmp_path):
     path = tmp_path / "run"
-    running = process("train", "numbers", "--run", path, *OPTIONS, "--steps", "100000")
+    # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
+    listen = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    running = process("train", "numbers", "--run", path, *OPTIONS, "--steps", "100000", **listen)
     end = time.monotonic() + 300
     while not list(path.glob("checkpoints/step-*.npz")) and time.monotonic() < end:
         time.sleep(0.05)
