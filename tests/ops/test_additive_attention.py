@@ -221,7 +221,7 @@ def flat(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, vector: tf.Tensor) 
 
 
 # The native kernels compute tanh in three ways, by the size of what goes in.
-@pytest.mark.parametrize("size", [0.03, 0.1, 0.3, 1.0, 4.0, 12.0, 1000.0])
+@pytest.mark.parametrize("size", [1e-3, 0.03, 0.1, 0.3, 1.0, 4.0, 12.0, 1000.0])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_error_is_at_most_twice_that_of_a_naive_implementation(
     implementation: str, dtype: str, size: float
@@ -232,7 +232,7 @@ def test_error_is_at_most_twice_that_of_a_naive_implementation(
     query, key = rng.normal(size=(B, T, U)) * size, rng.normal(size=(B, S, U)) * size
     query[4:], key[4:] = query[4:] + 3 * size, key[4:] - 3 * size
     value, vector, d_out = (rng.normal(size=n) for n in ((B, S, V), (U,), (B, T, V)))
-    inputs = [tf.constant(cast(x, dtype)) for x in (query, key, value, 0.3 * vector)]
+    inputs = [tf.constant(cast(x, dtype)) for x in (query, key, value, vector)]
     d_out = tf.constant(cast(d_out, dtype))
     results = []
     for function in (flat, naive):

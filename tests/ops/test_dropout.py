@@ -186,11 +186,18 @@ def test_rates_at_the_ends(implementation: str) -> None:
     assert 0 < keep.mean() < 0.01
 
 
-def test_log_sum_exp_is_that_before_dropout(implementation: str) -> None:
-    inputs = Shape(T=6, S=6).inputs(0)
+@pytest.mark.parametrize(
+    ("queries", "tolerance"),
+    # Few queries without dropout have a kernel of their own, whose last digit may differ.
+    [(20, 0.0), (6, 1e-14)],
+)
+def test_log_sum_exp_is_that_before_dropout(
+    implementation: str, queries: int, tolerance: float
+) -> None:
+    inputs = Shape(T=queries, S=6).inputs(0)
     _, plain = ops.dot_product_attention(*inputs, return_lse=True)
     _, dropped = ops.dot_product_attention(*inputs, dropout=0.5, seed=1, return_lse=True)
-    np.testing.assert_allclose(plain, dropped, rtol=1e-14)
+    np.testing.assert_allclose(plain, dropped, rtol=tolerance)
 
 
 def test_a_row_whose_keys_are_all_dropped_is_zero(implementation: str) -> None:
