@@ -76,8 +76,7 @@ def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys):
     for part in (
         "numbers 0 to 999,999 in en, de",
         "one in twenty held out",
-        "16 source tokens",
-        f"{run.task().target_vocabulary_size} target tokens",
+        f"vocabularies of 16 and {run.task().target_vocabulary_size} tokens",
         f"{weights:,} parameters",
         "12 steps of 4 pairs",
         str(run.path),

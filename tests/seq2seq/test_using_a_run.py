@@ -79,6 +79,7 @@ def test_a_language_that_the_run_does_not_know(translator):
 def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5, 60, 700]))
     translator = Translator(finished_run)
+    monkeypatch.setattr(translator.task, "extra_evaluations", dict)
     right = {("5", "en"), ("60", "en"), ("700", "de")}
     items = translator.task.evaluation_items()
     by_ids = {tuple(item.ids): item for item in items}

@@ -63,7 +63,7 @@ def run_demo(
     run = start_numbers(path, languages, **options)
     say(
         f"heed learns to write the numbers 0 to {numbers.LARGEST:,} in words "
-        f"({', '.join(languages)}); one in twenty is held out"
+        f"({', '.join(languages)}); one in twenty of those from 100 on is held out"
     )
     trained = train(run, progress=progress)
     say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s")

@@ -198,10 +198,9 @@ class _Training:
         """What is trained: the first line, long before the first validation."""
         task, options = self._task, self._options
         return (
-            f"{task.description}: {task.source_vocabulary_size:,} source tokens, "
-            f"{task.target_vocabulary_size:,} target tokens, "
-            f"{self._model.count_params():,} parameters, {options.steps:,} steps of "
-            f"{options.batch_size:,} pairs, in {self._run.path}"
+            f"{task.description}; vocabularies of {task.source_vocabulary_size:,} and "
+            f"{task.target_vocabulary_size:,} tokens; {self._model.count_params():,} parameters; "
+            f"{options.steps:,} steps of {options.batch_size:,} pairs; in {self._run.path}"
         )
 
     def _where(self) -> str:

@@ -83,7 +83,7 @@ class TrainingStep:
         Returns:
             Scalar float32: the loss before the step.
         """
-        tokens = np.count_nonzero(batch.target != self.model.config.pad_id)
+        tokens = int((batch.target != self.model.config.pad_id).sum())
         scalars = tf.constant(
             [1 / max(1, tokens), rate, _BETA_1 ** (step + 1), _BETA_2 ** (step + 1)], tf.float32
         )
