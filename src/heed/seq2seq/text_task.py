@@ -42,6 +42,7 @@ class TextTask:
 
     kind = "text"
     one_shape = False
+    has_corpus_scores = True
 
     def __init__(self, config: Mapping[str, Any], read: Callable[[str], bytes]) -> None:
         self._config = dict(config)
@@ -96,6 +97,15 @@ class TextTask:
         """Number of target ids."""
         return self._target.vocabulary_size
 
+    @property
+    def description(self) -> str:
+        """The files, and how many pairs they hold."""
+        held_out = sum(len(self._held_out(name)) for name in ("validation", "evaluation"))
+        return (
+            f"{self._config['pairs'] - held_out:,} sentence pairs of {self._config['source_file']} "
+            f"and {self._config['target_file']}, {held_out:,} more held out"
+        )
+
     @cached_property
     def _training(self) -> tuple[list[list[int]], list[list[int]], NDArray[np.int64]]:
         """Source ids, target ids and lengths of the training pairs, from the original files."""
@@ -144,6 +154,10 @@ class TextTask:
                 self._source.encode(pairs.source), pairs.source, pairs.target, strict=True
             )
         ]
+
+    def extra_evaluations(self) -> dict[str, list[Item]]:
+        """Nothing."""
+        return {}
 
     @staticmethod
     def _cut(ids: list[int]) -> list[int]:

@@ -171,6 +171,7 @@ class _Training:
         with TrainingLog(
             self._run, at.step, options.steps, progress=progress, writes=self._chief
         ) as log:
+            log.say(self._description())
             log.say(
                 f"{'resumed' if at.step else 'began'} at step {at.step} of {options.steps}",
                 show=at.step > 0,
@@ -192,6 +193,15 @@ class _Training:
             except (OSError, tf.errors.OpError) as error:
                 raise self._cannot_write(error) from None
         return self._result()
+
+    def _description(self) -> str:
+        """What is trained: the first line, long before the first validation."""
+        task, options = self._task, self._options
+        return (
+            f"{task.description}; vocabularies of {task.source_vocabulary_size:,} and "
+            f"{task.target_vocabulary_size:,} tokens; {self._model.count_params():,} parameters; "
+            f"{options.steps:,} steps of {options.batch_size:,} pairs; in {self._run.path}"
+        )
 
     def _where(self) -> str:
         return (
