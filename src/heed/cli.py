@@ -111,7 +111,9 @@ def _explained(error: Exception) -> str | None:
         "keras",
         "tensorflow",
     ):
-        return f"this needs {error.name}: pip install 'heed[demo]'"
+        from heed._install import how_to_install
+
+        return f"this needs {error.name}: {how_to_install('demo')}"
     return None
 
 

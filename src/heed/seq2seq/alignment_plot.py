@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._install import how_to_install
 from heed.seq2seq.attention import attention_of
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import write_atomically
@@ -63,7 +64,7 @@ def draw_cross_attention(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise TaskError("pictures need matplotlib: pip install 'heed[demo]'") from None
+        raise TaskError(f"pictures need matplotlib: {how_to_install('demo')}") from None
     layers, heads, T, S = weights.shape
     # Sizes in inches from the numbers of cells and the labels, so that these never overlap.
     widest = max(map(len, columns))

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
+from heed._install import how_to_install
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers import LARGEST, check_languages
 
@@ -169,7 +170,7 @@ def _sentencepiece():  # type: ignore[no-untyped-def]
     try:
         import sentencepiece
     except ImportError:
-        raise TaskError("this needs the sentencepiece library: pip install 'heed[demo]'") from None
+        raise TaskError(f"this needs the sentencepiece library: {how_to_install('demo')}") from None
     return sentencepiece
 
 

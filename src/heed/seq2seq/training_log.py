@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -96,7 +97,8 @@ class TrainingLog:
         for file in (self._lines, self._metrics, self._events):
             if file is not None:
                 try:
-                    file.close()
+                    with _as_os_errors(self._run.path / "tensorboard"):
+                        file.close()
                 except Exception:  # the disk may be full; that has been said already
                     if kind is None:
                         raise
@@ -111,7 +113,8 @@ class TrainingLog:
             return
         import tensorflow as tf
 
-        self._events = tf.summary.create_file_writer(str(folder))
+        with _as_os_errors(folder):
+            self._events = tf.summary.create_file_writer(str(folder))
         for record in records:
             self._write_events(record)
 
@@ -120,7 +123,7 @@ class TrainingLog:
             return
         import tensorflow as tf
 
-        with self._events.as_default():
+        with _as_os_errors(self._run.path / "tensorboard"), self._events.as_default():
             for name, title in _NAMES.items():
                 if name in record:
                     tf.summary.scalar(title, record[name], step=record["step"])
@@ -160,7 +163,8 @@ class TrainingLog:
     def flush(self) -> None:
         """Makes what was written so far visible to others."""
         if self._events is not None:
-            self._events.flush()
+            with _as_os_errors(self._run.path / "tensorboard"):
+                self._events.flush()
 
     def say(self, text: str, show: bool = True) -> None:
         """Writes a line to the log, and to stderr if `show` and progress is shown.
@@ -176,3 +180,14 @@ class TrainingLog:
                 self._bar.write(text, file=sys.stderr)
             else:
                 print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _as_os_errors(path: Path) -> Iterator[None]:
+    """TensorFlow's event writer has its own kinds of errors, which memory that runs out shares."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(0, error.message, str(path)) from None

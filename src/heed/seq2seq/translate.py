@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Translator:
 
     Args:
         run: the run folder; unfinished runs translate with their newest checkpoint.
+        say: is called with a line for each newer checkpoint that is damaged.
 
     Raises:
         TaskError: if the run has no weights yet, or is damaged.
@@ -29,10 +31,10 @@ class Translator:
         ['twelve']
     """
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, say: Callable[[str], object] = warnings.warn) -> None:
         self.run = run
         self.task = run.task()
-        self.model, self.step = trained_model(run)
+        self.model, self.step = trained_model(run, say)
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
         """The translation of each line, by greedy decoding.
