@@ -16,6 +16,7 @@ import tensorflow as tf
 from heed.ops._at_run_time import check_operands
 from heed.ops._backward import Results, backward
 from heed.ops._blocks import block_sizes, make_plan
+from heed.ops._custom_gradient import custom_gradient
 from heed.ops._finite import Operands
 from heed.ops._forward import forward
 from heed.ops._mask import Mask
@@ -104,7 +105,7 @@ class _Op:
         return tensors[:3], bias, tensors[self.first_parameter : self.inputs]
 
     def _differentiable(self, inputs: Sequence[tf.Tensor]) -> Any:
-        @tf.custom_gradient
+        @custom_gradient
         def op(*inputs: tf.Tensor) -> Any:
             # Without stop_gradient, a tape that is recording would keep every block of the loops inside.
             operands, bias, parameters = self._split([tf.stop_gradient(x) for x in inputs])
@@ -126,7 +127,7 @@ class _Op:
         output: tf.Tensor,
         lse: tf.Tensor | None,
     ) -> Any:
-        @tf.custom_gradient
+        @custom_gradient
         def op(*tensors: tf.Tensor) -> Any:
             stopped = [tf.stop_gradient(x) for x in tensors]
             operands, bias, parameters = self._split(stopped)
