@@ -13,7 +13,8 @@ import tensorflow as tf
 from heed.ops import _checks, _dropout
 from heed.ops._dispatch import Dispatch, choose
 from heed.ops._mask import Mask
-from heed.ops._mask_terms import Dense, check_dense
+from heed.ops._mask_arguments import check_dense
+from heed.ops._mask_terms import Dense
 from heed.ops._native import NativeCall
 from heed.ops._native_op import native_op
 from heed.ops._portable import attend
