@@ -147,7 +147,6 @@ void additive_forward(const Additive& additive, const uint8_t* finite, const Add
                       char* scratch) {
   typedef typename Compute<Stored>::Type Real;
   constexpr int kCount = Lanes<Real>::kCount;
-  constexpr int kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
   const Attention& a = additive.attention;
   Pieces pieces{scratch}, state_pieces{state_memory};
   AdditivePanel<Stored> panel(additive, finite, part, &pieces);
@@ -164,11 +163,7 @@ void additive_forward(const Additive& additive, const uint8_t* finite, const Add
     if (block % part.parts != part.part || !panel.score(block)) continue;
     const Span keys = panel.keys;
     if (panel.guarded) mark_broken<Stored>(a, part.b, 0, 0, panel.queries, keys, sees_broken);
-    int x = 0;
-    for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
-      weigh<Real, kTogether, false>(*state.running, x, panel.scores, keys.length, Real(1), state.output, value_width);
-    for (; x < columns; x += kCount)
-      weigh<Real, 1, false>(*state.running, x, panel.scores, keys.length, Real(1), state.output, value_width);
+    weigh_columns<Real, false>(*state.running, columns, panel.scores, keys.length, Real(1), state.output, value_width);
     if (a.dropout > 0)
       for (int y = 0; y < keys.length; ++y) {
         Real factors[kQueries];

@@ -199,12 +199,24 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
   }
 }
 
+// The same for all columns, a multiple of the lanes.
+template <class Real, bool kPairs>
+inline void weigh_columns(Running<Real>& running, int columns, Real* scores, int rows, Real unit, Real* output,
+                          int value_rows) {
+  constexpr int kCount = Lanes<Real>::kCount, kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
+  int x = 0;
+  for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
+    weigh<Real, kTogether, kPairs>(running, x, scores, rows, unit, output, value_rows);
+  for (; x + 2 * kCount <= columns; x += 2 * kCount)
+    weigh<Real, 2, kPairs>(running, x, scores, rows, unit, output, value_rows);
+  if (x < columns) weigh<Real, 1, kPairs>(running, x, scores, rows, unit, output, value_rows);
+}
+
 template <class Stored, class Products>
 void forward_panel(const Attention& a, const Forward& results, const uint8_t* finite, const char* packed, int64_t b,
                    int64_t n, int64_t panel, int panel_length, char* memory) {
   typedef typename Products::Real Real;
   constexpr int kCount = Lanes<Real>::kCount;
-  constexpr int kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
   const Real infinity = static_cast<Real>(__builtin_inf()), nan = static_cast<Real>(__builtin_nan(""));
   const auto s = ForwardScratch<Products>::in(memory, a);
   const Span queries{panel * panel_length, static_cast<int>(least(panel_length, a.queries - panel * panel_length))};
@@ -231,17 +243,6 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   for (int x = 0; x < kQueries; ++x) running.highest[x] = -infinity, running.sum[x] = 0;
   Dropout dropout;
   if (a.dropout > 0) dropout.begin(a, b, n, queries);
-  const auto weigh_all = [&](int rows, int to_shrink) {
-    const Real unit = products.unit();
-    int x = 0;
-    for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
-      weigh<Real, kTogether, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
-    if (x + 2 * kCount <= columns) {
-      weigh<Real, 2, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
-      x += 2 * kCount;
-    }
-    if (x < columns) weigh<Real, 1, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
-  };
   if (row_width == 0)
     for (int c = 0; c < value_rows * kQueries; ++c) s.output[c] = 0;
 
@@ -254,7 +255,8 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
 
     products.scores(keys, guarded, columns, s.scores);
     finish_scores<Real>(a, b, n, queries, keys, columns, sight, s.hidden, s.scores, nullptr);
-    weigh_all(keys.length, row_width ? 0 : value_rows);
+    weigh_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
+                                          row_width ? 0 : value_rows);
     if (a.dropout > 0) {
       Real factors[kQueries];
       for (int y = 0; y < keys.length; ++y) {
