@@ -212,12 +212,24 @@ inline void weigh_columns(Running<Real>& running, int columns, Real* scores, int
   if (x < columns) weigh<Real, 1, kPairs>(running, x, scores, rows, unit, output, value_rows);
 }
 
+// Writes what is known of a row: `at` is its place among all, `sum` 0 if it sees nothing and `lse` its log-sum-exp
+// else. Returns what turns its sum of weighted values into its output.
+template <class Real>
+HEED_INLINE Real write_row(const Attention& a, const Forward& results, int64_t at, Real highest, Real sum, Real lse,
+                           bool broken) {
+  if (broken) sum = lse = static_cast<Real>(__builtin_nan(""));
+  Real* softmax = static_cast<Real*>(results.softmax);
+  softmax[at] = highest;
+  softmax[a.batch * a.heads * a.queries + at] = sum;
+  static_cast<Real*>(results.lse)[at] = sum == 0 ? -static_cast<Real>(__builtin_inf()) : lse;
+  return sum == 0 ? Real(0) : 1 / sum;
+}
+
 template <class Stored, class Products>
 void forward_panel(const Attention& a, const Forward& results, const uint8_t* finite, const char* packed, int64_t b,
                    int64_t n, int64_t panel, int panel_length, char* memory) {
   typedef typename Products::Real Real;
   constexpr int kCount = Lanes<Real>::kCount;
-  const Real infinity = static_cast<Real>(__builtin_inf()), nan = static_cast<Real>(__builtin_nan(""));
   const auto s = ForwardScratch<Products>::in(memory, a);
   const Span queries{panel * panel_length, static_cast<int>(least(panel_length, a.queries - panel * panel_length))};
   const int columns = round_up(queries.length, kCount), value_rows = Products::value_rows(a);
@@ -240,7 +252,7 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   products.load_query(n, queries);
   Running<Real> running;
   bool broken[kQueries] = {};
-  for (int x = 0; x < kQueries; ++x) running.highest[x] = -infinity, running.sum[x] = 0;
+  for (int x = 0; x < kQueries; ++x) running.highest[x] = -static_cast<Real>(__builtin_inf()), running.sum[x] = 0;
   Dropout dropout;
   if (a.dropout > 0) dropout.begin(a, b, n, queries);
   if (row_width == 0)
@@ -272,18 +284,17 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
     products.add_values(keys, guarded, columns, s.scores, s.output);
   }
 
-  Real* lse = static_cast<Real*>(results.lse) + (b * a.heads + n) * a.queries + queries.begin;
   Real factors[kQueries] = {};
-  for (int x = 0; x < columns; x += kCount)
-    store(factors + x,
-          load<Vector<Real>>(running.highest + x) * products.unit() + natural_log(load<Vector<Real>>(running.sum + x)));
+  for (int x = 0; x < columns; x += kCount) {
+    const Vector<Real> highest = load<Vector<Real>>(running.highest + x) * products.unit();
+    store(running.highest + x, highest);
+    store(factors + x, highest + natural_log(load<Vector<Real>>(running.sum + x)));
+  }
   for (int x = 0; x < queries.length; ++x) {
+    const int64_t i = queries.begin + x;
     const Real sum = running.sum[x];
-    const bool seen = !(sum == 0);
-    bool bad = broken[x];
-    if (a.rules > 0 && seen) bad = bad || !row_is_finite<Stored>(a.query, b, queries.begin + x, n, a.width);
-    lse[x] = bad ? nan : seen ? factors[x] : -infinity;
-    factors[x] = bad ? nan : seen ? 1 / sum : Real(0);
+    const bool bad = broken[x] || (a.rules > 0 && sum != 0 && !row_is_finite<Stored>(a.query, b, i, n, a.width));
+    factors[x] = write_row(a, results, (b * a.heads + n) * a.queries + i, running.highest[x], sum, factors[x], bad);
   }
   const int value_width = static_cast<int>(a.value_width);
   if (row_width)
