@@ -170,7 +170,7 @@ class NativeCall:
         }
 
     def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> list[tf.Tensor]:
-        """Output, log-sum-exp, and for additive attention what its gradient needs in place of that."""
+        """Output, log-sum-exp, and the highest score and sum of each row, which its gradient needs."""
         return self._run(self._op, (query, key, value))
 
     def backward(
@@ -184,7 +184,7 @@ class NativeCall:
         Args:
             operands: query, key, value.
             incoming: gradients of output and log-sum-exp.
-            results: what the forward pass gave: `output`, and `lse` or `softmax`.
+            results: what the forward pass gave: `output` and `softmax`.
         """
         gradients = dict(zip(("output_gradient", "lse_gradient"), incoming, strict=True))
         return self._run(f"{self._op}_gradient", operands, **results, **gradients)

@@ -2,7 +2,7 @@
 
 Memory traffic: a block of queries is read once, and for it all visible keys and values; its scores live only while the
 block is worked on. The backward pass computes the scores once more instead of keeping them. It needs nothing from the
-forward pass but the output (and, for tiles, the log-sum-exp of each row).
+forward pass but the output (and, for tiles, the highest score and the sum of each row).
 """
 
 from __future__ import annotations
@@ -109,12 +109,13 @@ class _Op:
         def op(*inputs: tf.Tensor) -> Any:
             # Without stop_gradient, a tape that is recording would keep every block of the loops inside.
             operands, bias, parameters = self._split([tf.stop_gradient(x) for x in inputs])
-            want_lse = self.return_lse or self.plan.groups is None
             safe = Operands.of(*operands, guarded=self.attention.mask is not None)
-            output, lse = forward(self.attention, self.plan, safe, bias, parameters, want_lse)
+            output, lse, softmax = forward(
+                self.attention, self.plan, safe, bias, parameters, self.return_lse
+            )
 
             def gradient(*incoming: tf.Tensor) -> Any:
-                return self._differentiable_gradient(inputs, incoming, output, lse)
+                return self._differentiable_gradient(inputs, incoming, output, softmax)
 
             return ((output, lse) if self.return_lse else output), gradient
 
@@ -125,7 +126,7 @@ class _Op:
         inputs: Sequence[tf.Tensor],
         incoming: Sequence[tf.Tensor],
         output: tf.Tensor,
-        lse: tf.Tensor | None,
+        softmax: tf.Tensor | None,
     ) -> Any:
         @custom_gradient
         def op(*tensors: tf.Tensor) -> Any:
@@ -133,7 +134,8 @@ class _Op:
             operands, bias, parameters = self._split(stopped)
             incoming = stopped[self.inputs :]
             safe = Operands.of(*operands, guarded=self.attention.mask is not None)
-            received = Results(output, lse, incoming[0], incoming[1] if self.return_lse else None)
+            lse_gradient = incoming[1] if self.return_lse else None
+            received = Results(output, softmax, incoming[0], lse_gradient)
             results = backward(self.attention, self.plan, safe, bias, parameters, received)
 
             def gradient(*cotangents: tf.Tensor) -> Any:

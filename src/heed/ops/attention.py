@@ -384,7 +384,7 @@ class DotCall:
             results: Sequence[tf.Tensor],
             incoming: Sequence[tf.Tensor],
         ) -> Sequence[tf.Tensor]:
-            known = {"output": results[0], "lse": results[1]}
+            known = {"output": results[0], "softmax": results[2]}
             gradients = kernels.backward(tensors[:3], incoming, **known)
             if bias is not None:
                 gradients.append(kernels.bias_gradient(tensors[:3], incoming, **known))
