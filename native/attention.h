@@ -59,16 +59,20 @@ struct Attention {
   MaskRule rule[kMostRules];
 };
 
-// Results of the forward pass. lse is (B, N, T) in float (double for double), contiguous.
+// Results of the forward pass, but for the output contiguous in float (double for double): lse is (B, N, T), and
+// `softmax` (2, B, N, T), for the backward pass: a score that weights are relative to, close to the highest of each
+// row, and the sum of exp(score - that one); 0 for a row that sees nothing, NaN for one that sees what is not finite.
 struct Forward {
   Rows output;
   void* lse;
+  void* softmax;
 };
 
-// What the backward pass reads (of the forward pass and from above) and writes. `lse_gradient` may be null.
+// What the backward pass reads (of the forward pass and from above) and writes. `lse_gradient` may be null. Weights
+// come from `softmax`, as exp(score - lse) would bring in the rounding of the log-sum-exp.
 struct Backward {
   Rows output;
-  const void* lse;
+  const void* softmax;
   Rows output_gradient;
   const void* lse_gradient;
   Rows query_gradient, key_gradient, value_gradient;

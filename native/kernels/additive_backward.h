@@ -34,7 +34,8 @@ struct Incoming {
     load_transposed<Stored, Real>(output_gradient, b, 0, queries, value_width, Real(1), gradient);
     load_rows<Stored, Real>(output_gradient, b, 0, queries, value_width, Real(1), gradient_rows, row_width);
     const Real* lse_gradient = static_cast<const Real*>(pass.attention.lse_gradient);
-    const Real *highest_of = static_cast<const Real*>(pass.softmax), *sum_of = highest_of + a.batch * a.queries;
+    const Real *highest_of = static_cast<const Real*>(pass.attention.softmax),
+               *sum_of = highest_of + a.batch * a.queries;
     for (int x = 0; x < kQueries; ++x) {
       base[x] = static_cast<Real>(__builtin_inf()), sum[x] = 1, mean[x] = from_lse[x] = 0;
       if (x >= queries.length) continue;

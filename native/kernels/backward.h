@@ -1,8 +1,9 @@
 // Backward: the queries of some heads that share one key head, panel by panel, against the keys they see.
 //
-// Scores are computed once more from the log-sum-exp. Gradients of keys and values are summed in scratch of the compute
-// type that one task owns, so no order of threads can change a result. Several panels go over the keys together: the
-// keys, the values and the sums of their gradients, too large for the caches, come by that much less often.
+// Scores are computed once more, and weights from what the forward pass kept of each row. Gradients of keys and values
+// are summed in scratch of the compute type that one task owns, so no order of threads can change a result. Several
+// panels go over the keys together: the keys, the values and the sums of their gradients, too large for the caches,
+// come by that much less often.
 #pragma once
 
 #include "forward.h"
@@ -12,13 +13,14 @@ namespace HEED_ISA {
 
 inline constexpr int kPanelsTogether = 8;
 
-// What is prepared for one panel of queries. Rows without keys, and rows that hold or see something which is not
-// finite, add nothing: their log-sum-exp becomes infinite and their weights 0. The latter, `broken`, are written as NaN
-// where they reach.
+// What is prepared for one panel of queries. A weight is exp(score - highest) / sum, and as only sums of it times what
+// comes in for its row are wanted, that is divided by the sum instead: the gradient of the output and `delta`. Rows
+// without keys, and rows that hold or see something which is not finite, add nothing: their `highest` becomes infinite
+// and their weights 0. The latter, `broken`, are written as NaN where they reach.
 template <class Real>
 struct QueryPanel {
   Real *query, *query_rows, *output_gradient, *output_gradient_rows, *query_gradient;
-  Real lse[kQueries], delta[kQueries];
+  Real highest[kQueries], delta[kQueries];
   bool broken[kQueries], any_broken;
   int64_t n, lo, hi;  // head, and the keys that may be seen
   Span queries;
@@ -86,21 +88,21 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
   if (a.dropout > 0) p.dropout.begin(a, b, n, queries);
 
   const int64_t first = (b * a.heads + n) * a.queries + queries.begin;
+  const Real* highest = static_cast<const Real*>(pass.softmax) + first;
+  const Real* sum = highest + a.batch * a.heads * a.queries;
+  Real share[kQueries] = {};  // 1 / sum, 0 for rows that add nothing
   for (int x = 0; x < kQueries; ++x) {
-    p.lse[x] = infinity, p.delta[x] = 0, p.broken[x] = false;
+    p.highest[x] = infinity, p.delta[x] = 0, p.broken[x] = false;
     if (x >= queries.length) continue;
     const int64_t i = queries.begin + x;
-    const Real own = static_cast<const Real*>(pass.lse)[first + x];
     const Real from_lse = pass.lse_gradient ? static_cast<const Real*>(pass.lse_gradient)[first + x] : Real(0);
-    const bool seen = own != -infinity;
+    const bool seen = sum[x] != 0;
     if (seen && a.rules > 0)
-      p.broken[x] = own != own || !is_finite(from_lse) || !row_is_finite<Stored>(a.query, b, i, n, a.width) ||
+      p.broken[x] = sum[x] != sum[x] || !is_finite(from_lse) || !row_is_finite<Stored>(a.query, b, i, n, a.width) ||
                     !row_is_finite<Stored>(pass.output_gradient, b, i, n, a.value_width);
     if (!seen || p.broken[x]) {
       p.any_broken |= p.broken[x];
       for (int c = 0; c < width; ++c) p.query[c * kQueries + x] = p.query_rows[x * key_row + c] = 0;
-      for (int c = 0; c < value_width; ++c)
-        p.output_gradient[c * kQueries + x] = p.output_gradient_rows[x * value_row + c] = 0;
       continue;
     }
     const Stored* output = row<Stored>(pass.output, b, i, n);
@@ -108,12 +110,24 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
     V total{};
     for (int c = 0; c < value_width; c += kCount)
       total += load_some(output + c, value_width - c) * load_some(gradient + c, value_width - c);
-    p.lse[x] = own;
-    p.delta[x] = sum_of_lanes<Real>(total) - from_lse;
+    p.highest[x] = highest[x];
+    share[x] = 1 / sum[x];
+    p.delta[x] = (sum_of_lanes<Real>(total) - from_lse) * share[x];
+  }
+  for (int x = 0; x < queries.length; ++x) {
+    Real* rows = p.output_gradient_rows + x * value_row;
+    for (int c = 0; c < value_row; c += kCount) store(rows + c, share[x] == 0 ? V{} : load<V>(rows + c) * share[x]);
+  }
+  for (int x = 0; x < queries.length; x += kCount) {
+    const V factor = load<V>(share + x);
+    for (int c = 0; c < value_width; ++c) {
+      Real* at = p.output_gradient + c * kQueries + x;
+      store(at, factor == 0 ? V{} : load<V>(at) * factor);
+    }
   }
 }
 
-// scores become weights, and gradients those of the scores, before the soft cap.
+// Scores become weights (times the sum of their row), and gradients those of the scores, before the soft cap.
 template <class Real>
 inline void score_gradients(const QueryPanel<Real>& p, int rows, int columns, Real* scores, Real* gradients) {
   typedef Vector<Real> V;
@@ -121,7 +135,7 @@ inline void score_gradients(const QueryPanel<Real>& p, int rows, int columns, Re
   for (int y = 0; y < rows; ++y)
     for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
       Real *score = scores + y * kQueries + x, *gradient = gradients + y * kQueries + x;
-      const V weight = exp2((load<V>(score) - load<V>(p.lse + x)) * kLog2E);
+      const V weight = exp2((load<V>(score) - load<V>(p.highest + x)) * kLog2E);
       store(gradient, weight * (load<V>(gradient) - load<V>(p.delta + x)));
       store(score, weight);
     }

@@ -36,7 +36,7 @@ struct AdditiveKernels {
   int (*units_row)(int64_t units);  // numbers from one row of units to the next in the sums
   void (*forward)(const Additive&, const uint8_t* finite, const AdditivePart&, char* state, char* scratch);
   // Joins the states of the parts of a panel, `distance` bytes apart, and writes its results.
-  void (*finish)(const Additive&, const AdditiveForward&, const AdditivePart&, char* states, int64_t distance);
+  void (*finish)(const Additive&, const Forward&, const AdditivePart&, char* states, int64_t distance);
   void (*backward)(const Additive&, const AdditiveBackward&, const uint8_t* finite, const AdditivePart&,
                    const AdditiveSums&, char* scratch);
 };

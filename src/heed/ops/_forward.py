@@ -22,27 +22,30 @@ class Rows:
     Attributes:
         output: (B, K, G, t, V).
         lse: (B, K, G, t, 1), or None if nobody asked.
+        softmax: of tiles (B, K, G, t, 2), the highest score of each row and its sum of exp(score - highest); else None.
         seen: which rows see any key: booleans that broadcast to (B, K, G, t, 1), or None for all.
         broken: which rows see something that is not finite; the same shape, or None for "left as it comes".
     """
 
     output: tf.Tensor
     lse: tf.Tensor | None
+    softmax: tf.Tensor | None
     seen: tf.Tensor | None
     broken: tf.Tensor | None
 
-    def finished(self) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Output and log-sum-exp with 0 and -inf in rows that see nothing, NaN in broken ones."""
-        output, lse = self.output, self.lse
-        if self.seen is not None:
-            output = tf.where(self.seen, output, tf.zeros((), output.dtype))
-            if lse is not None:
-                lse = tf.where(self.seen, lse, tf.constant(float("-inf"), lse.dtype))
-        if self.broken is not None:
-            broken = tf.logical_and(self.broken, self.seen)
-            output = break_where(broken, output)
-            lse = None if lse is None else break_where(broken, lse)
-        return output, lse
+    def finished(self) -> list[tf.Tensor]:
+        """Those of the first three that there are: 0, -inf, 0 in rows that see nothing, NaN in broken ones."""
+        parts = [(self.output, 0.0), (self.lse, float("-inf")), (self.softmax, 0.0)]
+        results = []
+        for x, unseen in parts:
+            if x is None:
+                continue
+            if self.seen is not None:
+                x = tf.where(self.seen, x, tf.constant(unseen, x.dtype))
+            if self.broken is not None:
+                x = break_where(tf.logical_and(self.broken, self.seen), x)
+            results.append(x)
+        return results
 
 
 def forward(
@@ -52,11 +55,12 @@ def forward(
     bias: tf.Tensor | None,
     parameters: Sequence[tf.Tensor],
     want_lse: bool,
-) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Output (B, K, G, T, V) and log-sum-exp (B, K, G, T, 1) or None."""
+) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
+    """Output (B, K, G, T, V), log-sum-exp (B, K, G, T, 1) or None, and of tiles what `Rows.softmax` is."""
     dtype, count = operands.query.dtype, plan.query_blocks
     shape = [*sizes(operands.query)[:3], plan.query_block]
-    widths = [size(operands.value, 3), *([1] if want_lse else [])]
+    tiles = plan.groups is None
+    widths = [size(operands.value, 3), *([2] if tiles else [1] if want_lse else [])]
     shapes = [[*shape, width] for width in widths]
     lists = [
         block_list(count, None if isinstance(count, int) else block, dtype) for block in shapes
@@ -75,7 +79,7 @@ def forward(
             else:
                 bias_block = cut(bias, queries, keys)
                 rows = whole_rows(attention, block, bias_block, parameters, queries, keys, want_lse)
-            return [x.write(index, y) for x, y in zip(state, rows.finished(), strict=False)]
+            return [x.write(index, y) for x, y in zip(state, rows.finished(), strict=True)]
 
         return loop(first, last, body, state)
 
@@ -87,7 +91,10 @@ def forward(
     joined = [
         join(x, count, plan.query_length, 3, block) for x, block in zip(lists, shapes, strict=True)
     ]
-    return joined[0], joined[1] if want_lse else None
+    if not tiles:
+        return joined[0], joined[1] if want_lse else None, None
+    highest, total = tf.split(joined[1], 2, axis=-1)
+    return joined[0], highest + tf.math.log(total) if want_lse else None, joined[1]
 
 
 def whole_rows(
@@ -120,7 +127,7 @@ def whole_rows(
     if keep is not None:
         weights *= keep
     seen = None if addend is None else tf.reduce_max(addend, -1, keepdims=True) > FLOOR / 2
-    return Rows(weigh(weights, block.value), lse, seen, block.broken_rows(visible))
+    return Rows(weigh(weights, block.value), lse, None, seen, block.broken_rows(visible))
 
 
 def streamed_rows(
@@ -167,7 +174,8 @@ def streamed_rows(
     total = tf.where(tf.equal(total, 0), tf.ones((), dtype), total)
     return Rows(
         output / total,
-        highest + tf.math.log(total),
+        None,
+        tf.concat([highest, total], -1),
         tf.logical_not(highest <= FLOOR / 2),
         broken[0] if broken else None,
     )

@@ -166,7 +166,7 @@ def block_gradient(
     keep: tf.Tensor | None,
     output_gradient: tf.Tensor,
     delta: tf.Tensor,
-    lse: tf.Tensor | None,
+    highest: tf.Tensor | None,
 ) -> BlockGradient:
     """Backward through one block.
 
@@ -174,14 +174,16 @@ def block_gradient(
         addend, keep: of this block, see `Attention`.
         output_gradient: (B, K, G, t, V).
         delta: (B, K, G, t, 1), the sum of output * output_gradient, less the gradient of lse.
-        lse: (B, K, G, t, 1) log-sum-exp of the whole rows; None if the block holds the whole rows.
+        highest: (B, K, G, t, 1) highest score of the whole rows, whose sum of exp(score - highest) divides
+            output_gradient and delta; None if the block holds the whole rows. exp(score - lse) would bring in the
+            rounding of lse.
     """
     inputs = [block.query, block.key, *parameters]
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         scores = attention.score(*inputs)
     logits = scores if addend is None else scores + addend
-    weights = tf.nn.softmax(logits) if lse is None else tf.exp(logits - lse)
+    weights = tf.nn.softmax(logits) if highest is None else tf.exp(logits - highest)
     dropped = weights if keep is None else weights * keep
     if keep is None:
         # The product subtracts delta: a pass over the whole block less.
