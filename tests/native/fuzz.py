@@ -188,7 +188,8 @@ def illegal(library: Any, seed: int) -> None:
     guards = Guards(rng)
     call = core.Call(library, *problem.inputs, make=guards, **problem.options)
     mistake(call, rng)
-    call.softmax = guards((2, *problem.d_lse.shape), problem.d_lse.dtype)
+    batch, *rows = problem.d_lse.shape
+    call.softmax = guards((2 * batch, *rows), problem.d_lse.dtype)
     received = (guards(problem.d_out.shape, problem.d_out.dtype), problem.d_out, problem.d_lse)
     _refuses(call.forward, mistake, rng)
     _refuses(lambda n: call.backward(*received, n), mistake, rng)

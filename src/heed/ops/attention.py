@@ -54,11 +54,12 @@ def dot_product_attention(
         key: (B, S, K, H); K divides N: query head n uses key head n // (N / K). K = 1 is multi-query attention.
         value: (B, S, K, V); V may differ from H.
         mask: a `Mask`, or booleans or integers that broadcast to (B, N, T, S); True means "attend". Default: all.
-        bias: added to the scores, broadcasts to (B, N, T, S), floating-point. Default: none.
+        bias: added to the scores, broadcasts to (B, N, T, S), floating-point; -1e30 or less hides the key as -inf
+            does. Default: none.
         is_causal: key j is visible to query i only if j <= i; joins `mask`. For another alignment give
             `Mask.causal(align)`.
-        scale: what the products are multiplied with; any finite number. Default: 1 / sqrt(H).
-        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0. Default: no bound.
+        scale: what the products are multiplied with; finite, in [-1e30, 1e30] but in float64. Default: 1 / sqrt(H).
+        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0, in [1e-30, 1e30] but in float64. Default: no bound.
         alibi_slopes: (N,), adds -slope_n * |i + a - j| to the scores, where a is the alignment of the mask (0 without
             one). Constants: they get no gradient.
         dropout: which share of the weights is dropped, 0 <= dropout < 1; the others are divided by 1 - dropout.
@@ -341,6 +342,8 @@ class DotCall:
         score = DotScore(
             _checks.check_scale(scale, query.shape[3]), _checks.check_soft_cap(soft_cap)
         )
+        _checks.check_magnitude("scale", score.scale, 0, dtype)
+        _checks.check_magnitude("soft_cap", score.soft_cap, 1e-30, dtype)
         attention = Attention(
             score, mask, alibi_slopes, rate, words, (groups, heads // groups), lengths
         )
