@@ -110,3 +110,5 @@ def test_another_seed_gives_other_batches():
 
     assert (epoch(1) == epoch(1)).all()
     assert (epoch(1) != epoch(2)).mean() > 0.9
+    # Short sentences come in other steps too, not only other short ones in the same step.
+    assert (lengths[epoch(1)].mean(axis=1) != lengths[epoch(2)].mean(axis=1)).any()

@@ -47,7 +47,7 @@ def run_demo(
     write_page: Callable[[TranslationAttention, Path], Path] | None = None,
     **options: Any,
 ) -> Demo:
-    """Trains on numbers, evaluates on 2,000 held-out ones, and draws where the model looked.
+    """Trains on numbers, evaluates on 2,000 held-out ones and all below 1,000, and draws where it looked.
 
     Args:
         path: the run folder to make.
