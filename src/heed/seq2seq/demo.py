@@ -109,6 +109,10 @@ def report(evaluation: Evaluation) -> list[str]:
             f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
             for name, group in groups.items()
         ]
+    if evaluation.cut:
+        lines.append(
+            f"{evaluation.cut:,} of the sources are too long: they were judged by their beginning"
+        )
     if evaluation.bleu is not None and evaluation.chrf is not None:
         lines.append(f"BLEU {evaluation.bleu:.1f}, chrF {evaluation.chrf:.1f}")
     return lines
@@ -130,7 +134,7 @@ def picture_of_run(translator: Translator, line: str, language: str | None = Non
 
 
 def draw(found: TranslationAttention, path: Path, language: str | None = None) -> Path:
-    """Draws the cross-attention of a translation to a PNG file, and returns its path."""
+    """Draws the cross-attention of a translation to a file, and returns its path."""
     title = f"Where heed looked to write {found.line}" + (f" ({language})" if language else "")
     return draw_cross_attention(path, found.source, found.written, found.cross, title)
 

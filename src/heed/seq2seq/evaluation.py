@@ -41,6 +41,7 @@ class Evaluation:
         seconds: for decoding, compilation included.
         bleu: BLEU in percent, or None where it is not computed.
         chrf: chrF in percent, or None.
+        cut: how many sources were longer than any may be, and were judged by their beginning.
 
     Example:
         >>> evaluation = Evaluation([Answer("1", "one", "one", "en")], seconds=0.1)
@@ -52,6 +53,7 @@ class Evaluation:
     seconds: float
     bleu: float | None = None
     chrf: float | None = None
+    cut: int = 0
 
     @property
     def right(self) -> int:
@@ -84,6 +86,7 @@ class Evaluation:
             "exact": self.exact,
             "seconds": round(self.seconds, 2),
             "groups": {name: group.exact for name, group in self.groups().items()},
+            "cut": self.cut,
             "wrong": [vars(answer) for answer in self.wrong[:100]],
         }
         scores = {"bleu": self.bleu, "chrf": self.chrf}
@@ -109,7 +112,8 @@ def evaluate(translator: Translator) -> Evaluation:
     ]
     if task.kind != "text":
         return Evaluation(answers, seconds)
-    return Evaluation(answers, seconds, *_corpus_scores(answers))
+    cut = sum(item.cut for item in items)
+    return Evaluation(answers, seconds, *_corpus_scores(answers), cut=cut)
 
 
 def _corpus_scores(answers: Sequence[Answer]) -> tuple[float | None, float | None]:

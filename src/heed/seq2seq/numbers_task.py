@@ -80,6 +80,10 @@ class NumbersTask:
         count = len(self.languages)
         return self._batch([(n, self.languages[(i + step) % count]) for i, n in enumerate(chosen)])
 
+    def notes(self) -> list[str]:
+        """Nothing: every number has its words."""
+        return []
+
     def validation_batches(self) -> list[Batch]:
         """The validation numbers, the languages in turn."""
         chosen = numbers.validation_numbers().tolist()
