@@ -20,6 +20,7 @@ from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.trained_model import new_model, packed, trained_model
 from heed.seq2seq.training_log import read_metrics
 from heed.seq2seq.training_step import TrainingStep, Validation
+from tests import damage
 from tests.seq2seq import tiny
 
 
@@ -233,6 +234,40 @@ def test_metrics_cut_short_by_a_kill_are_read(tmp_path):
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
     assert read_metrics(path, 1) == [{"step": 1}]
+    path.write_bytes(b'{"step": 1}\n\0\0\0')  # after a power cut
+    assert read_metrics(path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"[1]", b'{"foo": 1}', b"7", b"null", b'{"step": "1"}', b'{"step": 1, "loss": "x"}',
+     b'{"step": 1, "loss": null}', b"\xff", b"{", b"[" * 100_000,
+     b'{"step": 1, "loss": 1' + b"0" * 400 + b"}"],
+    ids=range(12),
+)  # fmt: skip
+def test_a_line_of_metrics_that_is_no_record(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    with pytest.raises(TaskError, match=r"metrics.jsonl is damaged: line 2 is not a record"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
+def test_any_damage_to_the_metrics_is_one_error_or_other_numbers(tmp_path, kind):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 10, "loss": 2.5e-1}\n{"step": 20, "loss": 3}\n')
+    refused = tried = 0
+    for _, data in kind(path.read_bytes()):
+        path.write_bytes(data)
+        tried += 1
+        try:
+            records = read_metrics(path)
+        except TaskError:
+            refused += 1
+        else:
+            assert len(records) <= 2
+            assert all(isinstance(record["step"], int) for record in records)
+    assert kind is damage.cut or refused > 0.5 * tried
 
 
 def log_of(run):
@@ -258,10 +293,10 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, monkeypatch, finish
     assert said in log_of(run)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other"])
-def test_damaged_weights_are_written_again(tmp_path, finished_run, capsys, damage):
+@pytest.mark.parametrize("how", ["cut", "other"])
+def test_damaged_weights_are_written_again(tmp_path, finished_run, capsys, how):
     run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
-    if damage == "cut":
+    if how == "cut":
         run.weights.write_bytes(run.weights.read_bytes()[:-7])
     else:
         checkpoint.save(run.weights, {"weight/0000": np.zeros(3)}, {"step": 12})

@@ -13,6 +13,7 @@ from heed.seq2seq.numbers import LARGEST, check_languages
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 _RESERVED = 4
 _DIGITS = 10
+_LARGEST = 2**31 - 1  # what sentencepiece's int holds
 
 
 class DigitTokenizer:
@@ -102,6 +103,12 @@ class SubwordTokenizer:
         Raises:
             TaskError: if the size is smaller than the number of characters, or `lines` is empty.
         """
+        if not isinstance(vocabulary_size, int) or vocabulary_size <= _RESERVED:
+            raise TaskError(
+                f"`vocabulary_size` must be a whole number above {_RESERVED}. "
+                f"Received: {vocabulary_size}"
+            )
+        vocabulary_size = min(vocabulary_size, _LARGEST)
         kept = [line for line in lines if line.strip()]
         if not kept:
             raise TaskError("a tokenizer cannot be learned from no text")

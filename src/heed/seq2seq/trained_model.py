@@ -17,6 +17,18 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
 
 
+def model_config(run: RunFolder) -> TransformerConfig:
+    """What the run's model is made of.
+
+    Raises:
+        TaskError: if its config.json does not describe a model.
+    """
+    try:
+        return TransformerConfig.from_dict(run.config["model"])
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{run.path} is damaged: its model cannot be made: {error}") from None
+
+
 def new_model(run: RunFolder) -> Transformer:
     """The run's model with its first weights, a function of its seed.
 
@@ -28,10 +40,7 @@ def new_model(run: RunFolder) -> Transformer:
     Raises:
         TaskError: if its config does not describe a model.
     """
-    try:
-        config = TransformerConfig.from_dict(run.config["model"])
-    except (TypeError, ValueError) as error:
-        raise TaskError(f"{run.path} is damaged: its model cannot be made: {error}") from None
+    config = model_config(run)
     with _seeds_from(run.options.seed):
         model = Transformer(config)
         model.build()

@@ -178,6 +178,8 @@ class _Training:
                 log.say(note)
             try:
                 if not self._finished():
+                    for note in self._task.notes():
+                        log.say(note)
                     with _ahead(self._task, options, at.step) as batches:
                         for batch in batches:
                             self._take(batch, log)

@@ -12,8 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder, write_atomically
 
+_LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not written
 _NAMES = {  # in metrics.jsonl, and in TensorBoard
     "loss": "training/loss",
     "learning_rate": "training/learning_rate",
@@ -32,20 +34,37 @@ def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any
 
     Returns:
         One dict a line. A last line that was cut short by a kill is left out.
+
+    Raises:
+        TaskError: if another line is not a record.
     """
-    records: list[dict[str, Any]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        return records
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if last_step is None or record["step"] <= last_step:
-            records.append(record)
-    return records
+        return []
+    records = [_record(line) for line in lines]
+    if (
+        records[-1] is None
+    ):  # what follows the last line feed: nothing, or a line that was cut short
+        records.pop()
+    if None in records:
+        raise TaskError(
+            f"{path} is damaged: line {records.index(None) + 1:,} is not a record; mend it, or "
+            "remove the file to go on without the figures so far"
+        )
+    return [r for r in records if r is not None and (last_step is None or r["step"] <= last_step)]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The numbers of one line, its step among them; None if it holds something else."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    numbers = all(isinstance(x, (int, float)) and abs(x) < _LARGEST for x in record.values())
+    return record if numbers else None
 
 
 class TrainingLog:
