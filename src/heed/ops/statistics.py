@@ -16,7 +16,7 @@ from heed.ops._forward import fresh_keys
 from heed.ops._loops import State, block_list, join, loop
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Size, Span, is_static, sizes
-from heed.ops._tile import FLOOR, Attention, weigh
+from heed.ops._tile import FLOOR, Attention
 from heed.ops._weights import indices
 from heed.ops.attention import DotCall
 
@@ -167,7 +167,7 @@ def _rows(
             total * shrink + tf.reduce_sum(weights, -1, keepdims=True),
             (below + drop * total) * shrink + tf.reduce_sum(weights * logits, -1, keepdims=True),
             far * shrink + tf.reduce_sum(distance, -1, keepdims=True),
-            mass * shrink + weigh(weights, tile.value),
+            mass * shrink + _shares(weights, tile.value),
         ]
         if block.guarded:
             following.append(tf.logical_or(state[5], tile.broken_rows(visible)))
@@ -186,3 +186,12 @@ def _rows(
     if not broken:
         return rows
     return [break_where(tf.logical_and(broken[0], seen), x) for x in rows]
+
+
+def _shares(weights: tf.Tensor, marks: tf.Tensor) -> tf.Tensor:
+    """Weights (B, K, G, t, s) times the marks of the keys (1, 1, s, n), which all heads share: (B, K, G, t, n).
+
+    As one product of two matrices. A batched one would broadcast (B, 1, m, k) against (1, 1, k, n), for which
+    TensorFlow's oneDNN kernel gives wrong numbers or writes past its buffers.
+    """
+    return tf.tensordot(weights, marks[0, 0], 1)
