@@ -169,7 +169,7 @@ def _rows(
             total * shrink + tf.reduce_sum(weights, -1, keepdims=True),
             (below + drop * total) * shrink + tf.reduce_sum(weights * logits, -1, keepdims=True),
             far * shrink + tf.reduce_sum(distance, -1, keepdims=True),
-            mass * shrink + weigh(weights, tile.value),
+            mass * shrink + _shares(weights, tile.value),
         ]
         if block.guarded:
             following.append(tf.logical_or(state[5], tile.broken_rows(visible)))
@@ -188,3 +188,12 @@ def _rows(
     if not broken:
         return rows
     return [break_where(tf.logical_and(broken[0], seen), x) for x in rows]
+
+
+def _shares(weights: tf.Tensor, marks: tf.Tensor) -> tf.Tensor:
+    """Weights (B, K, G, t, s) times the marks of the keys (1, 1, s, n), which all heads share: (B, K, G, t, n).
+
+    As one product of two matrices. A batched one would broadcast (B, 1, m, k) against (1, 1, k, n), for which
+    TensorFlow's oneDNN kernel gives wrong numbers or writes past its buffers.
+    """
+    return tf.tensordot(weights, marks[0, 0], 1)
