@@ -16,7 +16,7 @@ from heed.ops._forward import fresh_keys
 from heed.ops._loops import State, block_list, join, loop
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Size, Span, is_static, sizes
-from heed.ops._tile import Attention, weigh
+from heed.ops._tile import Attention
 from heed.ops._weights import indices
 from heed.ops.attention import DotCall
 
