@@ -59,7 +59,8 @@ def dot_product_attention(
         is_causal: key j is visible to query i only if j <= i; joins `mask`. For another alignment give
             `Mask.causal(align)`.
         scale: what the products are multiplied with; finite, in [-1e30, 1e30] but in float64. Default: 1 / sqrt(H).
-        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0, in [1e-30, 1e30] but in float64. Default: no bound.
+        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0, and in [1e-30, 1e30] but in float64.
+            Default: no bound.
         alibi_slopes: (N,), adds -slope_n * |i + a - j| to the scores, where a is the alignment of the mask (0 without
             one). Constants: they get no gradient.
         dropout: which share of the weights is dropped, 0 <= dropout < 1; the others are divided by 1 - dropout.
