@@ -64,7 +64,9 @@ def register_gradients(name: str, portable: Portable, parameters: int) -> None:
         # By its rank: the slopes of ALiBi, which may stand there too, are a vector.
         return len(wire.reals) > 1 and not (own_bias and wire.reals[1].shape.rank == 1)
 
-    def ordered(op: tf.Operation, wire: Wire, trained: slice, gradients: Tensors, extra: Tensors = ()) -> Any:
+    def ordered(
+        op: tf.Operation, wire: Wire, trained: slice, gradients: Tensors, extra: Tensors = ()
+    ) -> Any:
         """Gradients in the order of the op's inputs."""
         reals: list[tf.Tensor | None] = [None] * len(wire.reals)
         reals[trained] = gradients[3:]

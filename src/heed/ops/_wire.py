@@ -66,7 +66,9 @@ class Wire(NamedTuple):
     @property
     def mask(self) -> Mask | None:
         """The rules as a `Mask`."""
-        rules = [self._rule(*rule) for rule in self._known(self.rules).tolist() if rule[0] != _ALIBI]
+        rules = [
+            self._rule(*rule) for rule in self._known(self.rules).tolist() if rule[0] != _ALIBI
+        ]
         return Mask(rules) if rules else None
 
     def _rule(
