@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import heed
+from heed.models import _programs, generate
 from heed.models import decoding as decoding_module
-from heed.models import generate
 from heed.models._step import Stepper
 from heed.models.beam import beam_search, penalty
 from heed.models.config import POSITIONS
 from heed.models.sampling import draw
+from tests.graphs import traced
 from tests.models.builders import small_config, small_model, sources
 
 METHODS = {
@@ -387,6 +389,62 @@ def test_changed_weights_are_seen():
     after = decode(model, sources())
     assert np.any(before != after)
     np.testing.assert_array_equal(after, decode(other, sources()))
+
+
+def programs(model):
+    return list(_programs._kept[model].by_key)
+
+
+def test_lora_is_seen():
+    model = small_model(seed=3)
+    source = sources()
+    before = decode(model, source)
+    for block in model.decoder.blocks:
+        dense = block.self_attention.value_dense
+        dense.enable_lora(2)
+        dense.lora_kernel_b.assign(np.ones(dense.lora_kernel_b.shape, "float32"))
+        dense.lora_kernel_a.assign(np.ones(dense.lora_kernel_a.shape, "float32"))
+    after = decode(model, source)
+    assert np.any(after != before)
+    np.testing.assert_array_equal(after, decode(model, source, use_cache=False))
+    assert len(programs(model)) == 2  # those of before are gone
+
+
+def test_the_dtype_of_the_weights_is_seen():
+    model = small_model(seed=3)
+    decode(model, sources())
+    (before,) = programs(model)
+    program = _programs._kept[model].by_key[before]
+    model.quantize("int8")
+    decode(model, sources())
+    assert _programs._kept[model].by_key[before] is not program
+
+
+def test_the_choice_of_an_implementation_is_seen():
+    model = small_model(seed=3)
+    native = heed.info()["implementation"] == "native"
+    with traced() as auto:
+        decode(model, sources())
+    with traced() as portable, heed.set_implementation("portable"):
+        decode(model, sources())
+    assert bool(auto.native) == native
+    assert portable.ops
+    assert not portable.native
+    with traced() as again:
+        decode(model, sources())
+    assert not again.ops  # the first program is still there
+
+
+def test_programs_are_as_few_as_they_can_be():
+    model = small_model(seed=3)
+    source = sources()[:1]
+    for temperature in (0.5, 1.0):
+        decode(model, source, 2, temperature=temperature, top_k=3, beam_size=2)
+    assert len(programs(model)) == 1
+    for length in range(1, 12):
+        decode(model, source, length)
+    assert len(programs(model)) == _programs._MOST
+    assert {dict(key[2:])["max_length"] for key in programs(model)} == set(range(4, 12))
 
 
 def test_a_model_is_not_kept_alive():

@@ -8,7 +8,7 @@ the way out: padding stays (B, T) and (B, S), the flags cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras import ops
@@ -39,17 +39,29 @@ def to_bool(mask: Any, name: str) -> Any:
     return ops.cast(tensor, "bool")
 
 
-def position_mask(explicit: Any, tensor: Any, name: str) -> Any:
+def implicit_mask(tensor: Any) -> Any:
+    """The mask that an earlier Keras layer left on a tensor, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def position_mask(
+    explicit: Any, tensor: Any, name: str, spread: Callable[[Any], Any] = lambda mask: mask
+) -> Any:
     """The mask given for the positions of `tensor` and the one it carries, both or either.
+
+    Args:
+        explicit: the mask that was given, or None.
+        tensor: what may carry one, or None.
+        name: the argument's name, for messages.
+        spread: what brings either of them to the positions that are wanted. Default: they have those.
 
     Returns:
         A boolean tensor, or None where there is no mask.
     """
-    carried = None if tensor is None else getattr(tensor, "_keras_mask", None)
-    if explicit is None or explicit is carried:
-        return None if carried is None else to_bool(carried, name)
-    explicit = to_bool(explicit, name)
-    return explicit if carried is None else ops.logical_and(explicit, to_bool(carried, name))
+    carried = implicit_mask(tensor)
+    given = [carried] if explicit is None or explicit is carried else [explicit, carried]
+    masks = [spread(to_bool(mask, name)) for mask in given if mask is not None]
+    return ops.logical_and(*masks) if len(masks) == 2 else next(iter(masks), None)
 
 
 def both(one: Any, other: Any) -> Any:

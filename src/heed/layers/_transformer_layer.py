@@ -12,12 +12,7 @@ from heed.layers._projections import clone_initializer
 from heed.layers.feed_forward import FeedForward
 from heed.layers.multi_head_attention import MultiHeadAttention
 
-__all__ = ["TransformerLayer", "keras_mask", "split"]
-
-
-def keras_mask(x: Any) -> Any:
-    """The implicit mask that an earlier Keras layer left on `x`, or None."""
-    return getattr(x, "keras_mask", None)
+__all__ = ["TransformerLayer", "split"]
 
 
 def split(result: Any) -> tuple[Any, Any]:

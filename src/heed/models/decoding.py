@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numbers
 import operator
-import weakref
 from typing import Any
 
 import keras
 from keras import ops
 
+from heed.models._programs import compiled
 from heed.models._step import Stepper
 from heed.models.beam import beam_search
 from heed.models.sampling import decode_rows, draw, greedy
@@ -17,7 +17,13 @@ from heed.models.transformer import Transformer
 
 __all__ = ["METHODS", "generate"]
 
-METHODS = ("greedy", "beam", "sample")
+# The options of each method, beside those that all have.
+_OPTIONS = {
+    "greedy": (),
+    "beam": ("beam_size", "length_penalty"),
+    "sample": ("temperature", "top_k", "top_p"),
+}
+METHODS = tuple(_OPTIONS)
 
 
 def generate(
@@ -42,8 +48,9 @@ def generate(
     beam search meets.
 
     Called with arrays, the whole loop runs as one compiled graph, which is kept for the next
-    call. It can also be called inside a `tf.function`. Padding and the start token are never
-    decoded.
+    call with the same options, as long as the model keeps its variables and their dtypes and
+    `heed.set_implementation` its choice. A model keeps its 8 latest graphs. It can also be called
+    inside a `tf.function`. Padding and the start token are never decoded.
 
     Args:
         model: The encoder-decoder.
@@ -111,25 +118,32 @@ def generate(
         shape = (ops.shape(source)[0], max_length)
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=seed)
     if not _concrete(inputs["source"]):
-        return _decode(model, inputs, options)
+        return _decode(model, inputs, _of_method(options))
     if not source.shape[0]:
         return ops.zeros((0, max_length), dtype="int32")
-    return ops.convert_to_tensor(_compiled(model, options).predict_on_batch(inputs))
+    program = compiled(model, _of_method(options), _decode)
+    return ops.convert_to_tensor(program.predict_on_batch(inputs))
+
+
+def _of_method(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that count for the method."""
+    names = ("method", "max_length", "use_cache", *_OPTIONS[options["method"]])
+    return {name: options[name] for name in names}
 
 
 def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     """The decoding itself, as operations of the current graph."""
-    method, beams = options["method"], options["beam_size"]
+    beams = options.get("beam_size", 1)
     stepper = Stepper(
         model,
         inputs["source"],
         options["max_length"],
-        beams=beams if method == "beam" else 1,
+        beams=beams,
         use_cache=options["use_cache"],
     )
-    if method == "beam":
+    if options["method"] == "beam":
         return beam_search(stepper, beams, options["length_penalty"])
-    if method == "greedy":
+    if options["method"] == "greedy":
         return decode_rows(stepper, greedy)
     uniform = inputs["uniform"]
 
@@ -138,42 +152,6 @@ def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any])
         return draw(logits, column, options["temperature"], options["top_k"], options["top_p"])
 
     return decode_rows(stepper, choose)
-
-
-class _CompiledDecoding(keras.Model):
-    """Decoding with fixed options as a model: Keras compiles its `predict_on_batch`.
-
-    It knows the Transformer by a weak reference only, or the cache below would keep every model
-    alive.
-    """
-
-    def __init__(self, model: Transformer, options: dict[str, Any]) -> None:
-        # Float32 whatever the global policy is: the uniform numbers must not be narrowed.
-        super().__init__(name="decoding", dtype="float32")
-        self._model_reference = weakref.ref(model)
-        self._options = tuple(options.items())
-        self.compile(jit_compile=False)
-
-    def call(self, inputs: dict[str, Any]) -> Any:
-        """See the class for the arguments."""
-        model = self._model_reference()
-        if model is None:
-            raise RuntimeError("The model of this decoding has been deleted.")
-        return _decode(model, inputs, dict(self._options))
-
-
-_COMPILED: weakref.WeakKeyDictionary[Transformer, dict[Any, _CompiledDecoding]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _compiled(model: Transformer, options: dict[str, Any]) -> _CompiledDecoding:
-    """The compiled decoding of a model with these options, made on first use."""
-    decodings = _COMPILED.setdefault(model, {})
-    key = tuple(options.items())
-    if key not in decodings:
-        decodings[key] = _CompiledDecoding(model, options)
-    return decodings[key]
 
 
 def _concrete(tensor: Any) -> bool:
