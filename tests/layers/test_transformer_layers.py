@@ -149,6 +149,7 @@ def test_padding_of_the_target_does_not_reach_its_tokens(kind):
 @pytest.mark.parametrize("cached", [False, True])
 def test_the_mask_that_the_encoded_carry_counts(cached, called):
     layer = decoder()
+    layer.build(X.shape, ENCODED.shape)
     call = layer.call if called == "by its method" else layer
     changed = np.where(SOURCE[:, :, None], ENCODED, 9.0).astype("float32")
 
