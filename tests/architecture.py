@@ -18,6 +18,7 @@ from pathlib import Path
 # own part.
 FLOORS = {
     "_install": 1,
+    "_npz": 1,
     "ops": 2,
     "layers": 3,
     "models": 4,

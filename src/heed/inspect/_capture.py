@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._npz import read_npz
 from heed.inspect._statistics import RowStatistics, statistics_of
 
 Floats = NDArray[np.floating[Any]]
@@ -109,7 +109,7 @@ class Capture:
             size = x.shape[2:]
             T, S = (int(n) for n in (lengths or {}).get(name, size))
             chosen = (rows or {}).get(name)
-            if chosen is not None and tuple(chosen) != tuple(range(T)):
+            if chosen is not None and (len(chosen) != T or tuple(chosen) != tuple(range(T))):
                 limited.add(name)
                 size = (T, size[1])
             kept_lengths[name] = (T, S)
@@ -302,14 +302,13 @@ class Capture:
             ValueError: if it is not such a file, or is damaged.
         """
         try:
-            with open(path, "rb") as opened, zipfile.ZipFile(opened) as archive:
-                if "format.npy" not in archive.namelist():
-                    raise ValueError("it does not say that it is a capture of heed")
-            with np.load(path, allow_pickle=False) as file:
-                if str(file["format"]) != _FORMAT:
-                    raise ValueError(f"its format is {str(file['format'])!r}, not {_FORMAT!r}")
-                return cls._from_file({key: file[key] for key in file.files})
-        except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            entries = read_npz(path)
+            if "format" not in entries:
+                raise ValueError("it does not say that it is a capture of heed")
+            if str(entries["format"]) != _FORMAT:
+                raise ValueError(f"its format is {str(entries['format'])!r}, not {_FORMAT!r}")
+            return cls._from_file(entries)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(
                 f"`path` must be a file that Capture.save wrote. Received: {os.fspath(path)!r}: {error}"
             ) from error
