@@ -16,6 +16,7 @@ from keras.backend import standardize_dtype
 
 from heed.layers._axes import AttentionAxes
 from heed.ops import Mask
+from heed.ops._checks import check_broadcast
 from heed.ops._mask_terms import Dense
 
 
@@ -96,6 +97,30 @@ def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
     return mask
 
 
+def without_head(mask: Mask, scores: Sequence[Any], name: str) -> Mask:
+    """A Mask over (B, T, S), whose arrays may have an axis of length 1 for heads, without that axis.
+
+    Raises:
+        ValueError: if an array does not broadcast to the scores.
+    """
+    rules = [
+        Dense(term.array[:, 0])
+        if isinstance(term, Dense) and len(term.array.shape) == 4 and term.array.shape[1] == 1
+        else term
+        for term in mask.terms
+    ]
+    mask = Mask(rules)
+    _check_arrays(mask, scores, "(B, T, S)", name)
+    return mask
+
+
+def _check_arrays(mask: Mask, scores: Sequence[Any], letters: str, name: str) -> None:
+    """In the caller's words: the op knows neither the argument nor the shapes that it had."""
+    for term in mask.terms:
+        if isinstance(term, Dense):
+            check_broadcast(name, term.array, scores, letters)
+
+
 def with_head(mask: Mask | None) -> Mask | None:
     """A Mask over (B, T, S) as one over (B, 1, T, S)."""
     if mask is None:
@@ -132,7 +157,12 @@ def over_scores(
     name: str = "attention_mask",
 ) -> Mask | None:
     """`attention_mask` as a Mask: one is taken as it is, an array in Keras' rank conventions."""
-    if attention_mask is None or isinstance(attention_mask, Mask):
+    if attention_mask is None:
+        return None
+    if isinstance(attention_mask, Mask):
+        if axes.trivial:
+            scores = (query.shape[0], num_heads, query.shape[1], key.shape[1])
+            _check_arrays(attention_mask, scores, "(B, N, T, S)", name)
         return attention_mask
     dense = to_bool(attention_mask, name)
     return Mask.dense(axes.flatten_scores_like(dense, query, key, num_heads, name))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
-import operator
+import sys
 from typing import Any
 
 import keras
@@ -14,6 +13,7 @@ from heed.models._step import Stepper
 from heed.models.beam import beam_search
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.models.transformer import Transformer
+from heed.ops._numbers import integer, real
 
 __all__ = ["METHODS", "generate"]
 
@@ -100,10 +100,10 @@ def generate(
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
-        "use_cache": use_cache,
+        "use_cache": bool(use_cache),
+        "seed": seed,
     }
-    _check_options(model, options, seed)
-    seed = None if seed is None else operator.index(seed)
+    options = _checked(model, options)
     source = ops.convert_to_tensor(source)
     if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
         raise ValueError(
@@ -115,12 +115,12 @@ def generate(
     inputs = {"source": ops.cast(source, "int32")}
     if method == "sample":
         # All the chance there is, drawn before the loop: one number for each row and step.
-        shape = (ops.shape(source)[0], max_length)
-        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=seed)
+        shape = (ops.shape(source)[0], options["max_length"])
+        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
     if not _concrete(inputs["source"]):
         return _decode(model, inputs, _of_method(options))
     if not source.shape[0]:
-        return ops.zeros((0, max_length), dtype="int32")
+        return ops.zeros((0, options["max_length"]), dtype="int32")
     program = compiled(model, _of_method(options), _decode)
     return ops.convert_to_tensor(program.predict_on_batch(inputs))
 
@@ -163,44 +163,40 @@ def _concrete(tensor: Any) -> bool:
     return True
 
 
-def _check_options(model: Transformer, options: dict[str, Any], seed: Any) -> None:
-    """Checks the arguments of `generate`.
+def _checked(model: Transformer, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `generate` as plain numbers.
 
     Raises:
         ValueError: If one is out of its range.
     """
+    checked = dict(options)
 
-    def require(name: str, holds: bool, requirement: str) -> None:
-        if not holds:
+    def require(name: str, number: Any, holds: bool, requirement: str) -> None:
+        if number is None or not holds:
             raise ValueError(f"`{name}` must {requirement}. Received: {name}={options[name]!r}")
+        checked[name] = number
 
-    def integer(value: Any) -> bool:
-        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        return integral and operator.index(value) >= 1
+    def number(name: str, kind: Any, least: float, most: float, requirement: str) -> None:
+        value = kind(options[name])
+        require(name, value, value is not None and least <= value <= most, requirement)
 
-    def real(value: Any) -> bool:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-    require("method", options["method"] in METHODS, f"be one of {', '.join(map(repr, METHODS))}")
-    require("max_length", integer(options["max_length"]), "be an integer of at least 1")
-    require("beam_size", integer(options["beam_size"]), "be an integer of at least 1")
-    alpha, temperature, top_p = (options[k] for k in ("length_penalty", "temperature", "top_p"))
-    require(
-        "length_penalty", real(alpha) and 0 <= alpha < float("inf"), "be a number of at least 0"
-    )
-    require(
-        "temperature",
-        real(temperature) and 0 < temperature < float("inf"),
-        "be a positive number",
-    )
-    top_k = options["top_k"]
-    require("top_k", top_k is None or integer(top_k), "be None or an integer of at least 1")
-    require("top_p", top_p is None or (real(top_p) and 0 < top_p <= 1), "be None or in (0, 1]")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
-        raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
+    most, above_0 = sys.float_info.max, sys.float_info.min
+    method = options["method"]
+    require("method", method, method in METHODS, f"be one of {', '.join(map(repr, METHODS))}")
+    number("max_length", integer, 1, most, "be an integer of at least 1")
+    number("beam_size", integer, 1, most, "be an integer of at least 1")
+    number("length_penalty", real, 0, most, "be a number of at least 0")
+    number("temperature", real, above_0, most, "be a positive number")
+    if options["top_k"] is not None:
+        number("top_k", integer, 1, most, "be None or an integer of at least 1")
+    if options["top_p"] is not None:
+        number("top_p", real, above_0, 1, "be None or in (0, 1]")
+    if options["seed"] is not None:
+        number("seed", integer, -most, most, "be an integer or None")
     config = model.config
-    if config.position == "learned" and options["max_length"] > config.max_length:
+    if config.position == "learned" and checked["max_length"] > config.max_length:
         raise ValueError(
             "`max_length` must be at most the config's `max_length` for learned positions. "
-            f"Received: max_length={options['max_length']}, config.max_length={config.max_length}"
+            f"Received: max_length={checked['max_length']}, config.max_length={config.max_length}"
         )
+    return checked
