@@ -49,7 +49,7 @@ class _WhenImported:
         """The spec that the other finders give, with a loader that teaches the module."""
         if name != _REGISTRY:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

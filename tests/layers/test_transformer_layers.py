@@ -166,6 +166,7 @@ def test_the_mask_that_the_encoded_carry_counts(cached, called):
 @pytest.mark.parametrize("kind", ["of the new tokens", "of all that is cached", "implicit"])
 def test_a_mask_of_the_inputs_counts_with_a_cache(kind):
     layer = decoder(cross_attention=False)
+    layer.build(X.shape)
     left = TOKENS[:, ::-1]  # padding first, so that causality alone does not hide it
     changed = np.where(left[:, :, None], X, 9.0).astype("float32")
     wide = np.concatenate([left, np.ones((3, 2), bool)], 1)

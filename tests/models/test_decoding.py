@@ -222,6 +222,19 @@ def test_a_sure_model_is_not_led_astray_by_early_ends(alpha):
     np.testing.assert_array_equal(tokens, [[3, 4, 5, 6, 7, 8, 2, 0]])
 
 
+def test_a_late_end_may_win_by_the_length_penalty():
+    """The search goes on while a hypothesis could still win at its full length, though not at the present one."""
+    path = [3, 4, 5, 6, 7, 8, 4, 2]
+    probabilities = np.full((len(path), 9), 1e-5)
+    probabilities[np.arange(len(path)), path] = 0.99
+    probabilities[0, [2, 3]] = 0.55, 0.4
+    assert np.log(0.4) / penalty(1, 3.0) < np.log(0.55) / penalty(1, 3.0)
+    tokens = beam_search(Script(probabilities, 2), 2, 3.0)
+    np.testing.assert_array_equal(tokens, [path])
+    tokens = beam_search(Script(probabilities, 2), 2, 0.0)
+    np.testing.assert_array_equal(tokens, [[2, 0, 0, 0, 0, 0, 0, 0]])
+
+
 def test_a_higher_length_penalty_never_shortens():
     model = small_model(seed=1, end_bias=2.0)
     source = sources(10)
@@ -310,6 +323,22 @@ def test_sampling_repeats_with_a_seed_and_not_without():
     assert np.any(one != decode(model, source, method="sample", seed=2))
     free = [decode(model, source, method="sample") for _ in range(2)]
     assert np.any(free[0] != free[1])
+
+
+def test_each_step_draws_with_a_number_of_its_own():
+    model = small_model(seed=3)
+    for weight in model.weights:
+        weight.assign(np.zeros(weight.shape, "float32"))  # all tokens are equally likely
+    rows, length, vocabulary = 16, 6, model.config.target_vocabulary_size
+    tokens = decode(model, sources(rows), length, method="sample", seed=5)
+    uniform = np.asarray(keras.random.uniform((rows, length), dtype="float32", seed=5))
+    logits = np.zeros((rows, vocabulary), "float32")
+    logits[:, [0, 1]] = -1e30
+    columns = [draw(keras.ops.convert_to_tensor(logits), x, 1.0, None, None) for x in uniform.T]
+    expected = np.stack(columns, 1)
+    ended = np.cumsum(expected == 2, axis=1) - (expected == 2) > 0
+    np.testing.assert_array_equal(tokens, np.where(ended, 0, expected))
+    assert len({tuple(row) for row in expected}) == rows
 
 
 def test_sampling_without_a_seed_draws_afresh_in_a_tf_function():

@@ -75,5 +75,5 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
     """A sequence of one or more ints, or None if it is something else."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
-    numbers = tuple(map(integer, value))
-    return None if None in numbers else numbers
+    numbers = [number for x in value if (number := integer(x)) is not None]
+    return tuple(numbers) if len(numbers) == len(value) else None

@@ -81,8 +81,8 @@ class SingleHeadAttention(AttentionLayer):
                 attention_mask = ops.expand_dims(attention_mask, 1)
             attention_mask = Mask.dense(attention_mask)
         elif attention_mask is not None:
-            scores = (query.shape[0], None if single else query.shape[1], value.shape[1])
-            attention_mask = _masks.without_head(attention_mask, scores, "attention_mask")
+            over = (query.shape[0], 1 if single else query.shape[1], value.shape[1])
+            attention_mask = _masks.without_head(attention_mask, over, "attention_mask")
         if single:
             query = ops.expand_dims(query, 1)
             rows = None if rows is None else ops.expand_dims(rows, -1)
