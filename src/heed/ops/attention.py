@@ -215,6 +215,14 @@ def scaled_dot_product_attention(
             raise _checks.bad(
                 f"`{name}` must have the leading dimensions of `query`", query=query, **{name: x}
             )
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.shape[-1] is None:
+            raise _checks.bad(f"`{name}` must have a known number of features", **{name: x})
+    # In the caller's shapes: what follows adds axes.
+    if query.shape[-1] != key.shape[-1]:
+        raise _checks.bad("`key` must have as many features as `query` (H)", query=query, key=key)
+    if _checks.differ(value.shape[-2], key.shape[-2]):
+        raise _checks.bad("`value` must be as long as `key` (S)", key=key, value=value)
     leading, length, keys = sizes(query)[:-2], size(query, -2), size(key, -2)
     # The first leading dimension is the batch, the others are heads.
     batch = leading[0] if leading else 1
@@ -245,8 +253,11 @@ def scaled_dot_product_attention(
     elif mask is not None and rank == 3:  # its arrays of rank 3 are (B, T, S), as plain ones are
         rules = []
         for term in mask.terms:
-            if isinstance(term, Dense) and term.array.shape.rank == 3:
-                term = Dense(term.array[:, None])
+            if isinstance(term, Dense) and term.array.shape.rank <= 3:
+                target = [query.shape[0], query.shape[1], key.shape[1]]
+                _checks.check_broadcast("mask", term.array, target, "(B, T, S)")
+                if term.array.shape.rank == 3:
+                    term = Dense(term.array[:, None])
             rules.append(term)
         mask = Mask(rules)
     options: dict[str, Any] = {
