@@ -13,6 +13,7 @@ from heed.seq2seq.demo import picture_of_run, report, run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Item
+from heed.seq2seq.text_task import TextTask
 from heed.seq2seq.translate import translate_stream
 from tests.seq2seq import tiny
 
@@ -55,20 +56,81 @@ def test_lines_are_translated_as_they_come(translator):
             asked.append(line)
             yield line
 
-    stream = translate_stream(translator, lines(), batch_size=1)
+    stream = translate_stream(translator, lines(), pytest.fail, batch_size=1)
     first = next(stream)
     assert len(asked) == 1, "an answer waits for no later line"
     assert [first, *stream] == translator(["1", "2", "3"])
-    assert list(translate_stream(translator, [])) == []
+    assert list(translate_stream(translator, [], pytest.fail)) == []
 
 
-def test_a_bad_line_is_named_after_the_good_ones_before_it(translator):
-    stream = translate_stream(translator, ["1\n", "2\n", "x\n", "4\n"])
-    assert [next(stream), next(stream)] == translator(["1", "2"])
-    with pytest.raises(TaskError, match=r"line 3: a number must be digits.*'x'"):
-        next(stream)
-    with pytest.raises(TaskError, match=r"line 1: .*must not be empty"):
-        next(translate_stream(translator, ["\n"]))
+@pytest.mark.parametrize("size", [1, 2, 3, 64])
+def test_output_keeps_in_step_with_input(translator, size):
+    """An empty line for an empty line, and for a bad one, which is reported by its number."""
+    reported = []
+    lines = ["1\n", "\n", "x\n", " \r\n", "4\n", "1000000\n", "\udcff\n", "2"]
+    found = list(translate_stream(translator, lines, reported.append, batch_size=size))
+    one, four, two = translator(["1", "4", "2"])
+    assert found == [one, "", "", "", four, "", "", two]
+    assert len(reported) == 3
+    assert reported[0].startswith("line 3: a number must be digits")
+    assert reported[1].startswith("line 6: a number must be from 0 to 999,999")
+    assert reported[2].startswith("line 7: a number must be digits")
+
+
+@pytest.mark.parametrize("size", [1, 64])
+def test_nothing_but_bad_lines(translator, size):
+    reported = []
+    lines = translate_stream(translator, ["x", ""], reported.append, batch_size=size)
+    assert list(lines) == ["", ""]
+    assert len(reported) == 1
+
+
+def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
+    """More than 128 tokens: refused in translation, counted in training, validation and evaluation."""
+    source, target = tiny.write_parallel_text(tmp_path)
+    lines = source.read_text().splitlines()
+    run = start_text(tmp_path / "plain", source, target, vocabulary_size=60, **tiny.TINY)
+    assert run.task().notes() == []
+    validation = run.task()._held_out("validation").source
+    evaluation = run.task()._held_out("evaluation").source
+    training = [x for x in lines if x not in validation and x not in evaluation]
+    # Where a sentence goes depends on its source: the targets become long.
+    translations = target.read_text().splitlines()
+    for long in (training[0], training[1], validation[0], evaluation[0]):
+        translations[lines.index(long)] = "aa " * 200
+    target.write_text("".join(f"{x}\n" for x in [*translations, ""]))
+    source.write_text("".join(f"{x}\n" for x in [*lines, ""]))
+    options = {**tiny.TINY, "steps": 1, "patience": 0}
+    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **options)
+    notes = [
+        "1 pair is left out, because a side is empty",
+        "2 pairs are left out of training, because a side has more than 128 tokens",
+        "1 pair is cut to 128 tokens a side for validation",
+    ]
+    assert run.task().notes() == notes
+    train(run, progress=True)
+    said = capsys.readouterr().err
+    assert all(note in said for note in notes)
+    assert all(note in (run.path / "train.log").read_text() for note in notes)
+    train(run, progress=True)
+    assert capsys.readouterr().err == "", "said once"
+
+    translator = Translator(run)
+    with pytest.raises(TaskError, match=r"at most 128 tokens, its end included\. Received: \d+"):
+        translator(["aa bb " * 100])
+    with pytest.raises(TaskError, match="at most 128 tokens"):
+        attention_of(translator, "aa bb " * 100)
+    with pytest.raises(TaskError, match="must be UTF-8 text"):
+        translator(["aa \udcff"])
+    (run.path / "evaluation.source.txt").write_text("aa bb " * 100 + "\naa\n")
+    (run.path / "evaluation.target.txt").write_text("a\naa\n")
+    items = TextTask(run.config["task"], lambda name: (run.path / name).read_bytes())
+    translator.task = items
+    assert [item.cut for item in items.evaluation_items()] == [True, False]
+    assert len(items.evaluation_items()[0].ids) == 128
+    result = evaluate(translator)
+    assert result.cut == result.to_dict()["cut"] == 1
+    assert "1 of the sources are too long: they were judged by their beginning" in report(result)
 
 
 def test_a_language_that_the_run_does_not_know(translator):
@@ -265,6 +327,19 @@ def test_a_picture_of_any_size(tmp_path, layers, heads, T, S):
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert data.rstrip().endswith(b"IEND\xaeB`\x82")
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")]
+)
+def test_the_name_of_a_picture_says_what_it_is(tmp_path, name, start):
+    weights = np.full((1, 1, 2, 2), 0.5, np.float32)
+    path = draw_cross_attention(tmp_path / name, ["1", "2"], ["one", "two"], weights)
+    assert path.read_bytes().startswith(start)
+    for bad in ("a", "a.jpg", "a.png.txt"):
+        with pytest.raises(TaskError, match=r"must be a \.png, \.svg or \.pdf file"):
+            draw_cross_attention(tmp_path / bad, ["1", "2"], ["one", "two"], weights)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_a_picture_goes_to_the_run_folder(translator):

@@ -104,6 +104,10 @@ def report(evaluation: Evaluation) -> list[str]:
         f"letter: {100 * evaluation.exact:.2f} % (decoded in {evaluation.seconds:.1f} s)"
     ]
     lines += _by_group(evaluation)
+    if evaluation.cut:
+        lines.append(
+            f"{evaluation.cut:,} of the sources are too long: they were judged by their beginning"
+        )
     if evaluation.bleu is not None and evaluation.chrf is not None:
         lines.append(f"BLEU {evaluation.bleu:.1f}, chrF {evaluation.chrf:.1f}")
     for name, extra in evaluation.extra.items():
@@ -141,7 +145,7 @@ def picture_of_run(translator: Translator, line: str, language: str | None = Non
 
 
 def draw(found: TranslationAttention, path: Path, language: str | None = None) -> Path:
-    """Draws the cross-attention of a translation to a PNG file, and returns its path."""
+    """Draws the cross-attention of a translation to a file, and returns its path."""
     title = f"Where heed looked to write {found.line}" + (f" ({language})" if language else "")
     return draw_cross_attention(path, found.source, found.written, found.cross, title)
 

@@ -44,6 +44,7 @@ class Evaluation:
         chrf: chrF in percent, or None.
         extra: the same for the task's other evaluations, by name. They are not held out, and no
             figure of this one counts them.
+        cut: how many sources were longer than any may be, and were judged by their beginning.
 
     Example:
         >>> evaluation = Evaluation([Answer("1", "one", "one", "en")], seconds=0.1)
@@ -56,6 +57,7 @@ class Evaluation:
     bleu: float | None = None
     chrf: float | None = None
     extra: Mapping[str, Evaluation] = field(default_factory=dict)
+    cut: int = 0
 
     @property
     def right(self) -> int:
@@ -88,6 +90,7 @@ class Evaluation:
             "exact": self.exact,
             "seconds": round(self.seconds, 2),
             "groups": {name: group.exact for name, group in self.groups().items()},
+            "cut": self.cut,
             "wrong": [vars(answer) for answer in self.wrong[:100]],
         }
         scores = {"bleu": self.bleu, "chrf": self.chrf}
@@ -106,13 +109,15 @@ def evaluate(translator: Translator) -> Evaluation:
         translator: the run's model.
     """
     task = translator.task
-    answers, seconds = _answered(translator, task.evaluation_items())
+    items = task.evaluation_items()
+    answers, seconds = _answered(translator, items)
     extra = {
-        name: Evaluation(*_answered(translator, items))
-        for name, items in task.extra_evaluations().items()
+        name: Evaluation(*_answered(translator, others))
+        for name, others in task.extra_evaluations().items()
     }
     bleu, chrf = _corpus_scores(answers) if task.has_corpus_scores else (None, None)
-    return Evaluation(answers, seconds, bleu, chrf, extra)
+    cut = sum(item.cut for item in items)
+    return Evaluation(answers, seconds, bleu, chrf, extra, cut)
 
 
 def _answered(translator: Translator, items: Sequence[Item]) -> tuple[list[Answer], float]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from heed._install import how_to_install
 from heed.seq2seq._hashing import mixed, permutation, stream
 from heed.seq2seq.errors import TaskError
 
@@ -176,7 +177,7 @@ def spell(number: int, language: str = "en") -> str:
     try:
         from num2words import num2words
     except ImportError:
-        raise TaskError("numbers need the num2words library: pip install 'heed[demo]'") from None
+        raise TaskError(f"numbers need the num2words library: {how_to_install('demo')}") from None
     return str(num2words(int(number), lang=language))
 
 

@@ -92,6 +92,10 @@ class NumbersTask:
         languages = [self.languages[turn % len(self.languages)] for turn in turns]
         return self._batch(list(zip(chosen, languages, strict=True)))
 
+    def notes(self) -> list[str]:
+        """Nothing: every number has its words."""
+        return []
+
     def validation_batches(self) -> list[Batch]:
         """The validation numbers, the languages in turn."""
         chosen = numbers.validation_numbers().tolist()

@@ -80,7 +80,10 @@ class TrainingOptions:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TaskError(f"`{name}` must be a number. Received: {value!r}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise TaskError(f"`{name}` must be a number that is not so large") from None
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values, ready for JSON."""
