@@ -22,7 +22,7 @@ _TRAINING_OPTIONS = (
     ("steps", int, "number of training steps"),
     ("batch_size", int, "sentence pairs in a step"),
     ("learning_rate", float, "highest learning rate"),
-    ("warmup_steps", int, "steps until it is reached"),
+    ("warmup_steps", int, "steps until it is reached (a third of all, at most 1,000)"),
     ("label_smoothing", float, "share of the target spread over the vocabulary"),
     ("validate_every", int, "steps between validations"),
     ("checkpoint_every", int, "steps between checkpoints"),

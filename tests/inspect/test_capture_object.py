@@ -135,6 +135,8 @@ W = random_weights(1, 2, 3, 4)
         ({"a": W}, {"a": "self"}, {"rows": {"a": [0, -1, 2]}}, "each of the 3 rows"),
         ({"a": W}, {"a": "self"}, {"lengths": {"a": (2, 4)}}, r"\(2, 4\) for 'a'.*3 x 4"),
         ({"a": W}, {"a": "self"}, {"lengths": {"a": (4, 4)}}, r"\(4, 4\) for 'a'.*3 x 4"),
+        ({"a": W}, {"a": "self"}, {"starts": {"a": [1, 2]}}, r"`starts` must be .*\[1, 2\]"),
+        ({"a": W}, {"a": "self"}, {"starts": {"a": 0.5}}, r"`starts` must be .*0.5"),
         (
             {"a": W},
             {"a": "self"},
@@ -176,6 +178,7 @@ def test_a_file_holds_all_of_it(tmp_path):
         heads={"some": [3]},
         rows={"some": [8, 1]},
         lengths={"some": (9, 4), "pooled": (3, 8)},
+        starts={"some": 3, "é/whole": [2, 0]},
         statistics={"some": statistics},
         outputs="not saved",
     )
@@ -187,6 +190,7 @@ def test_a_file_holds_all_of_it(tmp_path):
         assert getattr(loaded, part) == getattr(capture, part), part
     for name in capture:
         np.testing.assert_array_equal(loaded.weights[name], capture.weights[name])
+        np.testing.assert_array_equal(loaded.starts[name], capture.starts[name])
         assert loaded.weights[name].dtype == capture.weights[name].dtype
     assert loaded._rows("some").tokens.keys() == {7}
     np.testing.assert_array_equal(loaded._rows("some").tokens[7], rows[..., 2])

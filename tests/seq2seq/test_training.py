@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from heed.seq2seq import TaskError, TrainingInterrupted, checkpoint, train
+from heed.seq2seq import TaskError, TrainingInterrupted, checkpoint, start_text, train
 from heed.seq2seq import training as training_module
+from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.trained_model import packed, trained_model
+from heed.seq2seq.trained_model import new_model, packed, trained_model
 from heed.seq2seq.training_log import read_metrics
 from heed.seq2seq.training_step import TrainingStep, Validation
 from tests import damage
@@ -52,6 +53,53 @@ def test_two_runs_with_one_seed_are_the_same_and_another_seed_is_not(tmp_path, f
     other = tiny.start(tmp_path / "other", languages=("en", "de"), seed=6)
     train(other, progress=False)
     assert not tiny.same(tiny.weights(other), tiny.weights(finished_run))
+
+
+def test_the_batches_are_those_of_the_seed(tmp_path):
+    """The first weights depend on the seed too, and would hide that the batches do not."""
+    task = tiny.start(tmp_path / "run").task()
+    for seed in (5, 6):
+        options = TrainingOptions(steps=4, batch_size=32, seed=seed)
+        with training_module._ahead(task, options, 1) as batches:
+            taken = list(batches)
+        assert len(taken) == 3
+        for step, batch in enumerate(taken, 1):
+            assert (batch.source == task.training_batch(seed, step, 32).source).all()
+            assert (batch.source != task.training_batch(11 - seed, step, 32).source).any()
+
+
+def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys):
+    """Before the first step: until the first validation nothing else is said off a terminal."""
+    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+    weights = new_model(run).count_params()
+    with monkeypatch.context() as patch:
+        stop_at(patch, 0, CrashError())
+        with pytest.raises(CrashError):
+            train(run)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for part in (
+        "numbers 0 to 999,999 in en, de",
+        "one in twenty held out",
+        f"vocabularies of 16 and {run.task().target_vocabulary_size} tokens",
+        f"{weights:,} parameters",
+        "12 steps of 4 pairs",
+        str(run.path),
+    ):
+        assert part in said
+    assert said in (run.path / "train.log").read_text()
+    train(run, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_first_line_on_own_text(tmp_path, monkeypatch, capsys):
+    source, target = tiny.write_parallel_text(tmp_path)
+    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **tiny.TINY)
+    stop_at(monkeypatch, 0, CrashError())
+    with pytest.raises(CrashError):
+        train(run)
+    said = capsys.readouterr().err
+    assert f"54 sentence pairs of {source} and {target}, 6 more held out" in said
 
 
 # Before the first checkpoint, between two, at one, and before the last step.

@@ -1,5 +1,7 @@
 """Translating, evaluating and drawing with a finished run, and a run on own text."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from heed.seq2seq.attention import attention_of
 from heed.seq2seq.demo import picture_of_run, report, run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.task import Item
 from heed.seq2seq.text_task import TextTask
 from heed.seq2seq.translate import translate_stream
 from tests.seq2seq import tiny
@@ -138,6 +141,7 @@ def test_a_language_that_the_run_does_not_know(translator):
 def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5, 60, 700]))
     translator = Translator(finished_run)
+    monkeypatch.setattr(translator.task, "extra_evaluations", dict)
     right = {("5", "en"), ("60", "en"), ("700", "de")}
     items = translator.task.evaluation_items()
     by_ids = {tuple(item.ids): item for item in items}
@@ -157,6 +161,51 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     assert figures["groups"] == {"en": 2 / 3, "de": 1 / 3}
     assert report(result)[0].startswith("3 of 6 held-out answers are right to the letter: 50.00 %")
     assert len(report(result)) == 3
+
+
+def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypatch):
+    """What people type first is no part of the held-out numbers, and has its own line."""
+    monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5000, 60_000]))
+    translator = Translator(finished_run)
+    task, wrong = translator.task, {(0, "en"), (1, "de"), (55, "de")}
+
+    def decode(rows, batch_size=500):
+        asked = [task.source_labels(row) for row in rows]
+        pairs = [(int("".join(reversed(digits))), language) for language, *digits in asked]
+        return task._words.encode(
+            ["x" if pair in wrong else numbers_module.spell(*pair) for pair in pairs]
+        )
+
+    monkeypatch.setattr(translator, "decode", decode)
+    result = evaluate(translator)
+    assert (result.right, len(result.answers)) == (4, 4), "the others are not mixed in"
+    (small,) = result.extra.values()
+    assert (small.right, len(small.answers)) == (1997, 2000)
+    assert [(a.source, a.group) for a in small.wrong] == [("0", "en"), ("1", "de"), ("55", "de")]
+    assert report(result)[3:] == [
+        "1,997 of 2,000 numbers below 1,000 are right: 99.85 % (training draws on these)",
+        "  en  999 of 1,000: 99.90 %",
+        "  de  998 of 1,000: 99.80 %",
+    ]
+    figures = result.to_dict()["extra"]["numbers below 1,000"]
+    assert (figures["right"], figures["pairs"], len(figures["wrong"])) == (1997, 2000, 3)
+
+
+def test_bleu_and_chrf_take_what_was_said_for_what_was_said():
+    """An answer that stops half-way: all of it is right, but it is too short."""
+    sacrebleu = pytest.importorskip("sacrebleu")
+    said, reference = "one two three four five", "one two three four five six seven eight nine ten"
+    task = SimpleNamespace(
+        has_corpus_scores=True,
+        evaluation_items=lambda: [Item([5], "x", reference, "text")],
+        extra_evaluations=dict,
+        decode=lambda rows: [said for _ in rows],
+    )
+    result = evaluate(SimpleNamespace(task=task, decode=lambda rows: rows))
+    assert result.bleu == pytest.approx(100 * np.exp(1 - 10 / 5)), "the brevity penalty alone"
+    chrf = sacrebleu.sentence_chrf(hypothesis=said, references=[reference]).score
+    assert result.chrf == pytest.approx(chrf)
+    assert chrf != pytest.approx(sacrebleu.sentence_chrf(reference, [said]).score, abs=5)
 
 
 def test_a_run_without_weights(tmp_path):

@@ -40,6 +40,7 @@ class Task(Protocol):
     kind: str
     longest_target: int
     one_shape: bool  # whether nearly all training batches have the same shape
+    has_corpus_scores: bool  # whether BLEU and chrF say something of its answers
 
     @property
     def source_vocabulary_size(self) -> int:
@@ -48,6 +49,10 @@ class Task(Protocol):
     @property
     def target_vocabulary_size(self) -> int:
         """Number of target ids."""
+
+    @property
+    def description(self) -> str:
+        """What is learned, and from how much, in half a line."""
 
     def training_batch(self, seed: int, step: int, size: int) -> Batch:
         """The batch of a step, a function of the arguments alone."""
@@ -60,6 +65,9 @@ class Task(Protocol):
 
     def evaluation_items(self) -> list[Item]:
         """Held-out pairs to judge a finished run; none is among the validation pairs."""
+
+    def extra_evaluations(self) -> dict[str, list[Item]]:
+        """What else to judge a finished run on, by name: pairs that training may have drawn."""
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of a line that a person gave; TaskError if it cannot be translated."""

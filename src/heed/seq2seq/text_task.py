@@ -51,6 +51,7 @@ class TextTask:
 
     kind = "text"
     one_shape = False
+    has_corpus_scores = True
 
     def __init__(self, config: Mapping[str, Any], read: Callable[[str], bytes]) -> None:
         self._config = dict(config)
@@ -106,6 +107,15 @@ class TextTask:
     def target_vocabulary_size(self) -> int:
         """Number of target ids."""
         return self._target.vocabulary_size
+
+    @property
+    def description(self) -> str:
+        """The files, and how many pairs they hold."""
+        held_out = sum(len(self._held_out(name)) for name in ("validation", "evaluation"))
+        return (
+            f"{self._config['pairs'] - held_out:,} sentence pairs of {self._config['source_file']} "
+            f"and {self._config['target_file']}, {held_out:,} more held out"
+        )
 
     @cached_property
     def _training(self) -> _Training:
@@ -176,6 +186,10 @@ class TextTask:
                 self._source.encode(pairs.source), pairs.source, pairs.target, strict=True
             )
         ]
+
+    def extra_evaluations(self) -> dict[str, list[Item]]:
+        """Nothing."""
+        return {}
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of a sentence; TaskError for one that is empty, no text or too long."""

@@ -169,6 +169,7 @@ class _Training:
         with TrainingLog(
             self._run, at.step, options.steps, progress=progress, writes=self._chief
         ) as log:
+            log.say(self._description())
             log.say(
                 f"{'resumed' if at.step else 'began'} at step {at.step} of {options.steps}",
                 show=at.step > 0,
@@ -201,6 +202,15 @@ class _Training:
                     f"(--batch-size); {self._where()}"
                 ) from None
         return self._result()
+
+    def _description(self) -> str:
+        """What is trained: the first line, long before the first validation."""
+        task, options = self._task, self._options
+        return (
+            f"{task.description}; vocabularies of {task.source_vocabulary_size:,} and "
+            f"{task.target_vocabulary_size:,} tokens; {self._model.count_params():,} parameters; "
+            f"{options.steps:,} steps of {options.batch_size:,} pairs; in {self._run.path}"
+        )
 
     def _is_written(self) -> bool:
         """Whether the final weights are there; damaged ones are noted, to be written again."""
