@@ -41,7 +41,7 @@ const char* check(const Additive& additive) {
   return nullptr;
 }
 
-const char* forward(const Additive& additive, const AdditiveForward& results, int threads) {
+const char* forward(const Additive& additive, const Forward& results, int threads) {
   if (const char* problem = check(additive)) return problem;
   const Attention& a = additive.attention;
   const int length = panel_length(a);

@@ -30,7 +30,7 @@ const char* heed_bias_gradient(const heed::Attention* attention, const heed::Bac
                                int threads) {
   return guarded([&] { return heed::bias_gradient(*attention, *pass, gradient, within_reason(threads)); });
 }
-const char* heed_additive_forward(const heed::Additive* additive, const heed::AdditiveForward* results, int threads) {
+const char* heed_additive_forward(const heed::Additive* additive, const heed::Forward* results, int threads) {
   return guarded([&] { return heed::forward(*additive, *results, within_reason(threads)); });
 }
 const char* heed_additive_backward(const heed::Additive* additive, const heed::AdditiveBackward* pass, int threads) {

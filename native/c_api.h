@@ -9,8 +9,8 @@ __attribute__((visibility("default"))) const char* heed_forward(const heed::Atte
                                                                 int threads);
 __attribute__((visibility("default"))) const char* heed_backward(const heed::Attention*, const heed::Backward*,
                                                                  int threads);
-__attribute__((visibility("default"))) const char* heed_additive_forward(const heed::Additive*,
-                                                                         const heed::AdditiveForward*, int threads);
+__attribute__((visibility("default"))) const char* heed_additive_forward(const heed::Additive*, const heed::Forward*,
+                                                                         int threads);
 __attribute__((visibility("default"))) const char* heed_additive_backward(const heed::Additive*,
                                                                           const heed::AdditiveBackward*, int threads);
 __attribute__((visibility("default"))) const char* heed_bias_gradient(const heed::Attention*, const heed::Backward*,

@@ -17,6 +17,8 @@ from pathlib import Path
 # A part is a folder or a file right below src/heed. A file imports from lower floors and from its
 # own part.
 FLOORS = {
+    "_install": 1,
+    "_npz": 1,
     "ops": 2,
     "layers": 3,
     "models": 4,

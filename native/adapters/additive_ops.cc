@@ -14,7 +14,7 @@ void run_forward(void*, TF_OpKernelContext* context) {
     const Output output(call.allocate(context, 0, call.type(), dims));
     const Output lse(call.allocate(context, 1, call.compute_type(), {a.batch, a.queries}));
     const Output softmax(call.allocate(context, 2, call.compute_type(), {2, a.batch, a.queries}));
-    const AdditiveForward results{{call.rows_at(output.data(), dims), lse.data()}, softmax.data()};
+    const Forward results{call.rows_at(output.data(), dims), lse.data(), softmax.data()};
     if (const char* problem = heed_additive_forward(&call.additive, &results, call.threads())) fail(problem);
   });
 }
@@ -33,11 +33,10 @@ void run_backward(void*, TF_OpKernelContext* context) {
       return call.expect(kFirstExtra + i, name, dims).data();
     };
     const AdditiveBackward pass{
-        {call.rows_at(extra(0, "output", output), output), nullptr,
+        {call.rows_at(extra(0, "output", output), output), extra(1, "softmax", {2, a.batch, a.queries}),
          call.rows_at(extra(2, "output_gradient", output), output), extra(3, "lse_gradient", lse),
          call.rows_at(made[0].data(), call.dims(0)), call.rows_at(made[1].data(), call.dims(1)),
          call.rows_at(made[2].data(), call.dims(2))},
-        extra(1, "softmax", {2, a.batch, a.queries}),
         made[3].data(),
         made[4].data()};
     if (const char* problem = heed_additive_backward(&call.additive, &pass, call.threads())) fail(problem);

@@ -14,12 +14,13 @@ void run_forward(void*, TF_OpKernelContext* context) {
     const std::vector<int64_t> dims{a.batch, call[0].dim(1), call[0].dim(2), a.value_width};
     const Output output(call.allocate(context, 0, call.type(), dims));
     const Output lse(call.allocate(context, 1, call.compute_type(), {a.batch, a.heads, a.queries}));
-    const Forward results{call.rows_at(output.data(), dims), lse.data()};
+    const Output softmax(call.allocate(context, 2, call.compute_type(), {2, a.batch, a.heads, a.queries}));
+    const Forward results{call.rows_at(output.data(), dims), lse.data(), softmax.data()};
     if (const char* problem = heed_forward(&a, &results, call.threads())) fail(problem);
   });
 }
 
-// The extra inputs are output, lse, output_gradient, lse_gradient: what the backward pass reads.
+// The extra inputs are output, softmax, output_gradient, lse_gradient: what the backward pass reads.
 Backward received(const Call& call) {
   const Attention& a = call.attention;
   const std::vector<int64_t> output{a.batch, call[0].dim(1), call[0].dim(2), a.value_width};
@@ -29,7 +30,7 @@ Backward received(const Call& call) {
   };
   Backward pass{};
   pass.output = call.rows_at(extra(0, "output", output), output);
-  pass.lse = extra(1, "lse", lse);
+  pass.softmax = extra(1, "softmax", {2, a.batch, a.heads, a.queries});
   pass.output_gradient = call.rows_at(extra(2, "output_gradient", output), output);
   pass.lse_gradient = extra(3, "lse_gradient", lse);
   return pass;
@@ -101,8 +102,8 @@ void shape_bias_gradient(TF_ShapeInferenceContext* context, TF_Status* status) {
 }  // namespace
 
 void register_attention() {
-  const Arguments results{"result: T", "result_lse: C"};
-  const Arguments extra{"output: T", "lse: C", "output_gradient: T", "lse_gradient: C"};
+  const Arguments results{"result: T", "result_lse: C", "result_softmax: C"};
+  const Arguments extra{"output: T", "softmax: C", "output_gradient: T", "lse_gradient: C"};
   const Arguments gradients{"query_gradient: T", "key_gradient: T", "value_gradient: T"};
   register_op("HeedAttention", shape_forward<kLengthFirst>, run_forward<kLengthFirst>, {}, results);
   register_op("HeedAttentionHeads", shape_forward<kHeadsFirst>, run_forward<kHeadsFirst>, {}, results);

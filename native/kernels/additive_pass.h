@@ -147,7 +147,6 @@ void additive_forward(const Additive& additive, const uint8_t* finite, const Add
                       char* scratch) {
   typedef typename Compute<Stored>::Type Real;
   constexpr int kCount = Lanes<Real>::kCount;
-  constexpr int kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
   const Attention& a = additive.attention;
   Pieces pieces{scratch}, state_pieces{state_memory};
   AdditivePanel<Stored> panel(additive, finite, part, &pieces);
@@ -164,11 +163,7 @@ void additive_forward(const Additive& additive, const uint8_t* finite, const Add
     if (block % part.parts != part.part || !panel.score(block)) continue;
     const Span keys = panel.keys;
     if (panel.guarded) mark_broken<Stored>(a, part.b, 0, 0, panel.queries, keys, sees_broken);
-    int x = 0;
-    for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
-      weigh<Real, kTogether, false>(*state.running, x, panel.scores, keys.length, Real(1), state.output, value_width);
-    for (; x < columns; x += kCount)
-      weigh<Real, 1, false>(*state.running, x, panel.scores, keys.length, Real(1), state.output, value_width);
+    weigh_columns<Real, false>(*state.running, columns, panel.scores, keys.length, Real(1), state.output, value_width);
     if (a.dropout > 0)
       for (int y = 0; y < keys.length; ++y) {
         Real factors[kQueries];
@@ -190,8 +185,8 @@ inline void join(const PanelState<Real>& all, const PanelState<Real>& more, int 
   for (int x = 0; x < kQueries; x += Lanes<Real>::kCount) {
     Real *highest = all.running->highest + x, *sum = all.running->sum + x, *broken = all.broken + x;
     const V first = load<V>(highest), second = load<V>(more.running->highest + x), higher = larger(first, second);
-    const V base = (higher > -static_cast<Real>(__builtin_inf()) ? higher : V{}) * kLog2E;
-    const V first_factor = exp2(first * kLog2E - base), second_factor = exp2(second * kLog2E - base);
+    const V base = higher > -static_cast<Real>(__builtin_inf()) ? higher : V{};
+    const V first_factor = exp2((first - base) * kLog2E), second_factor = exp2((second - base) * kLog2E);
     store(highest, higher);
     store(sum, load<V>(sum) * first_factor + load<V>(more.running->sum + x) * second_factor);
     store(broken, larger(load<V>(broken), load<V>(more.broken + x)));
@@ -204,10 +199,9 @@ inline void join(const PanelState<Real>& all, const PanelState<Real>& more, int 
 
 // Joins the states of all parts of a panel, `distance` bytes apart, in the first of them, and writes the results.
 template <class Stored>
-void additive_finish(const Additive& additive, const AdditiveForward& results, const AdditivePart& part, char* states,
+void additive_finish(const Additive& additive, const Forward& results, const AdditivePart& part, char* states,
                      int64_t distance) {
   typedef typename Compute<Stored>::Type Real;
-  const Real infinity = static_cast<Real>(__builtin_inf()), nan = static_cast<Real>(__builtin_nan(""));
   const Attention& a = additive.attention;
   const int value_width = static_cast<int>(a.value_width);
   Pieces pieces{states};
@@ -220,15 +214,11 @@ void additive_finish(const Additive& additive, const AdditiveForward& results, c
   queries.length = static_cast<int>(least(part.panel_length, a.queries - queries.begin));
   Real factors[kQueries] = {};
   for (int x = 0; x < queries.length; ++x) {
-    const Real highest = all.running->highest[x];
-    const Real sum = all.broken[x] != 0 ? nan : all.seen(x) ? all.running->sum[x] : Real(0);
-    factors[x] = sum == 0 ? Real(0) : 1 / sum;
-    const int64_t at = part.b * a.queries + queries.begin + x;
-    static_cast<Real*>(results.attention.lse)[at] = sum == 0 ? -infinity : highest + natural_log(sum);
-    static_cast<Real*>(results.softmax)[at] = highest;
-    static_cast<Real*>(results.softmax)[a.batch * a.queries + at] = sum;
+    const Real highest = all.running->highest[x], sum = all.seen(x) ? all.running->sum[x] : Real(0);
+    factors[x] = write_row(a, results, part.b * a.queries + queries.begin + x, highest, sum, highest + natural_log(sum),
+                           all.broken[x] != 0);
   }
-  store_transposed<Stored>(all.output, factors, results.attention.output, part.b, 0, queries, value_width);
+  store_transposed<Stored>(all.output, factors, results.output, part.b, 0, queries, value_width);
 }
 
 }  // namespace HEED_ISA

@@ -1,10 +1,12 @@
 // Backward: the queries of some heads that share one key head, panel by panel, against the keys they see.
 //
-// Scores are computed once more from the log-sum-exp. Gradients of keys and values are summed in scratch of the compute
-// type that one task owns, so no order of threads can change a result. Several panels go over the keys together: the
-// keys, the values and the sums of their gradients, too large for the caches, come by that much less often.
+// Scores are computed once more, and weights from what the forward pass kept of each row. Gradients of keys and values
+// are summed in scratch of the compute type that one task owns, so no order of threads can change a result. Several
+// panels go over the keys together: the keys, the values and the sums of their gradients, too large for the caches,
+// come by that much less often.
 #pragma once
 
+#include "decode.h"
 #include "forward.h"
 
 namespace heed {
@@ -12,14 +14,16 @@ namespace HEED_ISA {
 
 inline constexpr int kPanelsTogether = 8;
 
-// What is prepared for one panel of queries. Rows without keys, and rows that hold or see something which is not
-// finite, add nothing: their log-sum-exp becomes infinite and their weights 0. The latter, `broken`, are written as NaN
-// where they reach.
+// What is prepared for one panel of queries. A weight is exp(score - highest) / sum, and as only sums of it times what
+// comes in for its row are wanted, that is divided by the sum instead: the gradient of the output and `delta`. Rows
+// without keys, and rows that hold or see something which is not finite, add nothing: their `highest` becomes infinite
+// and their weights 0. The latter, `broken`, are written as NaN where they reach.
 template <class Real>
 struct QueryPanel {
   Real *query, *query_rows, *output_gradient, *output_gradient_rows, *query_gradient;
-  Real lse[kQueries], delta[kQueries];
+  Real highest[kQueries], delta[kQueries];
   bool broken[kQueries], any_broken;
+  bool any_idle;      // whether any row adds nothing
   int64_t n, lo, hi;  // head, and the keys that may be seen
   Span queries;
   Dropout dropout;
@@ -76,7 +80,7 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
   const int key_row = round_up(width, kCount), value_row = round_up(value_width, kCount);
   p.n = n;
   p.queries = queries;
-  p.any_broken = false;
+  p.any_broken = p.any_idle = false;
   key_range(a, b, queries, &p.lo, &p.hi);
   load_transposed<Stored, Real>(a.query, b, n, queries, width, scale, p.query);
   load_rows<Stored, Real>(a.query, b, n, queries, width, scale, p.query_rows, key_row);
@@ -86,21 +90,22 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
   if (a.dropout > 0) p.dropout.begin(a, b, n, queries);
 
   const int64_t first = (b * a.heads + n) * a.queries + queries.begin;
+  const Real* highest = static_cast<const Real*>(pass.softmax) + first;
+  const Real* sum = highest + a.batch * a.heads * a.queries;
+  Real share[kQueries] = {};  // 1 / sum, 0 for rows that add nothing
   for (int x = 0; x < kQueries; ++x) {
-    p.lse[x] = infinity, p.delta[x] = 0, p.broken[x] = false;
+    p.highest[x] = infinity, p.delta[x] = 0, p.broken[x] = false;
     if (x >= queries.length) continue;
     const int64_t i = queries.begin + x;
-    const Real own = static_cast<const Real*>(pass.lse)[first + x];
     const Real from_lse = pass.lse_gradient ? static_cast<const Real*>(pass.lse_gradient)[first + x] : Real(0);
-    const bool seen = own != -infinity;
+    const bool seen = sum[x] != 0;
     if (seen && a.rules > 0)
-      p.broken[x] = own != own || !is_finite(from_lse) || !row_is_finite<Stored>(a.query, b, i, n, a.width) ||
+      p.broken[x] = sum[x] != sum[x] || !is_finite(from_lse) || !row_is_finite<Stored>(a.query, b, i, n, a.width) ||
                     !row_is_finite<Stored>(pass.output_gradient, b, i, n, a.value_width);
     if (!seen || p.broken[x]) {
       p.any_broken |= p.broken[x];
-      for (int c = 0; c < width; ++c) p.query[c * kQueries + x] = p.query_rows[x * key_row + c] = 0;
-      for (int c = 0; c < value_width; ++c)
-        p.output_gradient[c * kQueries + x] = p.output_gradient_rows[x * value_row + c] = 0;
+      p.any_idle = true;
+      for (int c = 0; c < width; ++c) p.query_rows[x * key_row + c] = 0;
       continue;
     }
     const Stored* output = row<Stored>(pass.output, b, i, n);
@@ -108,20 +113,34 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
     V total{};
     for (int c = 0; c < value_width; c += kCount)
       total += load_some(output + c, value_width - c) * load_some(gradient + c, value_width - c);
-    p.lse[x] = own;
-    p.delta[x] = sum_of_lanes<Real>(total) - from_lse;
+    p.highest[x] = highest[x];
+    share[x] = 1 / sum[x];
+    p.delta[x] = (sum_of_lanes<Real>(total) - from_lse) * share[x];
+  }
+  for (int x = 0; x < queries.length; ++x) {
+    Real* rows = p.output_gradient_rows + x * value_row;
+    for (int c = 0; c < value_row; c += kCount) store(rows + c, share[x] == 0 ? V{} : load<V>(rows + c) * share[x]);
+  }
+  for (int x = 0; x < queries.length; x += kCount) {
+    const V factor = load<V>(share + x);
+    for (int c = 0; c < value_width; ++c) {
+      Real* at = p.output_gradient + c * kQueries + x;
+      store(at, factor == 0 ? V{} : load<V>(at) * factor);
+    }
   }
 }
 
-// scores become weights, and gradients those of the scores, before the soft cap.
+// Scores become weights (times the sum of their row), and gradients those of the scores, before the soft cap.
+// `unit` as in `VectorProducts`.
 template <class Real>
-inline void score_gradients(const QueryPanel<Real>& p, int rows, int columns, Real* scores, Real* gradients) {
+inline void score_gradients(const QueryPanel<Real>& p, int rows, int columns, Real unit, Real* scores,
+                            Real* gradients) {
   typedef Vector<Real> V;
-  constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
+  const Real log2e = unit * static_cast<Real>(1.4426950408889634074);
   for (int y = 0; y < rows; ++y)
     for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
       Real *score = scores + y * kQueries + x, *gradient = gradients + y * kQueries + x;
-      const V weight = exp2((load<V>(score) - load<V>(p.lse + x)) * kLog2E);
+      const V weight = exp2((load<V>(score) - load<V>(p.highest + x)) * log2e);
       store(gradient, weight * (load<V>(gradient) - load<V>(p.delta + x)));
       store(score, weight);
     }
@@ -137,14 +156,47 @@ inline void multiply(Real* numbers, const Real* factors, int rows, int columns) 
     }
 }
 
+// Scores as the forward pass computes them, to the last bit. Where scores are large, other roundings of them would give
+// weights whose sum is far from 1.
+template <class Stored>
+class VectorScores {
+ public:
+  typedef typename Compute<Stored>::Type Real;
+
+  static size_t bytes(const Attention& a) {
+    return few_queries(a) ? sizeof(Real) * static_cast<size_t>(kKeys * a.queries) : 0;
+  }
+  VectorScores(const Attention& a, int64_t, int64_t, char* memory) : a_(a), rows_(reinterpret_cast<Real*>(memory)) {}
+
+  Real unit() const { return 1; }
+
+  // Of a panel and a block of keys, which are given as they lie as well.
+  void operator()(const QueryPanel<Real>& p, Span keys, Strided<Real> key, bool, Real* scores) {
+    const int width = static_cast<int>(a_.width), columns = round_up(p.queries.length, Lanes<Real>::kCount);
+    if (!few_queries(a_)) return product(key, keys.length, p.query, kQueries, scores, kQueries, columns, width, false);
+    dots(key.data, key.row, keys.length, width, Ahead<Real>{}, p.query_rows, p.queries.length, rows_);
+    for (int y = 0; y < keys.length; ++y)
+      for (int x = 0; x < columns; ++x)
+        scores[y * kQueries + x] = x < p.queries.length ? rows_[x * kKeys + y] : Real(0);
+  }
+
+ private:
+  const Attention& a_;
+  Real* rows_;
+};
+
 // One panel against one block of keys: `s.weights` holds the weights, as they were dropped, and `s.weight_gradients`
 // the gradients of the scores, before the soft cap.
-template <class Real>
-inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, const QueryPanel<Real>& p, int64_t b,
-                            Span keys, Strided<Real> key, Strided<Real> value, Sight sight) {
-  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
+template <class Real, class Scores>
+inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, Scores& scores,
+                            const QueryPanel<Real>& p, int64_t b, Span keys, Strided<Real> key, Strided<Real> value,
+                            bool guarded, Sight sight) {
+  const int value_width = static_cast<int>(a.value_width);
   const int columns = round_up(p.queries.length, Lanes<Real>::kCount);
-  product(key, keys.length, p.query, kQueries, s.weights, kQueries, columns, width, false);
+  scores(p, keys, key, guarded, s.weights);
+  for (int x = 0; p.any_idle && x < p.queries.length; ++x)
+    for (int y = 0; p.highest[x] == static_cast<Real>(__builtin_inf()) && y < keys.length; ++y)
+      s.weights[y * kQueries + x] = 0;
   finish_scores<Real>(a, b, p.n, p.queries, keys, columns, sight, s.hidden, s.weights, s.slope);
   product(value, keys.length, p.output_gradient, kQueries, s.weight_gradients, kQueries, columns, value_width, false);
   if (a.dropout > 0) {
@@ -152,21 +204,22 @@ inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, 
       p.dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), s.factors + y * kQueries);
     multiply(s.weight_gradients, s.factors, keys.length, columns);
   }
-  score_gradients(p, keys.length, columns, s.weights, s.weight_gradients);
+  score_gradients(p, keys.length, columns, scores.unit(), s.weights, s.weight_gradients);
   if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);
 }
 
 // The same, and adds to the gradients of both.
-template <class Stored, class Real = typename Compute<Stored>::Type>
-void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, const QueryPanel<Real>& p, int64_t b,
-                        Span keys, Strided<Real> key, Strided<Real> value, Real* key_gradient, Real* value_gradient) {
+template <class Real, class Scores>
+void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, Scores& scores, const QueryPanel<Real>& p,
+                        int64_t b, Span keys, Strided<Real> key, Strided<Real> value, bool guarded, Real* key_gradient,
+                        Real* value_gradient) {
   constexpr int kCount = Lanes<Real>::kCount;
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
   const int key_row = round_up(width, kCount), value_row = round_up(value_width, kCount);
   const int columns = round_up(p.queries.length, kCount), rows = p.queries.length;
   const Sight sight = look<Real>(a, b, p.n, p.queries, keys, columns, s.hidden);
   if (sight == Sight::kNone) return;
-  block_gradients(a, s, p, b, keys, key, value, sight);
+  block_gradients(a, s, scores, p, b, keys, key, value, guarded, sight);
   if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
 
   product(flipped(key), width, s.weight_gradients, kQueries, p.query_gradient, kQueries, columns, keys.length, true);
@@ -186,12 +239,13 @@ void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, cons
 
 // Every `parts`-th panel of the heads that share one key head, from the `part`-th on: adds what they give to the
 // gradients of keys and values (S rows of row_width(H) and row_width(V) numbers), and writes those of the queries.
-template <class Stored>
+template <class Stored, class Scores>
 void backward_part(const Attention& a, const Backward& pass, const uint8_t* finite, int64_t b, int64_t group,
                    int64_t part, int64_t parts, typename Compute<Stored>::Type* key_gradient,
                    typename Compute<Stored>::Type* value_gradient, char* memory) {
   typedef typename Compute<Stored>::Type Real;
   const auto s = BackwardScratch<Real>::in(memory, a);
+  Scores scores(a, b, group, memory + BackwardScratch<Real>::bytes(a));
   const int64_t members = a.heads / a.groups, length = least(kQueries, a.queries);
   const int64_t panels = length ? (a.queries + length - 1) / length : 0, blocks = (a.keys + kKeys - 1) / kKeys;
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
@@ -223,8 +277,9 @@ void backward_part(const Attention& a, const Backward& pass, const uint8_t* fini
         const Span keys = block_keys(block, p.lo, p.hi);
         if (keys.length <= 0) continue;
         const ptrdiff_t skipped = keys.begin - whole.begin;
-        panel_against_keys<Stored>(a, s, p, b, keys, {key.data + skipped * key.row, key.row, 1},
-                                   {value.data + skipped * value.row, value.row, 1}, key_gradient, value_gradient);
+        panel_against_keys<Real>(a, s, scores, p, b, keys, {key.data + skipped * key.row, key.row, 1},
+                                 {value.data + skipped * value.row, value.row, 1}, guarded, key_gradient,
+                                 value_gradient);
       }
     }
     for (int i = 0; i < together; ++i) {

@@ -164,10 +164,10 @@ inline void weigh_row(Real* scores, int keys, Real* highest, Real* sum, Real* ou
     *highest = higher;
   }
   // All hidden so far: any finite stand-in for -inf makes the weights exp(-inf) = 0.
-  const Real base = (higher > -infinity ? higher : Real(0)) * kLog2E;
+  const Real base = higher > -infinity ? higher : Real(0);
   V total{};
   for (int y = 0; y < keys; y += kCount) {
-    const V weight = exp2(load<V>(scores + y) * kLog2E - base);
+    const V weight = exp2((load<V>(scores + y) - base) * kLog2E);
     total += weight;
     store(scores + y, weight);
   }
@@ -245,7 +245,7 @@ void decode_finish(const Attention& a, const Forward& results, int64_t b, int64_
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
   constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
-  const Real infinity = static_cast<Real>(__builtin_inf()), nan = static_cast<Real>(__builtin_nan(""));
+  const Real infinity = static_cast<Real>(__builtin_inf());
   const int members = static_cast<int>(a.heads / a.groups), length = static_cast<int>(a.queries);
   const int wide = Partial<Real>::wide(a), value_width = static_cast<int>(a.value_width);
   const auto split = [&](int64_t i) {
@@ -269,10 +269,8 @@ void decode_finish(const Attention& a, const Forward& results, int64_t b, int64_
     }
     const bool seen = unordered || !(sum == 0);
     if (a.rules > 0 && seen) bad = bad || !row_is_finite<Stored>(a.query, b, x, n, a.width);
-    static_cast<Real*>(results.lse)[(b * a.heads + n) * a.queries + x] = bad || unordered ? nan
-                                                                         : seen           ? highest + natural_log(sum)
-                                                                                          : -infinity;
-    const Real factor = bad || unordered ? nan : seen ? 1 / sum : Real(0);
+    const Real factor = write_row(a, results, (b * a.heads + n) * a.queries + x, highest, sum,
+                                  highest + natural_log(sum), bad || unordered);
     Stored* to = row<Stored>(results.output, b, x, n);
     for (int c = 0; c < value_width; c += kCount) {
       V total{};

@@ -160,7 +160,7 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
     for (int v = 0; v < kVectors; ++v) {
       const V higher = larger(odd[v], base[v]);
       // A column that has seen nothing yet has highest -inf; with any finite stand-in its weights are exp(-inf) = 0.
-      const V shrink = exp2(base[v] * log2e - (higher > lowest ? higher : V{}) * log2e);
+      const V shrink = exp2((base[v] - (higher > lowest ? higher : V{})) * log2e);
       base[v] = higher;
       store(highest + v * kCount, higher);
       store(sum + v * kCount, load<V>(sum + v * kCount) * shrink);
@@ -171,17 +171,18 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
     }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    base[v] = (base[v] > lowest ? base[v] : V{}) * log2e;
+    base[v] = base[v] > lowest ? base[v] : V{};
     odd[v] = even[v] = V{};
   }
-  // Two short sums are also more accurate than one long one.
+  // The difference first: the rounding of a large score times log2e would be as large as the weight's exponent. Two
+  // short sums are also more accurate than one long one.
   int y = 0;
   for (; y + 1 < rows; y += 2)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       Real* at = scores + y * kQueries + x + v * kCount;
-      const V first = exp2(load<V>(at) * log2e - base[v]);
-      const V second = exp2(load<V>(at + kQueries) * log2e - base[v]);
+      const V first = exp2((load<V>(at) - base[v]) * log2e);
+      const V second = exp2((load<V>(at + kQueries) - base[v]) * log2e);
       store(at, kPairs ? paired(first, second) : first);
       if (!kPairs) store(at + kQueries, second);
       even[v] += first;
@@ -191,7 +192,7 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
   for (int v = 0; v < kVectors; ++v) {
     if (y < rows) {
       Real* at = scores + y * kQueries + x + v * kCount;
-      const V last = exp2(load<V>(at) * log2e - base[v]);
+      const V last = exp2((load<V>(at) - base[v]) * log2e);
       store(at, kPairs ? paired(last, V{}) : last);
       even[v] += last;
     }
@@ -199,13 +200,37 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
   }
 }
 
+// The same for all columns, a multiple of the lanes.
+template <class Real, bool kPairs>
+inline void weigh_columns(Running<Real>& running, int columns, Real* scores, int rows, Real unit, Real* output,
+                          int value_rows) {
+  constexpr int kCount = Lanes<Real>::kCount, kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
+  int x = 0;
+  for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
+    weigh<Real, kTogether, kPairs>(running, x, scores, rows, unit, output, value_rows);
+  for (; x + 2 * kCount <= columns; x += 2 * kCount)
+    weigh<Real, 2, kPairs>(running, x, scores, rows, unit, output, value_rows);
+  if (x < columns) weigh<Real, 1, kPairs>(running, x, scores, rows, unit, output, value_rows);
+}
+
+// Writes what is known of a row: `at` is its place among all, `sum` 0 if it sees nothing and `lse` its log-sum-exp
+// else. Returns what turns its sum of weighted values into its output.
+template <class Real>
+HEED_INLINE Real write_row(const Attention& a, const Forward& results, int64_t at, Real highest, Real sum, Real lse,
+                           bool broken) {
+  if (broken) sum = lse = static_cast<Real>(__builtin_nan(""));
+  Real* softmax = static_cast<Real*>(results.softmax);
+  softmax[at] = highest;
+  softmax[a.batch * a.heads * a.queries + at] = sum;
+  static_cast<Real*>(results.lse)[at] = sum == 0 ? -static_cast<Real>(__builtin_inf()) : lse;
+  return sum == 0 ? Real(0) : 1 / sum;
+}
+
 template <class Stored, class Products>
 void forward_panel(const Attention& a, const Forward& results, const uint8_t* finite, const char* packed, int64_t b,
                    int64_t n, int64_t panel, int panel_length, char* memory) {
   typedef typename Products::Real Real;
   constexpr int kCount = Lanes<Real>::kCount;
-  constexpr int kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
-  const Real infinity = static_cast<Real>(__builtin_inf()), nan = static_cast<Real>(__builtin_nan(""));
   const auto s = ForwardScratch<Products>::in(memory, a);
   const Span queries{panel * panel_length, static_cast<int>(least(panel_length, a.queries - panel * panel_length))};
   const int columns = round_up(queries.length, kCount), value_rows = Products::value_rows(a);
@@ -228,20 +253,9 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   products.load_query(n, queries);
   Running<Real> running;
   bool broken[kQueries] = {};
-  for (int x = 0; x < kQueries; ++x) running.highest[x] = -infinity, running.sum[x] = 0;
+  for (int x = 0; x < kQueries; ++x) running.highest[x] = -static_cast<Real>(__builtin_inf()), running.sum[x] = 0;
   Dropout dropout;
   if (a.dropout > 0) dropout.begin(a, b, n, queries);
-  const auto weigh_all = [&](int rows, int to_shrink) {
-    const Real unit = products.unit();
-    int x = 0;
-    for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
-      weigh<Real, kTogether, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
-    if (x + 2 * kCount <= columns) {
-      weigh<Real, 2, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
-      x += 2 * kCount;
-    }
-    if (x < columns) weigh<Real, 1, Products::kPairs>(running, x, s.scores, rows, unit, s.output, to_shrink);
-  };
   if (row_width == 0)
     for (int c = 0; c < value_rows * kQueries; ++c) s.output[c] = 0;
 
@@ -254,7 +268,8 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
 
     products.scores(keys, guarded, columns, s.scores);
     finish_scores<Real>(a, b, n, queries, keys, columns, sight, s.hidden, s.scores, nullptr);
-    weigh_all(keys.length, row_width ? 0 : value_rows);
+    weigh_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
+                                          row_width ? 0 : value_rows);
     if (a.dropout > 0) {
       Real factors[kQueries];
       for (int y = 0; y < keys.length; ++y) {
@@ -270,18 +285,15 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
     products.add_values(keys, guarded, columns, s.scores, s.output);
   }
 
-  Real* lse = static_cast<Real*>(results.lse) + (b * a.heads + n) * a.queries + queries.begin;
   Real factors[kQueries] = {};
   for (int x = 0; x < columns; x += kCount)
     store(factors + x,
           load<Vector<Real>>(running.highest + x) * products.unit() + natural_log(load<Vector<Real>>(running.sum + x)));
   for (int x = 0; x < queries.length; ++x) {
+    const int64_t i = queries.begin + x;
     const Real sum = running.sum[x];
-    const bool seen = !(sum == 0);
-    bool bad = broken[x];
-    if (a.rules > 0 && seen) bad = bad || !row_is_finite<Stored>(a.query, b, queries.begin + x, n, a.width);
-    lse[x] = bad ? nan : seen ? factors[x] : -infinity;
-    factors[x] = bad ? nan : seen ? 1 / sum : Real(0);
+    const bool bad = broken[x] || (a.rules > 0 && sum != 0 && !row_is_finite<Stored>(a.query, b, i, n, a.width));
+    factors[x] = write_row(a, results, (b * a.heads + n) * a.queries + i, running.highest[x], sum, factors[x], bad);
   }
   const int value_width = static_cast<int>(a.value_width);
   if (row_width)

@@ -14,10 +14,11 @@ import keras
 import numpy as np
 import pytest
 from keras.layers import AdditiveAttention, Attention, GroupQueryAttention, MultiHeadAttention
+from keras.ops import dot_product_attention
 from keras.src.backend.tensorflow import nn as backend_nn
 
 import heed
-from heed.acceleration import _patches
+from heed.acceleration import _op, _patches
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
 
 NAMES = (
@@ -27,6 +28,8 @@ NAMES = (
     (GroupQueryAttention, "_compute_attention"),
     (Attention, "call"),
     (backend_nn, "dot_product_attention"),
+    (keras.ops, "dot_product_attention"),
+    (sys.modules[__name__], "dot_product_attention"),  # a name imported before
 )
 
 
@@ -38,7 +41,7 @@ def _off_again() -> Iterator[None]:
 
 
 def state() -> list[Any]:
-    return [getattr(*name) for name in NAMES] + [keras.ops.dot_product_attention.__code__]
+    return [getattr(*name) for name in NAMES]
 
 
 def calls() -> dict[str, int]:
@@ -143,8 +146,6 @@ def test_a_replacement_that_another_library_wrapped_stays_and_passes_on() -> Non
 
 
 def test_layers_made_before_and_names_imported_before() -> None:
-    from keras.ops import dot_product_attention
-
     layer = MultiHeadAttention(2, 4)
     x = randoms((2, 5, 8))[0]
     stock = layer(x, x)
@@ -179,6 +180,33 @@ def test_other_threads_are_accelerated_too() -> None:
         for thread in threads:
             thread.join()
     assert counted.of == {"MultiHeadAttention": 8}
+
+
+def test_a_call_that_is_under_way_ends_as_it_began() -> None:
+    """`decelerate` takes heed out while another thread is inside the op."""
+    x = np.ones((1, 2, 1, 4), "float32")
+    inside, out, results = threading.Event(), threading.Event(), []
+
+    def stop_inside(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename == _op.__file__ and not inside.is_set():
+            inside.set()
+            assert out.wait(60)
+
+    def call() -> None:
+        sys.settrace(stop_inside)
+        try:
+            results.append(keras.ops.dot_product_attention(x, x, x))
+        finally:
+            sys.settrace(None)
+
+    heed.accelerate()
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert inside.wait(60)
+    heed.decelerate()
+    out.set()
+    thread.join()
+    assert_close(results[0], keras.ops.dot_product_attention(x, x, x))
 
 
 def test_the_report_says_what_happened() -> None:

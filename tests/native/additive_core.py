@@ -15,14 +15,9 @@ class Additive(Structure):
     _fields_ = (("attention", core.Attention), ("score_vector", c_void_p), ("bias", c_void_p))
 
 
-class Forward(Structure):
-    _fields_ = (("attention", core.Forward), ("softmax", c_void_p))
-
-
 class Backward(Structure):
     _fields_ = (
         ("attention", core.Backward),
-        ("softmax", c_void_p),
         ("score_vector_gradient", c_void_p),
         ("bias_gradient", c_void_p),
     )
@@ -30,7 +25,7 @@ class Backward(Structure):
 
 def load(path: str) -> ctypes.CDLL:
     library = core.load(path)
-    for name, results in (("forward", Forward), ("backward", Backward)):
+    for name, results in (("forward", core.Forward), ("backward", Backward)):
         function = getattr(library, f"heed_additive_{name}")
         function.argtypes = [POINTER(Additive), POINTER(results), c_int]
         function.restype = c_char_p
@@ -72,16 +67,13 @@ class Call:
         output = self.make((*query.shape[:3], value.shape[3]), query.dtype)
         lse = self.make(query.shape[:2], self.compute)
         self.softmax = self.make((2, *query.shape[:2]), self.compute)
-        results = Forward(
-            core.Forward(core.rows(output), lse.ctypes.data), self.softmax.ctypes.data
-        )
+        results = core.Forward(core.rows(output), lse.ctypes.data, self.softmax.ctypes.data)
         self._check(self.library.heed_additive_forward(self.additive, results, threads))
         return output[:, :, 0], lse
 
     def backward(
         self,
         output: Any,
-        lse: Any,
         output_gradient: Any,
         lse_gradient: Any = None,
         threads: int = 2,
@@ -92,12 +84,11 @@ class Call:
         pass_ = Backward(
             core.Backward(
                 core.rows(output[:, :, None]),
-                lse.ctypes.data,
+                self.softmax.ctypes.data,
                 core.rows(output_gradient[:, :, None]),
                 None if lse_gradient is None else lse_gradient.ctypes.data,
                 *map(core.rows, made),
             ),
-            self.softmax.ctypes.data,
             *(x.ctypes.data for x in vectors),
         )
         self._check(self.library.heed_additive_backward(self.additive, pass_, threads))

@@ -65,13 +65,13 @@ class Attention(Structure):
 
 
 class Forward(Structure):
-    _fields_ = (("output", Rows), ("lse", c_void_p))
+    _fields_ = (("output", Rows), ("lse", c_void_p), ("softmax", c_void_p))
 
 
 class Backward(Structure):
     _fields_ = (
         ("output", Rows),
-        ("lse", c_void_p),
+        ("softmax", c_void_p),
         ("output_gradient", Rows),
         ("lse_gradient", c_void_p),
         *((name, Rows) for name in ("query_gradient", "key_gradient", "value_gradient")),
@@ -113,6 +113,7 @@ def filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 class Call:
     """One attention with everything it points to kept alive.
 
+    `forward` keeps what `backward` and `bias_gradient` need of it in `softmax`.
     `make(shape, dtype)` gives the arrays that results are written to.
     """
 
@@ -178,9 +179,9 @@ class Call:
         batch, queries, heads, _ = self.query.shape
         output = self.make((batch, queries, heads, self.value.shape[3]), self.query.dtype)
         lse = self.make((batch, heads, queries), self.compute)
-        problem = self.library.heed_forward(
-            self.attention, Forward(rows(output), lse.ctypes.data), threads
-        )
+        self.softmax = self.make((2 * batch, heads, queries), self.compute)  # without gaps
+        results = Forward(rows(output), lse.ctypes.data, self.softmax.ctypes.data)
+        problem = self.library.heed_forward(self.attention, results, threads)
         if problem is not None:
             raise ValueError(problem.decode())
         return output, lse
@@ -188,13 +189,12 @@ class Call:
     def backward(
         self,
         output: Any,
-        lse: Any,
         output_gradient: Any,
         lse_gradient: Any = None,
         threads: int = 2,
     ) -> list[np.ndarray]:
         results = [self.make(x.shape, x.dtype) for x in (self.query, self.key, self.value)]
-        pass_ = self.received(output, lse, output_gradient, lse_gradient)
+        pass_ = self.received(output, output_gradient, lse_gradient)
         pass_.query_gradient, pass_.key_gradient, pass_.value_gradient = map(rows, results)
         problem = self.library.heed_backward(self.attention, pass_, threads)
         if problem is not None:
@@ -205,22 +205,20 @@ class Call:
         self,
         shape: tuple[int, ...],
         output: Any,
-        lse: Any,
         output_gradient: Any,
         lse_gradient: Any = None,
         threads: int = 2,
     ) -> np.ndarray:
         """The gradient of a bias of this shape, which is that of `options["bias"]`."""
         flat = self.make((shape[0] * shape[1], *shape[2:]), self.compute)  # without gaps
-        pass_ = self.received(output, lse, output_gradient, lse_gradient)
+        pass_ = self.received(output, output_gradient, lse_gradient)
         problem = self.library.heed_bias_gradient(self.attention, pass_, flat.ctypes.data, threads)
         if problem is not None:
             raise ValueError(problem.decode())
         return flat.reshape(shape)
 
-    @staticmethod
-    def received(output: Any, lse: Any, output_gradient: Any, lse_gradient: Any) -> Backward:
+    def received(self, output: Any, output_gradient: Any, lse_gradient: Any) -> Backward:
         """What a backward pass reads."""
-        pass_ = Backward(rows(output), lse.ctypes.data, rows(output_gradient))
+        pass_ = Backward(rows(output), self.softmax.ctypes.data, rows(output_gradient))
         pass_.lse_gradient = None if lse_gradient is None else lse_gradient.ctypes.data
         return pass_

@@ -71,12 +71,12 @@ def legal(library: Any, seed: int) -> None:
     output, lse = call.forward(threads[0])
     problem.check_forward(output, lse)
     # The backward pass is given what the forward pass found, as it always is.
-    gradients = call.backward(output, lse, problem.d_out, problem.d_lse, threads[1])
+    gradients = call.backward(output, problem.d_out, problem.d_lse, threads[1])
     problem.check_backward(gradients)
     if "bias" in problem.options:
         shape = problem.options["bias"].shape
         problem.check_bias(
-            call.bias_gradient(shape, output, lse, problem.d_out, problem.d_lse, threads[1])
+            call.bias_gradient(shape, output, problem.d_out, problem.d_lse, threads[1])
         )
     guards.check()
     if [x.tobytes() for x in (*problem.inputs, *call.kept)] != before:
@@ -188,8 +188,9 @@ def illegal(library: Any, seed: int) -> None:
     guards = Guards(rng)
     call = core.Call(library, *problem.inputs, make=guards, **problem.options)
     mistake(call, rng)
-    outputs = [guards(x.shape, x.dtype) for x in (problem.d_out, problem.d_lse)]
-    received = (*outputs, problem.d_out, problem.d_lse)
+    batch, *rows = problem.d_lse.shape
+    call.softmax = guards((2 * batch, *rows), problem.d_lse.dtype)
+    received = (guards(problem.d_out.shape, problem.d_out.dtype), problem.d_out, problem.d_lse)
     _refuses(call.forward, mistake, rng)
     _refuses(lambda n: call.backward(*received, n), mistake, rng)
     _refuses(lambda n: call.bias_gradient((1, 1, 1, 1), *received, n), mistake, rng)
@@ -217,7 +218,7 @@ def additive_legal(library: Any, seed: int) -> None:
     threads = [int(n) for n in rng.choice(THREADS, 2)]
     output, lse = call.forward(threads[0])
     problem.check_forward(output, lse)
-    gradients = call.backward(output, lse, problem.d_out, problem.d_lse, threads[1])
+    gradients = call.backward(output, problem.d_out, problem.d_lse, threads[1])
     problem.check_backward(gradients)
     guards.check()
     if [x.tobytes() for x in (*problem.inputs, *call.call.kept)] != before:
@@ -232,10 +233,10 @@ def additive_illegal(library: Any, seed: int) -> None:
     guards = Guards(rng)
     call = additive_core.Call(library, *problem.inputs, make=guards, **problem.options)
     mistake(call.additive, rng)
-    outputs = [guards(x.shape, x.dtype) for x in (problem.d_out, problem.d_lse)]
     call.softmax = guards((2, *problem.d_lse.shape), problem.d_lse.dtype)
+    received = (guards(problem.d_out.shape, problem.d_out.dtype), problem.d_out, problem.d_lse)
     _refuses(call.forward, mistake, rng)
-    _refuses(lambda n: call.backward(*outputs, problem.d_out, problem.d_lse, n), mistake, rng)
+    _refuses(lambda n: call.backward(*received, n), mistake, rng)
     if not guards.untouched():
         raise AssertionError(f"{mistake.__name__} was refused, but something was written")
 

@@ -28,7 +28,7 @@ struct Problem {
   heed::Attention attention{};
 };
 
-using Results = std::vector<float>;  // output, log-sum-exp, three gradients
+using Results = std::vector<float>;  // output, log-sum-exp, what is kept of the softmax, three gradients
 
 heed::Rows rows(float* data) { return {data, kLength * kHeads * kWidth, kHeads * kWidth, kWidth}; }
 
@@ -55,11 +55,11 @@ void fill(Problem* p, uint32_t seed) {
 // Empty if a call was refused.
 Results run(Problem& p, int threads) {
   constexpr size_t kRows = size_t{kBatch} * kHeads * kLength;
-  Results all(4 * kCount + kRows);
-  float *output = all.data(), *lse = output + kCount, *gradients = lse + kRows;
-  const heed::Forward forward{rows(output), lse};
+  Results all(4 * kCount + 3 * kRows);
+  float *output = all.data(), *lse = output + kCount, *softmax = lse + kRows, *gradients = softmax + 2 * kRows;
+  const heed::Forward forward{rows(output), lse, softmax};
   const heed::Backward backward{rows(output),
-                                lse,
+                                softmax,
                                 rows(p.tensors[3].data()),
                                 nullptr,
                                 rows(gradients),

@@ -28,6 +28,15 @@ FAULTS = (
         (_CORE,),
     ),
     Fault(
+        "keys are skipped by the first batch entry's alignment alone",
+        f"{_KERNELS}/scores.h",
+        "const int64_t align = aligned(rule.align, rule.align_stride, b);\n    switch (rule.rule) {\n"
+        "      case Rule::kWindow:\n        if",
+        "const int64_t align = aligned(rule.align, rule.align_stride, 0);\n    switch (rule.rule) {\n"
+        "      case Rule::kWindow:\n        if",
+        (_CORE,),
+    ),
+    Fault(
         "a block is taken as visible whole when its last key is not",
         f"{_KERNELS}/scores.h",
         "(rule.right >= kFar || j1 <= i0 + align + rule.right);\n    case Rule::kPrefix",

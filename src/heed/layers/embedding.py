@@ -17,24 +17,9 @@ def _lookup(table: Any, ids: Any) -> Any:
 
     The gradient that TensorFlow makes for a gather lists a row once for each time that its token
     occurs. Keras' Adam squares those entries one by one, so that its second moment comes out too
-    small. Here equal rows are summed first.
+    small. The gradient of a reshape sums up equal rows first.
     """
-    rows, width = table.shape
-
-    @ops.custom_gradient
-    def gather(values: Any) -> tuple[Any, Any]:
-        def grad(*args: Any, upstream: Any = None) -> Any:
-            if upstream is None:
-                (upstream,) = args
-            return ops.segment_sum(
-                ops.reshape(upstream, (-1, width)), ops.reshape(ids, (-1,)), num_segments=rows
-            )
-
-        return ops.take(values, ids, axis=0), grad
-
-    # Reshaped for nothing but to read the variable: what is read inside would need a gradient of
-    # its own.
-    return gather(ops.reshape(table, (rows, width)))
+    return ops.take(ops.reshape(table, table.shape), ids, axis=0)
 
 
 @keras.saving.register_keras_serializable(package="heed")

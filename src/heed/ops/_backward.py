@@ -14,7 +14,7 @@ from heed.ops._forward import fresh_keys
 from heed.ops._loops import State, block_list, join, loop, put
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Size, Span, size, sizes, slice_axis
-from heed.ops._tile import FLOOR, Attention, block_gradient
+from heed.ops._tile import Attention, block_gradient, finite_rows, seen_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +24,14 @@ class Incoming:
     Attributes:
         gradient: (B, K, G, t, V), of the output.
         delta: (B, K, G, t, 1): sum of output * its gradient, less the gradient of the log-sum-exp.
-        lse: (B, K, G, t, 1), or None where a block holds whole rows. Huge for rows that have none (or a broken one),
-            so that their weights come out as 0.
+        highest: (B, K, G, t, 1), the highest score of each row, or None where a block holds whole rows. With it,
+            gradient and delta are divided by the row's sum of exp(score - highest), which its weights are not. Huge
+            for rows that see nothing (or a broken key), so that their weights come out as 0.
     """
 
     gradient: tf.Tensor
     delta: tf.Tensor
-    lse: tf.Tensor | None
+    highest: tf.Tensor | None
 
     def without(self, idle: tf.Tensor | None) -> Incoming:
         """The same with nothing coming in for the rows of `idle`."""
@@ -43,10 +44,10 @@ class Incoming:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Output and log-sum-exp of the forward pass, or None, with the gradients that come in for them."""
+    """What the forward pass gave, see `forward`, with the gradients that come in for output and log-sum-exp."""
 
     output: tf.Tensor
-    lse: tf.Tensor | None
+    softmax: tf.Tensor | None
     output_gradient: tf.Tensor
     lse_gradient: tf.Tensor | None
 
@@ -55,8 +56,8 @@ class Results:
         broken = is_broken(self.output_gradient)
         if self.lse_gradient is not None:
             broken = tf.maximum(broken, is_broken(self.lse_gradient))
-        if self.lse is not None:  # NaN in rows that see something broken, in whatever block
-            broken = tf.maximum(broken, tf.cast(tf.math.is_nan(self.lse), broken.dtype))
+        if self.softmax is not None:  # NaN in rows that see something broken, in whatever block
+            broken = tf.maximum(broken, is_broken(self.softmax))
         return broken
 
     def cut(self, queries: Span, *, guarded: bool) -> Incoming:
@@ -68,13 +69,15 @@ class Results:
         )
         if self.lse_gradient is not None:
             delta -= safe(slice_axis(self.lse_gradient, 3, *queries))
-        lse = None
-        if self.lse is not None:
-            lse = slice_axis(self.lse, 3, *queries)
-            none = tf.equal(lse, float("-inf"))
-            usable = tf.math.is_finite(lse) if guarded else tf.logical_not(none)
-            lse = tf.where(usable, lse, -tf.constant(FLOOR, lse.dtype))
-        return Incoming(safe(gradient), delta, lse)
+        if self.softmax is None:
+            return Incoming(safe(gradient), delta, None)
+        highest, total = tf.split(slice_axis(self.softmax, 3, *queries), 2, axis=-1)
+        usable = tf.not_equal(total, 0)
+        if guarded:
+            usable = tf.logical_and(usable, tf.math.is_finite(total))
+        share = tf.where(usable, 1 / total, tf.zeros((), total.dtype))
+        highest = tf.where(usable, highest, total.dtype.max)
+        return Incoming(safe(gradient) * share, delta * share, highest)
 
 
 def backward(
@@ -91,7 +94,7 @@ def backward(
         broken = tf.maximum(operands.broken_query, results.broken_rows())
         operands = dataclasses.replace(operands, broken_query=broken)
     if plan.groups is not None:
-        results = dataclasses.replace(results, lse=None)
+        results = dataclasses.replace(results, softmax=None)
     if not attention.rate:
         operands = operands.with_one()
     passing = _Pass(attention, plan, operands, bias, list(parameters), results)
@@ -263,7 +266,10 @@ class _Pass:
         # Rows that must add nothing: those without keys, those of the block before, broken ones.
         idle = None
         if addend is not None:
-            idle = tf.reduce_max(addend, -1, keepdims=True) <= FLOOR / 2
+            seen = seen_rows(addend)
+            idle = tf.logical_not(seen)
+            if incoming.highest is None:
+                addend = finite_rows(addend, seen)
         if plan.queries_overlap:
             old = (queries.positions < index * plan.query_block)[:, None]
             idle = old if idle is None else tf.logical_or(idle, old)
@@ -282,7 +288,7 @@ class _Pass:
             keep,
             incoming.gradient,
             incoming.delta,
-            incoming.lse,
+            incoming.highest,
         )
         query, key, value = gradient.query, gradient.key, gradient.value
         if broken is not None:

@@ -88,6 +88,15 @@ def check_soft_cap(cap: Any) -> float | None:
     return float(cap)
 
 
+def check_magnitude(name: str, value: float | None, least: float, dtype: tf.DType) -> None:
+    """float32 must hold what is computed with `value` too, so it stays far within its range."""
+    if dtype != tf.float64 and value is not None and not least <= abs(value) <= 1e30:
+        limits = "[-1e30, 1e30]" if least == 0 else f"[{least:g}, 1e30]"
+        raise ValueError(
+            f"`{name}` must be in {limits} where scores are float32. Received: {name}={value!r}"
+        )
+
+
 def check_seed(seed: Any) -> Any:
     if isinstance(seed, int) and not isinstance(seed, bool):
         return seed

@@ -12,7 +12,7 @@ from heed.ops._finite import Operands, break_where
 from heed.ops._loops import State, block_list, join, loop
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Size, Span, size, sizes
-from heed.ops._tile import FLOOR, Attention, weigh
+from heed.ops._tile import Attention, finite_rows, seen_rows, weigh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,27 +22,30 @@ class Rows:
     Attributes:
         output: (B, K, G, t, V).
         lse: (B, K, G, t, 1), or None if nobody asked.
+        softmax: of tiles (B, K, G, t, 2), the highest score of each row and its sum of exp(score - highest); else None.
         seen: which rows see any key: booleans that broadcast to (B, K, G, t, 1), or None for all.
         broken: which rows see something that is not finite; the same shape, or None for "left as it comes".
     """
 
     output: tf.Tensor
     lse: tf.Tensor | None
+    softmax: tf.Tensor | None
     seen: tf.Tensor | None
     broken: tf.Tensor | None
 
-    def finished(self) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Output and log-sum-exp with 0 and -inf in rows that see nothing, NaN in broken ones."""
-        output, lse = self.output, self.lse
-        if self.seen is not None:
-            output = tf.where(self.seen, output, tf.zeros((), output.dtype))
-            if lse is not None:
-                lse = tf.where(self.seen, lse, tf.constant(float("-inf"), lse.dtype))
-        if self.broken is not None:
-            broken = tf.logical_and(self.broken, self.seen)
-            output = break_where(broken, output)
-            lse = None if lse is None else break_where(broken, lse)
-        return output, lse
+    def finished(self) -> list[tf.Tensor]:
+        """Those of the first three that there are: 0, -inf, 0 in rows that see nothing, NaN in broken ones."""
+        parts = [(self.output, 0.0), (self.lse, float("-inf")), (self.softmax, 0.0)]
+        results = []
+        for x, unseen in parts:
+            if x is None:
+                continue
+            if self.seen is not None:
+                x = tf.where(self.seen, x, tf.constant(unseen, x.dtype))
+            if self.broken is not None:
+                x = break_where(tf.logical_and(self.broken, self.seen), x)
+            results.append(x)
+        return results
 
 
 def forward(
@@ -52,11 +55,12 @@ def forward(
     bias: tf.Tensor | None,
     parameters: Sequence[tf.Tensor],
     want_lse: bool,
-) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Output (B, K, G, T, V) and log-sum-exp (B, K, G, T, 1) or None."""
+) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
+    """Output (B, K, G, T, V), log-sum-exp (B, K, G, T, 1) or None, and of tiles what `Rows.softmax` is."""
     dtype, count = operands.query.dtype, plan.query_blocks
     shape = [*sizes(operands.query)[:3], plan.query_block]
-    widths = [size(operands.value, 3), *([1] if want_lse else [])]
+    tiles = plan.groups is None
+    widths = [size(operands.value, 3), *([2] if tiles else [1] if want_lse else [])]
     shapes = [[*shape, width] for width in widths]
     lists = [
         block_list(count, None if isinstance(count, int) else block, dtype) for block in shapes
@@ -75,7 +79,7 @@ def forward(
             else:
                 bias_block = cut(bias, queries, keys)
                 rows = whole_rows(attention, block, bias_block, parameters, queries, keys, want_lse)
-            return [x.write(index, y) for x, y in zip(state, rows.finished(), strict=False)]
+            return [x.write(index, y) for x, y in zip(state, rows.finished(), strict=True)]
 
         return loop(first, last, body, state)
 
@@ -87,7 +91,10 @@ def forward(
     joined = [
         join(x, count, plan.query_length, 3, block) for x, block in zip(lists, shapes, strict=True)
     ]
-    return joined[0], joined[1] if want_lse else None
+    if not tiles:
+        return joined[0], joined[1] if want_lse else None, None
+    highest, total = tf.split(joined[1], 2, axis=-1)
+    return joined[0], highest + tf.math.log(total) if want_lse else None, joined[1]
 
 
 def whole_rows(
@@ -106,6 +113,8 @@ def whole_rows(
     dtype = block.query.dtype
     visible = attention.visible(queries, keys)
     addend = attention.addend(queries, keys, bias, visible, dtype)
+    seen = seen_rows(addend)
+    addend = finite_rows(addend, seen)
     logits = attention.score(block.query, block.key, *parameters)
     if addend is not None:
         logits += addend
@@ -119,8 +128,7 @@ def whole_rows(
     keep = attention.keep_factor(size(block.query, 0), queries, keys, dtype)
     if keep is not None:
         weights *= keep
-    seen = None if addend is None else tf.reduce_max(addend, -1, keepdims=True) > FLOOR / 2
-    return Rows(weigh(weights, block.value), lse, seen, block.broken_rows(visible))
+    return Rows(weigh(weights, block.value), lse, None, seen, block.broken_rows(visible))
 
 
 def streamed_rows(
@@ -157,18 +165,20 @@ def streamed_rows(
             following.append(tf.logical_or(state[3], tile.broken_rows(visible)))
         return following
 
-    state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), zeros + FLOOR, zeros]
+    # Finite from the start: hidden pairs have -inf, and no difference of the two may be taken.
+    lowest = zeros + dtype.min
+    state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), lowest, zeros]
     if block.guarded:
         state.append(tf.zeros_like(zeros, tf.bool))
     output, highest, total, *broken = loop(
         *visible_blocks(plan, attention.mask, queries), body, state
     )
-    # Before the first visible key the running sum counts hidden pairs; such rows are not seen and come out as 0.
-    total = tf.where(tf.equal(total, 0), tf.ones((), dtype), total)
+    seen = tf.not_equal(total, 0)
     return Rows(
-        output / total,
-        highest + tf.math.log(total),
-        tf.logical_not(highest <= FLOOR / 2),
+        output / tf.where(seen, total, tf.ones((), dtype)),
+        None,
+        tf.concat([highest, total], -1),
+        seen,
         broken[0] if broken else None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from heed.ops import _mask_arguments as arguments
 from heed.ops import _mask_terms as terms
 from heed.ops._mask_plot import plot_mask
+from heed.ops._mask_spec import MaskSpec
 from heed.ops._sizes import Size, Span, maximum, minimum
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class Mask:
+class Mask(tf.__internal__.CompositeTensor):
     """Which keys each query may attend to: True means "attend".
 
     A mask is a set of rules that all have to allow a pair (query i, key j). Rules are joined with `&`. Every
@@ -26,10 +29,13 @@ class Mask:
 
     - `"top_left"`: 0 (as Keras), query i and key i stand at the same place;
     - `"bottom_right"`: S - T, the last query and the last key stand at the same place;
-    - an integer, or an integer tensor of shape () or (B,): the key position at which query 0 stands, such as
-      the number of tokens that a key/value cache holds.
+    - an integer in [-2^29, 2^29], or an integer tensor of shape () or (B,): the key position at which query 0
+      stands, such as the number of tokens that a key/value cache holds.
 
     Wherever heed takes a `Mask`, it also takes a boolean array that broadcasts to (B, N, T, S).
+
+    A mask goes into and out of a `tf.function` and a `tf.data.Dataset`. Arrays and tensors in it are values there,
+    plain numbers part of what is traced: another `Mask.lengths` of the same shape does not trace anew.
 
     >>> print(Mask.causal().draw(3, 4))
     ■ · · ·
@@ -43,10 +49,14 @@ class Mask:
     0.5
     """
 
-    __slots__ = ("terms",)
+    __array_ufunc__ = None  # `array & mask` is for the mask to compute
 
     def __init__(self, rules: Sequence[terms.Term] = ()):
         self.terms: tuple[terms.Term, ...] = tuple(rules)
+
+    @property
+    def _type_spec(self) -> MaskSpec:
+        return MaskSpec.of(self.terms)
 
     @classmethod
     def causal(cls, align: Any = "top_left") -> Mask:
@@ -55,53 +65,53 @@ class Mask:
         Args:
             align: where query 0 stands among the keys, see `Mask`.
         """
-        return cls([terms.Window(None, 0, terms.check_align(align))])
+        return cls([terms.Window(None, 0, arguments.check_align(align))])
 
     @classmethod
     def window(cls, left: int | None, right: int | None, align: Any = "top_left") -> Mask:
         """Key j is visible to query i if i + a - left <= j <= i + a + right.
 
         Args:
-            left: how many keys before its own position a query sees, 0 or more; None for all of them.
+            left: how many keys before its own position a query sees, 0 or more; None, or more than there are, for
+                all of them.
             right: the same after its own position.
             align: where query 0 stands among the keys, see `Mask`.
 
         Keras' `sliding_window=W` is `Mask.window(W - 1, W - 1)`.
         """
-        for name, reach in (("left", left), ("right", right)):
-            if reach is not None and (
-                isinstance(reach, bool) or not isinstance(reach, (int, np.integer)) or reach < 0
-            ):
-                raise ValueError(
-                    f"`{name}` must be an integer >= 0, or None. Received: {name}={reach!r}"
-                )
-        return cls([terms.Window(left, right, terms.check_align(align))])
+        left, right = (
+            arguments.check_reach(name, x) for name, x in (("left", left), ("right", right))
+        )
+        return cls([terms.Window(left, right, arguments.check_align(align))])
 
     @classmethod
     def lengths(cls, key_lengths: Any, query_lengths: Any = None) -> Mask:
         """Key j is visible in batch entry b if j < key_lengths[b] (right padding is ignored).
 
         Args:
-            key_lengths: (B,) integers; a length beyond S means all keys, one below 1 none.
-            query_lengths: (B,) integers or None. Queries from there on attend to nothing: their output is 0.
+            key_lengths: (B,) integers >= 0; a length beyond S means all keys, 0 none.
+            query_lengths: (B,) integers >= 0 or None. Queries from there on attend to nothing: their output is 0.
+
+        Raises:
+            ValueError: for a negative length; where values are only known when a graph runs, it means none.
         """
-        queries = (
-            None
-            if query_lengths is None
-            else terms.check_ids("query_lengths", query_lengths, rank=1)
-        )
-        return cls([terms.Lengths(terms.check_ids("key_lengths", key_lengths, rank=1), queries)])
+        lengths = functools.partial(arguments.check_ids, rank=1, bounds=(0, None))
+        queries = None if query_lengths is None else lengths("query_lengths", query_lengths)
+        return cls([terms.Lengths(lengths("key_lengths", key_lengths), queries)])
 
     @classmethod
     def segments(cls, query_ids: Any, key_ids: Any = None) -> Mask:
         """Key j is visible to query i if their segment numbers are equal (several texts packed into one row).
 
         Args:
-            query_ids: (B, T) integers.
-            key_ids: (B, S) integers; None for those of the queries.
+            query_ids: (B, T) integers that int32 holds.
+            key_ids: (B, S) of them; None for those of the queries.
         """
-        queries = terms.check_ids("query_ids", query_ids, rank=2)
-        keys = queries if key_ids is None else terms.check_ids("key_ids", key_ids, rank=2)
+        ids = functools.partial(
+            arguments.check_ids, rank=2, bounds=(int(tf.int32.min), int(tf.int32.max))
+        )
+        queries = ids("query_ids", query_ids)
+        keys = queries if key_ids is None else ids("key_ids", key_ids)
         return cls([terms.Segments(queries, keys)])
 
     @classmethod
@@ -109,12 +119,10 @@ class Mask:
         """Key j is visible to query i if j < n or j <= i + a: a prefix seen by all, then causal.
 
         Args:
-            n: length of the prefix, an integer or (B,) integers.
+            n: length of the prefix, an integer >= 0 or (B,) of them; beyond S it means all keys.
             align: where query 0 stands among the keys, see `Mask`.
         """
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-            n = terms.check_ids("n", n, rank=(0, 1))
-        return cls([terms.Prefix(n, terms.check_align(align))])
+        return cls([terms.Prefix(arguments.check_prefix(n), arguments.check_align(align))])
 
     @classmethod
     def dense(cls, array: Any) -> Mask:
@@ -123,7 +131,7 @@ class Mask:
         Args:
             array: booleans or integers that broadcast to (B, N, T, S); for additive attention to (B, T, S).
         """
-        return cls([terms.Dense(terms.check_dense("array", array))])
+        return cls([terms.Dense(arguments.check_dense("array", array))])
 
     @classmethod
     def blocked(cls, array: Any) -> Mask:
@@ -139,6 +147,26 @@ class Mask:
         return Mask(self.terms + as_mask(other).terms)
 
     __rand__ = __and__
+
+    def __or__(self, other: Any) -> Mask:
+        raise TypeError(
+            "Masks join with `&` alone: each of their rules has to allow a pair. To allow what either allows give "
+            "Mask.dense(one.to_dense(T, S) | other.to_dense(T, S))"
+        )
+
+    __ror__ = __or__
+
+    def __invert__(self) -> Mask:
+        raise TypeError(
+            "A mask of rules has no opposite. Give Mask.dense(~mask.to_dense(T, S)), or `Mask.blocked(array)` for an "
+            "array in which 1 means ignore"
+        )
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "A mask is neither true nor false. Ask `mask is not None`, join masks with `&` (not `and`), and look at "
+            "their values with `mask.to_dense(T, S)` or `mask.kept_fraction(T, S)`"
+        )
 
     def visible(
         self, queries: Span, keys: Span, query_length: Size, key_length: Size
@@ -238,6 +266,6 @@ class Mask:
 
 def as_mask(value: Any) -> Mask:
     """A `Mask` as it is; anything else becomes `Mask.dense`."""
-    return (
-        value if isinstance(value, Mask) else Mask([terms.Dense(terms.check_dense("mask", value))])
-    )
+    if isinstance(value, Mask):
+        return value
+    return Mask([terms.Dense(arguments.check_dense("mask", value))])

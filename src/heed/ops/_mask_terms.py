@@ -14,54 +14,6 @@ from heed.ops._sizes import Size, Span, maximum, slice_axis
 FAR = 2**30
 
 
-def check_align(align: Any) -> Any:
-    if isinstance(align, str):
-        if align not in ("top_left", "bottom_right"):
-            raise ValueError(
-                '`align` must be "top_left", "bottom_right", an integer or an integer tensor of shape () or (B,). '
-                f"Received: align={align!r}"
-            )
-        return align
-    if isinstance(align, (int, np.integer)) and not isinstance(align, bool):
-        return int(align)
-    return check_ids("align", align, rank=(0, 1))
-
-
-def check_ids(name: str, value: Any, rank: int | tuple[int, ...]) -> tf.Tensor:
-    """Integers of a given rank, as int32."""
-    ranks = (rank,) if isinstance(rank, int) else rank
-    tensor = tf.convert_to_tensor(value)
-    if not tensor.dtype.is_integer and tensor.shape.num_elements() != 0:
-        raise TypeError(f"`{name}` must hold integers. Received: {name}.dtype={tensor.dtype.name}")
-    if tensor.shape.rank is not None and tensor.shape.rank not in ranks:
-        allowed = " or ".join(map(str, ranks))
-        raise ValueError(
-            f"`{name}` must have rank {allowed}. Received: {name}.shape={tuple(tensor.shape)}"
-        )
-    if tensor.dtype == tf.int32:
-        return tensor
-    # Lengths beyond int32 must stay "very long", not wrap to something else.
-    bounds = tf.int32.min, tf.int32.max
-    if tensor.dtype in (tf.int64, tf.uint64, tf.uint32):
-        tensor = tf.minimum(tensor, tf.cast(bounds[1], tensor.dtype))
-        if tensor.dtype == tf.int64:
-            tensor = tf.maximum(tensor, bounds[0])
-    return tf.cast(tensor, tf.int32)
-
-
-def check_dense(name: str, value: Any) -> tf.Tensor:
-    """A boolean tensor of rank 0 to 4 from booleans or integers."""
-    tensor = tf.convert_to_tensor(value)
-    if tensor.dtype != tf.bool:
-        if not tensor.dtype.is_integer:
-            raise TypeError(
-                f"`{name}` must be a `Mask` or hold booleans or integers (True means attend). Numbers that are "
-                f"added to the scores go into `bias`. Received: {name}.dtype={tensor.dtype.name}"
-            )
-        tensor = tf.not_equal(tensor, tf.zeros((), tensor.dtype))
-    return tensor
-
-
 def comparable(field: Any) -> Any:
     return field if field is None or isinstance(field, (int, str)) else id(field)
 
@@ -185,10 +137,11 @@ class Lengths(Term):
         return allowed
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
-        longest = tf.reduce_max(tf.concat([[0], self.key_lengths], 0))
+        # Not below 0, where there is no batch entry at all either.
+        longest = tf.maximum(0, tf.reduce_max(self.key_lengths))
         if self.query_lengths is None:
             return 0, longest
-        any_query = queries.begin < tf.reduce_max(tf.concat([[0], self.query_lengths], 0))
+        any_query = queries.begin < tf.maximum(0, tf.reduce_max(self.query_lengths))
         return 0, tf.where(any_query, longest, 0)
 
 
@@ -258,12 +211,16 @@ def _plain(field: Any) -> Any:
     return {"dtype": field.dtype.name, "values": field.numpy().tolist()}
 
 
+KINDS: dict[str, type[Term]] = {
+    kind.__name__: kind for kind in (Window, Prefix, Lengths, Segments, Dense)
+}
+
+
 def from_config(config: dict[str, Any]) -> Term:
     """The rule that `to_config` described."""
-    kinds = {kind.__name__: kind for kind in (Window, Prefix, Lengths, Segments, Dense)}
     fields = {
         name: tf.constant(x["values"], x["dtype"]) if isinstance(x, dict) else x
         for name, x in config.items()
         if name != "kind"
     }
-    return kinds[config["kind"]](**fields)
+    return KINDS[config["kind"]](**fields)

@@ -2,7 +2,7 @@
 
 Memory traffic: a block of queries is read once, and for it all visible keys and values; its scores live only while the
 block is worked on. The backward pass computes the scores once more instead of keeping them. It needs nothing from the
-forward pass but the output (and, for tiles, the log-sum-exp of each row).
+forward pass but the output (and, for tiles, the highest score and the sum of each row).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tensorflow as tf
 from heed.ops._at_run_time import check_operands
 from heed.ops._backward import Results, backward
 from heed.ops._blocks import block_sizes, make_plan
+from heed.ops._custom_gradient import custom_gradient
 from heed.ops._finite import Operands
 from heed.ops._forward import forward
 from heed.ops._mask import Mask
@@ -104,16 +105,17 @@ class _Op:
         return tensors[:3], bias, tensors[self.first_parameter : self.inputs]
 
     def _differentiable(self, inputs: Sequence[tf.Tensor]) -> Any:
-        @tf.custom_gradient
+        @custom_gradient
         def op(*inputs: tf.Tensor) -> Any:
             # Without stop_gradient, a tape that is recording would keep every block of the loops inside.
             operands, bias, parameters = self._split([tf.stop_gradient(x) for x in inputs])
-            want_lse = self.return_lse or self.plan.groups is None
             safe = Operands.of(*operands, guarded=self.attention.mask is not None)
-            output, lse = forward(self.attention, self.plan, safe, bias, parameters, want_lse)
+            output, lse, softmax = forward(
+                self.attention, self.plan, safe, bias, parameters, self.return_lse
+            )
 
             def gradient(*incoming: tf.Tensor) -> Any:
-                return self._differentiable_gradient(inputs, incoming, output, lse)
+                return self._differentiable_gradient(inputs, incoming, output, softmax)
 
             return ((output, lse) if self.return_lse else output), gradient
 
@@ -124,15 +126,16 @@ class _Op:
         inputs: Sequence[tf.Tensor],
         incoming: Sequence[tf.Tensor],
         output: tf.Tensor,
-        lse: tf.Tensor | None,
+        softmax: tf.Tensor | None,
     ) -> Any:
-        @tf.custom_gradient
+        @custom_gradient
         def op(*tensors: tf.Tensor) -> Any:
             stopped = [tf.stop_gradient(x) for x in tensors]
             operands, bias, parameters = self._split(stopped)
             incoming = stopped[self.inputs :]
             safe = Operands.of(*operands, guarded=self.attention.mask is not None)
-            received = Results(output, lse, incoming[0], incoming[1] if self.return_lse else None)
+            lse_gradient = incoming[1] if self.return_lse else None
+            received = Results(output, softmax, incoming[0], lse_gradient)
             results = backward(self.attention, self.plan, safe, bias, parameters, received)
 
             def gradient(*cotangents: tf.Tensor) -> Any:

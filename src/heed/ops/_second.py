@@ -118,7 +118,7 @@ def _differentiate_twice(
             rows = whole_rows(
                 attention, operands, bias, parameters, queries, keys, len(incoming) > 1
             )
-            outputs = [x for x in rows.finished() if x is not None]
+            outputs = rows.finished()
         gradients = inner.gradient(outputs, first, incoming, unconnected_gradients="zero")
     result = outer.gradient(
         gradients, [*first, *incoming], cotangents, unconnected_gradients="zero"

@@ -13,13 +13,13 @@ from heed.ops import _checks, _dropout
 from heed.ops._dispatch import Dispatch, choose
 from heed.ops._mask import Mask, as_mask
 from heed.ops._mask_terms import Dense
-from heed.ops._native import NativeCall
-from heed.ops._native_op import native_op
+from heed.ops._native_op import native_op, register_gradients
 from heed.ops._portable import attend
 from heed.ops._sizes import size
 from heed.ops._tile import Attention
 from heed.ops._watch import Watched, shown
 from heed.ops._weights import weights_of
+from heed.ops._wire import Wire, write
 from heed.ops.attention import drawn_seed
 
 
@@ -186,8 +186,16 @@ class _Call:
         attention = Attention(
             additive_score, _with_head(mask, target), None, rate, words, (1, 1), lengths
         )
-        batch = query.shape[0] if query.shape[0] is not None else 8
-        return cls(attention, tuple(parameters), max(1, batch * units))
+        return cls.for_batch(query.shape, attention, parameters)
+
+    @classmethod
+    def for_batch(
+        cls, query_shape: tf.TensorShape, attention: Attention, parameters: Sequence[tf.Tensor]
+    ) -> _Call:
+        """Of checked arguments; the batch size may not be known."""
+        batch, _, units = query_shape
+        scores_per_pair = max(1, (8 if batch is None else batch) * units)
+        return cls(attention, tuple(parameters), scores_per_pair)
 
     def portable(
         self, tensors: Sequence[tf.Tensor], return_lse: bool
@@ -213,25 +221,25 @@ class _Call:
         self, tensors: Sequence[tf.Tensor], return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The same from the native kernels."""
+        query, key, value, score_vector, *bias = tensors
+        wire = write(
+            self.attention,
+            score_vector.dtype,
+            bias[0] if bias else None,
+            score_vector=score_vector,
+        )
+        output, lse, _ = native_op("heed_additive", (query, key, value), wire)
+        return output, lse if return_lse else None
 
-        def kernels(parameters: Sequence[tf.Tensor]) -> NativeCall:
-            bias = parameters[1] if len(parameters) > 1 else None
-            return NativeCall("heed_additive", self.attention, bias, score_vector=parameters[0])
-
-        def forward(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-            return kernels(tensors[3:]).forward(*tensors[:3])
-
-        def backward(
-            tensors: Sequence[tf.Tensor],
-            results: Sequence[tf.Tensor],
-            incoming: Sequence[tf.Tensor],
-        ) -> Sequence[tf.Tensor]:
-            gradients = kernels(tensors[3:]).backward(
-                tensors[:3], incoming, output=results[0], softmax=results[2]
-            )
-            return gradients[: len(tensors)]
-
-        return native_op(forward, backward, self.portable, tensors, return_lse)
+    @classmethod
+    def portable_of(cls, wire: Wire, tensors: Sequence[tf.Tensor]) -> Any:
+        """Output and log-sum-exp of what a native op was told, for `tensors` as `portable` takes them."""
+        query, key, _, *parameters = tensors
+        lengths = (size(query, 1), size(key, 1))
+        attention = Attention(
+            additive_score, wire.mask, None, *wire.dropout, heads=(1, 1), lengths=lengths
+        )
+        return cls.for_batch(query.shape, attention, parameters).portable(tensors, True)
 
     def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:
         """Weights (B, 1, T or len(rows), S)."""
@@ -273,3 +281,6 @@ def _with_head(mask: Any, target: list[Any]) -> Mask | None:
                 term = Dense(term.array[:, None])
         rules.append(term)
     return _checks.check_mask(Mask(rules), [target[0], 1, *target[1:]], "(B, 1, T, S)")
+
+
+register_gradients("heed_additive", _Call.portable_of, 1)

@@ -13,14 +13,18 @@ import tensorflow as tf
 from heed.ops import _checks, _dropout
 from heed.ops._dispatch import Dispatch, choose
 from heed.ops._mask import Mask
-from heed.ops._mask_terms import Dense, check_dense
-from heed.ops._native import NativeCall
-from heed.ops._native_op import native_op
+from heed.ops._mask_arguments import check_dense
+from heed.ops._mask_terms import Dense
+from heed.ops._native_op import native_op, register_gradients
 from heed.ops._portable import attend
 from heed.ops._sizes import size, sizes
 from heed.ops._tile import Attention, fold, unfold
 from heed.ops._watch import Watched, shown
 from heed.ops._weights import weights_of
+from heed.ops._wire import Wire, write
+
+# The native op for each layout, by the axis of its heads.
+_NATIVE = {2: "heed_attention", 1: "heed_attention_heads"}
 
 
 @tf.autograph.experimental.do_not_convert
@@ -50,11 +54,12 @@ def dot_product_attention(
         key: (B, S, K, H); K divides N: query head n uses key head n // (N / K). K = 1 is multi-query attention.
         value: (B, S, K, V); V may differ from H.
         mask: a `Mask`, or booleans or integers that broadcast to (B, N, T, S); True means "attend". Default: all.
-        bias: added to the scores, broadcasts to (B, N, T, S), floating-point. Default: none.
+        bias: added to the scores, broadcasts to (B, N, T, S), floating-point; -1e30 or less hides the key as -inf
+            does. Default: none.
         is_causal: key j is visible to query i only if j <= i; joins `mask`. For another alignment give
             `Mask.causal(align)`.
-        scale: what the products are multiplied with; any finite number. Default: 1 / sqrt(H).
-        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0. Default: no bound.
+        scale: what the products are multiplied with; finite, in [-1e30, 1e30] but in float64. Default: 1 / sqrt(H).
+        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0, in [1e-30, 1e30] but in float64. Default: no bound.
         alibi_slopes: (N,), adds -slope_n * |i + a - j| to the scores, where a is the alignment of the mask (0 without
             one). Constants: they get no gradient.
         dropout: which share of the weights is dropped, 0 <= dropout < 1; the others are divided by 1 - dropout.
@@ -338,12 +343,28 @@ class DotCall:
         score = DotScore(
             _checks.check_scale(scale, query.shape[3]), _checks.check_soft_cap(soft_cap)
         )
+        _checks.check_magnitude("scale", score.scale, 0, dtype)
+        _checks.check_magnitude("soft_cap", score.soft_cap, 1e-30, dtype)
         attention = Attention(
             score, mask, alibi_slopes, rate, words, (groups, heads // groups), lengths
         )
-        batch = query.shape[0] if query.shape[0] is not None else 8
         checked_bias = _checks.check_bias(bias, target, (size(query, 0), heads, *lengths), dtype)
-        return cls(attention, score, checked_bias, heads_axis, dtype, max(1, batch * heads))
+        return cls.for_batch(query.shape[0], attention, score, checked_bias, heads_axis, dtype)
+
+    @classmethod
+    def for_batch(
+        cls,
+        batch: int | None,
+        attention: Attention,
+        score: DotScore,
+        bias: tf.Tensor | None,
+        heads_axis: int,
+        dtype: tf.DType,
+    ) -> DotCall:
+        """Of checked arguments; `batch` may not be known."""
+        groups, members = attention.heads
+        scores_per_pair = max(1, (8 if batch is None else batch) * groups * members)
+        return cls(attention, score, bias, heads_axis, dtype, scores_per_pair)
 
     def portable(
         self, inputs: Sequence[tf.Tensor], bias: tf.Tensor | None, return_lse: bool
@@ -368,35 +389,33 @@ class DotCall:
         self, inputs: Sequence[tf.Tensor], bias: tf.Tensor | None, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The same from the native kernels."""
-        kernels = NativeCall(
-            "heed_attention" if self.heads_axis == 2 else "heed_attention_heads",
+        wire = write(
             self.attention,
+            self.dtype,
             bias,
             scale=self.score.scale,
             soft_cap=self.score.soft_cap,
         )
+        output, lse, _ = native_op(_NATIVE[self.heads_axis], inputs, wire)
+        return output, lse if return_lse else None
 
-        def forward(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-            return kernels.forward(*tensors[:3])
-
-        def backward(
-            tensors: Sequence[tf.Tensor],
-            results: Sequence[tf.Tensor],
-            incoming: Sequence[tf.Tensor],
-        ) -> Sequence[tf.Tensor]:
-            known = {"output": results[0], "lse": results[1]}
-            gradients = kernels.backward(tensors[:3], incoming, **known)
-            if bias is not None:
-                gradients.append(kernels.bias_gradient(tensors[:3], incoming, **known))
-            return gradients
-
-        def portable(
-            tensors: Sequence[tf.Tensor], return_lse: bool
-        ) -> tuple[tf.Tensor, tf.Tensor | None]:
-            return self.portable(tensors[:3], tensors[3] if len(tensors) > 3 else None, return_lse)
-
-        given = [*inputs, *([] if bias is None else [bias])]
-        return native_op(forward, backward, portable, given, return_lse)
+    @staticmethod
+    def portable_of(wire: Wire, tensors: Sequence[tf.Tensor], heads_axis: int) -> Any:
+        """Output and log-sum-exp of what a native op was told, for query, key, value and a bias if there is one."""
+        query, key, value, *bias = tensors
+        score = DotScore(*wire.scale_and_cap)
+        heads, groups = query.shape[heads_axis], key.shape[heads_axis]
+        attention = Attention(
+            score,
+            wire.mask,
+            wire.slopes,
+            *wire.dropout,
+            heads=(groups, heads // groups),
+            lengths=(size(query, 3 - heads_axis), size(key, 3 - heads_axis)),
+        )
+        dtype = _checks.compute_type(query.dtype)
+        call = DotCall.for_batch(query.shape[0], attention, score, None, heads_axis, dtype)
+        return call.portable((query, key, value), bias[0] if bias else None, True)
 
     def weights(self, query: tf.Tensor, key: tf.Tensor, **choice: Any) -> tf.Tensor:
         """See `attention_weights`."""
@@ -439,3 +458,7 @@ class DotScore:
             if self.soft_cap is None
             else self.soft_cap * tf.tanh(scores * (1 / self.soft_cap))
         )
+
+
+for _axis, _name in _NATIVE.items():
+    register_gradients(_name, functools.partial(DotCall.portable_of, heads_axis=_axis), 0)

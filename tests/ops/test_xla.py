@@ -1,0 +1,129 @@
+"""Where XLA compiles, the portable form runs; everywhere else the native kernels. Seen in what is traced, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from heed import ops
+from tests.graphs import traced
+
+pytestmark = pytest.mark.skipif(
+    heed.info()["implementation"] != "native", reason=f"no native kernels: {heed.info()['reason']}"
+)
+X = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 2, 4)).astype("float32"))
+
+
+def attend(x: tf.Tensor) -> tf.Tensor:
+    return ops.dot_product_attention(x, x, x, is_causal=True)
+
+
+def in_loop(x: tf.Tensor) -> tf.Tensor:
+    return tf.while_loop(lambda i, _: i < 1, lambda i, _: (i + 1, attend(x)), (0, x))[1]
+
+
+def in_branch(x: tf.Tensor) -> tf.Tensor:
+    return tf.cond(tf.reduce_any(x > 0), lambda: attend(x), lambda: x)
+
+
+def with_gradient(x: tf.Tensor) -> tf.Tensor:
+    """Traced while the tape is walked back, and added with no weight."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = attend(x)
+    return y + 0.0 * tape.gradient(y, x)
+
+
+def in_thread(x: tf.Tensor) -> tf.Tensor:
+    """While another thread traces for XLA."""
+    inside: list[Any] = []
+
+    @tf.function(jit_compile=True)
+    def compiled(x: tf.Tensor) -> tf.Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            inside.append(pool.submit(tf.function(attend), X).result())
+        return attend(x)
+
+    with traced() as graphs:
+        compiled(x)
+    assert graphs.native == {"HeedAttention"}  # of the other thread
+    return inside[0]
+
+
+PLAIN: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "eager": attend,
+    "traced": tf.function(attend),
+    "nested": tf.function(lambda x: tf.function(attend)(x)),
+    "loop": tf.function(in_loop),
+    "branch": tf.function(in_branch),
+    "gradient": tf.function(with_gradient),
+    "not compiled on purpose": tf.function(attend, jit_compile=False),
+    "beside a compiled one": tf.function(
+        lambda x: attend(x) + 0.0 * tf.function(tf.identity, jit_compile=True)(x)
+    ),
+    "map": lambda x: next(iter(tf.data.Dataset.from_tensors(x).map(attend))),
+    "while another thread compiles": in_thread,
+}
+COMPILED: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "compiled": tf.function(attend, jit_compile=True),
+    "nested in compiled": tf.function(lambda x: tf.function(attend)(x), jit_compile=True),
+    "compiled in plain": tf.function(lambda x: tf.function(attend, jit_compile=True)(x)),
+    "compiled in a loop": tf.function(
+        lambda x: tf.while_loop(
+            lambda i, _: i < 1,
+            lambda i, _: (i + 1, tf.function(attend, jit_compile=True)(x)),
+            (0, x),
+        )[1]
+    ),
+    "loop in compiled": tf.function(in_loop, jit_compile=True),
+    "branch in compiled": tf.function(in_branch, jit_compile=True),
+    "gradient in compiled": tf.function(with_gradient, jit_compile=True),
+}
+
+
+@pytest.mark.parametrize("how", PLAIN)
+def test_the_kernels_run_where_xla_does_not_compile(how: str) -> None:
+    with traced() as graphs:
+        actual = PLAIN[how](X)
+    assert how == "eager" or "HeedAttention" in graphs.native
+    np.testing.assert_allclose(actual, attend(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_the_portable_form_runs_where_xla_compiles(how: str) -> None:
+    with traced() as graphs:
+        actual = COMPILED[how](X)
+    assert graphs.by_xla
+    assert not graphs.native
+    np.testing.assert_allclose(actual, attend(X), atol=1e-6)
+
+
+def test_the_kernels_run_in_a_strategy() -> None:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with traced() as graphs:
+        actual = tf.function(lambda x: strategy.run(attend, (x,)))(X)
+    assert graphs.native == {"HeedAttention"}
+    np.testing.assert_allclose(actual, attend(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_model_of_ones_own_compiles_or_not(jit: bool) -> None:
+    """heed's layers refuse XLA while the kernels are chosen; an op inside a layer of one's own does as it is told."""
+
+    class Attend(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return attend(x)
+
+    model = keras.Sequential([keras.Input((5, 2, 4)), keras.layers.Dense(4), Attend()])
+    model.compile("sgd", "mse", jit_compile=jit)
+    with traced() as graphs:
+        model.fit(X, X, verbose=0)
+    assert graphs.by_xla == jit
+    assert graphs.native == (set() if jit else {"HeedAttention", "HeedAttentionGradient"})
