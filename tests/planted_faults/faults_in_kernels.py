@@ -90,15 +90,15 @@ FAULTS = (
     Fault(
         "the log-sum-exp of a row that sees NaN is a number",
         f"{_KERNELS}/forward.h",
-        "lse[x] = bad ? nan : seen ? factors[x] : -infinity;",
-        "lse[x] = seen ? factors[x] : -infinity;",
+        'if (broken) sum = lse = static_cast<Real>(__builtin_nan(""));',
+        'if (broken) sum = static_cast<Real>(__builtin_nan(""));',
         (_CORE, "tests/ops/test_semantics.py"),
     ),
     Fault(
         "the log-sum-exp of a row without keys is 0",
         f"{_KERNELS}/forward.h",
-        "lse[x] = bad ? nan : seen ? factors[x] : -infinity;",
-        "lse[x] = bad ? nan : seen ? factors[x] : Real(0);",
+        "static_cast<Real*>(results.lse)[at] = sum == 0 ? -static_cast<Real>(__builtin_inf()) : lse;",
+        "static_cast<Real*>(results.lse)[at] = sum == 0 ? Real(0) : lse;",
         (_CORE,),
     ),
     Fault(
@@ -134,15 +134,15 @@ FAULTS = (
     Fault(
         "NaN in the gradient of the log-sum-exp goes nowhere",
         f"{_KERNELS}/backward.h",
-        "p.broken[x] = own != own || !is_finite(from_lse) ||",
-        "p.broken[x] = own != own ||",
+        "p.broken[x] = sum[x] != sum[x] || !is_finite(from_lse) ||",
+        "p.broken[x] = sum[x] != sum[x] ||",
         (_CORE, "tests/ops/test_gradients.py", "tests/ops/test_semantics.py"),
     ),
     Fault(
         "the gradient of the log-sum-exp has the wrong sign",
         f"{_KERNELS}/backward.h",
-        "p.delta[x] = sum_of_lanes<Real>(total) - from_lse;",
-        "p.delta[x] = sum_of_lanes<Real>(total) + from_lse;",
+        "p.delta[x] = (sum_of_lanes<Real>(total) - from_lse) * share[x];",
+        "p.delta[x] = (sum_of_lanes<Real>(total) + from_lse) * share[x];",
         (_CORE,),
     ),
     Fault(

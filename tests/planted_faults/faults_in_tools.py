@@ -154,8 +154,8 @@ FAULTS = (
     Fault(
         "batches of numbers do not depend on the seed",
         f"{_SEQ2SEQ}/numbers.py",
-        "_drawn(small, 0, _SMALL, _SAMPLE_KEY, seed, step, 0),",
-        "_drawn(small, 0, _SMALL, _SAMPLE_KEY, 0, step, 0),",
+        "scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)",
+        "scrambled = stream(count, _SAMPLE_KEY, 0, step, attempt)",
         (f"{_OF_SEQ2SEQ}/test_numbers.py",),
     ),
     Fault(
@@ -168,14 +168,14 @@ FAULTS = (
     Fault(
         "held-out numbers are trained on",
         f"{_SEQ2SEQ}/numbers.py",
-        "candidates = candidates[~held_out(candidates)][:missing]",
-        "candidates = candidates[:missing]",
+        "wanted, attempt = held_out(drawn), attempt + 1",
+        "wanted, attempt = np.zeros(count, np.bool_), attempt + 1",
         (f"{_OF_SEQ2SEQ}/test_numbers.py",),
     ),
     Fault(
         "the loss counts padding",
         f"{_SEQ2SEQ}/training_step.py",
-        "return losses * tf.cast(tf.not_equal(target, 0), tf.float32)",
+        "return losses * tf.cast(tf.not_equal(target, pad_id), tf.float32)",
         "return losses * tf.cast(tf.greater_equal(target, 0), tf.float32)",
         (f"{_OF_SEQ2SEQ}/test_training_step.py",),
     ),
@@ -217,9 +217,9 @@ FAULTS = (
     Fault(
         "a damaged checkpoint ends the resume",
         f"{_SEQ2SEQ}/checkpoint.py",
-        "problem = problem or error",
+        "problems.append(error)\n            continue",
         "raise error",
-        (f"{_OF_SEQ2SEQ}/test_checkpoint.py",),
+        (f"{_OF_SEQ2SEQ}/test_checkpoint.py", f"{_OF_SEQ2SEQ}/test_training.py"),
     ),
     # Serving
     Fault(
@@ -261,7 +261,7 @@ FAULTS = (
     Fault(
         "--resume takes options and ignores them",
         "src/heed/cli.py",
-        'others = [*_said(parsed), *(n for n in ("run", "languages") if getattr(parsed, n))]',
+        'others = [*_said(parsed), *_given(parsed, "run", "languages", "vocabulary_size")]',
         "others: list[str] = []",
         ("tests/test_cli.py",),
     ),
