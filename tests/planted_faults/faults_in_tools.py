@@ -85,7 +85,7 @@ FAULTS = (
         f"{_INSPECT}/_capture.py",
         "                if token < self.lengths[name][1]\n",
         "",
-        (f"{_OF_INSPECT}/test_capture_object.py",),
+        (f"{_OF_INSPECT}/test_capture_object.py", f"{_OF_INSPECT}/test_capture.py"),
     ),
     Fault(
         "on_offset of an offset that was not captured forgets where queries stand",
@@ -156,7 +156,14 @@ FAULTS = (
         f"{_SEQ2SEQ}/numbers.py",
         "scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)",
         "scrambled = stream(count, _SAMPLE_KEY, 0, step, attempt)",
-        (f"{_OF_SEQ2SEQ}/test_numbers.py",),
+        (f"{_OF_SEQ2SEQ}/test_numbers.py", f"{_OF_SEQ2SEQ}/test_tokenizer.py"),
+    ),
+    Fault(
+        "the task of numbers ignores the seed",
+        f"{_SEQ2SEQ}/numbers_task.py",
+        "chosen = numbers.training_numbers(seed, step, size).tolist()",
+        "chosen = numbers.training_numbers(0, step, size).tolist()",
+        (f"{_OF_SEQ2SEQ}/test_tokenizer.py",),
     ),
     Fault(
         "batches of text do not depend on the seed",
