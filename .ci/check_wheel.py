@@ -5,7 +5,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-FOLDERS = ("heed/", "heed-")  # the package, and what describes it
+FOLDERS = ("heed/", "heed_attention-")  # the package, and what describes it
 DATA = ("heed/py.typed", "heed/inspect/_page_files/page.html", "heed/inspect/_page_files/main.js")
 LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so"}
 
@@ -13,7 +13,7 @@ LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so"}
 def problems(wheel: Path) -> list[str]:
     """What is wrong with the wheel, as sentences."""
     found = []
-    tag = re.fullmatch(r"heed-[^-]+-py3-none-manylinux_2_(\d+)_x86_64\.whl", wheel.name)
+    tag = re.fullmatch(r"heed_attention-[^-]+-py3-none-manylinux_2_(\d+)_x86_64\.whl", wheel.name)
     if tag is None:
         found.append(f"{wheel.name} is not tagged py3-none-manylinux_2_*_x86_64")
     elif int(tag[1]) > 34:

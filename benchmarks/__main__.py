@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 from benchmarks import bars, picture, report
 from benchmarks.cases import SUITES, Case, Suite
 from benchmarks.measure import Side, Sides, memory_case, time_case
-from benchmarks.peers import PEERS, Peer
+from benchmarks.peers import BEFORE, PEERS, Peer
 from benchmarks.results import Record, about
 
 ALL = {bars.NAME: bars.SUITE, bars.MODELS: bars.MODEL_SUITE, **SUITES}
@@ -27,6 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("rounds", "threads"):
         if getattr(options, name) < 1:
             _parser().error(f"--{name} must be at least 1, got {getattr(options, name)}")
+    if options.before is not None:
+        python = shutil.which(options.before)
+        if python is None:
+            _parser().error(f"--before must be a Python interpreter, got {options.before}")
+        options.before = os.path.abspath(python)  # sides run in another folder
     typed = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "benchmarks", *typed])
     complete = True
@@ -57,14 +65,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         nargs="+",
-        choices=list(PEERS),
+        choices=[name for name in PEERS if not name.endswith(BEFORE)],
         metavar="PEER",
-        help=f"only these sides, of {', '.join(PEERS)}",
+        help="only these sides, of %(choices)s",
     )
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help="samples of each side (default %(default)s)"
     )
     parser.add_argument("--threads", type=int, default=2, help="of each side (default %(default)s)")
+    parser.add_argument(
+        "--before",
+        metavar="PYTHON",
+        help="heed beside the heed that this interpreter has, such as that of the commit before",
+    )
     parser.add_argument("--no-time", action="store_true", help="leave the timings out")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory out")
     parser.add_argument(
@@ -104,14 +117,14 @@ def run(name: str, options: argparse.Namespace, command: str, file: Path) -> Rec
     if not options.no_time:
         with Sides(start) as processes:
             for case in _wanted(suite.timed, options.case):
-                peers = sides(name, suite, case, options.peers)
+                peers = sides(name, suite, case, options.peers, options.before)
                 if any(peer.is_heed for peer in peers.values()):
                     results = time_case(case, peers, options.rounds, processes)
                     record.add("timed", case, results)
                     _tell(case, report.in_short(results), record, file)
     if not options.no_memory:
         for case in _wanted(suite.weighed, options.case):
-            peers = sides(name, suite, case, options.peers)
+            peers = sides(name, suite, case, options.peers, options.before)
             peers = {name: peer for name, peer in peers.items() if not peer.is_limit}
             results = memory_case(case, peers, start)
             record.add("weighed", case, results)
@@ -119,8 +132,15 @@ def run(name: str, options: argparse.Namespace, command: str, file: Path) -> Rec
     return record
 
 
-def sides(name: str, suite: Suite, case: Case, chosen: list[str] | None) -> dict[str, Peer]:
-    """Who computes a case of a suite: those chosen, or else those that the suite is about."""
+def sides(
+    name: str, suite: Suite, case: Case, chosen: list[str] | None, before: str | None = None
+) -> dict[str, Peer]:
+    """Who computes a case of a suite: those chosen, or else those that the suite is about.
+
+    With `before`, an interpreter, it is the side of heed and the same with that interpreter's heed.
+    """
+    if before is not None:
+        return _now_and_before(case, chosen, before)
     if chosen is not None:
         wanted: list[str] | tuple[str, ...] = chosen
     elif name == bars.NAME:
@@ -128,8 +148,16 @@ def sides(name: str, suite: Suite, case: Case, chosen: list[str] | None) -> dict
     elif suite.peers is not None:
         wanted = suite.peers
     else:
-        wanted = [name for name, peer in PEERS.items() if not peer.is_limit]
+        wanted = [name for name, peer in PEERS.items() if not peer.is_limit and BEFORE not in name]
     return {name: peer for name, peer in PEERS.items() if name in wanted and peer.kind == case.kind}
+
+
+def _now_and_before(case: Case, chosen: list[str] | None, python: str) -> dict[str, Peer]:
+    for name, peer in PEERS.items():
+        if peer.is_heed and peer.kind == case.kind and (chosen is None or name in chosen):
+            before = name + BEFORE
+            return {name: peer, before: dataclasses.replace(PEERS[before], python=python)}
+    return {}
 
 
 def _wanted(cases: list[Case], text: str) -> list[Case]:

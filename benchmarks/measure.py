@@ -57,7 +57,7 @@ class Side:
             **peer.environment,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", peer.module],
+            [peer.python or sys.executable, "-m", "benchmarks.worker", peer.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -130,7 +130,7 @@ class Sides:
 
     def __init__(self, start: Start = Side) -> None:
         self._start = start
-        self._started: dict[str, Side] = {}
+        self._started: dict[tuple[str, str | None], Side] = {}
 
     def __enter__(self) -> Sides:
         return self
@@ -141,11 +141,12 @@ class Sides:
 
     def of(self, peer: Peer) -> Side:
         """The peer's process; a new one if it has ended."""
-        side = self._started.get(peer.module)
+        key = peer.module, peer.python
+        side = self._started.get(key)
         if side is None or not side.is_alive:
             if side is not None:
                 side.close()
-            side = self._started[peer.module] = self._start(peer)
+            side = self._started[key] = self._start(peer)
         return side
 
 

@@ -13,13 +13,6 @@
 namespace heed {
 namespace {
 
-// Queries that one key head serves at once are few enough to be bound by the memory's speed.
-constexpr int64_t kFewRows = 16;
-
-bool few_queries(const Attention& a) {
-  return a.heads / a.groups * a.queries <= kFewRows && a.keys > 0 && a.dropout == 0;
-}
-
 // Few queries: the keys are split as well, into stretches so short that the pages of memory which all heads share are
 // still at hand when the next head comes.
 const char* decode(const Attention& a, const Forward& results, const Kernels& kernels, int threads) {
@@ -74,6 +67,11 @@ const char* check(const Attention& a) {
   if (missing(a.value, a, a.keys, a.groups)) return "`value` is missing";
   if (!std::isfinite(a.scale)) return "scale must be finite";
   if (!(a.soft_cap >= 0) || !std::isfinite(a.soft_cap)) return "soft_cap must be 0 or a finite number above";
+  if (a.number != Number::kFloat64) {
+    if (std::abs(a.scale) > kMostScale) return "scale must be in [-1e30, 1e30], or in float64";
+    if (a.soft_cap > 0 && (a.soft_cap < 1 / kMostScale || a.soft_cap > kMostScale))
+      return "soft_cap must be 0, or in [1e-30, 1e30], or in float64";
+  }
   if (!(a.dropout >= 0 && a.dropout < 1)) return "dropout must be in [0, 1)";
   if (a.rules < 0 || a.rules > kMostRules) return "there must be at most 8 mask rules";
   for (int r = 0; r < a.rules; ++r) {

@@ -43,13 +43,19 @@ struct MaskRule {
 
 inline constexpr int kMostRules = 8;
 
+inline constexpr double kHidingBias = -1e30;
+
+// How large scale and soft cap may be, and how small a soft cap, where float is computed with: far within its range, so
+// that what they are multiplied with stays there too.
+inline constexpr double kMostScale = 1e30;
+
 struct Attention {
   Number number;                                // of query, key, value and output
   int64_t batch, heads, groups, queries, keys;  // B, N, K, T, S
   int64_t width, value_width;                   // H, V
   double scale, soft_cap;                       // soft_cap 0: none
   Rows query, key, value;
-  Scores bias;                 // float (double for double), or no data
+  Scores bias;                 // float (double for double), or no data; kHidingBias or less hides a key as -inf does
   const void* slopes;          // (N,) of ALiBi in the same type, or null
   const int32_t* slope_align;  // where query 0 stands for ALiBi, or null for 0
   int64_t slope_align_stride;
@@ -60,8 +66,9 @@ struct Attention {
 };
 
 // Results of the forward pass, but for the output contiguous in float (double for double): lse is (B, N, T), and
-// `softmax` (2, B, N, T), for the backward pass: a score that weights are relative to, close to the highest of each
-// row, and the sum of exp(score - that one); 0 for a row that sees nothing, NaN for one that sees what is not finite.
+// `softmax` (2, B, N, T), for the backward pass alone, as it is in the units of the scores that a kernel computes: a
+// score that weights are relative to, close to the highest of each row, and the sum of exp(score - that one); 0 for a
+// row that sees nothing, NaN for one that sees what is not finite.
 struct Forward {
   Rows output;
   void* lse;

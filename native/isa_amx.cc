@@ -1,4 +1,4 @@
-// x86-64 with AVX-512 and the matrix units: bfloat16 forward; all else as AVX-512 has it.
+// x86-64 with AVX-512 and the matrix units: products of bfloat16; all else as AVX-512 has it.
 #define HEED_ISA amx
 #define HEED_VECTOR_BYTES 64
 #define HEED_REGISTERS 32
@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "kernels/amx.h"
+#include "kernels/bias_gradient.h"
 #include "kernels/registry.h"
 
 namespace heed {
@@ -35,6 +36,25 @@ size_t forward_bytes(const Attention& a) {
   return TileProducts::serves(a) ? ForwardScratch<TileProducts>::bytes(a) : avx512(a).forward_bytes(a);
 }
 
+void run_backward_part(const Attention& a, const Backward& pass, const uint8_t* finite, int64_t b, int64_t group,
+                       int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch) {
+  if (!TileProducts::serves(a))
+    return avx512(a).backward_part(a, pass, finite, b, group, part, parts, key_gradient, value_gradient, scratch);
+  backward_part<Bfloat16, TileScores>(a, pass, finite, b, group, part, parts, static_cast<float*>(key_gradient),
+                                      static_cast<float*>(value_gradient), scratch);
+}
+
+void run_bias_gradient(const Attention& a, const Backward& pass, const uint8_t* finite, const BiasRows& owned,
+                       void* target, char* scratch) {
+  if (!TileProducts::serves(a)) return avx512(a).bias_gradient(a, pass, finite, owned, target, scratch);
+  bias_gradient_rows<Bfloat16, TileScores>(a, pass, finite, owned, static_cast<float*>(target), scratch);
+}
+
+size_t backward_bytes(const Attention& a) {
+  return TileProducts::serves(a) ? BackwardScratch<float>::bytes(a) + TileScores::bytes(a)
+                                 : avx512(a).backward_bytes(a);
+}
+
 const Kernels& kernels(Number number) {
   static const Kernels bfloat16 = [] {
     Kernels k = kAvx512.kernels(Number::kBfloat16);
@@ -42,6 +62,9 @@ const Kernels& kernels(Number number) {
     k.packed_bytes = TileProducts::packed_bytes;
     k.pack = TileProducts::pack;
     k.forward_panel = run_forward_panel;
+    k.backward_bytes = backward_bytes;
+    k.backward_part = run_backward_part;
+    k.bias_gradient = run_bias_gradient;
     return k;
   }();
   return number == Number::kBfloat16 ? bfloat16 : kAvx512.kernels(number);

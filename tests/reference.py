@@ -18,6 +18,9 @@ import numpy as np
 
 Array = np.ndarray
 
+# A bias of this or less hides its key as -inf does.
+HIDING_BIAS = -1e30
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -95,6 +98,7 @@ class _DotProduct:
         self.mask = np.broadcast_to(True if mask is None else np.asarray(mask, bool), self.scores)
         self.bias_shape = None if bias is None else np.shape(bias)
         self.bias = np.broadcast_to(0.0 if bias is None else _float64(bias), self.scores)
+        self.mask = self.mask & ~(self.bias <= HIDING_BIAS)
         if alibi_slopes is not None:
             self.bias = self.bias + alibi_bias(
                 alibi_slopes, self.batch, self.queries, self.keys, align
@@ -113,8 +117,8 @@ class _DotProduct:
         ]
 
     def visible(self, b: int, n: int, i: int) -> Array:
-        """Which keys the row may attend to: not masked, and no bias of -inf."""
-        return np.flatnonzero(self.mask[b, n, i] & (self.bias[b, n, i] != -np.inf))
+        """Which keys the row may attend to: not masked, and not hidden by their bias."""
+        return np.flatnonzero(self.mask[b, n, i])
 
     def row(self, b: int, n: int, i: int, visible: Array) -> tuple[Array, Array, float]:
         """Probabilities over the visible keys, the derivative of the soft-cap, log-sum-exp."""

@@ -149,7 +149,7 @@ def test_the_extras_the_checker_knows_are_those_of_pyproject():
     demo = text.split("\ndemo = [", 1)[1].split("]\n", 1)[0]
     names = {line.strip().strip('",').split(">=")[0] for line in demo.splitlines()} - {
         "",
-        "heed[tensorflow]",
+        "heed-attention[tensorflow]",
     }
     assert names == architecture.EXTRA_PACKAGES
 

@@ -414,6 +414,35 @@ def test_each_case_has_one_side_of_heed_first():
     assert list(sides("ops", SUITES["ops"], CASE, ["naive", "heed"])) == ["heed", "naive"]
 
 
+def test_heed_beside_the_heed_of_another_interpreter(peers, tmp_path):
+    additive = Case(1, 1, 8, 4, kind="additive")
+    for case, chosen, own in [
+        (CASE, None, "heed"),
+        (CASE, ["heed-portable"], "heed-portable"),
+        (additive, None, "heed-additive"),
+    ]:
+        found = sides(bars.NAME, bars.SUITE, case, chosen, "another")
+        assert list(found) == [own, f"{own}-before"]
+        assert [peer.python for peer in found.values()] == [None, "another"]
+        assert len({peer.module for peer in found.values()}) == 1
+    assert sides(bars.NAME, bars.SUITE, additive, ["heed"], "another") == {}
+    another = tmp_path / "another"
+    another.write_text(f'#!/bin/sh\ntouch "{tmp_path}/ran"\nexec "{sys.executable}" "$@"\n')
+    another.chmod(0o755)
+    both = {
+        "heed": peers["heed"],
+        "heed-before": dataclasses.replace(peers["heed"], is_heed=False, python=str(another)),
+    }
+    with Sides() as processes:
+        results = time_case(CASE, both, 2, processes)
+    assert (tmp_path / "ran").exists()
+    assert all(len(result.samples) == 2 for result in results.values())
+    # No bar: the ratio is that of the two, whatever the suite.
+    table = report.tables(Record(bars.NAME, ABOUT, [(BARS[0].case, results)]))
+    assert "| heed before, ms | ratio |" in table
+    assert "met" not in table
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -421,6 +450,7 @@ def test_each_case_has_one_side_of_heed_first():
         ["ops", "--threads", "0"],
         ["ops", "--peers", "x"],
         ["ops", "--peers", "naive"],
+        ["ops", "--before", "/no/such/python"],
         ["unknown"],
         [],
     ],

@@ -12,9 +12,11 @@ from html import escape
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from heed import cli
 from heed.seq2seq import RunFolder, numbers, train
+from heed.seq2seq.numbers_task import NumbersTask
 from tests.inspect import test_page as page_reader
 from tests.seq2seq import tiny
 
@@ -124,6 +126,12 @@ def test_wrong_arguments(heed, words, message):
         (["train", "--source", "a", "--target", "b", "--languages", "en"], "no --languages"),
         (["train", "--resume", "x"], "x does not exist"),
         (["train", "--resume", ".", "--steps", "9"], "leave out --steps"),
+        (["train", "--resume", ".", "--batch-size", "9"], "leave out --batch-size"),
+        (["train", "--resume", ".", "--languages", ""], "leave out --languages"),
+        (["train", "--resume", ".", "--run", "x"], "leave out --run"),
+        (["train", "--resume", ".", "--vocabulary-size", "0"], "leave out --vocabulary-size"),
+        (["train", "numbers", "--vocabulary-size", "5"], "--vocabulary-size is for own text"),
+        (["train", "numbers", "--vocabulary-size", "0"], "--vocabulary-size is for own text"),
         (["train", "--resume", "."], "not a run folder"),
         (["train", "numbers", "--steps", "0"], "`steps` must be"),
         (["train", "numbers", "--dropout", "2"], "`dropout` must be"),
@@ -181,11 +189,126 @@ def test_lines_in_lines_out(heed, run_path):
     assert heed("translate", run_path, stdin="") == (0, "", "")
 
 
-def test_a_bad_line_stops_after_the_good_ones(heed, run_path):
-    status, out, err = heed("translate", run_path, stdin="1\n\n3\n")
+def test_a_bad_line_keeps_its_place(heed, run_path):
+    status, out, err = heed("translate", run_path, stdin="1\n\nx\n3\n")
+    one, three = (heed("translate", run_path, text)[1] for text in ("1", "3"))
+    assert out == f"{one}\n\n{three}"
     assert status == 1
-    assert out.count("\n") == 1
-    assert err == "heed: line 2: a number from 0 to 999,999 must not be empty\n"
+    assert err.startswith("heed: line 3: a number must be digits")
+    assert err.count("\n") == 1
+    assert heed("translate", run_path, stdin="1\n\n3\n") == (0, f"{one}\n{three}", "")
+
+
+def test_bytes_that_are_no_text(run_path):
+    """Under C.UTF-8 Python hands them on; elsewhere it raises. Lines end at line feeds alone."""
+    for environment in (
+        {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
+        {"PYTHONIOENCODING": "utf-8:strict"},
+    ):
+        running = process("translate", run_path, env=os.environ | environment, stdin=subprocess.PIPE,
+                          encoding="latin-1")  # fmt: skip
+        out, err = running.communicate("\xef\xbb\xbf1\n\xff\xfe\n3\r4\n5\r\n", timeout=120)
+        assert running.returncode == 1
+        assert [bool(line) for line in out.splitlines()] == [True, False, False, True]
+        assert [line[:13] for line in err.splitlines()] == ["heed: line 2:", "heed: line 3:"], err
+
+
+@pytest.mark.parametrize(
+    "words", [(b"translate", b"x", b"\xff"), (b"translate", b"\xff"), (b"info", b"--\xff")]
+)
+def test_arguments_that_are_no_text(words):
+    done = subprocess.run(
+        [sys.executable.encode(), b"-m", b"heed", *words],
+        capture_output=True, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"heed: the arguments must be UTF-8 text. Received: '")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "redirection", "status", "message"),
+    [
+        (
+            "translate RUN",
+            "<&-",
+            1,
+            "heed: standard input is closed: give the text as an argument\n",
+        ),
+        ("translate RUN 5", ">&-", 1, "heed: cannot read or write standard output: it is closed\n"),
+        (
+            "translate RUN 5",
+            ">/dev/full",
+            1,
+            "heed: cannot read or write: No space left on device\n",
+        ),
+        ("translate RUN x", "2>&-", 1, ""),
+        ("translate RUN 5", "<&-", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(run_path, words, redirection, status, message):
+    command = f"{sys.executable} -m heed {words.replace('RUN', str(run_path))} {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, message)
+    assert bool(done.stdout) == (status == 0), done.stdout
+
+
+def test_typing_at_a_terminal(run_path):
+    """Each line is answered at once; a bad one ends nothing."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    running = process("translate", run_path, stdin=theirs)
+    os.close(theirs)
+    assert "Ctrl-D ends" in running.stderr.readline()
+    for line, answered in (("5\n", True), ("x\n", False), ("6\n", True)):
+        os.write(ours, line.encode())
+        assert (running.stdout.readline() != "\n") == answered
+    assert running.stderr.readline().startswith("heed: line 2: a number must be digits")
+    os.write(ours, b"\x04")
+    assert running.wait(timeout=60) == 1
+    os.close(ours)
+
+
+def test_a_picture_of_standard_input_is_refused(heed, run_path):
+    fails(heed("translate", run_path, "--picture", stdin="1\n"), 1, "--picture needs the text")
+
+
+def test_a_language_that_was_not_learned_is_one_error_for_all_lines(heed, run_path):
+    result = heed("translate", run_path, "--language", "fr", stdin="1\n2\n3\n")
+    fails(result, 1, "must be one of en, de")
+
+
+def test_memory_that_runs_out(heed, run_path, monkeypatch):
+    def fail(error):
+        def encode(*_):
+            raise error
+
+        monkeypatch.setattr(NumbersTask, "encode", encode)
+        return heed("translate", run_path, "1")
+
+    fails(fail(MemoryError()), 1, "heed: not enough memory\n")
+    fails(fail(tf.errors.ResourceExhaustedError(None, None, "OOM")), 1, "heed: not enough memory\n")
+
+
+def test_a_damaged_newest_checkpoint_is_said(heed, run_path, tmp_path):
+    path = shutil.copytree(run_path, tmp_path / "copy")
+    (path / "weights.npz").write_bytes(b"PK")
+    result = heed("translate", path, "5")
+    fails(
+        result,
+        1,
+        f"weights.npz is damaged: File is not a zip file; repair it with: heed train --resume {path}",
+    )
+    (path / "weights.npz").unlink()
+    newest = path / "checkpoints" / "step-00000012.npz"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    status, out, err = heed("translate", path, "5")
+    assert status == 0
+    assert out
+    assert err.splitlines() == [
+        f"heed: {newest} is damaged: File is not a zip file; step-00000009.npz takes its place",
+        f"heed: {path} is not finished: using its checkpoint of step 9",
+    ]
 
 
 def test_a_language_that_was_not_learned(heed, run_path):
@@ -241,6 +364,16 @@ def test_explain_writes_to_existing_folders_only(heed, run_path, tmp_path, optio
         fails(result, 1, f"{option} must be a file in an existing folder, not {path}")
 
 
+def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeypatch):
+    status, out, _ = heed("explain", run_path, "7", "--png", tmp_path / "q.svg")
+    assert status == 0
+    assert out.endswith(f"picture: {tmp_path / 'q.svg'}\n")
+    assert (tmp_path / "q.svg").read_bytes().startswith(b"<?xml")
+    monkeypatch.setattr(cli, "_translator", lambda path: 1 / 0)  # said before the model loads
+    result = heed("explain", run_path, "7", "--png", tmp_path / "q.jpg")
+    fails(result, 1, "must be a .png, .svg or .pdf file")
+
+
 def test_evaluate_writes_the_figures(heed, run_path, monkeypatch):
     monkeypatch.setattr(numbers, "evaluation_numbers", lambda: np.array([1, 20, 300]))
     status, out, _ = heed("evaluate", run_path)
@@ -281,6 +414,14 @@ def test_own_text(heed, tmp_path):
     assert status == 0, err
     assert "the run: heed-runs/text" in out
     assert heed("translate", "heed-runs/text", "aa bb")[0] == 0
+    fails(heed("translate", "heed-runs/text", "aa bb " * 100), 1, "at most 128 tokens")
+    fails(heed("explain", "heed-runs/text", "aa bb " * 100), 1, "at most 128 tokens")
+    status, out, err = heed("translate", "heed-runs/text", stdin="aa\n" + "aa " * 200 + "\nbb\n")
+    assert (status, out.count("\n")) == (1, 3)
+    assert err.startswith("heed: line 2: a sentence to translate must have at most 128 tokens")
+    for size in ("0", "-1"):
+        result = heed("train", "--source", source, "--target", target, "--vocabulary-size", size)
+        fails(result, 1, f"`vocabulary_size` must be a whole number above 4. Received: {size}")
     target.write_text(target.read_text() + "one more\n")
     result = heed("train", "--source", source, "--target", target, "--run", "other")
     fails(result, 1, "must have as many lines")

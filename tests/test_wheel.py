@@ -13,7 +13,7 @@ import pytest
 
 CI = Path(__file__).resolve().parents[1] / ".ci"
 pytestmark = pytest.mark.skipif(not CI.exists(), reason="a source distribution has no .ci")
-NAME = "heed-1.0-py3-none-manylinux_2_28_x86_64.whl"
+NAME = "heed_attention-1.0-py3-none-manylinux_2_28_x86_64.whl"
 RIGHT = {
     "heed/__init__.py": "",
     "heed/py.typed": "",
@@ -21,7 +21,7 @@ RIGHT = {
     "heed/inspect/_page_files/main.js": "",
     "heed/_lib/libheed_core.so": "",
     "heed/_lib/libheed_tf.so": "",
-    "heed-1.0.dist-info/WHEEL": "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
+    "heed_attention-1.0.dist-info/WHEEL": "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\n",
 }
 
 
@@ -45,7 +45,11 @@ def test_a_right_wheel_passes(tmp_path: Path) -> None:
         (NAME.replace("manylinux_2_28", "linux"), {}, "is not tagged"),
         (NAME.replace("py3-none", "cp311-cp311"), {}, "is not tagged"),
         (NAME.replace("2_28", "2_36"), {}, "needs a glibc newer"),
-        (NAME, {"heed-1.0.dist-info/WHEEL": "Root-Is-Purelib: true"}, "its WHEEL file says"),
+        (
+            NAME,
+            {"heed_attention-1.0.dist-info/WHEEL": "Root-Is-Purelib: true"},
+            "its WHEEL file says",
+        ),
         (NAME, {"heed.libs/libstdc++.so.6": ""}, "its libraries are"),
         (NAME, {"heed/_lib/libheed_tf.so": None}, "its libraries are"),
         (NAME, {"tests/__init__.py": ""}, "tests/__init__.py does not belong"),

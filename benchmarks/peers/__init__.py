@@ -60,6 +60,7 @@ class Peer:
         builds_scores: whether it builds the whole tensor of scores, and so needs memory for it.
         computes: what it computes in place of a case.
         environment: variables of its process.
+        python: the interpreter of its process; None for the one that runs the benchmarks.
     """
 
     title: str
@@ -70,6 +71,7 @@ class Peer:
     builds_scores: bool = False
     computes: Callable[[Case], Case] = as_it_is
     environment: dict[str, str] = field(default_factory=dict)
+    python: str | None = None
 
 
 def _limit(library: str, title: str) -> Peer:
@@ -102,6 +104,15 @@ PEERS: dict[str, Peer] = {
     "heed-model": Peer("accelerated", _HERE + "heed_model", "model", is_heed=True),
     "keras-model": Peer("stock Keras", _HERE + "keras_model", "model", builds_scores=True),
     "model-rest": Peer("without attention", _HERE + "model_rest", "model", is_limit=True),
+}
+
+
+BEFORE = "-before"
+# Each side of heed once more, to be run by an interpreter that has another heed.
+PEERS |= {
+    name + BEFORE: dataclasses.replace(peer, title=f"{peer.title} before", is_heed=False)
+    for name, peer in PEERS.items()
+    if peer.is_heed
 }
 
 

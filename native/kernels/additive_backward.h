@@ -18,7 +18,7 @@ struct Incoming {
 
   Real *gradient, *gradient_rows;  // of the output, transposed and as it is
   int row_width;
-  // A weight is 2^(score * log2(e) - base) / sum. From its gradient, `mean` is taken and `from_lse` added to it: one
+  // A weight is e^(score - base) / sum. From its gradient, `mean` is taken and `from_lse` added to it: one
   // after the other, as an error of their difference would be the same for all keys and add up.
   Real base[kQueries], sum[kQueries], mean[kQueries], from_lse[kQueries];
   bool broken[kQueries] = {}, any_broken = false;
@@ -50,7 +50,7 @@ struct Incoming {
         for (int c = 0; c < value_width; ++c) gradient[c * kQueries + x] = gradient_rows[x * row_width + c] = 0;
         continue;
       }
-      base[x] = highest_of[at] * static_cast<Real>(1.4426950408889634074);
+      base[x] = highest_of[at];
       sum[x] = sum_of[at];
       mean[x] = dot(row<Stored>(output, b, i, 0), row<Stored>(output_gradient, b, i, 0), value_width);
       from_lse[x] = own_lse_gradient;
@@ -61,7 +61,7 @@ struct Incoming {
   void apply(const Real* factors, int x, Real* score, Real* gradient) const {
     typedef Vector<Real> V;
     constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
-    const V weight = exp2(load<V>(score) * kLog2E - load<V>(base + x)) / load<V>(sum + x);
+    const V weight = exp2((load<V>(score) - load<V>(base + x)) * kLog2E) / load<V>(sum + x);
     const V factor = factors ? load<V>(factors + x) : broadcast(Real(1));
     store(gradient, weight * ((load<V>(gradient) * factor - load<V>(mean + x)) + load<V>(from_lse + x)));
     store(score, weight * factor);

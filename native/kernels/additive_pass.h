@@ -185,8 +185,8 @@ inline void join(const PanelState<Real>& all, const PanelState<Real>& more, int 
   for (int x = 0; x < kQueries; x += Lanes<Real>::kCount) {
     Real *highest = all.running->highest + x, *sum = all.running->sum + x, *broken = all.broken + x;
     const V first = load<V>(highest), second = load<V>(more.running->highest + x), higher = larger(first, second);
-    const V base = (higher > -static_cast<Real>(__builtin_inf()) ? higher : V{}) * kLog2E;
-    const V first_factor = exp2(first * kLog2E - base), second_factor = exp2(second * kLog2E - base);
+    const V base = higher > -static_cast<Real>(__builtin_inf()) ? higher : V{};
+    const V first_factor = exp2((first - base) * kLog2E), second_factor = exp2((second - base) * kLog2E);
     store(highest, higher);
     store(sum, load<V>(sum) * first_factor + load<V>(more.running->sum + x) * second_factor);
     store(broken, larger(load<V>(broken), load<V>(more.broken + x)));

@@ -1,4 +1,5 @@
-// The forward pass in bfloat16 on the matrix units (AMX): tiles of 16 x 16 sums of products of pairs.
+// bfloat16 on the matrix units (AMX), the forward pass and the scores of the backward one: tiles of 16 x 16 sums of
+// products of pairs.
 //
 // Scores stay transposed, so keys are a left operand just as they lie, and weights, two rows at a time, a right one.
 // Only the values must be turned, once a call: a left operand wants one feature a row, keys across.
@@ -6,7 +7,7 @@
 
 #include <immintrin.h>
 
-#include "forward.h"
+#include "backward.h"
 
 namespace heed {
 namespace HEED_ISA {
@@ -154,7 +155,9 @@ class TileProducts {
       : a_(a),
         b_(b),
         group_(group),
-        values_(packed + static_cast<size_t>((b * a.groups + group) * ((a.keys + kKeys - 1) / kKeys)) * block_bytes(a)),
+        values_(!packed ? nullptr
+                        : packed + static_cast<size_t>((b * a.groups + group) * ((a.keys + kKeys - 1) / kKeys)) *
+                                       block_bytes(a)),
         query_(reinterpret_cast<float*>(memory)),
         copy_(reinterpret_cast<uint16_t*>(memory) + kQueries * deep(a)),
         // The products are of unscaled numbers. If nothing else happens to scores, scaling waits for the softmax.
@@ -219,6 +222,23 @@ class TileProducts {
   uint16_t* copy_;
   bool scaled_;
   const Tiles tiles_;
+};
+
+// See `VectorScores`.
+class TileScores {
+ public:
+  static size_t bytes(const Attention& a) { return TileProducts::bytes(a); }
+  TileScores(const Attention& a, int64_t b, int64_t group, char* memory) : products_(a, b, group, nullptr, memory) {}
+
+  float unit() const { return products_.unit(); }
+
+  void operator()(const QueryPanel<float>& p, Span keys, Strided<float>, bool guarded, float* scores) {
+    products_.load_query(p.n, p.queries);
+    products_.scores(keys, guarded, round_up(p.queries.length, kTile), scores);
+  }
+
+ private:
+  TileProducts products_;
 };
 
 }  // namespace HEED_ISA

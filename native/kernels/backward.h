@@ -6,6 +6,7 @@
 // come by that much less often.
 #pragma once
 
+#include "decode.h"
 #include "forward.h"
 
 namespace heed {
@@ -22,6 +23,7 @@ struct QueryPanel {
   Real *query, *query_rows, *output_gradient, *output_gradient_rows, *query_gradient;
   Real highest[kQueries], delta[kQueries];
   bool broken[kQueries], any_broken;
+  bool any_idle;      // whether any row adds nothing
   int64_t n, lo, hi;  // head, and the keys that may be seen
   Span queries;
   Dropout dropout;
@@ -78,7 +80,7 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
   const int key_row = round_up(width, kCount), value_row = round_up(value_width, kCount);
   p.n = n;
   p.queries = queries;
-  p.any_broken = false;
+  p.any_broken = p.any_idle = false;
   key_range(a, b, queries, &p.lo, &p.hi);
   load_transposed<Stored, Real>(a.query, b, n, queries, width, scale, p.query);
   load_rows<Stored, Real>(a.query, b, n, queries, width, scale, p.query_rows, key_row);
@@ -102,7 +104,8 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
                     !row_is_finite<Stored>(pass.output_gradient, b, i, n, a.value_width);
     if (!seen || p.broken[x]) {
       p.any_broken |= p.broken[x];
-      for (int c = 0; c < width; ++c) p.query[c * kQueries + x] = p.query_rows[x * key_row + c] = 0;
+      p.any_idle = true;
+      for (int c = 0; c < width; ++c) p.query_rows[x * key_row + c] = 0;
       continue;
     }
     const Stored* output = row<Stored>(pass.output, b, i, n);
@@ -128,14 +131,16 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
 }
 
 // Scores become weights (times the sum of their row), and gradients those of the scores, before the soft cap.
+// `unit` as in `VectorProducts`.
 template <class Real>
-inline void score_gradients(const QueryPanel<Real>& p, int rows, int columns, Real* scores, Real* gradients) {
+inline void score_gradients(const QueryPanel<Real>& p, int rows, int columns, Real unit, Real* scores,
+                            Real* gradients) {
   typedef Vector<Real> V;
-  constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
+  const Real log2e = unit * static_cast<Real>(1.4426950408889634074);
   for (int y = 0; y < rows; ++y)
     for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
       Real *score = scores + y * kQueries + x, *gradient = gradients + y * kQueries + x;
-      const V weight = exp2((load<V>(score) - load<V>(p.highest + x)) * kLog2E);
+      const V weight = exp2((load<V>(score) - load<V>(p.highest + x)) * log2e);
       store(gradient, weight * (load<V>(gradient) - load<V>(p.delta + x)));
       store(score, weight);
     }
@@ -151,14 +156,47 @@ inline void multiply(Real* numbers, const Real* factors, int rows, int columns) 
     }
 }
 
+// Scores as the forward pass computes them, to the last bit. Where scores are large, other roundings of them would give
+// weights whose sum is far from 1.
+template <class Stored>
+class VectorScores {
+ public:
+  typedef typename Compute<Stored>::Type Real;
+
+  static size_t bytes(const Attention& a) {
+    return few_queries(a) ? sizeof(Real) * static_cast<size_t>(kKeys * a.queries) : 0;
+  }
+  VectorScores(const Attention& a, int64_t, int64_t, char* memory) : a_(a), rows_(reinterpret_cast<Real*>(memory)) {}
+
+  Real unit() const { return 1; }
+
+  // Of a panel and a block of keys, which are given as they lie as well.
+  void operator()(const QueryPanel<Real>& p, Span keys, Strided<Real> key, bool, Real* scores) {
+    const int width = static_cast<int>(a_.width), columns = round_up(p.queries.length, Lanes<Real>::kCount);
+    if (!few_queries(a_)) return product(key, keys.length, p.query, kQueries, scores, kQueries, columns, width, false);
+    dots(key.data, key.row, keys.length, width, Ahead<Real>{}, p.query_rows, p.queries.length, rows_);
+    for (int y = 0; y < keys.length; ++y)
+      for (int x = 0; x < columns; ++x)
+        scores[y * kQueries + x] = x < p.queries.length ? rows_[x * kKeys + y] : Real(0);
+  }
+
+ private:
+  const Attention& a_;
+  Real* rows_;
+};
+
 // One panel against one block of keys: `s.weights` holds the weights, as they were dropped, and `s.weight_gradients`
 // the gradients of the scores, before the soft cap.
-template <class Real>
-inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, const QueryPanel<Real>& p, int64_t b,
-                            Span keys, Strided<Real> key, Strided<Real> value, Sight sight) {
-  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
+template <class Real, class Scores>
+inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, Scores& scores,
+                            const QueryPanel<Real>& p, int64_t b, Span keys, Strided<Real> key, Strided<Real> value,
+                            bool guarded, Sight sight) {
+  const int value_width = static_cast<int>(a.value_width);
   const int columns = round_up(p.queries.length, Lanes<Real>::kCount);
-  product(key, keys.length, p.query, kQueries, s.weights, kQueries, columns, width, false);
+  scores(p, keys, key, guarded, s.weights);
+  for (int x = 0; p.any_idle && x < p.queries.length; ++x)
+    for (int y = 0; p.highest[x] == static_cast<Real>(__builtin_inf()) && y < keys.length; ++y)
+      s.weights[y * kQueries + x] = 0;
   finish_scores<Real>(a, b, p.n, p.queries, keys, columns, sight, s.hidden, s.weights, s.slope);
   product(value, keys.length, p.output_gradient, kQueries, s.weight_gradients, kQueries, columns, value_width, false);
   if (a.dropout > 0) {
@@ -166,21 +204,22 @@ inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, 
       p.dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), s.factors + y * kQueries);
     multiply(s.weight_gradients, s.factors, keys.length, columns);
   }
-  score_gradients(p, keys.length, columns, s.weights, s.weight_gradients);
+  score_gradients(p, keys.length, columns, scores.unit(), s.weights, s.weight_gradients);
   if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);
 }
 
 // The same, and adds to the gradients of both.
-template <class Stored, class Real = typename Compute<Stored>::Type>
-void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, const QueryPanel<Real>& p, int64_t b,
-                        Span keys, Strided<Real> key, Strided<Real> value, Real* key_gradient, Real* value_gradient) {
+template <class Real, class Scores>
+void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, Scores& scores, const QueryPanel<Real>& p,
+                        int64_t b, Span keys, Strided<Real> key, Strided<Real> value, bool guarded, Real* key_gradient,
+                        Real* value_gradient) {
   constexpr int kCount = Lanes<Real>::kCount;
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
   const int key_row = round_up(width, kCount), value_row = round_up(value_width, kCount);
   const int columns = round_up(p.queries.length, kCount), rows = p.queries.length;
   const Sight sight = look<Real>(a, b, p.n, p.queries, keys, columns, s.hidden);
   if (sight == Sight::kNone) return;
-  block_gradients(a, s, p, b, keys, key, value, sight);
+  block_gradients(a, s, scores, p, b, keys, key, value, guarded, sight);
   if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
 
   product(flipped(key), width, s.weight_gradients, kQueries, p.query_gradient, kQueries, columns, keys.length, true);
@@ -200,12 +239,13 @@ void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, cons
 
 // Every `parts`-th panel of the heads that share one key head, from the `part`-th on: adds what they give to the
 // gradients of keys and values (S rows of row_width(H) and row_width(V) numbers), and writes those of the queries.
-template <class Stored>
+template <class Stored, class Scores>
 void backward_part(const Attention& a, const Backward& pass, const uint8_t* finite, int64_t b, int64_t group,
                    int64_t part, int64_t parts, typename Compute<Stored>::Type* key_gradient,
                    typename Compute<Stored>::Type* value_gradient, char* memory) {
   typedef typename Compute<Stored>::Type Real;
   const auto s = BackwardScratch<Real>::in(memory, a);
+  Scores scores(a, b, group, memory + BackwardScratch<Real>::bytes(a));
   const int64_t members = a.heads / a.groups, length = least(kQueries, a.queries);
   const int64_t panels = length ? (a.queries + length - 1) / length : 0, blocks = (a.keys + kKeys - 1) / kKeys;
   const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
@@ -237,8 +277,9 @@ void backward_part(const Attention& a, const Backward& pass, const uint8_t* fini
         const Span keys = block_keys(block, p.lo, p.hi);
         if (keys.length <= 0) continue;
         const ptrdiff_t skipped = keys.begin - whole.begin;
-        panel_against_keys<Stored>(a, s, p, b, keys, {key.data + skipped * key.row, key.row, 1},
-                                   {value.data + skipped * value.row, value.row, 1}, key_gradient, value_gradient);
+        panel_against_keys<Real>(a, s, scores, p, b, keys, {key.data + skipped * key.row, key.row, 1},
+                                 {value.data + skipped * value.row, value.row, 1}, guarded, key_gradient,
+                                 value_gradient);
       }
     }
     for (int i = 0; i < together; ++i) {

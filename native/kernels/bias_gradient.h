@@ -10,7 +10,7 @@ namespace heed {
 namespace HEED_ISA {
 
 // Adds the gradients of these queries to `target`, which has the strides of the bias.
-template <class Stored>
+template <class Stored, class Scores>
 void bias_gradient_rows(const Attention& a, const Backward& pass, const uint8_t* finite, const BiasRows& owned,
                         typename Compute<Stored>::Type* target, char* memory) {
   typedef typename Compute<Stored>::Type Real;
@@ -26,6 +26,7 @@ void bias_gradient_rows(const Attention& a, const Backward& pass, const uint8_t*
         const int64_t begin = panel * length, group = n / (a.heads / a.groups);
         prepare_panel<Stored>(a, pass, b, n, {begin, static_cast<int>(least(length, a.queries - begin))}, p);
         const int columns = round_up(p.queries.length, kCount);
+        Scores scores(a, b, group, memory + BackwardScratch<Real>::bytes(a));
         for (int64_t block = p.lo / kKeys; block * kKeys < p.hi; ++block) {
           const Span keys = block_keys(block, p.lo, p.hi);
           const Sight sight = look<Real>(a, b, n, p.queries, keys, columns, s.hidden);
@@ -33,7 +34,7 @@ void bias_gradient_rows(const Attention& a, const Backward& pass, const uint8_t*
           const bool guarded = a.rules > 0 && !finite[(b * a.groups + group) * blocks + block];
           const auto key = key_block<Stored, Real>(a.key, b, group, keys, width, guarded, s.key_copy);
           const auto value = key_block<Stored, Real>(a.value, b, group, keys, value_width, guarded, s.value_copy);
-          block_gradients(a, s, p, b, keys, key, value, sight);
+          block_gradients(a, s, scores, p, b, keys, key, value, guarded, sight);
           for (int x = 0; x < p.queries.length; ++x) {
             Real* to = target + b * stride[0] + n * stride[1] + (begin + x) * stride[2] + keys.begin * stride[3];
             for (int y = 0; y < keys.length; ++y)

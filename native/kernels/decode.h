@@ -164,10 +164,10 @@ inline void weigh_row(Real* scores, int keys, Real* highest, Real* sum, Real* ou
     *highest = higher;
   }
   // All hidden so far: any finite stand-in for -inf makes the weights exp(-inf) = 0.
-  const Real base = (higher > -infinity ? higher : Real(0)) * kLog2E;
+  const Real base = higher > -infinity ? higher : Real(0);
   V total{};
   for (int y = 0; y < keys; y += kCount) {
-    const V weight = exp2(load<V>(scores + y) * kLog2E - base);
+    const V weight = exp2((load<V>(scores + y) - base) * kLog2E);
     total += weight;
     store(scores + y, weight);
   }

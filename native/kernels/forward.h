@@ -160,7 +160,7 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
     for (int v = 0; v < kVectors; ++v) {
       const V higher = larger(odd[v], base[v]);
       // A column that has seen nothing yet has highest -inf; with any finite stand-in its weights are exp(-inf) = 0.
-      const V shrink = exp2(base[v] * log2e - (higher > lowest ? higher : V{}) * log2e);
+      const V shrink = exp2((base[v] - (higher > lowest ? higher : V{})) * log2e);
       base[v] = higher;
       store(highest + v * kCount, higher);
       store(sum + v * kCount, load<V>(sum + v * kCount) * shrink);
@@ -171,17 +171,18 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
     }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    base[v] = (base[v] > lowest ? base[v] : V{}) * log2e;
+    base[v] = base[v] > lowest ? base[v] : V{};
     odd[v] = even[v] = V{};
   }
-  // Two short sums are also more accurate than one long one.
+  // The difference first: the rounding of a large score times log2e would be as large as the weight's exponent. Two
+  // short sums are also more accurate than one long one.
   int y = 0;
   for (; y + 1 < rows; y += 2)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       Real* at = scores + y * kQueries + x + v * kCount;
-      const V first = exp2(load<V>(at) * log2e - base[v]);
-      const V second = exp2(load<V>(at + kQueries) * log2e - base[v]);
+      const V first = exp2((load<V>(at) - base[v]) * log2e);
+      const V second = exp2((load<V>(at + kQueries) - base[v]) * log2e);
       store(at, kPairs ? paired(first, second) : first);
       if (!kPairs) store(at + kQueries, second);
       even[v] += first;
@@ -191,7 +192,7 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
   for (int v = 0; v < kVectors; ++v) {
     if (y < rows) {
       Real* at = scores + y * kQueries + x + v * kCount;
-      const V last = exp2(load<V>(at) * log2e - base[v]);
+      const V last = exp2((load<V>(at) - base[v]) * log2e);
       store(at, kPairs ? paired(last, V{}) : last);
       even[v] += last;
     }
@@ -285,11 +286,9 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   }
 
   Real factors[kQueries] = {};
-  for (int x = 0; x < columns; x += kCount) {
-    const Vector<Real> highest = load<Vector<Real>>(running.highest + x) * products.unit();
-    store(running.highest + x, highest);
-    store(factors + x, highest + natural_log(load<Vector<Real>>(running.sum + x)));
-  }
+  for (int x = 0; x < columns; x += kCount)
+    store(factors + x,
+          load<Vector<Real>>(running.highest + x) * products.unit() + natural_log(load<Vector<Real>>(running.sum + x)));
   for (int x = 0; x < queries.length; ++x) {
     const int64_t i = queries.begin + x;
     const Real sum = running.sum[x];

@@ -14,6 +14,11 @@ inline constexpr int kKeyBlock = 128;
 inline constexpr int kLongestPanel = 64;
 inline constexpr int kMostSplits = 32;
 
+// Whether the queries that one key head serves at once are few enough to be bound by the memory's speed.
+inline __attribute__((always_inline)) bool few_queries(const Attention& a) {
+  return a.heads / a.groups * a.queries <= 16 && a.keys > 0 && a.dropout == 0;
+}
+
 // A panel of queries of additive attention and its share of the keys: every `parts`-th block of them.
 struct AdditivePart {
   int64_t b, panel;

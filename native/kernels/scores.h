@@ -183,9 +183,12 @@ inline void finish_scores(const Attention& a, int64_t b, int64_t n, Span queries
   if (a.bias.data) {
     const int64_t* s = a.bias.stride;
     const Real* from = static_cast<const Real*>(a.bias.data) + b * s[0] + n * s[1];
+    const Real hiding = static_cast<Real>(kHidingBias), out = -static_cast<Real>(__builtin_inf());
     for (int x = 0; x < queries.length; ++x)
-      for (int y = 0; y < keys.length; ++y)
-        scores[y * kQueries + x] += from[(queries.begin + x) * s[2] + (keys.begin + y) * s[3]];
+      for (int y = 0; y < keys.length; ++y) {
+        const Real bias = from[(queries.begin + x) * s[2] + (keys.begin + y) * s[3]];
+        scores[y * kQueries + x] += bias <= hiding ? out : bias;
+      }
   }
   if (a.slopes) {
     const Real slope_n = static_cast<const Real*>(a.slopes)[n];

@@ -20,10 +20,11 @@ struct For {
   typedef typename Compute<Stored>::Type Real;
 
   typedef VectorProducts<Stored> Products;
+  typedef VectorScores<Stored> Scores;
 
   static size_t forward_bytes(const Attention& a) { return ForwardScratch<Products>::bytes(a); }
   static size_t packed_bytes(const Attention&) { return 0; }
-  static size_t backward_bytes(const Attention& a) { return BackwardScratch<Real>::bytes(a); }
+  static size_t backward_bytes(const Attention& a) { return BackwardScratch<Real>::bytes(a) + Scores::bytes(a); }
   static size_t decode_bytes(const Attention& a) { return DecodeScratch<Real>::bytes(a); }
   static size_t partial_bytes(const Attention& a) { return Partial<Real>::bytes(a); }
   static int gradient_row(int64_t width) { return BackwardScratch<Real>::row_width(width); }
@@ -38,13 +39,13 @@ struct For {
 
   static void backward(const Attention& a, const Backward& pass, const uint8_t* finite, int64_t b, int64_t group,
                        int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch) {
-    backward_part<Stored>(a, pass, finite, b, group, part, parts, static_cast<Real*>(key_gradient),
-                          static_cast<Real*>(value_gradient), scratch);
+    backward_part<Stored, Scores>(a, pass, finite, b, group, part, parts, static_cast<Real*>(key_gradient),
+                                  static_cast<Real*>(value_gradient), scratch);
   }
 
   static void bias_gradient(const Attention& a, const Backward& pass, const uint8_t* finite, const BiasRows& owned,
                             void* target, char* scratch) {
-    bias_gradient_rows<Stored>(a, pass, finite, owned, static_cast<Real*>(target), scratch);
+    bias_gradient_rows<Stored, Scores>(a, pass, finite, owned, static_cast<Real*>(target), scratch);
   }
 
   static void write_rows(const Rows& to, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width,

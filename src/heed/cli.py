@@ -7,9 +7,11 @@ arguments; 130 stopped with Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +22,7 @@ _TRAINING_OPTIONS = (
     ("steps", int, "number of training steps"),
     ("batch_size", int, "sentence pairs in a step"),
     ("learning_rate", float, "highest learning rate"),
-    ("warmup_steps", int, "steps until it is reached"),
+    ("warmup_steps", int, "steps until it is reached (a third of all, at most 1,000)"),
     ("label_smoothing", float, "share of the target spread over the vocabulary"),
     ("validate_every", int, "steps between validations"),
     ("checkpoint_every", int, "steps between checkpoints"),
@@ -59,25 +61,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
         >>> main(["translate", "surely-not-here", "1"])  # says on stderr that it does not exist
         1
     """
-    parsed = _parsed(arguments)
+    _prepare_streams()
+    parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
     try:
+        if sys.stdout is None:
+            raise OSError(0, "it is closed", "standard output")
         code = parsed.command(parsed)
         sys.stdout.flush()
         return int(code or 0)
     except KeyboardInterrupt as error:  # its message, if training was stopped
         return _fail(str(error) or "stopped", 130)
     except BrokenPipeError:  # the reader of the output has gone, as in `heed ... | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except Exception as error:
         text = _explained(error)
         if text is None:
             raise
+        _drop_output()
         return _fail(text, 1)
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _prepare_streams() -> None:
+    """Bytes that are no text are said to be so, and nothing that is said stops the command."""
+    if sys.stderr is None:  # closed: `print` would write to standard output instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        with contextlib.suppress(io.UnsupportedOperation):  # some of it has been read already
+            sys.stdin.reconfigure(errors="surrogateescape", newline="\n")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Drops what could not be written, which Python would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except AttributeError:  # it is closed
+        pass
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
+    for word in arguments:
+        if not _is_utf8(word):
+            parser.error(f"the arguments must be UTF-8 text. Received: {word!r}")
     parsed, others = parser.parse_known_args(arguments)
     # argparse takes no text after an option once the list has begun: `translate RUN --language de 7`.
     if others and not (hasattr(parsed, "text") and all(_is_text(word) for word in others)):
@@ -87,12 +117,17 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
+def _is_utf8(text: str) -> bool:
+    """Whether no byte of it had to be escaped when it was read."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def _is_text(word: str) -> bool:
     return not word.startswith("-") or word[1:2].isdigit()
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"heed: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    _note(" ".join(text.split()))
     return code
 
 
@@ -102,8 +137,11 @@ def _explained(error: Exception) -> str | None:
 
     if isinstance(error, TaskError):
         return str(error)
-    if isinstance(error, UnicodeDecodeError):
-        return "standard input must be UTF-8 text"
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError):
+        return "not enough memory"
+    if isinstance(error, MemoryError):
+        return str(error) or "not enough memory"
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"cannot read or write{where}: {error.strerror or error}"
@@ -111,7 +149,9 @@ def _explained(error: Exception) -> str | None:
         "keras",
         "tensorflow",
     ):
-        return f"this needs {error.name}: pip install 'heed[demo]'"
+        from heed._install import how_to_install
+
+        return f"this needs {error.name}: {how_to_install('demo')}"
     return None
 
 
@@ -148,15 +188,19 @@ def _parser() -> argparse.ArgumentParser:
 
     translate = add("translate", _translate, "Translate the text given, or standard input.")
     translate.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    translate.add_argument("text", nargs="*", help="what to translate; none: read standard input")
+    translate.add_argument(
+        "text", nargs="*", default=[], help="what to translate; none: read standard input"
+    )
     translate.add_argument("--language", help="numbers: which of the run's languages")
     translate.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
 
     explain = add("explain", _explain, "Translate, and show on one page where each head looked.")
     explain.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    explain.add_argument("text", nargs="*", help="what to translate")
+    explain.add_argument("text", nargs="*", default=[], help="what to translate")
     explain.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
-    explain.add_argument("--png", type=Path, help="draw the cross-attention to this file too")
+    explain.add_argument(
+        "--png", type=Path, help="draw the cross-attention to this file (.png, .svg, .pdf)"
+    )
     explain.add_argument("--language", help="numbers: which of the run's languages")
 
     add("info", _info, "Say which versions and which implementation of attention are in use.")
@@ -184,8 +228,13 @@ def _add_options(parser: argparse.ArgumentParser, options: Sequence[tuple[str, A
 
 def _said(parsed: argparse.Namespace) -> dict[str, Any]:
     """The training and model options that were given; the recipe says the others."""
-    names = [name for name, _, _ in _TRAINING_OPTIONS + _MODEL_OPTIONS]
-    return {n: getattr(parsed, n) for n in names if getattr(parsed, n, None) is not None}
+    names = (name for name, _, _ in _TRAINING_OPTIONS + _MODEL_OPTIONS)
+    return {name: getattr(parsed, name) for name in _given(parsed, *names)}
+
+
+def _given(parsed: argparse.Namespace, *names: str) -> list[str]:
+    """Those of the options that were given, also with an empty value or 0."""
+    return [name for name in names if getattr(parsed, name, None) is not None]
 
 
 def _languages(parsed: argparse.Namespace) -> tuple[str, ...]:
@@ -207,6 +256,10 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
+def _note(line: str) -> None:
+    print(f"heed: {line}", file=sys.stderr, flush=True)
+
+
 def _demo(parsed: argparse.Namespace) -> None:
     languages, path = _languages(parsed), _new_path(parsed, "numbers")
     _start()
@@ -226,9 +279,11 @@ def _train(parsed: argparse.Namespace) -> None:
             "`heed train --resume RUN`"
         )
     if parsed.resume is not None:
-        others = [*_said(parsed), *(n for n in ("run", "languages") if getattr(parsed, n))]
+        others = [*_said(parsed), *_given(parsed, "run", "languages", "vocabulary_size")]
         if others:
-            raise TaskError(f"--resume continues a run as it is: leave out --{others[0]}")
+            raise TaskError(
+                f"--resume continues a run as it is: leave out --{others[0].replace('_', '-')}"
+            )
         run = RunFolder.open(parsed.resume)
         _start()
     elif own_text:
@@ -238,9 +293,13 @@ def _train(parsed: argparse.Namespace) -> None:
         _start()
         from heed.seq2seq.recipes import start_text
 
-        size = {"vocabulary_size": parsed.vocabulary_size} if parsed.vocabulary_size else {}
+        size = dict.fromkeys(_given(parsed, "vocabulary_size"), parsed.vocabulary_size)
         run = start_text(path, parsed.source, parsed.target, **size, **_said(parsed))
     else:
+        if _given(parsed, "vocabulary_size"):
+            raise TaskError(
+                "--vocabulary-size is for own text: numbers have a vocabulary of theirs"
+            )
         languages, path = _languages(parsed), _new_path(parsed, "numbers")
         _start()
         from heed.seq2seq.recipes import start_numbers
@@ -261,12 +320,9 @@ def _translator(path: Path) -> Any:
     _start()
     from heed.seq2seq.translate import Translator
 
-    translator = Translator(run)
+    translator = Translator(run, _note)
     if not run.weights.exists():
-        print(
-            f"heed: {path} is not finished: using its checkpoint of step {translator.step}",
-            file=sys.stderr,
-        )
+        _note(f"{path} is not finished: using its checkpoint of step {translator.step}")
     return translator
 
 
@@ -282,30 +338,59 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     _say(f"all figures: {path}")
 
 
-def _translate(parsed: argparse.Namespace) -> None:
+def _translate(parsed: argparse.Namespace) -> int | None:
+    from heed.seq2seq.errors import TaskError
     from heed.seq2seq.run_folder import RunFolder
 
     # What can be checked without TensorFlow is checked before the seconds that it takes to load.
-    text = " ".join(parsed.text) if parsed.text else None
-    if text is not None:
-        RunFolder.open(parsed.run).task().encode(text, parsed.language)
+    task = RunFolder.open(parsed.run).task()
+    if not parsed.text:
+        if parsed.picture:
+            raise TaskError("--picture needs the text as an argument: it draws one translation")
+        if sys.stdin is None:
+            raise TaskError("standard input is closed: give the text as an argument")
+        task.encode("1", parsed.language)  # a language that the run lacks: once, not for each line
+        return _translate_lines(_translator(parsed.run), parsed.language)
+    text = " ".join(parsed.text)
+    task.encode(text, parsed.language)
     translator = _translator(parsed.run)
-    from heed.seq2seq.demo import picture_of_run
-    from heed.seq2seq.translate import translate_stream
-
-    if text is None:
-        size = 1 if sys.stdin.isatty() else 64
-        for answer in translate_stream(translator, sys.stdin, parsed.language, size):
-            _say(answer)
-        return
     _say(translator([text], parsed.language)[0])
     if parsed.picture:
+        from heed.seq2seq.demo import picture_of_run
+
         picture = picture_of_run(translator, text, parsed.language)
         print(f"picture: {picture}", file=sys.stderr)
+    return None
+
+
+def _translate_lines(translator: Any, language: str | None) -> int:
+    """Translates standard input; the status is 1 if a line of it could not be translated."""
+    from heed.seq2seq.translate import translate_stream
+
+    problems = 0
+
+    def report(problem: str) -> None:
+        nonlocal problems
+        problems += 1
+        _note(problem)
+
+    typed = sys.stdin.isatty()
+    if typed:
+        _note("type what to translate, one a line; Ctrl-D ends")
+    for answer in translate_stream(translator, _input(), report, language, 1 if typed else 64):
+        _say(answer)
+    return 1 if problems else 0
+
+
+def _input() -> Iterator[str]:
+    """The lines of standard input; a mark of the byte order before the first is no text."""
+    for number, line in enumerate(sys.stdin):
+        yield line if number else line.removeprefix("\ufeff")
 
 
 def _explain(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.errors import TaskError
+    from heed.seq2seq.picture_format import picture_format
     from heed.seq2seq.run_folder import RunFolder
 
     text = " ".join(parsed.text)
@@ -314,6 +399,8 @@ def _explain(parsed: argparse.Namespace) -> None:
     for option, path in (("--out", out), ("--png", parsed.png)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise TaskError(f"{option} must be a file in an existing folder, not {path}")
+    if parsed.png is not None:
+        picture_format(parsed.png)
     translator = _translator(parsed.run)
     from heed.seq2seq.attention import attention_of
     from heed.seq2seq.demo import draw
@@ -336,7 +423,8 @@ def _write_page(found: Any, path: Path) -> Path:
 
 
 def _info(_: argparse.Namespace) -> None:
-    _start()
+    with contextlib.suppress(ImportError):  # what is missing is part of the answer
+        _start()
     from heed._info import info
 
     answer = info()

@@ -8,10 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow import nn
 
 import heed
 from heed import Mask
-from heed.inspect import capture
+from heed.inspect import Capture, capture
 from heed.inspect._statistics import statistics_of
 from heed.layers import MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
@@ -263,6 +264,40 @@ def test_a_mask_says_where_queries_stand():
         np.testing.assert_array_equal(found.on_offset(0)["a"][b], same)
 
 
+@pytest.mark.parametrize("align", [2, "bottom_right", np.array([0, 2])])
+def test_an_offset_that_was_not_captured_starts_where_queries_stand(tmp_path, align):
+    x, y = sequence(3), sequence(5)
+    arguments = {"value": y, "attention_mask": Mask.window(2, 2, align)}
+    found = capture(MultiHeadAttention(2, 4, name="a"), x, call_arguments=arguments)
+    starts = align if isinstance(align, np.ndarray) else np.array([2, 2])
+    found.save(tmp_path / "file")
+    for each in (found, Capture.load(tmp_path / "file")):
+        for offset in (-2, 2):
+            shares = each.on_offset(offset)["a"]
+            for b, i in np.ndindex(2, 3):
+                key = starts[b] + i + offset
+                expected = found.weights["a"][b, :, i, key] if 0 <= key < 5 else 0
+                np.testing.assert_array_equal(shares[b, :, i], expected)
+        assert each.on_offset(-2)["a"].max() > 0.05
+
+
+def test_a_token_that_only_some_layers_have(tmp_path):
+    """Tokens that were asked for, in a picture that is not whole: layers with fewer keys have no such share."""
+    x, y = keras.Input((6, 8)), keras.Input((3, 8))
+    own = keras.layers.MultiHeadAttention(2, 4, name="own")(x, x)
+    model = keras.Model([x, y], keras.layers.MultiHeadAttention(2, 4, name="other")(own, y))
+    arrays = [sequence(6), sequence(3)]
+    found = capture(model, arrays, size=2, tokens=[1, 4])
+    whole = capture(model, arrays, size=None)
+    assert list(found.on_token(4)) == ["own"]
+    assert list(found.on_token(1)) == ["own", "other"]
+    for token, name in ((4, "own"), (1, "own"), (1, "other")):
+        expected = whole.weights[name][..., token]
+        np.testing.assert_array_equal(found.on_token(token)[name], expected)
+    with pytest.raises(ValueError, match=r"`token` must be in \[0, 6\)"):
+        found.on_token(6)
+
+
 # Parts of it
 
 
@@ -317,7 +352,8 @@ def test_pooled_pictures_and_their_exact_statistics(name, size, length, monkeypa
             mean = rows[..., j * g : (j + 1) * g].sum((2, 3)) / number
             np.testing.assert_allclose(picture[:, :, i, j], mean, atol=1e-6)
     assert_rows(picture)
-    by_hand = statistics_of(weights.astype(np.float64), None, [0, 3], [-1, 0, 1])
+    places = np.arange(weights.shape[2])[None, None]
+    by_hand = statistics_of(weights.astype(np.float64), places, [0, 3], [-1, 0, 1])
     assert_statistics(found.entropy["a"], by_hand.entropy, "float32")
     assert_statistics(found.distance["a"], by_hand.distance, "float32")
     for token in (0, 3):
@@ -473,3 +509,38 @@ def test_other_threads_see_nothing_of_it():
     first.join(60), second.join(60)
     assert [len(results[name]) for name in ("first", "second")] == [6, 6]
     np.testing.assert_array_equal(np.asarray(results["first"].outputs), plain)
+
+
+def test_accelerate_in_another_thread_waits_until_the_model_has_run():
+    """Both replace functions of Keras."""
+    model, x = chain(), sequence()
+    inside, go_on = threading.Event(), threading.Event()
+    errors = []
+
+    class Waits(keras.layers.Layer):
+        def call(self, x):
+            inside.set()
+            assert go_on.wait(60)
+            return x
+
+    def accelerate():
+        try:
+            with heed.accelerate():
+                pass
+        except Exception as error:
+            errors.append(error)
+
+    before = keras.layers.Layer.__call__, nn.dot_product_attention
+    threads = [
+        threading.Thread(target=capture, args=(keras.Sequential([Waits(), model]), x)),
+        threading.Thread(target=accelerate),
+    ]
+    threads[0].start()
+    assert inside.wait(60)
+    threads[1].start()
+    threads[1].join(0.2)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert (keras.layers.Layer.__call__, nn.dot_product_attention) == before

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 
 import numpy as np
 import pytest
 
 from heed.inspect import Capture, RowStatistics
+from tests import damage
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -133,6 +135,8 @@ W = random_weights(1, 2, 3, 4)
         ({"a": W}, {"a": "self"}, {"rows": {"a": [0, -1, 2]}}, "each of the 3 rows"),
         ({"a": W}, {"a": "self"}, {"lengths": {"a": (2, 4)}}, r"\(2, 4\) for 'a'.*3 x 4"),
         ({"a": W}, {"a": "self"}, {"lengths": {"a": (4, 4)}}, r"\(4, 4\) for 'a'.*3 x 4"),
+        ({"a": W}, {"a": "self"}, {"starts": {"a": [1, 2]}}, r"`starts` must be .*\[1, 2\]"),
+        ({"a": W}, {"a": "self"}, {"starts": {"a": 0.5}}, r"`starts` must be .*0.5"),
         (
             {"a": W},
             {"a": "self"},
@@ -174,6 +178,7 @@ def test_a_file_holds_all_of_it(tmp_path):
         heads={"some": [3]},
         rows={"some": [8, 1]},
         lengths={"some": (9, 4), "pooled": (3, 8)},
+        starts={"some": 3, "é/whole": [2, 0]},
         statistics={"some": statistics},
         outputs="not saved",
     )
@@ -185,6 +190,7 @@ def test_a_file_holds_all_of_it(tmp_path):
         assert getattr(loaded, part) == getattr(capture, part), part
     for name in capture:
         np.testing.assert_array_equal(loaded.weights[name], capture.weights[name])
+        np.testing.assert_array_equal(loaded.starts[name], capture.starts[name])
         assert loaded.weights[name].dtype == capture.weights[name].dtype
     assert loaded._rows("some").tokens.keys() == {7}
     np.testing.assert_array_equal(loaded._rows("some").tokens[7], rows[..., 2])
@@ -226,6 +232,71 @@ def test_a_damaged_file_is_refused(tmp_path):
     np.savez(path, **{**entries, "format": np.array("heed capture 9")})
     with pytest.raises(ValueError, match="its format is 'heed capture 9'"):
         Capture.load(path)
+
+
+def resaved(path, **changed):
+    """A saved capture with some of its arrays replaced, checksums and all."""
+    planted().save(path)
+    with np.load(path) as file:
+        entries = {name: file[name] for name in file.files}
+    np.savez(path, **{**entries, **{name.replace("_", "/"): x for name, x in changed.items()}})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"0_heads": np.array([np.inf])},
+        {"0_heads": np.array(0)},
+        {"0_lengths": np.array([np.inf, 2])},
+        {"0_lengths": np.array([10**15, 10**15]), "0_rows": np.arange(4)},
+        {"names": np.array(0)},
+        {"0_entropy": np.array("x")},
+        {"0_tokens/x": np.zeros(1)},
+    ],
+)
+def test_forged_contents_are_refused(tmp_path, changed):
+    resaved(tmp_path / "capture.npz", **changed)
+    with pytest.raises(ValueError, match=r"that Capture.save wrote"):
+        Capture.load(tmp_path / "capture.npz")
+
+
+def test_a_forged_shape_asks_for_no_memory(tmp_path):
+    path = tmp_path / "capture.npz"
+    planted().save(path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    forged = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (99_999,) * 4}
+    np.lib.format.write_array_header_1_0(forged, header)
+    entries["0/weights.npy"] = forged.getvalue() + bytes(64)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    with pytest.raises(ValueError, match=r"not as long as its shape \(99999, .*says"):
+        Capture.load(path)
+
+
+@pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
+def test_any_damage_is_one_error(tmp_path, kind):
+    """Each byte of a small file changed, and the file cut at each length."""
+    path = tmp_path / "capture.npz"
+    small = Capture({"a": np.full((1, 1, 1, 2), 0.5, np.float32)}, {"a": "self"})
+    small.save(path)
+    tried = refused = read = 0
+    for place, data in kind(path.read_bytes()):
+        path.write_bytes(data)
+        tried += 1
+        try:
+            found = Capture.load(path)
+        except ValueError as error:
+            refused += "that Capture.save wrote" in str(error)
+        else:
+            assert repr(found) == repr(small), place
+            np.testing.assert_array_equal(found.weights["a"], small.weights["a"])
+            read += 1
+    assert refused + read == tried
+    assert refused > 1000
+    assert read == 0 or kind is damage.flipped
 
 
 def test_nothing_in_a_file_is_executed(tmp_path):

@@ -179,7 +179,7 @@ class Call:
         batch, queries, heads, _ = self.query.shape
         output = self.make((batch, queries, heads, self.value.shape[3]), self.query.dtype)
         lse = self.make((batch, heads, queries), self.compute)
-        self.softmax = self.make((2, batch, heads, queries), self.compute)
+        self.softmax = self.make((2 * batch, heads, queries), self.compute)  # without gaps
         results = Forward(rows(output), lse.ctypes.data, self.softmax.ctypes.data)
         problem = self.library.heed_forward(self.attention, results, threads)
         if problem is not None:

@@ -64,8 +64,9 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
     }
     if gradient:
         output = tensor(queries, heads, value_width)
-        lse = np.zeros((batch, heads, queries), np.float32)
-        arguments |= {"output": output, "lse": lse, "output_gradient": output, "lse_gradient": lse}
+        softmax = np.ones((2, batch, heads, queries), np.float32)
+        arguments |= {"output": output, "softmax": softmax}
+        arguments |= {"output_gradient": output, "lse_gradient": softmax[0]}
     return arguments
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from heed.seq2seq import checkpoint
 from heed.seq2seq.errors import TaskError
+from tests import damage
 
 ARRAYS = {
     "weight/0000": np.array([1.0, -0.0, np.nan, np.inf, 1e-45], np.float32),
@@ -34,7 +35,9 @@ def test_the_last_two_stay(tmp_path):
         "step-00000100.npz",
         "step-00001000.npz",
     ]
-    assert checkpoint.load_latest(tmp_path)[1] == {"step": 1000}
+    said = []
+    assert checkpoint.load_latest(tmp_path, said.append)[1] == {"step": 1000}
+    assert said == []
 
 
 @pytest.mark.parametrize("position", [0.0, 0.3, 0.6, 0.97])
@@ -45,7 +48,11 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, position):
     path.write_bytes(bytes(data[: int(len(data) * position)]))
     with pytest.raises(TaskError, match="is damaged"):
         checkpoint.load(path)
-    assert checkpoint.load_latest(tmp_path)[1] == {"step": 1}
+    said = []
+    assert checkpoint.load_latest(tmp_path, said.append)[1] == {"step": 1}
+    (line,) = said
+    assert line.startswith(f"{path} is damaged: ")
+    assert line.endswith("; step-00000001.npz takes its place")
 
 
 def test_a_flipped_bit_is_noticed(tmp_path):
@@ -59,11 +66,42 @@ def test_a_flipped_bit_is_noticed(tmp_path):
 
 
 def test_if_all_are_damaged_it_says_so_and_none_is_none(tmp_path):
-    assert checkpoint.load_latest(tmp_path) is None
-    assert checkpoint.load_latest(tmp_path / "nope") is None
+    assert checkpoint.load_latest(tmp_path, pytest.fail) is None
+    assert checkpoint.load_latest(tmp_path / "nope", pytest.fail) is None
     (tmp_path / "step-00000001.npz").write_bytes(b"PK")
     with pytest.raises(TaskError, match=r"step-00000001\.npz is damaged"):
-        checkpoint.load_latest(tmp_path)
+        checkpoint.load_latest(tmp_path, pytest.fail)
+
+
+@pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
+def test_any_damage_is_one_error(tmp_path, kind):
+    """Each byte changed, the zip's directory too, and the file cut at each length."""
+    path, small = tmp_path / "c.npz", {"x": np.arange(3)}
+    checkpoint.save(path, small, {"step": 1})
+    tried = refused = read = 0
+    for place, data in kind(path.read_bytes()):
+        path.write_bytes(data)
+        tried += 1
+        try:
+            arrays, meta = checkpoint.load(path)
+        except TaskError as error:
+            refused += str(error).startswith(f"{path} is damaged: ") and "\n" not in str(error)
+        else:
+            assert meta == {"step": 1}, place
+            assert arrays["x"].tolist() == [0, 1, 2], place
+            read += 1
+    assert refused + read == tried > 500
+    assert read == 0 or kind is damage.flipped
+
+
+@pytest.mark.parametrize(
+    "meta", [b"[1]", b"7", b"{}", b'{"step": "1"}', b'{"step": -1}', b"\xff", b"[" * 100_000]
+)
+def test_forged_values_are_refused(tmp_path, meta):
+    path = tmp_path / "c.npz"
+    np.savez(path, **{"meta.json": np.frombuffer(meta, np.uint8)})
+    with pytest.raises(TaskError, match="is damaged: it is not one of heed"):
+        checkpoint.load(path)
 
 
 def test_files_of_something_else(tmp_path):

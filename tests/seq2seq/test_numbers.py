@@ -22,7 +22,7 @@ def test_held_out_numbers_are_pinned():
     everything = np.arange(numbers.LARGEST + 1)
     assert int(numbers.held_out(everything).sum()) == 49952
     assert numbers.evaluation_numbers()[:5].tolist() == [408846, 6424, 742037, 305260, 604219]
-    assert numbers.training_numbers(3, 7, 4).tolist() == [2439, 7741, 45160, 604444]
+    assert numbers.training_numbers(3, 7, 4).tolist() == [482439, 2001, 99084, 622]
 
 
 def test_evaluation_and_validation_are_held_out_and_apart():
@@ -46,7 +46,24 @@ def test_training_never_draws_a_held_out_number():
 def test_half_of_a_batch_is_below_ten_thousand(size):
     drawn = numbers.training_numbers(2, 9, size)
     assert len(drawn) == size
-    assert (drawn < 10_000).sum() == size // 2
+    # One more where the size is odd, in the steps that begin with a small one.
+    assert (drawn < 10_000).sum() in {size // 2, (size + 1) // 2}
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 64])
+def test_short_numbers_have_their_share_whatever_the_size_of_a_batch(size):
+    """People ask for these first; drawn evenly from 0 to 9,999 one digit comes once in 2,000."""
+    drawn = [numbers.training_numbers(4, step, size) for step in range(-(-160 * 64 // size))]
+    short = np.concatenate(drawn)[: 160 * 64]
+    by_digits = [sum(len(str(n)) == digits for n in short) for digits in range(1, 7)]
+    assert by_digits == [640 * share for share in (1, 2, 2, 3, 4, 4)]
+    counts = np.bincount(short[short < 100])
+    assert counts[:10].min() > 35
+    assert counts[10:].min() > 2
+    assert len(np.unique(short[(short >= 100) & (short < 1000)])) > 550, "evenly in its length"
+    # 100 and those that end in it have words of their own, and would come once in a thousand.
+    assert 0.003 < (short % 1000 == 100).mean() < 0.008
+    assert 0.02 < (short[short >= 10_000] % 1000 == 0).mean() < 0.05
 
 
 def test_a_batch_is_a_function_of_seed_and_step():

@@ -99,3 +99,16 @@ def test_sentences_of_like_length_come_together_and_epochs_differ():
         [parallel_text.batch_of_step(lengths, 0, 100 + i, 50) for i in range(100)]
     )
     assert (first != second).mean() > 0.9
+
+
+def test_another_seed_gives_other_batches():
+    lengths = np.arange(500) % 20
+
+    def epoch(seed):
+        batches = [parallel_text.batch_of_step(lengths, seed, step, 50) for step in range(10)]
+        return np.array(batches)
+
+    assert (epoch(1) == epoch(1)).all()
+    assert (epoch(1) != epoch(2)).mean() > 0.9
+    # Short sentences come in other steps too, not only other short ones in the same step.
+    assert (lengths[epoch(1)].mean(axis=1) != lengths[epoch(2)].mean(axis=1)).any()

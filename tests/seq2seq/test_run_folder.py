@@ -8,11 +8,14 @@ import sys
 
 import pytest
 
-from heed.seq2seq import run_folder
+from heed.seq2seq import run_folder, start_numbers, start_text
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder, free_path, write_atomically
+from heed.seq2seq.trained_model import model_config
+from tests import damage
+from tests.seq2seq import tiny
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def test_an_empty_folder_may_become_a_run_and_others_stay_untouched(tmp_path, ta
         (b"[]", "is not one of heed"),
         (b'{"format": "other"}', "is not one of heed"),
         (b'{"format": "heed run", "version": 99}', "another version of heed"),
-        (b'{"format": "heed run", "version": 1}', "is damaged: its config.json has no task"),
+        (b'{"format": "heed run", "version": 2}', "is damaged: its config.json has no task"),
     ],
 )
 def test_foreign_folders(tmp_path, content, message):
@@ -81,7 +84,7 @@ def test_a_missing_folder_and_a_file(tmp_path):
 def test_damaged_tasks_and_tokenizers(tmp_path, task):
     run = make(tmp_path / "run", task)
     (run.path / "target.model").write_bytes(b"x")
-    with pytest.raises(TaskError, match="cannot be read"):
+    with pytest.raises(TaskError, match=r"target.model is not as it was written"):
         run.task()
     (run.path / "target.model").unlink()
     with pytest.raises(TaskError, match=r"target.model is missing"):
@@ -162,3 +165,74 @@ def test_json_is_readable_by_people(tmp_path, task):
     path = run.write_json("x.json", {"word": "é"})
     assert json.loads(path.read_text(encoding="utf-8")) == {"word": "é"}
     assert "é" in path.read_text(encoding="utf-8")
+
+
+def opened(path):
+    """Everything that is read of a folder without its weights."""
+    run = RunFolder.open(path)
+    return run.options, run.task().to_config(), run.task().files(), model_config(run)
+
+
+@pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
+@pytest.mark.parametrize("name", ["config.json", "target.model"])
+def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
+    """Each byte changed, and the file cut at each length. Only config.json is for people to change."""
+    run = start_numbers(tmp_path / "run", ("en",))
+    path = run.path / name
+    whole = opened(run.path)
+    tried = refused = 0
+    for _, data in kind(path.read_bytes()):
+        path.write_bytes(data)
+        tried += 1
+        try:
+            found = opened(run.path)
+        except TaskError as error:
+            assert str(run.path) in str(error)  # noqa: PT017 (of each of hundreds)
+            refused += 1
+        else:
+            assert name == "config.json"
+            assert kind is damage.flipped or found == whole
+    assert tried > 500
+    assert refused == tried or name == "config.json"
+    assert refused > 0.7 * tried
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "message"),
+    [
+        ("task", {"longest_target": 0}, "`longest_target` must be a whole number of 1 or more"),
+        ("task", {"longest_target": -1}, r"of 1 or more\. Received: -1"),
+        ("task", {"longest_target": "5"}, r"of 1 or more\. Received: '5'"),
+        ("task", {"longest_target": float("inf")}, r"of 1 or more\. Received: inf"),
+        ("task", {"languages": [1]}, "its task is not one"),
+        ("task", {"languages": ["eo"]}, "languages must be some of"),
+        ("task", {"kind": ["numbers"]}, "a task that is not known"),
+        ("training", {"steps": 0}, "is damaged: `steps` must be"),
+        ("training", {"wings": 2}, "is damaged: training options must be known ones"),
+        ("training", {"learning_rate": 10**400}, "`learning_rate` must be a number"),
+        ("model", {"width": 0}, "its model cannot be made"),
+        ("model", {"width": [8]}, "its model cannot be made"),
+        ("model", {"dropout": None}, "its model cannot be made"),
+    ],
+)
+def test_a_config_that_says_nonsense(tmp_path, part, values, message):
+    run = start_numbers(tmp_path / "run", ("en",))
+    run.write_json("config.json", {**run.config, part: {**run.config[part], **values}})
+    with pytest.raises(TaskError, match=message):
+        opened(run.path)
+
+
+def test_the_files_of_own_text_are_checked_too(tmp_path):
+    source, target = tiny.write_parallel_text(tmp_path)
+    run = start_text(tmp_path / "run", source, target, vocabulary_size=60)
+    for name in run.task().files():
+        path = run.path / name
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b"a", b"b", 1))
+        with pytest.raises(TaskError, match=f"is damaged: {name} is not as it was written"):
+            run.task()
+        path.write_bytes(whole)
+    for name, value in (("longest_target", 0), ("empty_pairs", "x"), ("source_file", None)):
+        damaged = {**run.config, "task": {**run.config["task"], name: value}}
+        with pytest.raises(TaskError, match="is damaged: its task is not one"):
+            RunFolder(run.path, damaged).task()

@@ -5,9 +5,11 @@ from itertools import pairwise
 
 import pytest
 
+from heed.seq2seq import start_text
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.schedule import learning_rate
+from tests.seq2seq import tiny
 
 
 def test_warm_up_then_cosine():
@@ -25,6 +27,28 @@ def test_rates_are_positive_and_finite_at_the_edges(warmup, steps):
         rate = learning_rate(step, peak=1e-3, warmup_steps=warmup, steps=steps)
         assert math.isfinite(rate)
         assert 0 < rate <= 1e-3
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 0), (60, 20), (600, 200), (9000, 1000)])
+def test_warm_up_follows_the_steps(steps, warmup):
+    options = TrainingOptions(steps=steps)
+    assert options.warmup_steps == warmup
+    assert max(rates(options)) == options.learning_rate
+    assert TrainingOptions(steps=steps, warmup_steps=7).warmup_steps == 7
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(500, 166), (10_000, 1_000)])
+def test_warm_up_on_own_text_follows_the_steps(tmp_path, steps, warmup):
+    """With 1,000 steps of warm-up and 500 in all the highest rate would never be reached."""
+    source, target = tiny.write_parallel_text(tmp_path)
+    options = start_text(tmp_path / "run", source, target, vocabulary_size=60, steps=steps).options
+    assert options.warmup_steps == warmup
+    assert max(rates(options)) == options.learning_rate
+
+
+def rates(options):
+    names = {"warmup_steps": options.warmup_steps, "steps": options.steps}
+    return [learning_rate(s, peak=options.learning_rate, **names) for s in range(options.steps)]
 
 
 def test_options_come_back():

@@ -1,10 +1,14 @@
 """Digits and words to ids and back."""
 
+from collections import Counter
+
+import numpy as np
 import pytest
 
 from heed.seq2seq import numbers
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.task import Item
 from heed.seq2seq.tokenizer import END_ID, DigitTokenizer, SubwordTokenizer
 
 
@@ -84,6 +88,31 @@ def test_a_batch_has_one_shape_and_holds_all_languages(task):
     expected = [numbers.spell(int(n), lang) for n, lang in zip(digits, languages, strict=True)]
     assert task.decode(batch.target) == expected
     assert (batch.target[:, 0] != 1).all(), "a target has no start token"
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 18, 64])
+def test_each_length_comes_as_often_in_each_language(task, size):
+    """Batches of 15 or 16 would else give all numbers of one digit to the same language."""
+    rows = np.concatenate([task.training_batch(0, s, size).source for s in range(-(-1600 // size))])
+    found = Counter((task.source_labels(row)[0], len(task.source_labels(row)) - 1) for row in rows)
+    for digits, share in enumerate((1, 2, 2, 3, 4, 4), 1):
+        for language in numbers.LANGUAGES:
+            assert abs(found[language, digits] - share * 25) <= 2 * share
+
+
+def test_batches_depend_on_the_seed(task):
+    first, again, other = (task.training_batch(seed, 3, 64) for seed in (1, 1, 2))
+    assert (first.source == again.source).all()
+    assert (first.source != other.source).any(axis=1).mean() > 0.8
+
+
+def test_the_numbers_below_a_thousand_are_judged_too(task):
+    ((name, items),) = task.extra_evaluations().items()
+    assert name == "numbers below 1,000"
+    assert [(item.text, item.group) for item in items] == [
+        (str(n), language) for language in numbers.LANGUAGES for n in range(1000)
+    ]
+    assert items[1007] == Item(task.encode("7", "de"), "7", "sieben", "de")
 
 
 def test_evaluation_judges_each_number_in_each_language(task):

@@ -1,20 +1,26 @@
 """The training loop: stopped anywhere and resumed, it ends with the same bits."""
 
 import json
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from heed.seq2seq import TaskError, TrainingInterrupted, checkpoint, train
+from heed.seq2seq import TaskError, TrainingInterrupted, checkpoint, start_text, train
 from heed.seq2seq import training as training_module
+from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.trained_model import packed, trained_model
+from heed.seq2seq.trained_model import new_model, packed, trained_model
 from heed.seq2seq.training_log import read_metrics
 from heed.seq2seq.training_step import TrainingStep, Validation
+from tests import damage
 from tests.seq2seq import tiny
 
 
@@ -47,6 +53,53 @@ def test_two_runs_with_one_seed_are_the_same_and_another_seed_is_not(tmp_path, f
     other = tiny.start(tmp_path / "other", languages=("en", "de"), seed=6)
     train(other, progress=False)
     assert not tiny.same(tiny.weights(other), tiny.weights(finished_run))
+
+
+def test_the_batches_are_those_of_the_seed(tmp_path):
+    """The first weights depend on the seed too, and would hide that the batches do not."""
+    task = tiny.start(tmp_path / "run").task()
+    for seed in (5, 6):
+        options = TrainingOptions(steps=4, batch_size=32, seed=seed)
+        with training_module._ahead(task, options, 1) as batches:
+            taken = list(batches)
+        assert len(taken) == 3
+        for step, batch in enumerate(taken, 1):
+            assert (batch.source == task.training_batch(seed, step, 32).source).all()
+            assert (batch.source != task.training_batch(11 - seed, step, 32).source).any()
+
+
+def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys):
+    """Before the first step: until the first validation nothing else is said off a terminal."""
+    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+    weights = new_model(run).count_params()
+    with monkeypatch.context() as patch:
+        stop_at(patch, 0, CrashError())
+        with pytest.raises(CrashError):
+            train(run)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for part in (
+        "numbers 0 to 999,999 in en, de",
+        "one in twenty held out",
+        f"vocabularies of 16 and {run.task().target_vocabulary_size} tokens",
+        f"{weights:,} parameters",
+        "12 steps of 4 pairs",
+        str(run.path),
+    ):
+        assert part in said
+    assert said in (run.path / "train.log").read_text()
+    train(run, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_first_line_on_own_text(tmp_path, monkeypatch, capsys):
+    source, target = tiny.write_parallel_text(tmp_path)
+    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **tiny.TINY)
+    stop_at(monkeypatch, 0, CrashError())
+    with pytest.raises(CrashError):
+        train(run)
+    said = capsys.readouterr().err
+    assert f"54 sentence pairs of {source} and {target}, 6 more held out" in said
 
 
 # Before the first checkpoint, between two, at one, and before the last step.
@@ -91,7 +144,7 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_the_checkpoint(tmp_path, monkeypatc
         with pytest.raises(TrainingInterrupted, match=r"step 5 of 12; continue from step 3 with: "
                            r"heed train --resume .*run"):  # fmt: skip
             train(run, progress=False)
-    assert checkpoint.load_latest(run.checkpoints)[1]["step"] == 3
+    assert checkpoint.load_latest(run.checkpoints, pytest.fail)[1]["step"] == 3
     train(run, progress=False)
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
 
@@ -181,6 +234,132 @@ def test_metrics_cut_short_by_a_kill_are_read(tmp_path):
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
     assert read_metrics(path, 1) == [{"step": 1}]
+    path.write_bytes(b'{"step": 1}\n\0\0\0')  # after a power cut
+    assert read_metrics(path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"[1]", b'{"foo": 1}', b"7", b"null", b'{"step": "1"}', b'{"step": 1, "loss": "x"}',
+     b'{"step": 1, "loss": null}', b"\xff", b"{", b"[" * 100_000,
+     b'{"step": 1, "loss": 1' + b"0" * 400 + b"}"],
+    ids=range(12),
+)  # fmt: skip
+def test_a_line_of_metrics_that_is_no_record(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    with pytest.raises(TaskError, match=r"metrics.jsonl is damaged: line 2 is not a record"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
+def test_any_damage_to_the_metrics_is_one_error_or_other_numbers(tmp_path, kind):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 10, "loss": 2.5e-1}\n{"step": 20, "loss": 3}\n')
+    refused = tried = 0
+    for _, data in kind(path.read_bytes()):
+        path.write_bytes(data)
+        tried += 1
+        try:
+            records = read_metrics(path)
+        except TaskError:
+            refused += 1
+        else:
+            assert len(records) <= 2
+            assert all(isinstance(record["step"], int) for record in records)
+    assert kind is damage.cut or refused > 0.5 * tried
+
+
+def log_of(run):
+    return (run.path / "train.log").read_text()
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, monkeypatch, finished_run, capsys):
+    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+    with monkeypatch.context() as patch:
+        stop_at(patch, 8, CrashError())
+        with pytest.raises(CrashError):
+            train(run, progress=False)
+    older, newest = checkpoint.steps(run.checkpoints)
+    data = newest.read_bytes()
+    place = data.index(b"PK\x01\x02")  # of the zip's directory: needs a zip of version 64.0
+    newest.write_bytes(data[: place + 6] + b"\xff" + data[place + 7 :])
+    with pytest.warns(UserWarning, match=rf"{newest} is damaged: .*; {older.name} takes its place"):
+        assert trained_model(run)[1] == 3
+    train(run, progress=True)
+    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+    said = f"{newest} is damaged: zip file version 25.5; {older.name} takes its place"
+    assert said in capsys.readouterr().err
+    assert said in log_of(run)
+
+
+@pytest.mark.parametrize("how", ["cut", "other"])
+def test_damaged_weights_are_written_again(tmp_path, finished_run, capsys, how):
+    run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
+    if how == "cut":
+        run.weights.write_bytes(run.weights.read_bytes()[:-7])
+    else:
+        checkpoint.save(run.weights, {"weight/0000": np.zeros(3)}, {"step": 12})
+    with pytest.raises(TaskError, match=r"is damaged"):
+        trained_model(run)
+    assert train(run, progress=True).steps == 12
+    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+    for text in (capsys.readouterr().err, log_of(run)):
+        assert "is damaged" in text
+        assert "weights.npz is written again from the checkpoint of step 12" in text
+
+
+def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run):
+    """Those of Python, NumPy, Keras and TensorFlow, which belong to the program around it."""
+
+    def seed():
+        keras.utils.set_random_seed(7)
+
+    def drawn():
+        return [
+            keras.utils.get_random_seed() if hasattr(keras.utils, "get_random_seed") else None,
+            random.random(),
+            np.random.random(),  # noqa: NPY002 (the global generator is the one in question)
+            float(keras.random.uniform(())),
+            float(tf.random.uniform(())),
+            keras.layers.Dense(2).kernel_initializer.seed,
+        ]
+
+    def loads():
+        assert trained_model(finished_run)[1] == 12
+
+    def trains():
+        train(tiny.start(tmp_path / "run"), progress=False)
+
+    seed()
+    expected = drawn()
+    for act in (loads, trains):
+        seed()
+        act()
+        assert drawn() == expected, act.__name__
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")]
+)
+def test_memory_that_runs_out_is_called_so(tmp_path, monkeypatch, error):
+    run = tiny.start(tmp_path / "run")
+    stop_at(monkeypatch, 5, error)
+    with pytest.raises(MemoryError, match=r"not enough memory for .* a batch of 4 \(--batch-size\); "
+                       r"stopped at step 5 of 12; continue from step 3 with: heed train"):  # fmt: skip
+        train(run, progress=False)
+
+
+def test_events_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+
+    def full(*_, **__):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    run = tiny.start(tmp_path / "run")
+    monkeypatch.setattr(tf.summary, "scalar", full)
+    with pytest.raises(OSError, match=r"No space left on device; stopped at step 4 of 12"):
+        train(run, progress=False)
 
 
 def test_a_damaged_checkpoint_and_a_wrong_config_are_said(tmp_path, finished_run):

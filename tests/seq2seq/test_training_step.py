@@ -1,5 +1,6 @@
 """One step against its formula in NumPy, against Keras, and on several replicas."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -18,9 +19,9 @@ CONFIG = TransformerConfig(
 )
 
 
-def made(seed=3, **options):
+def made(seed=3, config=CONFIG, **options):
     keras.utils.set_random_seed(seed)
-    model = Transformer(CONFIG)
+    model = Transformer(config)
     model.build()
     return TrainingStep(model, TrainingOptions(**options), tf.distribute.get_strategy(), True)
 
@@ -48,16 +49,26 @@ def assert_same_weights(first, second, atol=3e-5):
     assert compared > 0.8 * total
 
 
-def test_the_loss_is_the_mean_over_tokens_and_ignores_padding():
-    step, data = made(), batch()
+@pytest.mark.parametrize("pad", [0, 11])
+def test_the_loss_is_the_mean_over_tokens_and_ignores_padding(pad):
+    def swapped(ids, width=0):
+        """Padding as `pad`; where that is not 0, 0 is a token like others."""
+        ids = np.pad(ids, ((0, 0), (0, width)))
+        return np.where(ids == 0, pad, np.where(ids == pad, 0, ids)).astype(np.int32)
+
+    config = dataclasses.replace(CONFIG, pad_id=pad)
+    step, plain = made(config=config), batch()
+    data = Batch(*map(swapped, plain))
     shifted = np.concatenate([np.ones((6, 1), np.int32), data.target[:, :-1]], axis=1)
     logits = np.asarray(step.model({"source": data.source, "target": shifted}), np.float64)
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    real = data.target != 0
+    real = data.target != pad
+    assert pad == 0 or (data.target == 0).any()
     expected = -np.take_along_axis(logs, data.target[..., None], -1)[..., 0][real].mean()
+    assert step.validate([data]).loss == pytest.approx(expected, rel=1e-5)
     assert float(step(data, 0, 1e-3)) == pytest.approx(expected, rel=1e-5)
-    wider = Batch(np.pad(data.source, ((0, 0), (0, 3))), np.pad(data.target, ((0, 0), (0, 4))))
-    assert float(made()(wider, 0, 1e-3)) == pytest.approx(expected, rel=1e-5)
+    wider = Batch(swapped(plain.source, 3), swapped(plain.target, 4))
+    assert float(made(config=config)(wider, 0, 1e-3)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -70,7 +81,7 @@ def test_label_smoothing_is_that_of_keras(smoothing):
     )
     expected = keras_loss(np.eye(7, dtype=np.float32)[target], logits)
     np.testing.assert_allclose(
-        _cross_entropy(tf.constant(logits), tf.constant(target), smoothing), expected, rtol=2e-5
+        _cross_entropy(tf.constant(logits), tf.constant(target), 0, smoothing), expected, rtol=2e-5
     )
 
 
@@ -84,7 +95,7 @@ def test_steps_are_adam_on_the_clipped_gradient():
         rate = 1e-2 / (i + 1)
         with tf.GradientTape() as tape:
             logits = reference._logits(tf.constant(one.source), tf.constant(one.target), True)
-            loss = tf.reduce_sum(_cross_entropy(logits, tf.constant(one.target), 0.0))
+            loss = tf.reduce_sum(_cross_entropy(logits, tf.constant(one.target), 0, 0.0))
             loss /= np.count_nonzero(one.target)
         variables = reference.model.trainable_variables
         gradients = tape.gradient(loss, [variable.value for variable in variables])

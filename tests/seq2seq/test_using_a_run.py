@@ -1,5 +1,7 @@
 """Translating, evaluating and drawing with a finished run, and a run on own text."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from heed.seq2seq.attention import attention_of
 from heed.seq2seq.demo import picture_of_run, report, run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.task import Item
+from heed.seq2seq.text_task import TextTask
 from heed.seq2seq.translate import translate_stream
 from tests.seq2seq import tiny
 
@@ -52,20 +56,81 @@ def test_lines_are_translated_as_they_come(translator):
             asked.append(line)
             yield line
 
-    stream = translate_stream(translator, lines(), batch_size=1)
+    stream = translate_stream(translator, lines(), pytest.fail, batch_size=1)
     first = next(stream)
     assert len(asked) == 1, "an answer waits for no later line"
     assert [first, *stream] == translator(["1", "2", "3"])
-    assert list(translate_stream(translator, [])) == []
+    assert list(translate_stream(translator, [], pytest.fail)) == []
 
 
-def test_a_bad_line_is_named_after_the_good_ones_before_it(translator):
-    stream = translate_stream(translator, ["1\n", "2\n", "x\n", "4\n"])
-    assert [next(stream), next(stream)] == translator(["1", "2"])
-    with pytest.raises(TaskError, match=r"line 3: a number must be digits.*'x'"):
-        next(stream)
-    with pytest.raises(TaskError, match=r"line 1: .*must not be empty"):
-        next(translate_stream(translator, ["\n"]))
+@pytest.mark.parametrize("size", [1, 2, 3, 64])
+def test_output_keeps_in_step_with_input(translator, size):
+    """An empty line for an empty line, and for a bad one, which is reported by its number."""
+    reported = []
+    lines = ["1\n", "\n", "x\n", " \r\n", "4\n", "1000000\n", "\udcff\n", "2"]
+    found = list(translate_stream(translator, lines, reported.append, batch_size=size))
+    one, four, two = translator(["1", "4", "2"])
+    assert found == [one, "", "", "", four, "", "", two]
+    assert len(reported) == 3
+    assert reported[0].startswith("line 3: a number must be digits")
+    assert reported[1].startswith("line 6: a number must be from 0 to 999,999")
+    assert reported[2].startswith("line 7: a number must be digits")
+
+
+@pytest.mark.parametrize("size", [1, 64])
+def test_nothing_but_bad_lines(translator, size):
+    reported = []
+    lines = translate_stream(translator, ["x", ""], reported.append, batch_size=size)
+    assert list(lines) == ["", ""]
+    assert len(reported) == 1
+
+
+def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
+    """More than 128 tokens: refused in translation, counted in training, validation and evaluation."""
+    source, target = tiny.write_parallel_text(tmp_path)
+    lines = source.read_text().splitlines()
+    run = start_text(tmp_path / "plain", source, target, vocabulary_size=60, **tiny.TINY)
+    assert run.task().notes() == []
+    validation = run.task()._held_out("validation").source
+    evaluation = run.task()._held_out("evaluation").source
+    training = [x for x in lines if x not in validation and x not in evaluation]
+    # Where a sentence goes depends on its source: the targets become long.
+    translations = target.read_text().splitlines()
+    for long in (training[0], training[1], validation[0], evaluation[0]):
+        translations[lines.index(long)] = "aa " * 200
+    target.write_text("".join(f"{x}\n" for x in [*translations, ""]))
+    source.write_text("".join(f"{x}\n" for x in [*lines, ""]))
+    options = {**tiny.TINY, "steps": 1, "patience": 0}
+    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **options)
+    notes = [
+        "1 pair is left out, because a side is empty",
+        "2 pairs are left out of training, because a side has more than 128 tokens",
+        "1 pair is cut to 128 tokens a side for validation",
+    ]
+    assert run.task().notes() == notes
+    train(run, progress=True)
+    said = capsys.readouterr().err
+    assert all(note in said for note in notes)
+    assert all(note in (run.path / "train.log").read_text() for note in notes)
+    train(run, progress=True)
+    assert capsys.readouterr().err == "", "said once"
+
+    translator = Translator(run)
+    with pytest.raises(TaskError, match=r"at most 128 tokens, its end included\. Received: \d+"):
+        translator(["aa bb " * 100])
+    with pytest.raises(TaskError, match="at most 128 tokens"):
+        attention_of(translator, "aa bb " * 100)
+    with pytest.raises(TaskError, match="must be UTF-8 text"):
+        translator(["aa \udcff"])
+    (run.path / "evaluation.source.txt").write_text("aa bb " * 100 + "\naa\n")
+    (run.path / "evaluation.target.txt").write_text("a\naa\n")
+    items = TextTask(run.config["task"], lambda name: (run.path / name).read_bytes())
+    translator.task = items
+    assert [item.cut for item in items.evaluation_items()] == [True, False]
+    assert len(items.evaluation_items()[0].ids) == 128
+    result = evaluate(translator)
+    assert result.cut == result.to_dict()["cut"] == 1
+    assert "1 of the sources are too long: they were judged by their beginning" in report(result)
 
 
 def test_a_language_that_the_run_does_not_know(translator):
@@ -76,6 +141,7 @@ def test_a_language_that_the_run_does_not_know(translator):
 def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5, 60, 700]))
     translator = Translator(finished_run)
+    monkeypatch.setattr(translator.task, "extra_evaluations", dict)
     right = {("5", "en"), ("60", "en"), ("700", "de")}
     items = translator.task.evaluation_items()
     by_ids = {tuple(item.ids): item for item in items}
@@ -95,6 +161,51 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     assert figures["groups"] == {"en": 2 / 3, "de": 1 / 3}
     assert report(result)[0].startswith("3 of 6 held-out answers are right to the letter: 50.00 %")
     assert len(report(result)) == 3
+
+
+def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypatch):
+    """What people type first is no part of the held-out numbers, and has its own line."""
+    monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5000, 60_000]))
+    translator = Translator(finished_run)
+    task, wrong = translator.task, {(0, "en"), (1, "de"), (55, "de")}
+
+    def decode(rows, batch_size=500):
+        asked = [task.source_labels(row) for row in rows]
+        pairs = [(int("".join(reversed(digits))), language) for language, *digits in asked]
+        return task._words.encode(
+            ["x" if pair in wrong else numbers_module.spell(*pair) for pair in pairs]
+        )
+
+    monkeypatch.setattr(translator, "decode", decode)
+    result = evaluate(translator)
+    assert (result.right, len(result.answers)) == (4, 4), "the others are not mixed in"
+    (small,) = result.extra.values()
+    assert (small.right, len(small.answers)) == (1997, 2000)
+    assert [(a.source, a.group) for a in small.wrong] == [("0", "en"), ("1", "de"), ("55", "de")]
+    assert report(result)[3:] == [
+        "1,997 of 2,000 numbers below 1,000 are right: 99.85 % (training draws on these)",
+        "  en  999 of 1,000: 99.90 %",
+        "  de  998 of 1,000: 99.80 %",
+    ]
+    figures = result.to_dict()["extra"]["numbers below 1,000"]
+    assert (figures["right"], figures["pairs"], len(figures["wrong"])) == (1997, 2000, 3)
+
+
+def test_bleu_and_chrf_take_what_was_said_for_what_was_said():
+    """An answer that stops half-way: all of it is right, but it is too short."""
+    sacrebleu = pytest.importorskip("sacrebleu")
+    said, reference = "one two three four five", "one two three four five six seven eight nine ten"
+    task = SimpleNamespace(
+        has_corpus_scores=True,
+        evaluation_items=lambda: [Item([5], "x", reference, "text")],
+        extra_evaluations=dict,
+        decode=lambda rows: [said for _ in rows],
+    )
+    result = evaluate(SimpleNamespace(task=task, decode=lambda rows: rows))
+    assert result.bleu == pytest.approx(100 * np.exp(1 - 10 / 5)), "the brevity penalty alone"
+    chrf = sacrebleu.sentence_chrf(hypothesis=said, references=[reference]).score
+    assert result.chrf == pytest.approx(chrf)
+    assert chrf != pytest.approx(sacrebleu.sentence_chrf(reference, [said]).score, abs=5)
 
 
 def test_a_run_without_weights(tmp_path):
@@ -216,6 +327,19 @@ def test_a_picture_of_any_size(tmp_path, layers, heads, T, S):
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert data.rstrip().endswith(b"IEND\xaeB`\x82")
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")]
+)
+def test_the_name_of_a_picture_says_what_it_is(tmp_path, name, start):
+    weights = np.full((1, 1, 2, 2), 0.5, np.float32)
+    path = draw_cross_attention(tmp_path / name, ["1", "2"], ["one", "two"], weights)
+    assert path.read_bytes().startswith(start)
+    for bad in ("a", "a.jpg", "a.png.txt"):
+        with pytest.raises(TaskError, match=r"must be a \.png, \.svg or \.pdf file"):
+            draw_cross_attention(tmp_path / bad, ["1", "2"], ["one", "two"], weights)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_a_picture_goes_to_the_run_folder(translator):

@@ -6,7 +6,6 @@ answer to the question whether a fused attention exists. `decelerate()` puts eve
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -15,13 +14,13 @@ import keras
 
 from heed.acceleration import _models, _switch
 from heed.acceleration._hub import Hub
-from heed.acceleration._patches import Body, Method, check_keras
+from heed.acceleration._patches import Method, check_keras
 from heed.ops._dispatch import implementation_in_use
+from heed.ops._watch import patching
 
 __all__ = ["Acceleration", "Report", "accelerate", "decelerate"]
 
-_lock = threading.RLock()
-_installed: list[Method | Body] = []
+_installed: list[Method] = []
 _keras_hub = Hub()
 
 
@@ -143,7 +142,7 @@ def accelerate(model: Any = None) -> Acceleration:
     """
     if model is not None and not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
-    with _lock:
+    with patching:
         if not _installed:
             patches = check_keras()
             _switch.forget()
@@ -171,7 +170,7 @@ def decelerate(model: Any = None) -> None:
     >>> heed.accelerate().report().scope, heed.decelerate()
     ('everything', None)
     """
-    with _lock:
+    with patching:
         _undo(model)
         if model is None:
             for other in _models.accelerated():
@@ -179,7 +178,7 @@ def decelerate(model: Any = None) -> None:
 
 
 def _undo(model: Any) -> None:
-    with _lock:
+    with patching:
         if model is None:
             _switch.set_everywhere(False)
         elif _models.is_accelerated(model):

@@ -15,28 +15,25 @@ from types import ModuleType
 from typing import Any
 
 from heed.acceleration import _switch, _t5
-from heed.acceleration._patches import ORIGINALS, Body, Method
+from heed.acceleration._patches import Function, Method
 
 _PACKAGE = "keras_hub"
-_KEY = "hub"
 
 
-def fused_attention_op_available() -> bool:
-    """The body that KerasHub's function of this name gets; see `Body`."""
-    from heed.acceleration import _hub
+def fused_attention_op_available(original: Callable[..., bool]) -> Callable[..., bool]:
+    """The question that most models ask."""
 
-    return _hub.available()
+    @functools.wraps(original)
+    def accelerated() -> bool:
+        return _switch.active() or original()
 
-
-def available() -> bool:
-    """Whether there is a fused attention now."""
-    return _switch.active() or ORIGINALS[_KEY]()
+    return accelerated
 
 
-def _question(module: ModuleType, text: str) -> Body:
-    """The function's body is replaced, because every model has a copy of its name."""
-    function: Any = getattr(module, "fused_attention_op_available", None)
-    return Body(function, fused_attention_op_available, _KEY, (), text, sys.modules[_PACKAGE])
+def _question(module: ModuleType, text: str) -> Method:
+    """In all modules: every model has a copy of the function's name."""
+    name, package = "fused_attention_op_available", sys.modules[_PACKAGE]
+    return Function(module, name, fused_attention_op_available, (), (), text, package)
 
 
 def _t5_layer(module: ModuleType, text: str) -> Method:
@@ -65,7 +62,7 @@ def _decision(module: ModuleType, text: str) -> Method:
 
 
 # What is patched: module, name for a report, and how.
-_Make = Callable[[ModuleType, str], Method | Body]
+_Make = Callable[[ModuleType, str], Method]
 _MODELS = f"{_PACKAGE}.src.models"
 _DECIDING = {
     "gemma.gemma_attention": "CachedGemmaAttention",
@@ -91,7 +88,7 @@ class Hub(importlib.abc.MetaPathFinder):
     """Patches KerasHub: at once where it is loaded, else right when it loads."""
 
     def __init__(self) -> None:
-        self._patches: dict[str, Method | Body] = {}
+        self._patches: dict[str, Method] = {}
         self._problems: dict[str, str] = {}
 
     @property

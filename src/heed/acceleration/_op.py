@@ -68,50 +68,38 @@ def backend_op(original: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-def front(original: Callable[..., Any], query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """The public op, with the soft-cap that Keras refuses on TensorFlow.
+def public_op(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The op itself, with the soft-cap that Keras refuses on TensorFlow."""
 
-    Args:
-        original: Keras' own, which runs the backend's op.
-        query, key, value: as for the op.
-        options: all other arguments.
-    """
-    soft_cap = options["attn_logits_soft_cap"]
-    if soft_cap is None or not _switch.active():
-        return original(query, key, value, **options)
-    from keras.src.backend.common.keras_tensor import any_symbolic_tensors
-    from keras.src.ops.nn import DotProductAttention
+    @functools.wraps(original)
+    def dot_product_attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        bias: Any = None,
+        mask: Any = None,
+        scale: Any = None,
+        is_causal: bool = False,
+        flash_attention: bool | None = None,
+        attn_logits_soft_cap: float | None = None,
+    ) -> Any:
+        options = {
+            "bias": bias,
+            "mask": mask,
+            "scale": scale,
+            "is_causal": is_causal,
+            "flash_attention": flash_attention,
+            "attn_logits_soft_cap": attn_logits_soft_cap,
+        }
+        if attn_logits_soft_cap is None or not _switch.active():
+            return original(query, key, value, **options)
+        from keras.src.backend.common.keras_tensor import any_symbolic_tensors
+        from keras.src.ops.nn import DotProductAttention
 
-    # From 3.12 on all of its options are the constructor's, before only `is_causal`.
-    static = set(options) & set(inspect.signature(DotProductAttention).parameters)
-    op = DotProductAttention(**{name: options.pop(name) for name in static})
-    call = op.symbolic_call if any_symbolic_tensors((query, key, value)) else op.call
-    return call(query, key, value, **options)
+        # From 3.12 on all of its options are the constructor's, before only `is_causal`.
+        static = set(options) & set(inspect.signature(DotProductAttention).parameters)
+        op = DotProductAttention(**{name: options.pop(name) for name in static})
+        call = op.symbolic_call if any_symbolic_tensors((query, key, value)) else op.call
+        return call(query, key, value, **options)
 
-
-def public_op(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
-    scale: Any = None,
-    is_causal: bool = False,
-    flash_attention: bool | None = None,
-    attn_logits_soft_cap: float | None = None,
-) -> Any:
-    """The body that `keras.ops.dot_product_attention` gets; see `Body`."""
-    from heed.acceleration import _op, _patches
-
-    return _op.front(
-        _patches.ORIGINALS["public_op"],
-        query,
-        key,
-        value,
-        bias=bias,
-        mask=mask,
-        scale=scale,
-        is_causal=is_causal,
-        flash_attention=flash_attention,
-        attn_logits_soft_cap=attn_logits_soft_cap,
-    )
+    return dot_product_attention

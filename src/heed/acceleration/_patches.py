@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pathlib
-import types
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -15,9 +15,6 @@ import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _multi_head, _op, _single_head
-
-# What replaced bodies call; see `Body`.
-ORIGINALS: dict[str, Callable[..., Any]] = {}
 
 _INPUTS = ("query", "key", "value")
 _MASKS = ("query_mask", "value_mask", "key_mask", "attention_mask")
@@ -89,49 +86,32 @@ class Method:
         if self._replacement is None:
             self._original = getattr(self.owner, self.name)
             self._replacement = self.make(self._original)
-            setattr(self.owner, self.name, self._replacement)
+            self._replace(self._original, self._replacement)
 
     def uninstall(self) -> None:
         """Takes it out; where another library has wrapped it since, it stays and passes calls on."""
         if getattr(self.owner, self.name) is self._replacement:
-            setattr(self.owner, self.name, self._original)
+            self._replace(self._replacement, self._original)
             self._original = self._replacement = None
 
+    def _replace(self, old: Any, new: Any) -> None:
+        setattr(self.owner, self.name, new)
 
-@dataclass
-class Body:
-    """A function whose body is replaced in place.
 
-    `from keras.ops import dot_product_attention` makes a copy of the name, which a new attribute of the module would
-    not reach. The new body finds the old one in `ORIGINALS`.
+class Function(Method):
+    """A function of a module, replaced in each loaded module that has it under its name.
+
+    `from keras.ops import dot_product_attention` makes a copy of the name, which a new attribute of the owner would
+    not reach. A call that is under way goes on with what it began.
     """
 
-    function: types.FunctionType
-    template: Callable[..., Any]
-    key: str
-    parameters: tuple[str, ...]
-    text: str
-    package: ModuleType = keras
-
-    def problem(self) -> str | None:
-        """Why the body cannot be replaced, or None."""
-        if not isinstance(self.function, types.FunctionType) or self.function.__closure__:
-            return f"{self.text} is not a plain function"
-        return _unexpected(self.function, self.text, self.parameters, (), self.package)
-
-    def install(self) -> None:
-        """Puts the new body in."""
-        if self.key not in ORIGINALS:
-            function, code = self.function, self.function.__code__
-            copy = types.FunctionType(code, function.__globals__, function.__name__)
-            copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-            ORIGINALS[self.key] = copy
-            function.__code__ = self.template.__code__
-
-    def uninstall(self) -> None:
-        """Puts the old body back."""
-        if self.key in ORIGINALS:
-            self.function.__code__ = ORIGINALS.pop(self.key).__code__
+    def _replace(self, old: Any, new: Any) -> None:
+        for module in tuple(sys.modules.values()):
+            names = getattr(
+                module, "__dict__", {}
+            )  # not `getattr`: some modules load others when asked
+            if names.get(self.name) is old:
+                names[self.name] = new
 
 
 def _unexpected(
@@ -152,7 +132,7 @@ def _unexpected(
 
 
 @functools.cache
-def keras_patches() -> list[Method | Body]:
+def keras_patches() -> list[Method]:
     """Everything that is replaced in Keras, in the order in which a report names it."""
     from keras.src.backend.tensorflow import nn as backend_nn
     from keras.src.ops import nn as ops_nn
@@ -165,8 +145,12 @@ def keras_patches() -> list[Method | Body]:
     causal = ("use_causal_mask",)
     return [
         Method(backend_nn, "dot_product_attention", _op.backend_op, _OP, text=_op.NAME),
-        Body(
-            ops_nn.dot_product_attention, _op.public_op, "public_op", _OP, f"{_op.NAME} (soft-cap)"
+        Function(
+            ops_nn,
+            "dot_product_attention",
+            _op.public_op,
+            _OP,
+            text=f"{_op.NAME} (soft-cap)",
         ),
         method(MultiHeadAttention, "call", _multi_head.call, *_LAYER_CALL),
         method(
@@ -200,7 +184,7 @@ def keras_patches() -> list[Method | Body]:
     ]
 
 
-def problems(patches: list[Method | Body]) -> list[str]:
+def problems(patches: list[Method]) -> list[str]:
     """Why this version of Keras cannot be accelerated; empty if it can."""
     found = [problem for patch in patches if (problem := patch.problem())]
     for cls, own in _CONSTRUCTORS.items():
@@ -217,7 +201,7 @@ def problems(patches: list[Method | Body]) -> list[str]:
     return found
 
 
-def check_keras() -> list[Method | Body]:
+def check_keras() -> list[Method]:
     """The patches for the installed Keras.
 
     Raises:

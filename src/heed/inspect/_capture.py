@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -11,13 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._npz import read_npz
 from heed.inspect._statistics import RowStatistics, statistics_of
 
 Floats = NDArray[np.floating[Any]]
+Integers = NDArray[np.int64]
 
 KINDS = ("self", "causal", "cross")
 _FORMAT = "heed capture 1"
-_PARTS = ("kind", "weights", "heads", "lengths")
+_PARTS = ("kind", "weights", "heads", "lengths", "starts")
 
 
 class Capture:
@@ -36,6 +37,8 @@ class Capture:
         kinds: by layer name "self", "causal" (self-attention that sees no later key) or "cross".
         heads: by layer name which heads the second axis is. Default: 0, 1, ...
         rows: by layer name which queries the third axis is. Default: all, or the first of each cell.
+        starts: by layer name at which key position query 0 stands, an integer or one for each entry of the batch, (B,).
+            Default: 0.
         lengths: by layer name the real (T, S). Default: the shape of the weights. Where it differs from that and no
             rows are given, the picture is pooled.
         statistics: by layer name a `RowStatistics` of all T queries. Default: computed, which takes all the weights.
@@ -43,11 +46,10 @@ class Capture:
 
     Attributes:
         names: of the layers, a tuple.
-        weights, kinds, heads, rows, lengths, outputs: as given, complete.
+        weights, kinds, heads, rows, lengths, starts, outputs: as given, complete.
         cells: by layer name how many queries and keys one weight stands for, (1, 1) where it is not pooled.
         entropy: by layer name (B, N, T), -sum_j w_ij ln w_ij, in nats.
-        distance: by layer name (B, N, T), sum_j w_ij |i - j|, in positions (from where the query stands, where a mask
-            with `align` says it).
+        distance: by layer name (B, N, T), sum_j w_ij |start + i - j|, in positions.
 
     Raises:
         ValueError, TypeError: for arrays that do not fit each other.
@@ -74,6 +76,7 @@ class Capture:
         heads: Mapping[str, Sequence[int]] | None = None,
         rows: Mapping[str, Sequence[int]] | None = None,
         lengths: Mapping[str, tuple[int, int]] | None = None,
+        starts: Mapping[str, Any] | None = None,
         statistics: Mapping[str, RowStatistics] | None = None,
         outputs: Any = None,
     ) -> None:
@@ -85,7 +88,12 @@ class Capture:
                 "`kinds` must name the layers of `weights`. "
                 f"Received: kinds of {sorted(kinds)}, weights of {sorted(arrays)}"
             )
-        for option, given in (("heads", heads), ("rows", rows), ("lengths", lengths)):
+        for option, given in (
+            ("heads", heads),
+            ("rows", rows),
+            ("lengths", lengths),
+            ("starts", starts),
+        ):
             _known(option, given, arrays)
         _known("statistics", statistics, arrays)
         self.names: tuple[str, ...] = tuple(arrays)
@@ -101,7 +109,7 @@ class Capture:
             size = x.shape[2:]
             T, S = (int(n) for n in (lengths or {}).get(name, size))
             chosen = (rows or {}).get(name)
-            if chosen is not None and tuple(chosen) != tuple(range(T)):
+            if chosen is not None and (len(chosen) != T or tuple(chosen) != tuple(range(T))):
                 limited.add(name)
                 size = (T, size[1])
             kept_lengths[name] = (T, S)
@@ -114,6 +122,9 @@ class Capture:
         self.rows: Mapping[str, tuple[int, ...]] = MappingProxyType(kept_rows)
         self.lengths: Mapping[str, tuple[int, int]] = MappingProxyType(kept_lengths)
         self.cells: Mapping[str, tuple[int, int]] = MappingProxyType(cells)
+        self.starts: Mapping[str, Integers] = MappingProxyType(
+            {name: _start(name, (starts or {}).get(name, 0), len(x)) for name, x in arrays.items()}
+        )
         self._limited = frozenset(limited)
         self._statistics = dict(statistics or {})
         for name, found in self._statistics.items():
@@ -177,15 +188,19 @@ class Capture:
         rows = self._rows(name)
         if which not in getattr(rows, kind):
             weights = self._whole(name, f"{kind[:-1]} {which}")
-            added = statistics_of(weights, None, **{kind: (which,)})
-            # The others stay as they are: a capture knows where a mask lets the queries stand.
+            added = statistics_of(weights, self._places(name), **{kind: (which,)})
             rows = self._statistics[name] = rows.joined(added)
         return getattr(rows, kind)[which]
 
     def _rows(self, name: str) -> RowStatistics:
         if name not in self._statistics:
-            self._statistics[name] = statistics_of(self._whole(name, "statistics"))
+            weights = self._whole(name, "statistics")
+            self._statistics[name] = statistics_of(weights, self._places(name))
         return self._statistics[name]
+
+    def _places(self, name: str) -> Integers:
+        """At which key position each query stands, (1 or B, 1, T)."""
+        return np.arange(self.lengths[name][0]) + self.starts[name].reshape((-1, 1, 1))
 
     def _whole(self, name: str, wanted: str) -> Floats:
         """All weights of a layer, or an error that says why they do not give what is wanted."""
@@ -267,6 +282,7 @@ class Capture:
                 "weights": self.weights[name],
                 "heads": np.array(self.heads[name], np.int64),
                 "lengths": np.array(self.lengths[name], np.int64),
+                "starts": self.starts[name],
             }
             if name in self._limited:
                 parts["rows"] = np.array(self.rows[name], np.int64)
@@ -286,14 +302,13 @@ class Capture:
             ValueError: if it is not such a file, or is damaged.
         """
         try:
-            with open(path, "rb") as opened, zipfile.ZipFile(opened) as archive:
-                if "format.npy" not in archive.namelist():
-                    raise ValueError("it does not say that it is a capture of heed")
-            with np.load(path, allow_pickle=False) as file:
-                if str(file["format"]) != _FORMAT:
-                    raise ValueError(f"its format is {str(file['format'])!r}, not {_FORMAT!r}")
-                return cls._from_file({key: file[key] for key in file.files})
-        except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            entries = read_npz(path)
+            if "format" not in entries:
+                raise ValueError("it does not say that it is a capture of heed")
+            if str(entries["format"]) != _FORMAT:
+                raise ValueError(f"its format is {str(entries['format'])!r}, not {_FORMAT!r}")
+            return cls._from_file(entries)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(
                 f"`path` must be a file that Capture.save wrote. Received: {os.fspath(path)!r}: {error}"
             ) from error
@@ -323,6 +338,7 @@ class Capture:
             heads=found["heads"],
             rows=found["rows"],
             lengths=found["lengths"],
+            starts=found["starts"],
             statistics=statistics,
         )
 
@@ -365,6 +381,16 @@ def _labels(
             f"`{option}` must be in [0, {limit}) for {name!r}. Received: {option}={labels}"
         )
     return labels
+
+
+def _start(name: str, given: Any, batch: int) -> Integers:
+    """(1,) or (B,)."""
+    start = np.atleast_1d(np.asarray(given))
+    if start.dtype.kind not in "iu" or start.shape not in ((1,), (batch,)):
+        raise ValueError(
+            f"`starts` must be an integer, or {batch} of them, for {name!r}. Received: starts={given!r}"
+        )
+    return start.astype(np.int64)
 
 
 def _cell(name: str, length: tuple[int, int], size: tuple[int, ...]) -> tuple[int, int]:

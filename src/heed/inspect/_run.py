@@ -96,6 +96,7 @@ def capture(
                 chosen_heads or tuple(range(N)),
                 chosen_rows,
                 (T, S),
+                sight.seen.start,
             )
         return sight.seen.output
 
@@ -112,6 +113,7 @@ def capture(
         heads={name: x.heads for name, x in found.items()},
         rows={name: x.rows for name, x in found.items() if x.rows is not None},
         lengths={name: x.lengths for name, x in found.items()},
+        starts={name: x.start for name, x in found.items()},
         statistics={name: x.statistics for name, x in found.items()},
         outputs=outputs,
     )
@@ -126,6 +128,7 @@ class _Taken(NamedTuple):
     heads: tuple[int, ...]
     rows: tuple[int, ...] | None
     lengths: tuple[int, int]
+    start: NDArray[np.int64]
 
 
 def check_model(model: Any) -> None:

@@ -76,7 +76,7 @@ def joined_rows(parts: Sequence[RowStatistics]) -> RowStatistics:
 
 def statistics_of(
     weights: Floats,
-    places: NDArray[np.int64] | None = None,
+    places: NDArray[np.int64],
     tokens: Sequence[int] = (),
     offsets: Sequence[int] = (),
 ) -> RowStatistics:
@@ -84,13 +84,11 @@ def statistics_of(
 
     Args:
         weights: (B, N, t, S), rows that sum to 1 or 0.
-        places: at which key position each row stands, (1 or B, 1, t). Default: 0, 1, ...
+        places: at which key position each row stands, (1 or B, 1, t).
         tokens: which keys to report.
         offsets: which offsets to report.
     """
     t, S = weights.shape[2:]
-    if places is None:
-        places = np.arange(t)[None, None]
     # 0 ln 0 is 0: the smallest number keeps the logarithm finite there, and is lost in any other weight.
     logarithms = np.maximum(weights, np.finfo(weights.dtype).tiny)
     np.log(logarithms, out=logarithms)

@@ -13,7 +13,6 @@ runs, for the thread that runs it; what they compute is computed as ever.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +22,7 @@ import keras
 
 from heed.inspect import _kinds
 from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
-from heed.ops._watch import Watched, watching
+from heed.ops._watch import Watched, patching, watching
 
 # What a watcher returns goes on in place of the output that it was shown.
 Watcher = Callable[["Sight"], Any]
@@ -109,7 +108,6 @@ class Session:
         return self.watcher(Sight(tuple(names[1:] or names), seen, kind))
 
 
-_lock = threading.RLock()
 _session: ContextVar[Session | None] = ContextVar("heed_inspect_session", default=None)
 
 
@@ -128,8 +126,7 @@ def watch(watcher: Watcher) -> Iterator[Session]:
     from keras.src.backend.tensorflow import nn
 
     session = Session(watcher)
-    # One at a time: what is put back at the end is what was there at the beginning.
-    with _lock, watching(session.heed):
+    with patching, watching(session.heed):
         token = _session.set(session)
         try:
             with (

@@ -14,7 +14,7 @@ from heed.ops._forward import fresh_keys
 from heed.ops._loops import State, block_list, join, loop, put
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Size, Span, size, sizes, slice_axis
-from heed.ops._tile import FLOOR, Attention, block_gradient
+from heed.ops._tile import Attention, block_gradient, finite_rows, seen_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +266,10 @@ class _Pass:
         # Rows that must add nothing: those without keys, those of the block before, broken ones.
         idle = None
         if addend is not None:
-            idle = tf.reduce_max(addend, -1, keepdims=True) <= FLOOR / 2
+            seen = seen_rows(addend)
+            idle = tf.logical_not(seen)
+            if incoming.highest is None:
+                addend = finite_rows(addend, seen)
         if plan.queries_overlap:
             old = (queries.positions < index * plan.query_block)[:, None]
             idle = old if idle is None else tf.logical_or(idle, old)

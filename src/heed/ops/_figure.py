@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from heed._install import how_to_install
+
 
 def new_figure(width: float, height: float) -> Any:
     """A `matplotlib.figure.Figure`, saved with `savefig("x.png")` or `("x.svg")`; notebooks show it.
@@ -19,7 +21,7 @@ def new_figure(width: float, height: float) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("pictures need matplotlib: pip install matplotlib") from None
+        raise ImportError(f"pictures need matplotlib: {how_to_install('demo')}") from None
     figure: Any = Figure(figsize=(width, height), layout="constrained", dpi=150)
     FigureCanvasAgg(figure)
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)

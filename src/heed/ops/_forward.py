@@ -12,7 +12,7 @@ from heed.ops._finite import Operands, break_where
 from heed.ops._loops import State, block_list, join, loop
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Size, Span, size, sizes
-from heed.ops._tile import FLOOR, Attention, weigh
+from heed.ops._tile import Attention, finite_rows, seen_rows, weigh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +113,8 @@ def whole_rows(
     dtype = block.query.dtype
     visible = attention.visible(queries, keys)
     addend = attention.addend(queries, keys, bias, visible, dtype)
+    seen = seen_rows(addend)
+    addend = finite_rows(addend, seen)
     logits = attention.score(block.query, block.key, *parameters)
     if addend is not None:
         logits += addend
@@ -126,7 +128,6 @@ def whole_rows(
     keep = attention.keep_factor(size(block.query, 0), queries, keys, dtype)
     if keep is not None:
         weights *= keep
-    seen = None if addend is None else tf.reduce_max(addend, -1, keepdims=True) > FLOOR / 2
     return Rows(weigh(weights, block.value), lse, None, seen, block.broken_rows(visible))
 
 
@@ -164,19 +165,20 @@ def streamed_rows(
             following.append(tf.logical_or(state[3], tile.broken_rows(visible)))
         return following
 
-    state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), zeros + FLOOR, zeros]
+    # Finite from the start: hidden pairs have -inf, and no difference of the two may be taken.
+    lowest = zeros + dtype.min
+    state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), lowest, zeros]
     if block.guarded:
         state.append(tf.zeros_like(zeros, tf.bool))
     output, highest, total, *broken = loop(
         *visible_blocks(plan, attention.mask, queries), body, state
     )
-    # Before the first visible key the running sum counts hidden pairs; such rows are not seen and come out as 0.
-    total = tf.where(tf.equal(total, 0), tf.ones((), dtype), total)
+    seen = tf.not_equal(total, 0)
     return Rows(
-        output / total,
+        output / tf.where(seen, total, tf.ones((), dtype)),
         None,
         tf.concat([highest, total], -1),
-        tf.logical_not(highest <= FLOOR / 2),
+        seen,
         broken[0] if broken else None,
     )
 

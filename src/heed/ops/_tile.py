@@ -17,9 +17,8 @@ from heed.ops._mask import Mask
 from heed.ops._mask_terms import as_column, offset
 from heed.ops._sizes import Size, Span, sizes
 
-# The score of a pair that the mask rules out. Finite, so that no inf - inf can arise; adding any sane score to it
-# leaves it unchanged, and its exponential is exactly 0.
-FLOOR = -1e36
+# A bias of this or less hides its key as -inf does; above, it is an ordinary number.
+HIDING_BIAS = -1e30
 
 Score = Callable[..., tf.Tensor]
 
@@ -71,20 +70,20 @@ class Attention:
         visible: tf.Tensor | None,
         dtype: tf.DType,
     ) -> tf.Tensor | None:
-        """What is added to the scores, broadcasting to (B, K, G, t, s): bias, ALiBi, and FLOOR where hidden.
+        """What is added to the scores, broadcasting to (B, K, G, t, s): bias, ALiBi, and -inf where hidden.
 
         `bias` is that of the block, see `cut`.
         """
-        floor = tf.constant(FLOOR, dtype)
+        hidden = tf.constant(float("-inf"), dtype)
         total = None
         if bias is not None:
-            total = self._split_heads(tf.where(bias < floor, floor, bias))
+            total = self._split_heads(tf.where(bias <= HIDING_BIAS, hidden, bias))
         if self.slopes is not None:
             slopes = tf.reshape(self.slopes, (1, -1, 1, 1))
             alibi = self._split_heads(-slopes * self.distance(queries, keys, dtype))
             total = alibi if total is None else total + alibi
         if visible is not None:
-            total = tf.where(visible, tf.zeros((), dtype) if total is None else total, floor)
+            total = tf.where(visible, tf.zeros((), dtype) if total is None else total, hidden)
         return total
 
     def distance(self, queries: Span, keys: Span, dtype: tf.DType) -> tf.Tensor:
@@ -119,6 +118,23 @@ class Attention:
         """(B, K, G, t, s) to (B, N, t, s)."""
         batch, _, _, queries, keys = sizes(x)
         return tf.reshape(x, tf.stack([batch, self.heads[0] * self.heads[1], queries, keys]))
+
+
+def seen_rows(addend: tf.Tensor | None) -> tf.Tensor | None:
+    """Which rows see any key of a block: booleans that broadcast to (B, K, G, t, 1), or None for all of them.
+
+    `addend` is that of the block, see `Attention`.
+    """
+    if addend is None:
+        return None
+    return tf.not_equal(tf.reduce_max(addend, -1, keepdims=True), float("-inf"))
+
+
+def finite_rows(addend: tf.Tensor | None, seen: tf.Tensor | None) -> tf.Tensor | None:
+    """The same addend with 0 in rows that see nothing: a softmax of -inf alone is not a number."""
+    if addend is None:
+        return None
+    return tf.where(seen, addend, tf.zeros((), addend.dtype))
 
 
 def fold(x: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ nobody does.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -42,6 +43,10 @@ class Watched(NamedTuple):
 
 
 Watcher = Callable[[Watched, tf.Tensor], tf.Tensor]
+
+# Held by whoever replaces functions of Keras, until he has put them back or leaves them so: what is put back at the end
+# must be what was there at the beginning.
+patching = threading.RLock()
 
 _watcher: ContextVar[Watcher | None] = ContextVar("heed_watcher", default=None)
 

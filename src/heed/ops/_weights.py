@@ -15,7 +15,7 @@ from heed.ops._at_run_time import check_operands
 from heed.ops._finite import break_where, is_broken, sees, stand_in
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Span, size, slice_axis
-from heed.ops._tile import FLOOR, Attention
+from heed.ops._tile import Attention, finite_rows, seen_rows
 
 
 def weights_of(
@@ -112,6 +112,8 @@ def _block(
         visible, addend, keep, lse = (
             _pick(x, heads, attention.heads) for x in (visible, addend, keep, lse)
         )
+    seen = seen_rows(addend)
+    addend = finite_rows(addend, seen)
     logits = attention.score(stand_in(query), stand_in(key), *parameters)
     if addend is not None:
         logits += addend
@@ -127,8 +129,7 @@ def _block(
     else:
         broken = tf.logical_or(broken, sees(visible, is_broken(key)))
         weights = tf.where(visible, break_where(broken, weights), tf.zeros((), dtype))
-    if addend is not None:
-        seen = tf.reduce_max(addend, -1, keepdims=True) > FLOOR / 2
+    if seen is not None:
         weights = tf.where(seen, weights, tf.zeros((), dtype))
     batch, groups, members, rows, columns = (size(weights, axis) for axis in range(5))
     return tf.reshape(weights, tf.stack([batch, groups * members, rows, columns]))

@@ -16,7 +16,7 @@ from heed.ops._forward import fresh_keys
 from heed.ops._loops import State, block_list, join, loop
 from heed.ops._mask_terms import cut
 from heed.ops._sizes import Size, Span, is_static, sizes
-from heed.ops._tile import FLOOR, Attention, weigh
+from heed.ops._tile import Attention
 from heed.ops._weights import indices
 from heed.ops.attention import DotCall
 
@@ -160,6 +160,8 @@ def _rows(
         drop = tf.maximum(highest - higher, _FAR_BELOW)
         shrink = tf.exp(drop)
         logits -= higher
+        # A hidden pair adds 0 to the second sum, not 0 * inf.
+        logits = tf.where(logits < _FAR_BELOW, tf.constant(_FAR_BELOW, dtype), logits)
         weights = tf.exp(logits)
         distance = weights * attention.distance(queries, keys, dtype)[..., None, :, :]
         following = [
@@ -167,22 +169,31 @@ def _rows(
             total * shrink + tf.reduce_sum(weights, -1, keepdims=True),
             (below + drop * total) * shrink + tf.reduce_sum(weights * logits, -1, keepdims=True),
             far * shrink + tf.reduce_sum(distance, -1, keepdims=True),
-            mass * shrink + weigh(weights, tile.value),
+            mass * shrink + _shares(weights, tile.value),
         ]
         if block.guarded:
             following.append(tf.logical_or(state[5], tile.broken_rows(visible)))
         return following
 
-    state = [zeros + FLOOR, zeros, zeros, zeros, zeros * tf.zeros((block.value.shape[3],), dtype)]
+    mass = zeros * tf.zeros((block.value.shape[3],), dtype)
+    state = [zeros + dtype.min, zeros, zeros, zeros, mass]
     if block.guarded:
         state.append(tf.zeros_like(zeros, tf.bool))
     bounds = visible_blocks(plan, attention.mask, queries)
-    highest, total, below, far, mass, *broken = loop(*bounds, body, state)
-    # Before the first visible key the sums count hidden pairs; a row that has seen no other is not seen.
-    seen = tf.logical_not(highest <= FLOOR / 2)
+    _, total, below, far, mass, *broken = loop(*bounds, body, state)
+    seen = tf.not_equal(total, 0)
     total = tf.where(seen, total, tf.ones((), dtype))
     entropy = tf.math.log(total) - below / total
     rows = [tf.where(seen, x, tf.zeros((), dtype)) for x in (entropy, far / total, mass / total)]
     if not broken:
         return rows
     return [break_where(tf.logical_and(broken[0], seen), x) for x in rows]
+
+
+def _shares(weights: tf.Tensor, marks: tf.Tensor) -> tf.Tensor:
+    """Weights (B, K, G, t, s) times the marks of the keys (1, 1, s, n), which all heads share: (B, K, G, t, n).
+
+    As one product of two matrices. A batched one would broadcast (B, 1, m, k) against (1, 1, k, n), for which
+    TensorFlow's oneDNN kernel gives wrong numbers or writes past its buffers.
+    """
+    return tf.tensordot(weights, marks[0, 0], 1)

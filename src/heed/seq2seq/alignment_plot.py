@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._install import how_to_install
 from heed.seq2seq.attention import attention_of
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.picture_format import picture_format
 from heed.seq2seq.run_folder import write_atomically
 from heed.seq2seq.translate import Translator
 
@@ -43,10 +45,10 @@ def draw_cross_attention(
     weights: NDArray[np.float32],
     title: str = "",
 ) -> Path:
-    """Draws cross-attention weights as a PNG: the mean over all heads, and each head of each layer.
+    """Draws cross-attention weights: the mean over all heads, and each head of each layer.
 
     Args:
-        path: the file to write.
+        path: the file to write; .png, .svg or .pdf says what it becomes.
         columns: S source labels.
         rows: T target labels.
         weights: (layers, N, T, S), each row adding up to 1.
@@ -56,14 +58,15 @@ def draw_cross_attention(
         `path`.
 
     Raises:
-        TaskError: without the matplotlib library.
+        TaskError: for another kind of file, or without the matplotlib library.
         OSError: if the file cannot be written.
     """
+    kind = picture_format(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise TaskError("pictures need matplotlib: pip install 'heed[demo]'") from None
+        raise TaskError(f"pictures need matplotlib: {how_to_install('demo')}") from None
     layers, heads, T, S = weights.shape
     # Sizes in inches from the numbers of cells and the labels, so that these never overlap.
     widest = max(map(len, columns))
@@ -97,7 +100,7 @@ def draw_cross_attention(
         grid[layer][0].set_ylabel(f"layer {layer + 1}")
     bar = right.colorbar(image, ax=grid.ravel().tolist(), fraction=0.04, pad=0.02)
     bar.set_label("attention weight")
-    write_atomically(path, lambda file: figure.savefig(file, format="png"))
+    write_atomically(path, lambda file: figure.savefig(file, format=kind))
     return path
 
 

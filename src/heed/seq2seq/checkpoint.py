@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._npz import read_npz
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import write_atomically
 
@@ -43,13 +43,17 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
         TaskError: if the file is missing, damaged, or something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        meta = json.loads(arrays.pop(_META).tobytes())
+        arrays = read_npz(path)
     except FileNotFoundError:
         raise TaskError(f"{path} is missing") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         raise TaskError(f"{path} is damaged: {error}") from None
+    try:
+        meta = json.loads(arrays.pop(_META).tobytes())
+        if not isinstance(meta["step"], int) or meta["step"] < 0:
+            raise ValueError(f"its step is {meta['step']!r}")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise TaskError(f"{path} is damaged: it is not one of heed: {error}") from None
     return arrays, meta
 
 
@@ -82,18 +86,26 @@ def steps(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.npz"))
 
 
-def load_latest(folder: Path) -> tuple[Arrays, dict[str, Any]] | None:
+def load_latest(folder: Path, say: Callable[[str], object]) -> tuple[Arrays, dict[str, Any]] | None:
     """The newest checkpoint that can be read, or None if there is none.
+
+    Args:
+        folder: the folder of the checkpoints.
+        say: is called with a line for each newer one that is damaged.
 
     Raises:
         TaskError: if there are some and none can be read.
     """
-    problem: TaskError | None = None
+    problems: list[TaskError] = []
     for path in reversed(steps(folder)):
         try:
-            return load(path)
+            found = load(path)
         except TaskError as error:
-            problem = problem or error
-    if problem is not None:
-        raise problem
+            problems.append(error)
+            continue
+        for problem in problems:
+            say(f"{problem}; {path.name} takes its place")
+        return found
+    if problems:
+        raise problems[0]
     return None

@@ -47,7 +47,7 @@ def run_demo(
     write_page: Callable[[TranslationAttention, Path], Path] | None = None,
     **options: Any,
 ) -> Demo:
-    """Trains on numbers, evaluates on 2,000 held-out ones, and draws where the model looked.
+    """Trains on numbers, evaluates on 2,000 held-out ones and all below 1,000, and draws where it looked.
 
     Args:
         path: the run folder to make.
@@ -63,7 +63,7 @@ def run_demo(
     run = start_numbers(path, languages, **options)
     say(
         f"heed learns to write the numbers 0 to {numbers.LARGEST:,} in words "
-        f"({', '.join(languages)}); one in twenty is held out"
+        f"({', '.join(languages)}); one in twenty of those from 100 on is held out"
     )
     trained = train(run, progress=progress)
     say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s")
@@ -103,15 +103,30 @@ def report(evaluation: Evaluation) -> list[str]:
         f"{evaluation.right:,} of {len(evaluation.answers):,} held-out answers are right to the "
         f"letter: {100 * evaluation.exact:.2f} % (decoded in {evaluation.seconds:.1f} s)"
     ]
-    groups = evaluation.groups()
-    if len(groups) > 1:
-        lines += [
-            f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
-            for name, group in groups.items()
-        ]
+    lines += _by_group(evaluation)
+    if evaluation.cut:
+        lines.append(
+            f"{evaluation.cut:,} of the sources are too long: they were judged by their beginning"
+        )
     if evaluation.bleu is not None and evaluation.chrf is not None:
         lines.append(f"BLEU {evaluation.bleu:.1f}, chrF {evaluation.chrf:.1f}")
+    for name, extra in evaluation.extra.items():
+        lines.append(
+            f"{extra.right:,} of {len(extra.answers):,} {name} are right: "
+            f"{100 * extra.exact:.2f} % (training draws on these)"
+        )
+        lines += _by_group(extra)
     return lines
+
+
+def _by_group(evaluation: Evaluation) -> list[str]:
+    groups = evaluation.groups()
+    if len(groups) == 1:
+        return []
+    return [
+        f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
+        for name, group in groups.items()
+    ]
 
 
 def picture_of_run(translator: Translator, line: str, language: str | None = None) -> Path:
@@ -130,7 +145,7 @@ def picture_of_run(translator: Translator, line: str, language: str | None = Non
 
 
 def draw(found: TranslationAttention, path: Path, language: str | None = None) -> Path:
-    """Draws the cross-attention of a translation to a PNG file, and returns its path."""
+    """Draws the cross-attention of a translation to a file, and returns its path."""
     title = f"Where heed looked to write {found.line}" + (f" ({language})" if language else "")
     return draw_cross_attention(path, found.source, found.written, found.cross, title)
 

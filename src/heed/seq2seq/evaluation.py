@@ -1,12 +1,13 @@
-"""How right a trained run is on pairs that it never saw."""
+"""How right a trained run is on pairs that it never saw, and on what else its task asks for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from heed.seq2seq.task import Item
 from heed.seq2seq.translate import Translator
 
 
@@ -41,6 +42,9 @@ class Evaluation:
         seconds: for decoding, compilation included.
         bleu: BLEU in percent, or None where it is not computed.
         chrf: chrF in percent, or None.
+        extra: the same for the task's other evaluations, by name. They are not held out, and no
+            figure of this one counts them.
+        cut: how many sources were longer than any may be, and were judged by their beginning.
 
     Example:
         >>> evaluation = Evaluation([Answer("1", "one", "one", "en")], seconds=0.1)
@@ -52,6 +56,8 @@ class Evaluation:
     seconds: float
     bleu: float | None = None
     chrf: float | None = None
+    extra: Mapping[str, Evaluation] = field(default_factory=dict)
+    cut: int = 0
 
     @property
     def right(self) -> int:
@@ -84,14 +90,18 @@ class Evaluation:
             "exact": self.exact,
             "seconds": round(self.seconds, 2),
             "groups": {name: group.exact for name, group in self.groups().items()},
+            "cut": self.cut,
             "wrong": [vars(answer) for answer in self.wrong[:100]],
         }
         scores = {"bleu": self.bleu, "chrf": self.chrf}
-        return figures | {name: score for name, score in scores.items() if score is not None}
+        figures |= {name: score for name, score in scores.items() if score is not None}
+        if self.extra:
+            figures["extra"] = {name: one.to_dict() for name, one in self.extra.items()}
+        return figures
 
 
 def evaluate(translator: Translator) -> Evaluation:
-    """Translates all held-out evaluation pairs of the run's task.
+    """Translates all held-out evaluation pairs of the run's task, and its extra evaluations.
 
     For own text BLEU and chrF are computed too, by the sacrebleu library if it is there.
 
@@ -100,16 +110,26 @@ def evaluate(translator: Translator) -> Evaluation:
     """
     task = translator.task
     items = task.evaluation_items()
+    answers, seconds = _answered(translator, items)
+    extra = {
+        name: Evaluation(*_answered(translator, others))
+        for name, others in task.extra_evaluations().items()
+    }
+    bleu, chrf = _corpus_scores(answers) if task.has_corpus_scores else (None, None)
+    cut = sum(item.cut for item in items)
+    return Evaluation(answers, seconds, bleu, chrf, extra, cut)
+
+
+def _answered(translator: Translator, items: Sequence[Item]) -> tuple[list[Answer], float]:
+    """The answers to the items, and the seconds that they took."""
     began = time.monotonic()
-    said = task.decode(translator.decode([item.ids for item in items]))
+    said = translator.task.decode(translator.decode([item.ids for item in items]))
     seconds = time.monotonic() - began
     answers = [
         Answer(item.text, text, item.reference, item.group)
         for item, text in zip(items, said, strict=True)
     ]
-    if task.kind != "text":
-        return Evaluation(answers, seconds)
-    return Evaluation(answers, seconds, *_corpus_scores(answers))
+    return answers, seconds
 
 
 def _corpus_scores(answers: Sequence[Answer]) -> tuple[float | None, float | None]:

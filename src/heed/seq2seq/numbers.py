@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from heed._install import how_to_install
 from heed.seq2seq._hashing import mixed, permutation, stream
 from heed.seq2seq.errors import TaskError
 
@@ -21,13 +22,17 @@ LANGUAGES = ("en", "de", "fr", "es")
 
 _ALWAYS_TRAINED = 100  # 0 to 99 carry the irregular words; no rule could supply them
 _ONE_IN = 20  # one number in twenty is held out
-_SMALL = 10_000  # half of the training samples are below this
-_MEDIUM = 100_000  # and a quarter between these two
+# How many digits the samples of training have: each 16 in a row are one round of these.
+_DIGITS_IN_TURN = (6, 4, 5, 2, 6, 3, 5, 4, 6, 1, 5, 2, 6, 4, 5, 3)
+ROUND = len(_DIGITS_IN_TURN)
+
+_SMALL = 10_000
 _EVALUATION_SMALL, _EVALUATION_LARGE = 400, 1_600
 _VALIDATION_SMALL, _VALIDATION_LARGE = 80, 432
 
 # What the scrambled integers are for, so that no two uses share them.
 _HELD_OUT_KEY, _ORDER_KEY, _SAMPLE_KEY = 0x48454544, 0x6F726465, 0x73616D70
+_ZEROS_KEY = 0x7A65726F
 
 
 def held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
@@ -97,25 +102,15 @@ def validation_numbers() -> NDArray[np.int64]:
     )
 
 
-def _drawn(count: int, low: int, high: int, *key: int) -> NDArray[np.int64]:
-    """`count` training numbers from low to high - 1; a held-out one is drawn again."""
-    kept: list[NDArray[np.int64]] = []
-    missing, start = count, 0
-    while missing > 0:
-        scrambled = stream(2 * missing, *key, start=start)
-        candidates = (scrambled % np.uint64(high - low)).astype(np.int64) + low
-        candidates = candidates[~held_out(candidates)][:missing]
-        kept.append(candidates)
-        missing, start = missing - len(candidates), start + len(scrambled)
-    return np.concatenate(kept) if kept else np.zeros((0,), np.int64)
-
-
 def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
     """The numbers of one training batch, a function of (seed, step) alone.
 
-    The first half is drawn evenly from 0 to 9,999, a quarter from 10,000 to 99,999 and a quarter
-    from there on. Drawn evenly as a whole, only one number in ten would have less than six digits,
-    and each form of those words is needed often enough. Held-out numbers never come.
+    The samples of all steps are one sequence in which the numbers of digits come in turn, 16 to a
+    round: of 16 samples one has a single digit, two have two, two have three, three have four, four
+    have five and four have six. Within its length a number is drawn evenly, but one in four is then
+    given zeros: each of its digits but the first, with a chance of one half. Drawn evenly as a
+    whole, one number in a thousand would be below 1,000 and one in a thousand would end in 100, and
+    such words are the ones people ask for first. Held-out numbers never come.
 
     Args:
         seed: int; another seed gives other batches.
@@ -126,22 +121,35 @@ def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
         (count,) int64.
 
     Example:
-        >>> batch = training_numbers(seed=1, step=5, count=8)
-        >>> bool((batch == training_numbers(seed=1, step=5, count=8)).all())
+        >>> batch = training_numbers(seed=1, step=5, count=16)
+        >>> bool((batch == training_numbers(seed=1, step=5, count=16)).all())
         True
-        >>> (batch < 10_000).tolist()
-        [True, True, True, True, False, False, False, False]
+        >>> [len(str(n)) for n in batch]
+        [6, 4, 5, 2, 6, 3, 5, 4, 6, 1, 5, 2, 6, 4, 5, 3]
     """
-    small = count // 2
-    medium = count // 4
-    large = count - small - medium
-    return np.concatenate(
-        [
-            _drawn(small, 0, _SMALL, _SAMPLE_KEY, seed, step, 0),
-            _drawn(medium, _SMALL, _MEDIUM, _SAMPLE_KEY, seed, step, 1),
-            _drawn(large, _MEDIUM, LARGEST + 1, _SAMPLE_KEY, seed, step, 2),
-        ]
-    )
+    digits = np.array(_DIGITS_IN_TURN)[np.arange(step * count, (step + 1) * count) % ROUND]
+    low, high = np.where(digits == 1, 0, 10 ** (digits - 1)), 10**digits
+    drawn = np.zeros(count, np.int64)
+    wanted, attempt = np.ones(count, np.bool_), 0
+    while wanted.any():
+        scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)
+        candidates = low + (scrambled % (high - low).astype(np.uint64)).astype(np.int64)
+        chance = stream(count, _ZEROS_KEY, seed, step, attempt)
+        drawn = np.where(wanted, _with_zeros(candidates, low, chance), drawn)
+        wanted, attempt = held_out(drawn), attempt + 1
+    return drawn
+
+
+def _with_zeros(
+    drawn: NDArray[np.int64], low: NDArray[np.int64], chance: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """One number in four with about half of its digits below the first set to zero."""
+    some = chance % np.uint64(4) == 0
+    for place in range(len(str(LARGEST)) - 1):
+        unit = 10**place
+        zeroed = some & (unit < low) & ((chance >> np.uint64(2 + place)) % np.uint64(2) == 0)
+        drawn = np.where(zeroed, drawn - drawn // unit % 10 * unit, drawn)
+    return drawn
 
 
 def spell(number: int, language: str = "en") -> str:
@@ -169,7 +177,7 @@ def spell(number: int, language: str = "en") -> str:
     try:
         from num2words import num2words
     except ImportError:
-        raise TaskError("numbers need the num2words library: pip install 'heed[demo]'") from None
+        raise TaskError(f"numbers need the num2words library: {how_to_install('demo')}") from None
     return str(num2words(int(number), lang=language))
 
 

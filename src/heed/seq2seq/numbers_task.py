@@ -11,6 +11,7 @@ from heed.seq2seq.tokenizer import DigitTokenizer, SubwordTokenizer
 
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
 _VALIDATION_BATCH = 256
+_SHORT = 1_000  # all numbers below are judged beside the held-out ones
 
 
 class NumbersTask:
@@ -34,6 +35,7 @@ class NumbersTask:
 
     kind = "numbers"
     one_shape = True
+    has_corpus_scores = False
 
     def __init__(
         self,
@@ -64,6 +66,14 @@ class NumbersTask:
         """Number of target ids."""
         return self._words.vocabulary_size
 
+    @property
+    def description(self) -> str:
+        """The languages."""
+        return (
+            f"numbers 0 to {numbers.LARGEST:,} in {', '.join(self.languages)}, "
+            "one in twenty held out"
+        )
+
     def _sample(self) -> list[str]:
         chosen = numbers.training_numbers(0, -1, _TOKENIZER_SAMPLE // len(self.languages))
         return [numbers.spell(int(n), language) for language in self.languages for n in chosen]
@@ -77,8 +87,14 @@ class NumbersTask:
     def training_batch(self, seed: int, step: int, size: int) -> Batch:
         """The batch of a step: as many numbers, the languages in turn."""
         chosen = numbers.training_numbers(seed, step, size).tolist()
-        count = len(self.languages)
-        return self._batch([(n, self.languages[(i + step) % count]) for i, n in enumerate(chosen)])
+        # One further in each round of lengths, so that each length comes in each language.
+        turns = [place + place // numbers.ROUND for place in range(step * size, (step + 1) * size)]
+        languages = [self.languages[turn % len(self.languages)] for turn in turns]
+        return self._batch(list(zip(chosen, languages, strict=True)))
+
+    def notes(self) -> list[str]:
+        """Nothing: every number has its words."""
+        return []
 
     def validation_batches(self) -> list[Batch]:
         """The validation numbers, the languages in turn."""
@@ -92,10 +108,17 @@ class NumbersTask:
 
     def evaluation_items(self) -> list[Item]:
         """The 2,000 held-out evaluation numbers in each language; the language is the group."""
+        return self._items(numbers.evaluation_numbers().tolist())
+
+    def extra_evaluations(self) -> dict[str, list[Item]]:
+        """The numbers that people type first, in each language. Nearly all of them are trained on."""
+        return {f"numbers below {_SHORT:,}": self._items(range(_SHORT))}
+
+    def _items(self, chosen: Iterable[int]) -> list[Item]:
         return [
             Item(self._digits.encode(n, lang), f"{n:,}", numbers.spell(n, lang), lang)
             for lang in self.languages
-            for n in numbers.evaluation_numbers().tolist()
+            for n in chosen
         ]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:

@@ -20,6 +20,7 @@ class TrainingOptions:
         batch_size: sentence pairs in one step, 1 or more.
         learning_rate: the highest rate, above 0.
         warmup_steps: steps over which the rate rises, 0 or more; then it follows a cosine to zero.
+            None takes a third of the steps, at most 1,000.
         clip_norm: the largest global norm of a gradient, above 0.
         label_smoothing: share of the target that is spread over the vocabulary, in [0, 1).
         validate_every: steps between validations, 1 or more.
@@ -43,7 +44,7 @@ class TrainingOptions:
     steps: int = 600
     batch_size: int = 64
     learning_rate: float = 3e-3
-    warmup_steps: int = 200
+    warmup_steps: int = None  # type: ignore[assignment]  # __post_init__ makes it a number
     clip_norm: float = 1.0
     label_smoothing: float = 0.0
     validate_every: int = 100
@@ -54,6 +55,8 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "validate_every", "checkpoint_every"):
             self._whole(name, 1, None)
+        if self.warmup_steps is None:
+            object.__setattr__(self, "warmup_steps", min(1_000, self.steps // 3))
         for name in ("warmup_steps", "patience"):
             self._whole(name, 0, None)
         self._whole("seed", 0, 2**31 - 1)
@@ -77,7 +80,10 @@ class TrainingOptions:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TaskError(f"`{name}` must be a number. Received: {value!r}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise TaskError(f"`{name}` must be a number that is not so large") from None
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values, ready for JSON."""

@@ -22,8 +22,8 @@ def start_numbers(
 ) -> RunFolder:
     """A new run that learns to write the numbers 0 to 999,999 in words.
 
-    The recipe: pre-norm Transformer of 2 + 2 layers and width 128, batches of 64, 200 steps of
-    warm-up to 3e-3 and half a cosine to zero; 600 steps, 1,000 for several languages.
+    The recipe: pre-norm Transformer of 2 + 2 layers and width 128, batches of 64, 600 steps, 1,000
+    for several languages; a third of them warms up to 3e-3, then half a cosine goes to zero.
 
     Args:
         path: the run folder to make.
@@ -55,8 +55,9 @@ def start_text(
     """A new run on a person's own parallel text.
 
     The recipe: pre-norm Transformer of 3 + 3 layers and width 256, dropout 0.1, label smoothing
-    0.1, 10,000 steps with a peak of 1e-3 after 1,000; it stops when five validations in a row are
-    no better, and keeps the best weights.
+    0.1, 10,000 steps with a peak of 1e-3 after 1,000, or after a third of the steps if these are
+    fewer than 3,000; it stops when five validations in a row are no better, and keeps the best
+    weights.
 
     Args:
         path: the run folder to make.
@@ -72,7 +73,6 @@ def start_text(
     defaults = {
         "steps": 10_000,
         "learning_rate": 1e-3,
-        "warmup_steps": 1_000,
         "label_smoothing": 0.1,
         "validate_every": 250,
         "checkpoint_every": 250,

@@ -12,6 +12,7 @@ evaluation.json, attention.png, attention.html
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -24,11 +25,11 @@ from typing import IO, Any
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.task import Task
+from heed.seq2seq.task import Task, whole_number
 from heed.seq2seq.text_task import TextTask
 from heed.seq2seq.tokenizer import SubwordTokenizer
 
-_FORMAT, _VERSION = "heed run", 1
+_FORMAT, _VERSION = "heed run", 2
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -110,6 +111,7 @@ class RunFolder:
             "format": _FORMAT,
             "version": _VERSION,
             "task": task.to_config(),
+            "files": {name: _checksum(data) for name, data in task.files().items()},
             "training": options.to_dict(),
             "model": dict(model),
         }
@@ -156,7 +158,7 @@ class RunFolder:
             raise TaskError(f"{path} is not a run folder: it has no config.json") from None
         except OSError as error:
             raise TaskError(f"{path} cannot be read: {error.strerror or error}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise TaskError(f"{path} is not a run folder: its config.json is not JSON") from None
         if not isinstance(config, dict) or config.get("format") != _FORMAT:
             raise TaskError(f"{path} is not a run folder: its config.json is not one of heed")
@@ -165,7 +167,9 @@ class RunFolder:
                 f"{path} was made by another version of heed (format {config.get('version')}; "
                 f"this one reads {_VERSION})"
             )
-        missing = [k for k in ("task", "training", "model") if not isinstance(config.get(k), dict)]
+        missing = [
+            k for k in ("task", "files", "training", "model") if not isinstance(config.get(k), dict)
+        ]
         if missing:
             raise TaskError(f"{path} is damaged: its config.json has no {missing[0]}")
         return cls(path, config)
@@ -173,7 +177,10 @@ class RunFolder:
     @property
     def options(self) -> TrainingOptions:
         """How the run is trained."""
-        return TrainingOptions.from_dict(self.config["training"])
+        try:
+            return TrainingOptions.from_dict(self.config["training"])
+        except TaskError as error:
+            raise TaskError(f"{self.path} is damaged: {error}") from None
 
     def task(self) -> Task:
         """What the run learns, read from the folder.
@@ -185,26 +192,32 @@ class RunFolder:
         try:
             if config["kind"] == NumbersTask.kind:
                 words = SubwordTokenizer(self.read("target.model"))
-                return NumbersTask(config["languages"], words, int(config["longest_target"]))
+                longest = whole_number(config, "longest_target", 1)
+                return NumbersTask(config["languages"], words, longest)
             if config["kind"] == TextTask.kind:
                 return TextTask(config, self.read)
         except TaskError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise TaskError(f"{self.path} is damaged: its task is not one: {error!r}") from None
+        except KeyError as error:
+            raise TaskError(f"{self.path} is damaged: its task has no {error}") from None
+        except (TypeError, ValueError) as error:
+            raise TaskError(f"{self.path} is damaged: its task is not one: {error}") from None
         raise TaskError(f"{self.path} has a task that is not known: {config['kind']!r}")
 
     def read(self, name: str) -> bytes:
-        """The contents of one of the folder's files.
+        """The contents of one of the task's files.
 
         Raises:
-            TaskError: if it is missing or cannot be read.
+            TaskError: if it is missing, cannot be read, or is not as it was written.
         """
         try:
-            return (self.path / name).read_bytes()
+            data = (self.path / name).read_bytes()
         except OSError as error:
             reason = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
             raise TaskError(f"{self.path} is damaged: {name} {reason}") from None
+        if self.config["files"].get(name) != _checksum(data):
+            raise TaskError(f"{self.path} is damaged: {name} is not as it was written")
+        return data
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> Path:
         """Writes one of the folder's JSON files, whole or not at all, and returns its path."""
@@ -266,6 +279,10 @@ def _is_run(path: Path) -> bool:
     except TaskError:
         return False
     return True
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,12 +22,16 @@ class Batch(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One thing to evaluate: the source as ids and as text, the right answer, and its group."""
+    """One thing to evaluate: the source as ids and as text, the right answer, its group.
+
+    `cut` says whether the ids are only the beginning of the text, which is longer than any source may be.
+    """
 
     ids: list[int]
     text: str
     reference: str
     group: str
+    cut: bool = False
 
 
 class Task(Protocol):
@@ -36,6 +40,7 @@ class Task(Protocol):
     kind: str
     longest_target: int
     one_shape: bool  # whether nearly all training batches have the same shape
+    has_corpus_scores: bool  # whether BLEU and chrF say something of its answers
 
     @property
     def source_vocabulary_size(self) -> int:
@@ -45,14 +50,24 @@ class Task(Protocol):
     def target_vocabulary_size(self) -> int:
         """Number of target ids."""
 
+    @property
+    def description(self) -> str:
+        """What is learned, and from how much, in half a line."""
+
     def training_batch(self, seed: int, step: int, size: int) -> Batch:
         """The batch of a step, a function of the arguments alone."""
+
+    def notes(self) -> list[str]:
+        """What a person should know of the training data, in lines: what is left out, and why."""
 
     def validation_batches(self) -> list[Batch]:
         """Held-out pairs to watch while training."""
 
     def evaluation_items(self) -> list[Item]:
         """Held-out pairs to judge a finished run; none is among the validation pairs."""
+
+    def extra_evaluations(self) -> dict[str, list[Item]]:
+        """What else to judge a finished run on, by name: pairs that training may have drawn."""
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of a line that a person gave; TaskError if it cannot be translated."""
@@ -71,6 +86,22 @@ class Task(Protocol):
 
     def files(self) -> dict[str, bytes]:
         """What else the run folder must hold, by name."""
+
+
+def whole_number(config: Mapping[str, Any], name: str, least: int) -> int:
+    """A whole number of a task's config.
+
+    Raises:
+        KeyError, ValueError: if it is missing, something else, or below `least`.
+
+    Example:
+        >>> whole_number({"longest_target": 5}, "longest_target", 1)
+        5
+    """
+    value = config[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"`{name}` must be a whole number of {least} or more. Received: {value!r}")
+    return value
 
 
 def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) -> NDArray[np.int32]:

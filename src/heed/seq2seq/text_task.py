@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from heed.seq2seq import parallel_text
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.parallel_text import Pairs
-from heed.seq2seq.task import Batch, Item, padded
+from heed.seq2seq.task import Batch, Item, padded, whole_number
 from heed.seq2seq.tokenizer import SubwordTokenizer
 
-_LONGEST = 128  # tokens in a sentence; longer ones are not trained on
+LONGEST = 128  # tokens in a sentence, its end included; longer ones are not trained on
 _MULTIPLE = 8  # batches are padded to a multiple of this
 _VALIDATION_BATCH = 64
 _FILES = (
@@ -27,6 +27,15 @@ _FILES = (
     "evaluation.source.txt",
     "evaluation.target.txt",
 )
+
+
+class _Training(NamedTuple):
+    """Source ids, target ids and lengths of the training pairs, and how many are too long."""
+
+    source: list[list[int]]
+    target: list[list[int]]
+    lengths: NDArray[np.int64]
+    too_long: int
 
 
 class TextTask:
@@ -42,13 +51,16 @@ class TextTask:
 
     kind = "text"
     one_shape = False
+    has_corpus_scores = True
 
     def __init__(self, config: Mapping[str, Any], read: Callable[[str], bytes]) -> None:
         self._config = dict(config)
         self._files = {name: read(name) for name in _FILES}
         self._source = SubwordTokenizer(self._files["source.model"])
         self._target = SubwordTokenizer(self._files["target.model"])
-        self.longest_target = int(config["longest_target"])
+        self.longest_target = whole_number(config, "longest_target", 1)
+        self._empty_pairs = whole_number(config, "empty_pairs", 0)
+        self._originals = [Path(config[f"{side}_file"]) for side in ("source", "target")]
 
     @classmethod
     def from_files(cls, source: Path, target: Path, vocabulary_size: int = 8_000) -> TextTask:
@@ -82,7 +94,7 @@ class TextTask:
             "pairs": len(pairs),
             "empty_pairs": empty,
             # Room for answers half as long again as the longest that are trained on.
-            "longest_target": int(1.5 * lengths[lengths <= _LONGEST].max(initial=8)),
+            "longest_target": int(1.5 * lengths[lengths <= LONGEST].max(initial=8)),
         }
         return cls(config, files.__getitem__)
 
@@ -96,38 +108,68 @@ class TextTask:
         """Number of target ids."""
         return self._target.vocabulary_size
 
+    @property
+    def description(self) -> str:
+        """The files, and how many pairs they hold."""
+        held_out = sum(len(self._held_out(name)) for name in ("validation", "evaluation"))
+        return (
+            f"{self._config['pairs'] - held_out:,} sentence pairs of {self._config['source_file']} "
+            f"and {self._config['target_file']}, {held_out:,} more held out"
+        )
+
     @cached_property
-    def _training(self) -> tuple[list[list[int]], list[list[int]], NDArray[np.int64]]:
-        """Source ids, target ids and lengths of the training pairs, from the original files."""
-        paths = [Path(self._config[f"{side}_file"]) for side in ("source", "target")]
-        for side, path in zip(("source", "target"), paths, strict=True):
-            if parallel_text.digest(path) != self._config[f"{side}_sha256"]:
+    def _training(self) -> _Training:
+        """The training pairs, from the original files."""
+        for side, path in zip(("source", "target"), self._originals, strict=True):
+            if parallel_text.digest(path) != self._config.get(f"{side}_sha256"):
                 raise TaskError(f"{path} has changed since the run began: start a new run")
-        training, _, _ = parallel_text.split(parallel_text.read_pairs(*paths)[0])
+        training, _, _ = parallel_text.split(parallel_text.read_pairs(*self._originals)[0])
         source, target = self._source.encode(training.source), self._target.encode(training.target)
-        kept = [i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= _LONGEST]
+        kept = [i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= LONGEST]
         if not kept:
-            raise TaskError(f"no training pair has at most {_LONGEST} tokens on both sides")
+            raise TaskError(f"no training pair has at most {LONGEST} tokens on both sides")
         source, target = [source[i] for i in kept], [target[i] for i in kept]
         lengths = np.array([len(s) + len(t) for s, t in zip(source, target, strict=True)])
-        return source, target, lengths
+        return _Training(source, target, lengths, len(training) - len(kept))
+
+    def notes(self) -> list[str]:
+        """Which pairs are left out of training, and which are cut in validation."""
+        counts = {
+            "left out, because a side is empty": self._empty_pairs,
+            f"left out of training, because a side has more than {LONGEST} tokens": (
+                self._training.too_long
+            ),
+            f"cut to {LONGEST} tokens a side for validation": sum(
+                max(map(len, pair)) > LONGEST
+                for pair in zip(*self._held_out_ids("validation"), strict=True)
+            ),
+        }
+        return [
+            f"{count:,} {'pair is' if count == 1 else 'pairs are'} {what}"
+            for what, count in counts.items()
+            if count
+        ]
 
     def _held_out(self, name: str) -> Pairs:
         sides = [self._files[f"{name}.{side}.txt"].decode() for side in ("source", "target")]
         return Pairs(sides[0].split("\n")[:-1], sides[1].split("\n")[:-1])
 
+    def _held_out_ids(self, name: str) -> tuple[list[list[int]], list[list[int]]]:
+        pairs = self._held_out(name)
+        return self._source.encode(pairs.source), self._target.encode(pairs.target)
+
     def training_batch(self, seed: int, step: int, size: int) -> Batch:
         """The batch of a step; each pair comes once an epoch."""
-        source, target, lengths = self._training
-        chosen = parallel_text.batch_of_step(lengths, seed, step, size)
-        return _batch([source[i] for i in chosen], [target[i] for i in chosen])
+        pairs = self._training
+        chosen = parallel_text.batch_of_step(pairs.lengths, seed, step, size)
+        return _batch([pairs.source[i] for i in chosen], [pairs.target[i] for i in chosen])
 
     def validation_batches(self) -> list[Batch]:
         """The validation pairs, cut to the longest length, those of like length together."""
-        pairs = self._held_out("validation")
-        source = [ids[:_LONGEST] for ids in self._source.encode(pairs.source)]
-        target = [ids[:_LONGEST] for ids in self._target.encode(pairs.target)]
-        order = sorted(range(len(pairs)), key=lambda i: len(target[i]))
+        source, target = (
+            [ids[:LONGEST] for ids in side] for side in self._held_out_ids("validation")
+        )
+        order = sorted(range(len(source)), key=lambda i: len(target[i]))
         return [
             _batch([source[i] for i in part], [target[i] for i in part])
             for part in (
@@ -136,26 +178,36 @@ class TextTask:
         ]
 
     def evaluation_items(self) -> list[Item]:
-        """The evaluation pairs, in one group."""
+        """The evaluation pairs, in one group; sources that are too long are cut, and say so."""
         pairs = self._held_out("evaluation")
         return [
-            Item(self._cut(ids), text, reference, "text")
+            Item(_cut(ids), text, reference, "text", cut=len(ids) > LONGEST)
             for ids, text, reference in zip(
                 self._source.encode(pairs.source), pairs.source, pairs.target, strict=True
             )
         ]
 
-    @staticmethod
-    def _cut(ids: list[int]) -> list[int]:
-        return ids if len(ids) <= _LONGEST else [*ids[: _LONGEST - 1], ids[-1]]
+    def extra_evaluations(self) -> dict[str, list[Item]]:
+        """Nothing."""
+        return {}
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of a sentence."""
+        """The source ids of a sentence; TaskError for one that is empty, no text or too long."""
         if language is not None:
             raise TaskError("a language can be chosen for runs on numbers only")
         if not line.strip():
             raise TaskError("a sentence to translate must not be empty")
-        return self._cut(self._source.encode([line.strip()])[0])
+        try:
+            line.encode()
+        except UnicodeEncodeError:  # bytes that were no text when they were read
+            raise TaskError("a sentence to translate must be UTF-8 text") from None
+        ids = self._source.encode([line.strip()])[0]
+        if len(ids) > LONGEST:
+            raise TaskError(
+                f"a sentence to translate must have at most {LONGEST} tokens, its end included. "
+                f"Received: {len(ids):,}"
+            )
+        return ids
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The text of rows of target ids."""
@@ -176,6 +228,10 @@ class TextTask:
     def files(self) -> dict[str, bytes]:
         """The two tokenizers and the held-out pairs."""
         return self._files
+
+
+def _cut(ids: list[int]) -> list[int]:
+    return ids if len(ids) <= LONGEST else [*ids[: LONGEST - 1], ids[-1]]
 
 
 def _text(lines: Sequence[str]) -> bytes:

@@ -6,12 +6,14 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
+from heed._install import how_to_install
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers import LARGEST, check_languages
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 _RESERVED = 4
 _DIGITS = 10
+_LARGEST = 2**31 - 1  # what sentencepiece's int holds
 
 
 class DigitTokenizer:
@@ -101,6 +103,12 @@ class SubwordTokenizer:
         Raises:
             TaskError: if the size is smaller than the number of characters, or `lines` is empty.
         """
+        if not isinstance(vocabulary_size, int) or vocabulary_size <= _RESERVED:
+            raise TaskError(
+                f"`vocabulary_size` must be a whole number above {_RESERVED}. "
+                f"Received: {vocabulary_size}"
+            )
+        vocabulary_size = min(vocabulary_size, _LARGEST)
         kept = [line for line in lines if line.strip()]
         if not kept:
             raise TaskError("a tokenizer cannot be learned from no text")
@@ -169,7 +177,7 @@ def _sentencepiece():  # type: ignore[no-untyped-def]
     try:
         import sentencepiece
     except ImportError:
-        raise TaskError("this needs the sentencepiece library: pip install 'heed[demo]'") from None
+        raise TaskError(f"this needs the sentencepiece library: {how_to_install('demo')}") from None
     return sentencepiece
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,10 +17,22 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
 
 
+def model_config(run: RunFolder) -> TransformerConfig:
+    """What the run's model is made of.
+
+    Raises:
+        TaskError: if its config.json does not describe a model.
+    """
+    try:
+        return TransformerConfig.from_dict(run.config["model"])
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{run.path} is damaged: its model cannot be made: {error}") from None
+
+
 def new_model(run: RunFolder) -> Transformer:
     """The run's model with its first weights, a function of its seed.
 
-    It sets Keras' global seed, which the first weights and the dropout come from.
+    The states of all random generators stay as they are.
 
     Args:
         run: the run folder.
@@ -26,21 +40,32 @@ def new_model(run: RunFolder) -> Transformer:
     Raises:
         TaskError: if its config does not describe a model.
     """
-    try:
-        config = TransformerConfig.from_dict(run.config["model"])
-    except (TypeError, ValueError) as error:
-        raise TaskError(f"{run.path} is damaged: its model cannot be made: {error}") from None
-    keras.utils.set_random_seed(run.options.seed)
-    model = Transformer(config)
-    model.build()
+    config = model_config(run)
+    with _seeds_from(run.options.seed):
+        model = Transformer(config)
+        model.build()
     return model
 
 
-def trained_model(run: RunFolder) -> tuple[Transformer, int]:
+@contextmanager
+def _seeds_from(seed: int) -> Iterator[None]:
+    """Meanwhile Keras takes the seeds of initializers and dropout, which it draws with `random`, from `seed`."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def trained_model(
+    run: RunFolder, say: Callable[[str], object] = warnings.warn
+) -> tuple[Transformer, int]:
     """The run's model with its final weights, or with those of its newest checkpoint.
 
     Args:
         run: the run folder.
+        say: is called with a line for each newer checkpoint that is damaged.
 
     Returns:
         The model, and after how many steps its weights were taken.
@@ -50,16 +75,19 @@ def trained_model(run: RunFolder) -> tuple[Transformer, int]:
     """
     model = new_model(run)
     if run.weights.exists():
-        arrays, meta = checkpoint.load(run.weights)
+        try:
+            arrays, meta = checkpoint.load(run.weights)
+        except TaskError as error:
+            raise TaskError(f"{error}; repair it with: heed train --resume {run.path}") from None
     else:
-        latest = checkpoint.load_latest(run.checkpoints)
+        latest = checkpoint.load_latest(run.checkpoints, say)
         if latest is None:
             raise TaskError(
                 f"{run.path} has no weights yet: train it with `heed train --resume {run.path}`"
             )
         arrays, meta = latest
     assign(model.weights, unpacked(arrays, "weight"), run)
-    return model, int(meta.get("step", 0))
+    return model, meta["step"]
 
 
 def packed(values: Sequence[Any], prefix: str) -> checkpoint.Arrays:
@@ -78,14 +106,22 @@ def unpacked(arrays: checkpoint.Arrays, prefix: str) -> list[NDArray[Any]]:
     return [arrays[name] for name in names]
 
 
+def check(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
+    """Nothing, if there is a value of the right shape for each variable.
+
+    Raises:
+        TaskError: otherwise.
+    """
+    if [value.shape for value in values] != [tuple(variable.shape) for variable in variables]:
+        raise TaskError(f"{run.path} is damaged: its weights are not those of its model")
+
+
 def assign(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
     """Gives each variable its value.
 
     Raises:
         TaskError: if there are more or fewer, or a shape differs; then none is changed.
     """
-    shapes = [tuple(variable.shape) for variable in variables]
-    if [value.shape for value in values] != shapes:
-        raise TaskError(f"{run.path} is damaged: its weights are not those of its model")
+    check(variables, values, run)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

@@ -21,16 +21,11 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.schedule import learning_rate
 from heed.seq2seq.task import Batch, Task
-from heed.seq2seq.trained_model import assign, new_model, packed, unpacked
+from heed.seq2seq.trained_model import assign, check, new_model, packed, unpacked
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 
 _RECORD_EVERY = 10  # steps in one line of metrics
-_WRITER_ERRORS = (
-    tf.errors.ResourceExhaustedError,
-    tf.errors.UnavailableError,
-    tf.errors.PermissionDeniedError,
-)
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -81,8 +76,9 @@ def train(
     """Trains a run from where it stands to its end, and writes its final weights.
 
     A run that was stopped, by whatever, goes on from its newest checkpoint. On the same machine the
-    final weights are the same, bit for bit, as if it had not been stopped. For that the seed of Keras
-    is set, and TensorFlow's operations are made deterministic, for the whole process.
+    final weights are the same, bit for bit, as if it had not been stopped. For that TensorFlow's
+    operations are made deterministic, for the whole process; the states of random generators stay as
+    they are.
 
     Args:
         run: the run folder. It says everything: what is learned, how, with which seed.
@@ -97,6 +93,7 @@ def train(
         TaskError: if the folder is damaged, its text has changed, another process trains in it, or
             Keras does not run on TensorFlow.
         OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
+        MemoryError: if the memory does not suffice. The last checkpoint is intact.
         TrainingInterrupted: on Ctrl-C. The last checkpoint is intact.
     """
     if keras.backend.backend() != "tensorflow":
@@ -120,6 +117,7 @@ class _Training:
         self._step = TrainingStep(self._model, self._options, strategy, self._task.one_shape)
         self._at = _Progress()
         self._saved = 0
+        self._notes: list[str] = []  # what to say once the log is open
         self._restore()
 
     # What a checkpoint holds ----------------------------------------------------------------------
@@ -144,7 +142,7 @@ class _Training:
         self._saved = self._at.step
 
     def _restore(self) -> None:
-        latest = checkpoint.load_latest(self._run.checkpoints)
+        latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append)
         if latest is None:
             return
         arrays, meta = latest
@@ -165,18 +163,23 @@ class _Training:
 
     def run(self, progress: bool) -> Trained:
         at, options = self._at, self._options
-        if self._run.weights.exists() and self._finished():
+        if self._finished() and self._is_written():
             return self._result()
         began = time.monotonic() - at.seconds
         with TrainingLog(
             self._run, at.step, options.steps, progress=progress, writes=self._chief
         ) as log:
+            log.say(self._description())
             log.say(
                 f"{'resumed' if at.step else 'began'} at step {at.step} of {options.steps}",
                 show=at.step > 0,
             )
+            for note in self._notes:
+                log.say(note)
             try:
                 if not self._finished():
+                    for note in self._task.notes():
+                        log.say(note)
                     with _ahead(self._task, options, at.step) as batches:
                         for batch in batches:
                             self._take(batch, log)
@@ -189,24 +192,45 @@ class _Training:
                 with contextlib.suppress(OSError):
                     log.say(self._where(), show=False)
                 raise TrainingInterrupted(self._where()) from None
-            except (OSError, tf.errors.OpError) as error:
-                raise self._cannot_write(error) from None
+            except OSError as error:
+                text = f"{error.strerror or error}; {self._where()}"
+                where = error.filename or str(self._run.path)
+                raise OSError(error.errno or 0, text, where) from None
+            except (MemoryError, tf.errors.ResourceExhaustedError):
+                raise MemoryError(
+                    f"not enough memory for the model and a batch of {options.batch_size} "
+                    f"(--batch-size); {self._where()}"
+                ) from None
         return self._result()
+
+    def _description(self) -> str:
+        """What is trained: the first line, long before the first validation."""
+        task, options = self._task, self._options
+        return (
+            f"{task.description}; vocabularies of {task.source_vocabulary_size:,} and "
+            f"{task.target_vocabulary_size:,} tokens; {self._model.count_params():,} parameters; "
+            f"{options.steps:,} steps of {options.batch_size:,} pairs; in {self._run.path}"
+        )
+
+    def _is_written(self) -> bool:
+        """Whether the final weights are there; damaged ones are noted, to be written again."""
+        if not self._run.weights.exists():
+            return False
+        try:
+            arrays, _ = checkpoint.load(self._run.weights)
+            check(self._model.weights, unpacked(arrays, "weight"), self._run)
+        except TaskError as error:
+            self._notes.append(
+                f"{error}; weights.npz is written again from the checkpoint of step {self._at.step}"
+            )
+            return False
+        return True
 
     def _where(self) -> str:
         return (
             f"stopped at step {self._at.step} of {self._options.steps}; continue from step "
             f"{self._saved} with: heed train --resume {self._run.path}"
         )
-
-    def _cannot_write(self, error: Exception) -> Exception:
-        """What to raise for an error of the disk; TensorFlow's event writer has its own kinds."""
-        if isinstance(error, OSError):
-            text = f"{error.strerror or error}; {self._where()}"
-            return OSError(error.errno or 0, text, error.filename or str(self._run.path))
-        if isinstance(error, _WRITER_ERRORS):
-            return OSError(0, f"{error.message}; {self._where()}", str(self._run.path))
-        return error
 
     def _finished(self) -> bool:
         return self._at.step >= self._options.steps or self._at.stopped_early

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder, write_atomically
 
+_LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not written
 _NAMES = {  # in metrics.jsonl, and in TensorBoard
     "loss": "training/loss",
     "learning_rate": "training/learning_rate",
@@ -31,20 +34,37 @@ def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any
 
     Returns:
         One dict a line. A last line that was cut short by a kill is left out.
+
+    Raises:
+        TaskError: if another line is not a record.
     """
-    records: list[dict[str, Any]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        return records
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if last_step is None or record["step"] <= last_step:
-            records.append(record)
-    return records
+        return []
+    records = [_record(line) for line in lines]
+    if (
+        records[-1] is None
+    ):  # what follows the last line feed: nothing, or a line that was cut short
+        records.pop()
+    if None in records:
+        raise TaskError(
+            f"{path} is damaged: line {records.index(None) + 1:,} is not a record; mend it, or "
+            "remove the file to go on without the figures so far"
+        )
+    return [r for r in records if r is not None and (last_step is None or r["step"] <= last_step)]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The numbers of one line, its step among them; None if it holds something else."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    numbers = all(isinstance(x, (int, float)) and abs(x) < _LARGEST for x in record.values())
+    return record if numbers else None
 
 
 class TrainingLog:
@@ -96,7 +116,8 @@ class TrainingLog:
         for file in (self._lines, self._metrics, self._events):
             if file is not None:
                 try:
-                    file.close()
+                    with _as_os_errors(self._run.path / "tensorboard"):
+                        file.close()
                 except Exception:  # the disk may be full; that has been said already
                     if kind is None:
                         raise
@@ -111,7 +132,8 @@ class TrainingLog:
             return
         import tensorflow as tf
 
-        self._events = tf.summary.create_file_writer(str(folder))
+        with _as_os_errors(folder):
+            self._events = tf.summary.create_file_writer(str(folder))
         for record in records:
             self._write_events(record)
 
@@ -120,7 +142,7 @@ class TrainingLog:
             return
         import tensorflow as tf
 
-        with self._events.as_default():
+        with _as_os_errors(self._run.path / "tensorboard"), self._events.as_default():
             for name, title in _NAMES.items():
                 if name in record:
                     tf.summary.scalar(title, record[name], step=record["step"])
@@ -160,7 +182,8 @@ class TrainingLog:
     def flush(self) -> None:
         """Makes what was written so far visible to others."""
         if self._events is not None:
-            self._events.flush()
+            with _as_os_errors(self._run.path / "tensorboard"):
+                self._events.flush()
 
     def say(self, text: str, show: bool = True) -> None:
         """Writes a line to the log, and to stderr if `show` and progress is shown.
@@ -176,3 +199,14 @@ class TrainingLog:
                 self._bar.write(text, file=sys.stderr)
             else:
                 print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _as_os_errors(path: Path) -> Iterator[None]:
+    """TensorFlow's event writer has its own kinds of errors, which memory that runs out shares."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(0, error.message, str(path)) from None

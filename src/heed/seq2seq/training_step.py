@@ -83,7 +83,7 @@ class TrainingStep:
         Returns:
             Scalar float32: the loss before the step.
         """
-        tokens = int(np.count_nonzero(batch.target))
+        tokens = int((batch.target != self.model.config.pad_id).sum())
         scalars = tf.constant(
             [1 / max(1, tokens), rate, _BETA_1 ** (step + 1), _BETA_2 ** (step + 1)], tf.float32
         )
@@ -103,9 +103,10 @@ class TrainingStep:
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
     def _one_replica(self, source: tf.Tensor, target: tf.Tensor, scalars: tf.Tensor) -> tf.Tensor:
+        pad_id, smoothing = self.model.config.pad_id, self._options.label_smoothing
         with tf.GradientTape() as tape:
             logits = self._logits(source, target, training=True)
-            losses = _cross_entropy(logits, target, self._options.label_smoothing)
+            losses = _cross_entropy(logits, target, pad_id, smoothing)
             loss = tf.reduce_sum(losses) * scalars[0]
         gradients = tape.gradient(loss, self._weights)
         context = tf.distribute.get_replica_context()
@@ -130,9 +131,9 @@ class TrainingStep:
     def _counts(self, source: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
         """Summed loss, right tokens, tokens, right rows, rows."""
         logits = self._logits(source, target, training=False)
-        loss = tf.reduce_sum(_cross_entropy(logits, target, 0.0))
-        real = tf.not_equal(target, self.model.config.pad_id)
         config = self.model.config
+        loss = tf.reduce_sum(_cross_entropy(logits, target, config.pad_id, 0.0))
+        real = tf.not_equal(target, config.pad_id)
         # As decoding does: padding and the start token are never said.
         never = tf.one_hot([config.pad_id, config.start_id], config.target_vocabulary_size)
         said = tf.argmax(logits - 1e9 * tf.reduce_sum(never, 0), axis=-1, output_type=target.dtype)
@@ -159,7 +160,9 @@ def _compiled(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...]
     )
 
 
-def _cross_entropy(logits: tf.Tensor, target: tf.Tensor, smoothing: float) -> tf.Tensor:
+def _cross_entropy(
+    logits: tf.Tensor, target: tf.Tensor, pad_id: int, smoothing: float
+) -> tf.Tensor:
     """Loss of each target token (B, T), float32; 0 for padding.
 
     With smoothing e over V words the right one counts for 1 - e, and e is spread over all V.
@@ -171,7 +174,7 @@ def _cross_entropy(logits: tf.Tensor, target: tf.Tensor, smoothing: float) -> tf
     if smoothing:
         spread = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         losses = (1 - smoothing) * losses + smoothing * spread
-    return losses * tf.cast(tf.not_equal(target, 0), tf.float32)
+    return losses * tf.cast(tf.not_equal(target, pad_id), tf.float32)
 
 
 def _adam(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Translator:
 
     Args:
         run: the run folder; unfinished runs translate with their newest checkpoint.
+        say: is called with a line for each newer checkpoint that is damaged.
 
     Raises:
         TaskError: if the run has no weights yet, or is damaged.
@@ -29,10 +31,10 @@ class Translator:
         ['twelve']
     """
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, say: Callable[[str], object] = warnings.warn) -> None:
         self.run = run
         self.task = run.task()
-        self.model, self.step = trained_model(run)
+        self.model, self.step = trained_model(run, say)
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
         """The translation of each line, by greedy decoding.
@@ -73,32 +75,41 @@ class Translator:
 
 
 def translate_stream(
-    translator: Translator, lines: Iterable[str], language: str | None = None, batch_size: int = 64
+    translator: Translator,
+    lines: Iterable[str],
+    report: Callable[[str], object],
+    language: str | None = None,
+    batch_size: int = 64,
 ) -> Iterator[str]:
-    """Translations of lines as they come, one for each.
+    """Translations of lines as they come, one for each: output keeps in step with input.
 
     Args:
         translator: what translates.
         lines: lines with or without line ends.
+        report: is called with what is wrong with a line that cannot be translated, and its number.
         language: as for :class:`Translator`.
         batch_size: how many lines to wait for; 1 answers each line at once.
 
     Yields:
-        The translation of each line.
-
-    Raises:
-        TaskError: at the first line that cannot be translated, after all before it; the message
-            names its number.
+        The translation of each line; an empty line for an empty one, and for one that cannot be
+        translated.
     """
-    waiting: list[list[int]] = []
+    task = translator.task
+    waiting: list[list[int] | None] = []
+
+    def answers() -> Iterator[str]:
+        said = iter(task.decode(translator.decode([row for row in waiting if row is not None])))
+        return ("" if row is None else next(said) for row in waiting)
+
     for number, line in enumerate(lines, 1):
-        try:
-            row = translator.task.encode(line.rstrip("\r\n"), language)
-        except TaskError as error:
-            yield from translator.task.decode(translator.decode(waiting))
-            raise TaskError(f"line {number}: {error}") from None
+        row = None
+        if line.strip():
+            try:
+                row = task.encode(line.rstrip("\r\n"), language)
+            except TaskError as error:
+                report(f"line {number:,}: {error}")
         waiting.append(row)
         if len(waiting) == batch_size:
-            yield from translator.task.decode(translator.decode(waiting))
+            yield from answers()
             waiting = []
-    yield from translator.task.decode(translator.decode(waiting))
+    yield from answers()

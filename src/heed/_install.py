@@ -1,0 +1,56 @@
+"""How to install what is missing, for the way in which heed itself was installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+# The name on the package index; the one that is imported is `heed`. (`heed` on the index is somebody else's.)
+DISTRIBUTION = "heed-attention"
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs heed again, from where it came, with the packages of an extra.
+
+    Args:
+        extra: a name of pyproject.toml's optional dependencies: "tensorflow", "demo", ...
+
+    Returns:
+        One line for a shell.
+
+    Example:
+        >>> how_to_install("demo").startswith("pip install ")
+        True
+    """
+    origin = _origin()
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        folder = _folder(url)
+        if folder.is_dir():
+            editable = "-e " if origin["dir_info"].get("editable") else ""
+            return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
+    elif "vcs_info" in origin:
+        info = origin["vcs_info"]
+        source = f"{info['vcs']}+{url}@{info.get('requested_revision') or info['commit_id']}"
+        return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}] @ {source}')}"
+    return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}]')}"
+
+
+def _origin() -> dict[str, Any]:
+    """What the installer noted of the source (PEP 610); nothing if it came from an index."""
+    try:
+        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        found = json.loads(text or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _folder(url: str) -> Path:
+    from urllib.request import url2pathname
+
+    return Path(url2pathname(urlsplit(url).path))
