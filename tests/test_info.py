@@ -1,9 +1,13 @@
 """`heed.info()` tells what is there, and says what is missing instead of failing."""
 
+import os
 import platform
+import re
+import subprocess
 import sys
 
 import keras
+import pytest
 
 import heed
 
@@ -35,3 +39,67 @@ def test_a_missing_package_is_an_answer(monkeypatch):
 def test_a_package_that_is_not_installed_is_named_so(monkeypatch):
     monkeypatch.setattr("importlib.metadata.packages_distributions", dict)
     assert heed.info()["tensorflow"] == "not installed"
+
+
+def run(code, backend="tensorflow", missing=()):
+    """What a fresh process prints in which these packages are not installed."""
+    hide = "".join(f"sys.modules[{name!r}] = None\n" for name in missing)
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{hide}{code}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    return result.returncode, result.stdout + result.stderr.strip().rpartition("\n")[2]
+
+
+@pytest.mark.parametrize("missing", ["tensorflow", "keras"])
+def test_the_command_says_what_is_missing(missing):
+    code, said = run("from heed.cli import main; sys.exit(main(['info']))", missing=[missing])
+    assert code == 0, said
+    assert "none" in re.search("implementation +(.*)", said)[1]
+    assert f"heed needs {missing}: pip install " in said
+
+
+@pytest.mark.parametrize("missing", ["tensorflow", "keras"])
+@pytest.mark.parametrize("what", ["from heed import Mask", "import heed; heed.layers"])
+def test_an_import_without_a_backend_says_what_to_install(what, missing):
+    code, said = run(what, missing=[missing])
+    assert code == 1
+    assert f"ImportError: heed needs {missing}: pip install " in said
+    assert "[tensorflow]" in said
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("name", ["ops", "layers", "models"])
+def test_another_backend_is_one_clear_error(name, installed):
+    """Also where Keras is there, on that backend, and its package too."""
+    there = "import keras; keras.config.backend = lambda: 'torch'\n" if installed else ""
+    backend = "tensorflow" if installed else "torch"
+    code, said = run(f"{there}import heed; heed.{name}", backend)
+    assert code == 1
+    assert "RuntimeError: heed needs Keras on its TensorFlow backend" in said
+    assert said.endswith("Received: the backend 'torch'")
+    code, said = run(f"{there}import heed; print(heed.info())", backend)
+    assert code == 0
+    assert "'implementation': 'none', 'reason': 'heed needs Keras on its TensorFlow backend" in said
+
+
+@pytest.mark.parametrize("order", ["import heed, keras", "import keras, heed"])
+def test_import_heed_is_enough_to_load_a_file(tmp_path, order):
+    x = keras.Input((None, 8))
+    layer = heed.layers.MultiHeadAttention(2, 4)
+    keras.Model(x, layer(x, x, attention_mask=heed.Mask.causal())).save(tmp_path / "a.keras")
+    config = heed.models.TransformerConfig(9, 9, width=8, num_heads=2, feed_forward_width=8)
+    model = heed.models.Transformer(config)
+    model.build()
+    model.save(tmp_path / "b.keras")
+    load = (
+        "print([type(keras.models.load_model(f'{sys.argv[1]}/{x}.keras')).__name__ for x in 'ab'])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", f"{order}, sys\n{load}", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.split("\n")[0] == "['Functional', 'Transformer']", result.stderr

@@ -22,6 +22,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from heed._loading import register_on_demand
+
 if TYPE_CHECKING:
     from heed import inspect, layers, models, ops, seq2seq
     from heed._info import info
@@ -75,3 +77,6 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Lists the public names, loaded or not."""
     return sorted(__all__)
+
+
+register_on_demand()

@@ -16,7 +16,7 @@ def info() -> dict[str, str]:
     Returns:
         A dictionary of strings, in the order in which a person would read them: `heed`, `python`,
         `platform`, `keras`, `tensorflow`, `backend` (the backend that Keras uses),
-        `implementation` (`"portable"` or `"native"`), `reason` (why this one) and
+        `implementation` (`"portable"`, `"native"`, or `"none"` where heed cannot run), `reason` (why this one) and
         `instruction_set` (of the native kernels: `"amx"`, `"avx512"`, `"avx2"`, `"baseline"` or `"none"`).
 
     Example:
@@ -41,9 +41,13 @@ def info() -> dict[str, str]:
         import keras
 
         answer["backend"] = keras.config.backend()
+    except ImportError:
+        pass  # what follows says what is missing
+    try:
+        importlib.import_module("heed.ops._backend").check()
         dispatch = importlib.import_module("heed.ops._dispatch")
-    except ImportError as error:
-        answer["reason"] = f"cannot import {error.name or 'a package'}: {error}"
+    except (ImportError, RuntimeError) as error:
+        answer["reason"] = str(error)
         return answer
     answer["implementation"], answer["reason"] = dispatch.implementation_in_use()
     answer["instruction_set"] = dispatch.instruction_set()

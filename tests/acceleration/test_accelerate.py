@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import inspect
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ from keras.ops import dot_product_attention
 from keras.src.backend.tensorflow import nn as backend_nn
 
 import heed
-from heed.acceleration import _op, _patches
+from heed.acceleration import _hub, _op, _patches
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
 
 NAMES = (
@@ -319,6 +321,32 @@ def test_models_that_xla_compiles() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
+def test_a_module_that_loads_after_heed_was_taken_out_stays_as_it_is(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its import began while heed was in."""
+    patches = [mock.Mock(text="f", **{"problem.return_value": None}) for _ in range(2)]
+    names = {"heed_fake_one": patches[0], "heed_fake_two": patches[1]}
+    targets = {name: (name, lambda module, text: names[text]) for name in names}
+    monkeypatch.setattr(_hub, "_TARGETS", targets)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("")
+    hub = _hub.Hub()
+    hub.install()
+    try:
+        importlib.import_module("heed_fake_one")
+        spec = importlib.util.find_spec("heed_fake_two")
+    finally:
+        hub.uninstall()
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert [len(patch.install.mock_calls) for patch in patches] == [1, 0]
+    assert [len(patch.uninstall.mock_calls) for patch in patches] == [1, 0]
+    assert hub not in sys.meta_path
+
+
 # Refusals
 
 
@@ -390,7 +418,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "mask": {"attention_mask": MASK},
     "number mask": {"attention_mask": MASK[None].astype("int32")},
     "mask for each head": {"attention_mask": np.stack([MASK] * 4)[None]},
+    "key mask": {"key_mask": np.arange(5)[None] < np.array([[4], [2]])},
     "masks": {
+        "key_mask": np.arange(5)[None] != np.array([[1], [3]]),
         "value_mask": np.arange(5)[None] < np.array([[4], [5]]),
         "attention_mask": MASK,
         "use_causal_mask": True,
@@ -419,6 +449,23 @@ def test_multi_head_layers_give_what_they_gave(make: str, options: Any, scores: 
     with heed.accelerate(), Counted() as counted:
         assert_close(layer(query, value, **run), stock)
     assert list(counted.of.values()) == [1]
+
+
+@pytest.mark.parametrize("make", ["multi", "grouped"])
+def test_the_method_that_subclasses_call_may_be_causal(make: str) -> None:
+    cls = MultiHeadAttention if make == "multi" else GroupQueryAttention
+    layer = built(cls(4, 3) if make == "multi" else cls(3, 4, 2), X, X)
+    query, key = randoms((2, 5, 4, 3), (2, 5, 4 if make == "multi" else 2, 3))
+    if "use_causal_mask" not in inspect.signature(cls._compute_attention).parameters:
+        pytest.skip("not in this version of Keras")
+    arguments = {"use_causal_mask": True}
+    with heed.accelerate():
+        layer._return_attention_scores = False
+        output = layer._compute_attention(query, key, key, **arguments)[0]
+        masked = layer._compute_attention(query, key, key, np.tril(np.ones((5, 5), bool)))[0]
+        whole = layer._compute_attention(query, key, key)[0]
+    assert_close(output, masked)
+    assert not np.allclose(output, whole, atol=1e-3)
 
 
 def test_more_axes() -> None:

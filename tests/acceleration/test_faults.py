@@ -108,6 +108,25 @@ def test_an_explicit_query_mask_counts() -> None:
         check()
 
 
+@pytest.mark.parametrize("cls", [MultiHeadAttention, GroupQueryAttention])
+def test_masked_keys_and_the_future_have_no_effect(cls: type) -> None:
+    heads = (2, 4) if cls is MultiHeadAttention else (4, 2, 1)
+    attention, (query, value) = layer(cls, *heads), randoms(*SHAPES)
+    mask = np.arange(7)[None] < np.array([[3], [6]])
+    dirty, later = value.copy(), value.copy()
+    dirty[~mask] = 9.0
+    later[:, 4:] = 9.0
+    with heed.accelerate():
+        key_masked = [attention(query, value, x, key_mask=mask) for x in (value, dirty)]
+        assert_close(key_masked[0], attention(query, value, value, value_mask=mask))
+        causal = [np.asarray(attention(query, x, use_causal_mask=True)) for x in (value, later)]
+        plain = np.asarray(attention(query, value))
+    assert_close(*key_masked)
+    np.testing.assert_array_equal(causal[0][:, :4], causal[1][:, :4])
+    assert not np.allclose(key_masked[0], plain, atol=1e-3)
+    assert not np.allclose(causal[0], plain, atol=1e-3)
+
+
 def test_inputs_keep_their_masks() -> None:
     attention = layer()
     ids = np.array([[1, 2, 0, 0, 0]] * 2)

@@ -211,6 +211,44 @@ def test_errors(arguments, message):
         layer(x, x, **arguments)
 
 
+@pytest.mark.parametrize("index", [5, -1])
+def test_a_tensor_beyond_the_cache_is_an_error_with_both_numbers(index):
+    """It would overwrite the last positions."""
+    layer = built()
+    x = randoms((2, 2, 8))[0]
+    text = rf"`cache_index` must leave room.*cache_index=\D*{index}\D.*length of the cache=\D*6"
+
+    def step(index):
+        return layer(x, x, cache=layer.make_cache(2, 6), cache_index=index)[0]
+
+    for start in (tf.constant(index), np.int64(index), tf.constant(index, tf.int64)):
+        with pytest.raises(ValueError, match=text):
+            step(start)
+    traced = tf.function(step)
+    assert_close(traced(tf.constant(4)), step(4))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        traced(tf.constant(index))
+
+
+def test_a_mask_that_is_given_and_one_that_is_carried_hold_together_in_a_cache():
+    """One of all cached positions, the other of the new ones."""
+    layer = built()
+    x = randoms((2, 4, 8))[0]
+    _, cache = layer(x[:, :2], x[:, :2], cache=layer.make_cache(2, 6), cache_index=0)
+    step = tf.constant(x[:, 2:])
+    arguments = {"cache": cache, "cache_index": 2}
+    old = np.array([[False, True], [True, True]])
+    new = np.array([[True, False], [True, True]])
+    both = np.concatenate([old, new, np.ones((2, 2), bool)], 1)
+    expected = layer(step, step, value_mask=both, **arguments)[0]
+    value = tf.identity(step)
+    value._keras_mask = tf.constant(new)
+    explicit = np.concatenate([old, np.ones((2, 4), bool)], 1)
+    assert_close(layer(step, value, value_mask=explicit, **arguments)[0], expected)
+    plain = layer(step, step, **arguments)[0]
+    assert np.abs(np.asarray(plain) - np.asarray(expected)).max() > 1e-3
+
+
 def test_more_errors():
     layer = MultiHeadAttention(4, 6)
     with pytest.raises(ValueError, match="build the layer"):

@@ -1,10 +1,23 @@
 """Bad input to the attention layers: the message names argument, requirement and what was received."""
 
+import json
+import warnings
+
 import keras
 import numpy as np
 import pytest
 
-from heed.layers import AdditiveAttention, DotAttention, DotProductAttention, MultiHeadAttention
+from heed.layers import (
+    AdditiveAttention,
+    DotAttention,
+    DotProductAttention,
+    FeedForward,
+    LearnedPositions,
+    MultiHeadAttention,
+    SinusoidalPositions,
+    TransformerEncoderLayer,
+)
+from heed.ops import Mask
 
 INTEGERS = [0, -2, 1.5, "3", True]
 
@@ -177,3 +190,117 @@ def test_a_later_call_with_another_width_is_refused(layer):
     for arrays, name in (((other, x), "query"), ((x, x, other), "key")):
         with pytest.raises(ValueError, match=rf"`{name}` must have 8 features.*5, 6\)"):
             layer(*arrays)
+
+
+@pytest.mark.parametrize(
+    ("layer", "letters"),
+    [
+        (MultiHeadAttention(2, 4), r"\(B, N, T, S\) = \(2, 2, 5, 7\)"),
+        (AdditiveAttention(3), r"\(B, T, S\) = \(2, 5, 7\)"),
+        (DotProductAttention(), r"\(B, T, S\) = \(2, 5, 7\)"),
+        (DotAttention(), r"\(B, T, S\) = \(2, 5, 7\)"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(5, 6), (2, 1, 5, 6)])
+def test_a_mask_object_that_does_not_fit_is_the_attention_mask(layer, letters, shape):
+    query, value = np.ones((2, 5, 8), "float32"), np.ones((2, 7, 8), "float32")
+    with pytest.raises(ValueError, match=f"`attention_mask` must broadcast to {letters}"):
+        layer(query, value, attention_mask=Mask.dense(np.ones(shape, bool)))
+    layer(query, value, attention_mask=Mask.dense(np.ones((2, 1, 5, 7), bool)))
+
+
+def test_numbers_of_numpy_are_numbers():
+    three, half = np.int64(3), np.float32(0.5)
+    layers = [
+        MultiHeadAttention(
+            np.int32(4),
+            np.int64(6),
+            three,
+            dropout=half,
+            soft_cap=half,
+            seed=three,
+            num_key_value_heads=np.int16(2),
+            sliding_window=three,
+            output_shape=three,
+            attention_axes=(np.int64(1),),
+        ),
+        DotProductAttention(scale=half, dropout=half, soft_cap=np.array(0.5), seed=three),
+        AdditiveAttention(three, dropout=half, seed=three),
+        TransformerEncoderLayer(
+            np.int64(2),
+            three,
+            key_dim=three,
+            dropout=half,
+            norm_epsilon=np.float32(1e-3),
+            seed=three,
+            soft_cap=half,
+            sliding_window=three,
+        ),
+        FeedForward(three, dropout=half, seed=three),
+        SinusoidalPositions(np.float32(100)),
+        LearnedPositions(np.int64(9)),
+    ]
+    for layer in layers:
+        x = np.ones((2, 5, 8), "float32")
+        arguments = (x, x) if hasattr(layer, "_attend") or "multi" in layer.name else (x,)
+        layer(*arguments, **({"training": True} if "positions" not in layer.name else {}))
+        config = layer.get_config()
+        assert json.loads(json.dumps(config, default=str)) == json.loads(
+            json.dumps(type(layer).from_config(config).get_config(), default=str)
+        )
+        for value in config.values():
+            assert not isinstance(value, np.generic), config
+    whole = MultiHeadAttention(2, 4)
+    _, scores = whole(x, x, return_attention_scores=[np.int64(1)])
+    assert scores.shape == (2, 1, 5, 5)
+
+
+@pytest.mark.parametrize("bad", [True, "3", 1.5, np.bool_(True)])
+def test_a_seed_is_an_integer(bad):
+    for make in (lambda **o: MultiHeadAttention(2, 4, **o), DotAttention):
+        with pytest.raises(
+            ValueError, match=r"`seed` must be None or an integer\. Received: seed="
+        ):
+            make(seed=bad)
+
+
+@pytest.mark.parametrize("layer", [AdditiveAttention(3), DotAttention("general")])
+def test_keys_and_values_by_position(layer):
+    """(query, keys, values), as tutorials have it, swaps them."""
+    query, keys, values = (
+        np.ones((2, n, width), "float32") for n, width in ((5, 8), (7, 6), (7, 4))
+    )
+    named = r"\(query, value, key=None\).*value.shape=\(2, 7, 6\), key.shape=\(2, 7, 4\)"
+    with pytest.warns(UserWarning, match=named) as caught:
+        layer(query, keys, values)
+    assert caught[0].filename == __file__
+    fresh = type(layer).from_config(layer.get_config())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fresh(query, values, key=keys).shape == (2, 5, 4)
+    with pytest.raises(ValueError, match=r"`key` must have 6 features.*key.shape=\(2, 7, 4\)"):
+        fresh(query, keys, key=values)
+
+
+@pytest.mark.parametrize("layer", [AdditiveAttention(3), DotAttention(), DotProductAttention()])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_arguments_as_a_list(layer, kind):
+    x = np.ones((2, 5, 8), "float32")
+    with pytest.raises(TypeError, match=r"\(query, value, key=None\), one by one.*query="):
+        layer(kind([x, x]))
+    with pytest.raises(TypeError, match="one by one"):
+        layer(kind([keras.Input((5, 8)), keras.Input((5, 8))]))
+
+
+@pytest.mark.parametrize("cls", [DotProductAttention, DotAttention])
+def test_a_key_of_another_width_names_the_order(cls):
+    query, keys, values = (
+        np.ones((2, n, width), "float32") for n, width in ((5, 8), (7, 8), (7, 4))
+    )
+    with (
+        pytest.warns(UserWarning, match="given by position"),
+        pytest.raises(
+            ValueError, match=r"as `query`; the arguments are \(query, value, key=None\)"
+        ),
+    ):
+        cls()(query, keys, values)

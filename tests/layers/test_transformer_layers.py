@@ -107,7 +107,7 @@ def test_padding_does_not_reach_the_tokens_of_an_encoder_layer(kind):
             return layer(x, attention_mask=np.broadcast_to(TOKENS[:, None, :], (3, 5, 5)))
         if kind == "Mask":
             return layer(x, attention_mask=heed.Mask.lengths(TOKENS.sum(1)))
-        # A second tensor among the arguments: Keras then leaves `mask` to the layer.
+        # A second tensor among the arguments: Keras does not fill `mask` in, which then is what the tensor carries.
         return layer(with_mask(x, TOKENS), position_bias=np.zeros((1, 2, 5, 5), "float32"))
 
     one, other = np.asarray(run(X)), np.asarray(run(changed))
@@ -143,6 +143,44 @@ def test_padding_of_the_target_does_not_reach_its_tokens(kind):
 
     one, other = np.asarray(run(X)), np.asarray(run(changed))
     np.testing.assert_allclose(one[left], other[left], atol=1e-6)
+
+
+@pytest.mark.parametrize("called", ["by its method", "by Keras"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_mask_that_the_encoded_carry_counts(cached, called):
+    layer = decoder()
+    layer.build(X.shape, ENCODED.shape)
+    call = layer.call if called == "by its method" else layer
+    changed = np.where(SOURCE[:, :, None], ENCODED, 9.0).astype("float32")
+
+    def run(encoded):
+        carries = with_mask(encoded, SOURCE)
+        if not cached:
+            return call(X, carries)
+        cache = layer.make_cache(3, 5, encoded)
+        return call(X, carries, cache=cache, cache_index=0)[0]
+
+    np.testing.assert_allclose(run(ENCODED), run(changed), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["of the new tokens", "of all that is cached", "implicit"])
+def test_a_mask_of_the_inputs_counts_with_a_cache(kind):
+    layer = decoder(cross_attention=False)
+    layer.build(X.shape)
+    left = TOKENS[:, ::-1]  # padding first, so that causality alone does not hide it
+    changed = np.where(left[:, :, None], X, 9.0).astype("float32")
+    wide = np.concatenate([left, np.ones((3, 2), bool)], 1)
+
+    def run(x):
+        cache = {"cache": layer.make_cache(3, 7), "cache_index": 0}
+        if kind == "implicit":
+            return layer(with_mask(x, left), **cache)[0]
+        mask = left if kind == "of the new tokens" else wide
+        return layer(x, inputs_mask=mask, **cache)[0]
+
+    one, other = np.asarray(run(X)), np.asarray(run(changed))
+    np.testing.assert_allclose(one[left], other[left], atol=1e-6)
+    np.testing.assert_allclose(one[left], np.asarray(layer(X, inputs_mask=left))[left], atol=1e-5)
 
 
 def test_masks_travel_from_an_embedding_through_a_functional_model():

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import heed
+from heed.models import _programs, generate
 from heed.models import decoding as decoding_module
-from heed.models import generate
 from heed.models._step import Stepper
 from heed.models.beam import beam_search, penalty
 from heed.models.config import POSITIONS
 from heed.models.sampling import draw
+from tests.graphs import traced
 from tests.models.builders import small_config, small_model, sources
 
 METHODS = {
@@ -220,6 +222,19 @@ def test_a_sure_model_is_not_led_astray_by_early_ends(alpha):
     np.testing.assert_array_equal(tokens, [[3, 4, 5, 6, 7, 8, 2, 0]])
 
 
+def test_a_late_end_may_win_by_the_length_penalty():
+    """The search goes on while a hypothesis could still win at its full length, though not at the present one."""
+    path = [3, 4, 5, 6, 7, 8, 4, 2]
+    probabilities = np.full((len(path), 9), 1e-5)
+    probabilities[np.arange(len(path)), path] = 0.99
+    probabilities[0, [2, 3]] = 0.55, 0.4
+    assert np.log(0.4) / penalty(1, 3.0) < np.log(0.55) / penalty(1, 3.0)
+    tokens = beam_search(Script(probabilities, 2), 2, 3.0)
+    np.testing.assert_array_equal(tokens, [path])
+    tokens = beam_search(Script(probabilities, 2), 2, 0.0)
+    np.testing.assert_array_equal(tokens, [[2, 0, 0, 0, 0, 0, 0, 0]])
+
+
 @pytest.mark.parametrize(("alpha", "best"), [(2.0, [2, 0, 0]), (2.3, [3, 2, 0])])
 def test_the_length_penalty_counts_all_tokens_with_the_end(alpha, best):
     """ln p is -1 of one token and -1.4 of two: they draw at ((5 + 2) / (5 + 1))**alpha = 1.4, alpha = 2.18."""
@@ -322,6 +337,22 @@ def test_sampling_repeats_with_a_seed_and_not_without():
     assert np.any(free[0] != free[1])
 
 
+def test_each_step_draws_with_a_number_of_its_own():
+    model = small_model(seed=3)
+    for weight in model.weights:
+        weight.assign(np.zeros(weight.shape, "float32"))  # all tokens are equally likely
+    rows, length, vocabulary = 16, 6, model.config.target_vocabulary_size
+    tokens = decode(model, sources(rows), length, method="sample", seed=5)
+    uniform = np.asarray(keras.random.uniform((rows, length), dtype="float32", seed=5))
+    logits = np.zeros((rows, vocabulary), "float32")
+    logits[:, [0, 1]] = -1e30
+    columns = [draw(keras.ops.convert_to_tensor(logits), x, 1.0, None, None) for x in uniform.T]
+    expected = np.stack(columns, 1)
+    ended = np.cumsum(expected == 2, axis=1) - (expected == 2) > 0
+    np.testing.assert_array_equal(tokens, np.where(ended, 0, expected))
+    assert len({tuple(row) for row in expected}) == rows
+
+
 def test_sampling_without_a_seed_draws_afresh_in_a_tf_function():
     model = small_model(seed=3)
     traced = tf.function(lambda x: generate(model, x, max_length=8, method="sample"))
@@ -399,6 +430,62 @@ def test_changed_weights_are_seen():
     after = decode(model, sources())
     assert np.any(before != after)
     np.testing.assert_array_equal(after, decode(other, sources()))
+
+
+def programs(model):
+    return list(_programs._kept[model].by_key)
+
+
+def test_lora_is_seen():
+    model = small_model(seed=3)
+    source = sources()
+    before = decode(model, source)
+    for block in model.decoder.blocks:
+        dense = block.self_attention.value_dense
+        dense.enable_lora(2)
+        dense.lora_kernel_b.assign(np.ones(dense.lora_kernel_b.shape, "float32"))
+        dense.lora_kernel_a.assign(np.ones(dense.lora_kernel_a.shape, "float32"))
+    after = decode(model, source)
+    assert np.any(after != before)
+    np.testing.assert_array_equal(after, decode(model, source, use_cache=False))
+    assert len(programs(model)) == 2  # those of before are gone
+
+
+def test_the_dtype_of_the_weights_is_seen():
+    model = small_model(seed=3)
+    decode(model, sources())
+    (before,) = programs(model)
+    program = _programs._kept[model].by_key[before]
+    model.quantize("int8")
+    decode(model, sources())
+    assert _programs._kept[model].by_key[before] is not program
+
+
+def test_the_choice_of_an_implementation_is_seen():
+    model = small_model(seed=3)
+    native = heed.info()["implementation"] == "native"
+    with traced() as auto:
+        decode(model, sources())
+    with traced() as portable, heed.set_implementation("portable"):
+        decode(model, sources())
+    assert bool(auto.native) == native
+    assert portable.ops
+    assert not portable.native
+    with traced() as again:
+        decode(model, sources())
+    assert not again.ops  # the first program is still there
+
+
+def test_programs_are_as_few_as_they_can_be():
+    model = small_model(seed=3)
+    source = sources()[:1]
+    for temperature in (0.5, 1.0):
+        decode(model, source, 2, temperature=temperature, top_k=3, beam_size=2)
+    assert len(programs(model)) == 1
+    for length in range(1, 12):
+        decode(model, source, length)
+    assert len(programs(model)) == _programs._MOST
+    assert {dict(key[2:])["max_length"] for key in programs(model)} == set(range(4, 12))
 
 
 def test_a_model_is_not_kept_alive():

@@ -2,7 +2,7 @@
 
     python -m tests.native.fuzz LIBRARY MODE INSTRUCTION_SET FIRST_SEED COUNT
 
-MODE is legal or illegal, or one of these with `additive-` before it.
+MODE is legal, illegal or large, or one of these with `additive-` before it.
 
 It prints each seed before its call, so that whoever started it knows the last one if the process dies, and ends with
 an error at the first seed whose call did wrong. `test_fuzz.py` and `test_sanitizers.py` run it.
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.native import additive_core, core, fuzz_additive
+from tests.native import additive_core, core, fuzz_additive, fuzz_large
 from tests.native.fuzz_problems import draw
 
 GUARD = 0xA5
@@ -208,6 +208,20 @@ def _refuses(run: Callable[[int], Any], mistake: Callable, rng: np.random.Genera
         raise AssertionError(f"{mistake.__name__} was not refused")
 
 
+def large(library: Any, seed: int) -> None:
+    """Results of large scores equal the reference, or their weights sum to 1."""
+    rng = np.random.default_rng(seed)
+    problem = fuzz_large.draw(rng)
+    call = core.Call(library, *problem.inputs, **problem.options)
+    output, lse = call.forward(int(rng.integers(1, 4)))
+    problem.check_forward(output, lse)
+    gradients, bias = call.backward(output, problem.d_out, problem.d_lse), None
+    if "bias" in problem.options:
+        shape = problem.options["bias"].shape
+        bias = call.bias_gradient(shape, output, problem.d_out, problem.d_lse)
+    problem.check_backward(gradients, bias)
+
+
 def additive_legal(library: Any, seed: int) -> None:
     """As `legal`."""
     rng = np.random.default_rng(seed)
@@ -223,6 +237,16 @@ def additive_legal(library: Any, seed: int) -> None:
     guards.check()
     if [x.tobytes() for x in (*problem.inputs, *call.call.kept)] != before:
         raise AssertionError("an input was written to")
+
+
+def additive_large(library: Any, seed: int) -> None:
+    """As `large`."""
+    rng = np.random.default_rng(seed)
+    problem = fuzz_large.draw_additive(rng)
+    call = additive_core.Call(library, *problem.inputs, **problem.options)
+    output, lse = call.forward(int(rng.integers(1, 4)))
+    problem.check_forward(output, lse)
+    problem.check_backward(call.backward(output, problem.d_out, problem.d_lse))
 
 
 def additive_illegal(library: Any, seed: int) -> None:
@@ -244,8 +268,10 @@ def additive_illegal(library: Any, seed: int) -> None:
 MODES = {
     "legal": legal,
     "illegal": illegal,
+    "large": large,
     "additive-legal": additive_legal,
     "additive-illegal": additive_illegal,
+    "additive-large": additive_large,
 }
 
 

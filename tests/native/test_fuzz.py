@@ -22,7 +22,11 @@ LIBRARY = library_path("core")
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
 SETS = ("baseline", "avx2", "avx512", "amx")
-COUNTS = [(mode, 4000 if mode.endswith("illegal") else 6000) for mode in fuzz.MODES]
+COUNTS = dict.fromkeys(fuzz.MODES, 6000) | {
+    "large": 20_000,
+    "illegal": 4000,
+    "additive-illegal": 4000,
+}
 FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
 
 
@@ -46,6 +50,12 @@ def test_legal_calls_are_right_and_write_nowhere_else(mode: str, instruction_set
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("mode", ["large", "additive-large"])
+def test_large_scores_are_right(mode: str, instruction_set: str) -> None:
+    run(mode, instruction_set, 0, 200)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("mode", ["illegal", "additive-illegal"])
 def test_illegal_calls_are_refused_in_words(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 260)
@@ -53,7 +63,7 @@ def test_illegal_calls_are_refused_in_words(mode: str, instruction_set: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize(("mode", "count"), COUNTS)
+@pytest.mark.parametrize(("mode", "count"), COUNTS.items())
 def test_many_more(mode: str, count: int, instruction_set: str) -> None:
     run(mode, instruction_set, FIRST_SEED, count)
 

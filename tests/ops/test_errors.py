@@ -237,3 +237,40 @@ def test_unknown_implementations_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"must.*Received.*fastest"):
         heed.set_implementation("fastest")
+
+
+SCALARS = (np.float32(0.5), np.float64(0.5), np.float16(0.5), np.array(0.5))
+
+
+@pytest.mark.parametrize("half", SCALARS, ids=lambda x: f"{type(x).__name__} {x.dtype}")
+def test_numbers_of_numpy_are_numbers(half: Any) -> None:
+    for name in ("scale", "soft_cap", "dropout"):
+        expected = attend(**{name: 0.5}, seed=3)
+        np.testing.assert_array_equal(attend(**{name: half}, seed=np.int64(3)), expected)
+    x = ops.rotary_embedding(QUERY, np.arange(5), scaling_factor=half)
+    np.testing.assert_array_equal(x, ops.rotary_embedding(QUERY, np.arange(5), scaling_factor=0.5))
+    ops.sinusoidal_positions(np.arange(3), np.int64(4), max_wavelength=np.float32(100))
+
+
+def test_booleans_and_texts_are_no_numbers() -> None:
+    for bad in (True, np.bool_(True), "0.5", np.ones(1), None):
+        for name in ("scale", "soft_cap", "dropout"):
+            if bad is not None or name == "dropout":
+                with pytest.raises(ValueError, match=f"`{name}` must be.*Received: {name}="):
+                    attend(**{name: bad})
+
+
+def test_scaled_attention_speaks_of_what_it_was_given() -> None:
+    query, key, value = zeros(4, 10, 64), zeros(4, 12, 64), zeros(4, 12, 64)
+    for arguments, message in (
+        ((query, zeros(4, 12, 32), value), r"`key` must have as .*=\(4, 10, 64\).*=\(4, 12, 32\)"),
+        ((query, key, zeros(4, 11, 64)), r"`value` must be as .*=\(4, 12, 64\).*=\(4, 11, 64\)"),
+        (
+            (query, key, value, Mask.dense(np.ones((4, 10, 11), bool))),
+            r"`mask` must broadcast to \(B, T, S\) = \(4, 10, 12\).*=\(4, 10, 11\)",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.scaled_dot_product_attention(*arguments)
+    with pytest.raises(TypeError, match=r"1 means ignore.*Mask.blocked.*`dot_product_attention`"):
+        ops.scaled_dot_product_attention(query, key, value, zeros(4, 10, 12))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +20,7 @@ import tensorflow as tf
 import heed
 from heed import ops
 from heed.ops import Mask
+from heed.ops._dispatch import choice
 from tests import reference, tolerances
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape
@@ -328,9 +332,12 @@ def test_eight_threads_at_once(implementation: str) -> None:
             for _ in range(2):
                 assert_same(function(*problems[number]), expected[number])
 
-    # Both settings hold for the whole process: threads that set and restore them one by one would leave them set.
+    # Small blocks hold for the whole process: threads that set and restore them one by one would leave them set.
     with small_blocks((4, 4)), ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(run, number) for number in range(8)]:
+        contexts = [
+            contextvars.copy_context() for _ in range(8)
+        ]  # in which the implementation is chosen
+        for future in [pool.submit(contexts[number].run, run, number) for number in range(8)]:
             future.result()
 
 
@@ -390,3 +397,70 @@ def test_implementations_are_chosen_for_a_while_and_given_back() -> None:
             pass
         assert str(heed.explain_dispatch(query, key, value)) == inner
     assert "portable" in inner
+
+
+def test_a_block_chooses_for_its_own_thread() -> None:
+    def in_a_thread(function: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function).result()
+
+    assert choice() == "auto"
+    with heed.set_implementation("portable"):
+        assert (choice(), in_a_thread(choice)) == ("portable", "auto")
+        assert in_a_thread(functools.partial(contextvars.copy_context().run, choice)) == "portable"
+        heed.set_implementation("auto")  # until the end of the block, here alone
+        assert choice() == "auto"
+        with heed.set_implementation("portable"):
+            assert choice() == "portable"
+        assert choice() == "auto"
+    assert choice() == "auto"
+
+
+def test_a_plain_call_chooses_for_all_threads() -> None:
+    chosen = []
+
+    def look() -> None:
+        chosen.append(choice())
+
+    try:
+        heed.set_implementation("portable")
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        with heed.set_implementation("auto"):
+            look()
+        look()
+        thread = threading.Thread(target=heed.set_implementation, args=("auto",))
+        thread.start()
+        thread.join()
+        look()
+    finally:
+        heed.set_implementation("auto")
+    assert chosen == ["portable", "auto", "portable", "auto"]
+
+
+def test_threads_that_choose_at_once_leave_nothing_chosen() -> None:
+    """Each sees its own choice inside its blocks, and in the end nobody's is left."""
+    interval, wrong = sys.getswitchinterval(), []
+
+    def run(name: str) -> None:
+        for _ in range(300):
+            with heed.set_implementation(name):
+                if choice() != name:
+                    wrong.append(name)
+
+    threads = [
+        threading.Thread(target=run, args=(name,))
+        for name in ("auto", "portable")
+        for _ in range(3)
+    ]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert choice() == "auto"

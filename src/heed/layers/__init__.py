@@ -4,6 +4,11 @@ Attention layers take `(query, value, key=None)`, masks of every kind that Keras
 `heed.Mask`, and return the weights on request without changing the output by a bit.
 """
 
+from heed.ops import _backend  # noqa: F401  (first: it says what is missing)
+
+# isort: split
+
+# isort: split
 from heed.layers.additive_attention import AdditiveAttention
 from heed.layers.dot_product_attention import DotProductAttention
 from heed.layers.embedding import TokenEmbedding

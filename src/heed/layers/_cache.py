@@ -7,14 +7,16 @@ from the write index on hold zeros; the causal mask of the reader hides them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras import ops
 
 from heed.layers._checks import Shape, agree, positive_int
+from heed.ops._at_run_time import cache_slot
 
 Cache = dict[str, Any]
+Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
 
 
 def make(
@@ -52,47 +54,37 @@ def check(cache: Any, batch_size: Any, key: tuple[int, int], value: tuple[int, i
             )
 
 
-def check_room(cache: Cache, new: Any, cache_index: Any) -> None:
-    """Checks, as far as sizes are known, that the new positions fit into the cache.
+def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
+    """A cache in which the new keys and values (B, T, K, .) stand from `cache_index` on.
 
     Raises:
-        ValueError: if they do not.
+        ValueError: if they do not fit; InvalidArgumentError in a graph.
     """
-    room, count = cache["key"].shape[1], new.shape[1]
-    start = cache_index if isinstance(cache_index, int) else 0
-    if start < 0 or (room is not None and count is not None and start + count > room):
-        raise ValueError(
-            "`cache_index` must leave room in the cache for all new positions. Received: "
-            f"cache_index={cache_index}, new positions={count}, length of the cache={room}"
-        )
-
-
-def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
-    """A cache in which the new keys and values (B, T, K, .) stand from `cache_index` on."""
-    check_room(cache, key, cache_index)
-    start = ops.stack([0, ops.cast(cache_index, "int32"), 0, 0])
+    index = cache_slot(cache_index, ops.shape(key)[1], ops.shape(cache["key"])[1])
+    start = ops.stack([0, index, 0, 0])
     return {
         name: ops.slice_update(cache[name], start, ops.cast(new, cache[name].dtype))
         for name, new in (("key", key), ("value", value))
     }
 
 
-def mask_over_cache(mask: Any, cache: Cache, new: Any, cache_index: Any, name: str) -> Any:
-    """A mask of the cached positions (B, L), from one of them or one of the new ones (B, T).
+def spread(cache: Cache, new: Any, cache_index: Any) -> Spread:
+    """What makes a mask of the cached positions (B, L), from one of them or one of the new ones (B, T).
 
     A mask of the new positions says nothing about the others: they count as True.
     """
-    if mask is None:
-        return None
     room = cache["key"].shape[1]
-    if mask.shape[1] == room:
-        return mask
-    if not agree(tuple(mask.shape), tuple(new.shape)[:2]):
-        raise ValueError(
-            f"`{name}` must hold one value per cached position, (B, L), or one per new position, "
-            f"(B, T). Received: {name}.shape={tuple(mask.shape)}, length of the cache={room}, "
-            f"new positions={new.shape[1]}"
-        )
-    whole = ops.ones(ops.shape(cache["key"])[:2], dtype="bool")
-    start = ops.stack([0, ops.cast(cache_index, "int32")])
-    return ops.slice_update(whole, start, mask)
+
+    def over_cache(name: str, mask: Any) -> Any:
+        if mask.shape[1] == room:
+            return mask
+        if not agree(tuple(mask.shape), tuple(new.shape)[:2]):
+            raise ValueError(
+                f"`{name}` must hold one value per cached position, (B, L), or one per new position, "
+                f"(B, T). Received: {name}.shape={tuple(mask.shape)}, length of the cache={room}, "
+                f"new positions={new.shape[1]}"
+            )
+        whole = ops.ones(ops.shape(cache["key"])[:2], dtype="bool")
+        return ops.slice_update(whole, ops.stack([0, ops.cast(cache_index, "int32")]), mask)
+
+    return over_cache

@@ -6,32 +6,62 @@ checked where they are known; `None` agrees with any size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from heed.ops._numbers import integer, real
 
 Shape = tuple[Any, ...]
 
 
 def positive_int(name: str, value: Any) -> int:
-    """Returns `value` if it is an int above 0.
+    """Returns `value` as an int if it is an integer above 0.
 
     Raises:
         ValueError: if it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    number = integer(value)
+    if number is None or number <= 0:
         raise ValueError(
             f"The argument `{name}` must be a positive integer. Received: {name}={value!r}"
         )
-    return value
+    return number
 
 
 def optional_positive_int(name: str, value: Any) -> int | None:
-    """Returns `value` if it is None or an int above 0.
+    """Returns `value` if it is None or, as an int, an integer above 0.
 
     Raises:
         ValueError: if it is neither.
     """
     return None if value is None else positive_int(name, value)
+
+
+def optional_int(name: str, value: Any) -> int | None:
+    """Returns `value` if it is None or, as an int, an integer.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    number = None if value is None else integer(value)
+    if number is None and value is not None:
+        raise ValueError(
+            f"The argument `{name}` must be None or an integer. Received: {name}={value!r}"
+        )
+    return number
+
+
+def positive_float(name: str, value: Any) -> float:
+    """Returns `value` as a float if it is a finite number above 0.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    number = real(value)
+    if number is None or not 0 < number < math.inf:
+        raise ValueError(f"`{name}` must be a positive number. Received: {name}={value!r}")
+    return number
 
 
 def optional_positive_float(name: str, value: Any) -> float | None:
@@ -40,13 +70,12 @@ def optional_positive_float(name: str, value: Any) -> float | None:
     Raises:
         ValueError: if it is neither.
     """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    number = None if value is None else real(value)
+    if value is not None and (number is None or not number > 0):
         raise ValueError(
             f"The argument `{name}` must be None or a number above 0. Received: {name}={value!r}"
         )
-    return float(value)
+    return number
 
 
 def rate(name: str, value: Any) -> float:
@@ -55,12 +84,13 @@ def rate(name: str, value: Any) -> float:
     Raises:
         ValueError: if it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+    number = real(value)
+    if number is None or not 0 <= number < 1:
         raise ValueError(
             f"The argument `{name}` must be a number from 0 up to, but not including, 1. "
             f"Received: {name}={value!r}"
         )
-    return float(value)
+    return number
 
 
 def shape_tuple(shape: Sequence[Any] | None) -> Shape | None:
@@ -120,8 +150,8 @@ def optional_shape(name: str, value: Any) -> Shape | None:
     """
     if value is None:
         return None
-    dims = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not dims or any(isinstance(n, bool) or not isinstance(n, int) or n <= 0 for n in dims):
+    dims = tuple(map(integer, value if isinstance(value, list | tuple) else (value,)))
+    if not dims or any(n is None or n <= 0 for n in dims):
         raise ValueError(
             f"Invalid `{name}`: it must be a positive integer or a tuple of them. "
             f"Received: {name}={value!r}"
@@ -137,8 +167,8 @@ def optional_axes(name: str, value: Any) -> Shape | None:
     """
     if value is None:
         return None
-    axes = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if any(isinstance(axis, bool) or not isinstance(axis, int) for axis in axes):
+    axes = tuple(map(integer, value if isinstance(value, list | tuple) else (value,)))
+    if None in axes:
         raise ValueError(
             f"`{name}` must be an int, list, or tuple of ints. Received: {name}={value!r}"
         )
@@ -151,13 +181,12 @@ def optional_float(name: str, value: Any) -> float | None:
     Raises:
         ValueError: if it is neither.
     """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = None if value is None else real(value)
+    if number is None and value is not None:
         raise ValueError(
             f"The argument `{name}` must be None or a number. Received: {name}={value!r}"
         )
-    return float(value)
+    return number
 
 
 def same_width(query: int, key: int) -> None:
@@ -168,8 +197,8 @@ def same_width(query: int, key: int) -> None:
     """
     if query != key:
         raise ValueError(
-            "`key` (`value`, where no key is given) must have as many features as `query`. "
-            f"Received: query.shape=(..., {query}), key.shape=(..., {key})"
+            "`key` (`value`, where no key is given) must have as many features as `query`; the arguments are (query, "
+            f"value, key=None). Received: query.shape=(..., {query}), key.shape=(..., {key})"
         )
 
 

@@ -8,7 +8,7 @@ the way out: padding stays (B, T) and (B, S), the flags cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras import ops
@@ -16,6 +16,7 @@ from keras.backend import standardize_dtype
 
 from heed.layers._axes import AttentionAxes
 from heed.ops import Mask
+from heed.ops._checks import check_broadcast
 from heed.ops._mask_terms import Dense
 
 
@@ -39,17 +40,29 @@ def to_bool(mask: Any, name: str) -> Any:
     return ops.cast(tensor, "bool")
 
 
-def position_mask(explicit: Any, tensor: Any, name: str) -> Any:
+def implicit_mask(tensor: Any) -> Any:
+    """The mask that an earlier Keras layer left on a tensor, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def position_mask(
+    explicit: Any, tensor: Any, name: str, spread: Callable[[Any], Any] = lambda mask: mask
+) -> Any:
     """The mask given for the positions of `tensor` and the one it carries, both or either.
+
+    Args:
+        explicit: the mask that was given, or None.
+        tensor: what may carry one, or None.
+        name: the argument's name, for messages.
+        spread: what brings either of them to the positions that are wanted. Default: they have those.
 
     Returns:
         A boolean tensor, or None where there is no mask.
     """
-    carried = None if tensor is None else getattr(tensor, "_keras_mask", None)
-    if explicit is None or explicit is carried:
-        return None if carried is None else to_bool(carried, name)
-    explicit = to_bool(explicit, name)
-    return explicit if carried is None else ops.logical_and(explicit, to_bool(carried, name))
+    carried = implicit_mask(tensor)
+    given = [carried] if explicit is None or explicit is carried else [explicit, carried]
+    masks = [spread(to_bool(mask, name)) for mask in given if mask is not None]
+    return ops.logical_and(*masks) if len(masks) == 2 else next(iter(masks), None)
 
 
 def both(one: Any, other: Any) -> Any:
@@ -82,6 +95,30 @@ def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
         rows = query_mask[:, None, :, None] if heads else query_mask[:, :, None]
         mask = both(mask, Mask.dense(rows))
     return mask
+
+
+def without_head(mask: Mask, scores: Sequence[Any], name: str) -> Mask:
+    """A Mask over (B, T, S), whose arrays may have an axis of length 1 for heads, without that axis.
+
+    Raises:
+        ValueError: if an array does not broadcast to the scores.
+    """
+    rules = [
+        Dense(term.array[:, 0])
+        if isinstance(term, Dense) and len(term.array.shape) == 4 and term.array.shape[1] == 1
+        else term
+        for term in mask.terms
+    ]
+    mask = Mask(rules)
+    _check_arrays(mask, scores, "(B, T, S)", name)
+    return mask
+
+
+def _check_arrays(mask: Mask, scores: Sequence[Any], letters: str, name: str) -> None:
+    """In the caller's words: the op knows neither the argument nor the shapes that it had."""
+    for term in mask.terms:
+        if isinstance(term, Dense):
+            check_broadcast(name, term.array, scores, letters)
 
 
 def with_head(mask: Mask | None) -> Mask | None:
@@ -120,7 +157,12 @@ def over_scores(
     name: str = "attention_mask",
 ) -> Mask | None:
     """`attention_mask` as a Mask: one is taken as it is, an array in Keras' rank conventions."""
-    if attention_mask is None or isinstance(attention_mask, Mask):
+    if attention_mask is None:
+        return None
+    if isinstance(attention_mask, Mask):
+        if axes.trivial:
+            scores = (query.shape[0], num_heads, query.shape[1], key.shape[1])
+            _check_arrays(attention_mask, scores, "(B, N, T, S)", name)
         return attention_mask
     dense = to_bool(attention_mask, name)
     return Mask.dense(axes.flatten_scores_like(dense, query, key, num_heads, name))

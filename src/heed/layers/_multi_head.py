@@ -53,7 +53,7 @@ class MultiHeadBase(AttentionLayer):
         self.supports_masking = True
         self._num_heads = _checks.positive_int("num_heads", num_heads)
         self._key_dim = _checks.positive_int("key_dim", key_dim)
-        self._value_dim = _checks.optional_positive_int("value_dim", value_dim) or key_dim
+        self._value_dim = _checks.optional_positive_int("value_dim", value_dim) or self._key_dim
         self._dropout = _checks.rate("dropout", dropout)
         self._use_bias = use_bias
         self._output_shape = _checks.optional_shape("output_shape", output_shape)
@@ -68,16 +68,16 @@ class MultiHeadBase(AttentionLayer):
         self._kernel_constraint = keras.constraints.get(kernel_constraint)
         self._bias_constraint = keras.constraints.get(bias_constraint)
         self._use_gate = use_gate
-        self.seed = seed
-        _checks.optional_positive_int("num_key_value_heads", num_key_value_heads)
-        self._num_key_value_heads = num_key_value_heads or num_heads
+        self.seed = _checks.optional_int("seed", seed)
+        groups = _checks.optional_positive_int("num_key_value_heads", num_key_value_heads)
+        self._num_key_value_heads = groups or self._num_heads
         if num_heads % self._num_key_value_heads:
             raise ValueError(
                 "`num_key_value_heads` must divide `num_heads`. "
                 f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
             )
         self._soft_cap = _checks.optional_positive_float("soft_cap", soft_cap)
-        self._position = _position.resolve(position, key_dim)
+        self._position = _position.resolve(position, self._key_dim)
         self._qk_norm = bool(qk_norm)
         self._use_sinks = bool(sinks)
         self._widths: dict[str, int] = {}

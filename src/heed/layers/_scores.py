@@ -8,6 +8,7 @@ from typing import Any
 
 from heed.layers._axes import AttentionAxes
 from heed.layers._checks import Shape
+from heed.ops._numbers import integer
 
 NAME = "return_attention_scores"
 
@@ -74,6 +75,5 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
     """A sequence of one or more ints, or None if it is something else."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
-    if any(isinstance(number, bool) or not isinstance(number, int) for number in value):
-        return None
-    return tuple(value)
+    numbers = [number for x in value if (number := integer(x)) is not None]
+    return tuple(numbers) if len(numbers) == len(value) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +30,9 @@ class SingleHeadAttention(AttentionLayer):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.dropout = _checks.rate("dropout", dropout)
-        self.seed = seed
+        self.seed = _checks.optional_int("seed", seed)
         if self.dropout > 0:
-            self.seed_generator = keras.random.SeedGenerator(seed)
+            self.seed_generator = keras.random.SeedGenerator(self.seed)
         self._widths: dict[str, int] = {}
 
     def get_config(self) -> dict[str, Any]:
@@ -48,6 +49,11 @@ class SingleHeadAttention(AttentionLayer):
         query, _, key = self._check_shapes(query_shape, value_shape, key_shape)
         self._widths = {"query": query[-1], "key": key[-1]}
         self._build_scores(query[-1], key[-1])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer; see the class for the arguments."""
+        _check_order(args)
+        return super().__call__(*args, **kwargs)
 
     def call(
         self,
@@ -74,6 +80,9 @@ class SingleHeadAttention(AttentionLayer):
             if single:
                 attention_mask = ops.expand_dims(attention_mask, 1)
             attention_mask = Mask.dense(attention_mask)
+        elif attention_mask is not None:
+            over = (query.shape[0], 1 if single else query.shape[1], value.shape[1])
+            attention_mask = _masks.without_head(attention_mask, over, "attention_mask")
         if single:
             query = ops.expand_dims(query, 1)
             rows = None if rows is None else ops.expand_dims(rows, -1)
@@ -192,6 +201,28 @@ class SingleHeadAttention(AttentionLayer):
                 f"Received: query.shape={tuple(query.shape)}"
             )
         return single
+
+
+def _check_order(arguments: tuple[Any, ...]) -> None:
+    """Tells those who come from other signatures, as far as a call shows it, which one this is.
+
+    Raises:
+        TypeError: for the one list of Keras' layers.
+    """
+    order = "the arguments are (query, value, key=None), one by one"
+    first = arguments[0] if arguments else None
+    if isinstance(first, list | tuple) and any(hasattr(x, "shape") for x in first):
+        raise TypeError(
+            f"`query` must be a tensor; {order}. Received: query={type(first).__name__}"
+        )
+    widths = [x.shape[-1] for x in arguments[1:3] if getattr(x, "shape", ())]
+    if len(widths) == 2 and not _checks.agree(widths[:1], widths[1:]):
+        warnings.warn(
+            f"`value` and `key` differ in width and were given by position; {order}, not (query, key, value). With "
+            f"`key=` this is clear. Received: value.shape={tuple(arguments[1].shape)}, "
+            f"key.shape={tuple(arguments[2].shape)}",
+            stacklevel=3,
+        )
 
 
 def _aligned(mask: Any, x: Any, name: str) -> Any:

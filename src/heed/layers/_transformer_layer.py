@@ -7,17 +7,19 @@ from typing import Any
 import keras
 
 from heed.layers._attention_layer import AttentionLayer
-from heed.layers._checks import positive_int, rate
+from heed.layers._checks import (
+    optional_int,
+    optional_positive_float,
+    optional_positive_int,
+    positive_float,
+    positive_int,
+    rate,
+)
 from heed.layers._projections import clone_initializer
 from heed.layers.feed_forward import FeedForward
 from heed.layers.multi_head_attention import MultiHeadAttention
 
-__all__ = ["TransformerLayer", "keras_mask", "split"]
-
-
-def keras_mask(x: Any) -> Any:
-    """The implicit mask that an earlier Keras layer left on `x`, or None."""
-    return getattr(x, "keras_mask", None)
+__all__ = ["TransformerLayer", "split"]
 
 
 def split(result: Any) -> tuple[Any, Any]:
@@ -52,20 +54,20 @@ class TransformerLayer(AttentionLayer):
         super().__init__(**kwargs)
         self.num_heads = positive_int("num_heads", num_heads)
         self.feed_forward_width = positive_int("feed_forward_width", feed_forward_width)
-        self.num_key_value_heads = num_key_value_heads
-        self.key_dim = key_dim
-        self.value_dim = value_dim
+        self.num_key_value_heads = optional_positive_int("num_key_value_heads", num_key_value_heads)
+        self.key_dim = optional_positive_int("key_dim", key_dim)
+        self.value_dim = optional_positive_int("value_dim", value_dim)
         self.dropout = rate("dropout", dropout)
         self.attention_dropout = rate("attention_dropout", attention_dropout)
         self.activation = keras.activations.get(activation)
         self.norm_first = bool(norm_first)
-        self.norm_epsilon = norm_epsilon
+        self.norm_epsilon = positive_float("norm_epsilon", norm_epsilon)
         self.use_bias = bool(use_bias)
-        self.soft_cap = soft_cap
-        self.sliding_window = sliding_window
+        self.soft_cap = optional_positive_float("soft_cap", soft_cap)
+        self.sliding_window = optional_positive_int("sliding_window", sliding_window)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.seed = seed
+        self.seed = optional_int("seed", seed)
         self.supports_masking = True
 
     def _seed(self, part: int) -> int | None:

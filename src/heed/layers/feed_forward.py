@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from heed.layers._checks import positive_int, rate
+from heed.layers._checks import optional_int, positive_int, rate
 from heed.layers._projections import clone_initializer
 
 __all__ = ["FeedForward"]
@@ -66,7 +66,7 @@ class FeedForward(keras.layers.Layer):
         self.use_bias = bool(use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.seed = seed
+        self.seed = optional_int("seed", seed)
         self.supports_masking = True
 
     def _dense(self, units: int, activation: Any, name: str) -> keras.layers.Dense:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,7 +76,7 @@ class MultiHeadAttention(MultiHeadBase):
         rotary_positions: (T,) or (B, T) ints: positions by which queries and keys are rotated.
         rotary_key_positions: the same for the keys, (S,) or (B, S), where they differ.
         cache: from `make_cache` or `project_cache`.
-        cache_index: int or int tensor (), the position of the first of the T new tokens. The new
+        cache_index: int or int tensor (), the position of the first of the T new tokens, at most L - T. The new
             keys and values are written there, and query i sees the keys j <= cache_index + i.
             None: the cache is complete and read as it is, and `value` and `key` are ignored.
 
@@ -84,7 +85,8 @@ class MultiHeadAttention(MultiHeadBase):
         (output, scores), with `cache` (output, cache) or (output, scores, cache).
 
     Raises:
-        ValueError: if arguments or shapes do not fit together.
+        ValueError: if arguments or shapes do not fit together, or a cache has no room at `cache_index`. In a graph that
+            is tf.errors.InvalidArgumentError; XLA drops the check.
 
     Numerics:
         A query that may attend to nothing gives 0 (before the output projection) and weights 0.
@@ -152,10 +154,7 @@ class MultiHeadAttention(MultiHeadBase):
         )
         query_mask = _masks.position_mask(query_mask, query, "query_mask")
         rows = self._align(query_mask, query, "query_mask")
-        masks = {
-            "value_mask": _masks.position_mask(value_mask, value, "value_mask"),
-            "key_mask": _masks.position_mask(key_mask, key, "key_mask"),
-        }
+        given = {"value_mask": (value_mask, value), "key_mask": (key_mask, key)}
         if rotary_key_positions is None:
             rotary_key_positions = rotary_positions
 
@@ -164,24 +163,21 @@ class MultiHeadAttention(MultiHeadBase):
         length = self._text_length(query, value, rotary_positions, rotary_key_positions)
         queries = self._queries(query, rotary_positions, start, length)
         if cache is None:
-            columns = self._columns(masks, value)
+            columns = self._columns(given, value)
             value = _masks.hide(value, columns)
             key = value if key is None else _masks.hide(key, columns)
             keys = self._keys(key, rotary_key_positions, start, length)
             values = self._value_dense(value)
         elif cache_index is None:
             keys, values = cache["key"], cache["value"]
-            columns = self._columns(masks, keys)
+            columns = self._columns(given, keys)
         else:
             key = value if key is None else key
             keys, values = self._keys(key, rotary_key_positions, start), self._value_dense(value)
-            masks = {
-                name: _cache.mask_over_cache(mask, cache, keys, cache_index, name)
-                for name, mask in masks.items()
-            }
+            spread = _cache.spread(cache, keys, cache_index)
             cache = _cache.write(cache, keys, values, cache_index)
             keys, values = cache["key"], cache["value"]
-            columns = self._columns(masks, keys)
+            columns = self._columns(given, keys, spread)
 
         if wanted is not None:
             size = self._axes.scores_shape(tuple(queries.shape), tuple(keys.shape), self._num_heads)
@@ -227,10 +223,14 @@ class MultiHeadAttention(MultiHeadBase):
     def _align(self, mask: Any, x: Any, name: str) -> Any:
         return None if mask is None else self._axes.align_positions(mask, x, name)
 
-    def _columns(self, masks: dict[str, Any], x: Any) -> Any:
-        """The masks of value and key together, or None."""
+    def _columns(
+        self, given: dict[str, tuple[Any, Any]], x: Any, spread: _cache.Spread | None = None
+    ) -> Any:
+        """The masks of value and key, given and carried, together, or None."""
         columns = None
-        for name, mask in masks.items():
+        for name, (explicit, carrier) in given.items():
+            over = {} if spread is None else {"spread": functools.partial(spread, name)}
+            mask = _masks.position_mask(explicit, carrier, name, **over)
             columns = _masks.both(columns, self._align(mask, x, name))
         return columns
 

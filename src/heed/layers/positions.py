@@ -7,8 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers._checks import positive_int
+from heed.layers._checks import positive_float, positive_int
 from heed.ops import relative_position_bias, sinusoidal_positions
+from heed.ops._numbers import integer
 
 __all__ = ["LearnedPositions", "RelativePositionBias", "SinusoidalPositions"]
 
@@ -47,12 +48,7 @@ class SinusoidalPositions(keras.layers.Layer):
 
     def __init__(self, max_wavelength: float = 10000.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not max_wavelength > 0:
-            raise ValueError(
-                "`max_wavelength` must be a positive number. "
-                f"Received: max_wavelength={max_wavelength!r}"
-            )
-        self.max_wavelength = float(max_wavelength)
+        self.max_wavelength = positive_float("max_wavelength", max_wavelength)
         self.supports_masking = True
 
     def build(self, input_shape: Any = None) -> None:
@@ -126,7 +122,7 @@ class LearnedPositions(keras.layers.Layer):
 
     def call(self, inputs: Any, start_index: Any = 0) -> Any:
         """See the class for the arguments."""
-        first = start_index if isinstance(start_index, int) else 0
+        first = integer(start_index) or 0
         if first < 0 or first + (inputs.shape[1] or 0) > self.max_length:
             raise ValueError(
                 "`inputs` must end within the `max_length` positions of this layer. Received: "

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers._transformer_layer import TransformerLayer, keras_mask, split
+from heed.layers._masks import implicit_mask
+from heed.layers._transformer_layer import TransformerLayer, split
 
 __all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer"]
 
@@ -94,8 +95,6 @@ class TransformerEncoderLayer(TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        # Keras fills `mask` in only where `inputs` is the one tensor among the arguments.
-        mask = keras_mask(inputs) if mask is None else mask
         norm = self.attention_norm
         x = self._before(inputs, norm)
         change, scores = split(
@@ -138,7 +137,8 @@ class TransformerDecoderLayer(TransformerLayer):
         inputs: (B, T, D) floats.
         encoded: (B, S, D') floats, what the cross-attention reads. Not needed with a `cache` that
             holds it.
-        inputs_mask: (B, T) booleans, True = a token. Default: the Keras mask of `inputs`.
+        inputs_mask: (B, T) booleans, True = a token. Default: the Keras mask of `inputs`. With a
+            cache it is that of the T new tokens and the others count as True, or (B, L) for all.
         encoded_mask: (B, S) booleans, True = a token. Default: the Keras mask of `encoded`.
         attention_mask: `heed.Mask` or booleans for the self-attention, combined with the causal
             mask.
@@ -148,7 +148,7 @@ class TransformerDecoderLayer(TransformerLayer):
             those of the T new tokens.
         cache: What `make_cache` or the call before returned: `{"self": ..., "cross": ...}`.
         cache_index: Position of the first of the T new tokens in the cache, an int or an integer
-            tensor ().
+            tensor (), at most L - T.
         use_causal_mask: Whether a token sees only itself and those before it. Default True.
         return_attention_scores: Whether to return the attention weights too.
         training: Whether dropout is on.
@@ -158,7 +158,8 @@ class TransformerDecoderLayer(TransformerLayer):
         `{"self": (B, N, T, T or L), "cross": (B, N, T, S)}`, without "cross" where there is none.
 
     Raises:
-        ValueError: If there is cross-attention but neither `encoded` nor a cache of it.
+        ValueError: If there is cross-attention but neither `encoded` nor a cache of it, or if the
+            cache has no room at `cache_index` (in a graph that is tf.errors.InvalidArgumentError).
 
     Source:
         Vaswani et al. 2017, section 3.1; Xiong et al. 2020 (pre-norm).
@@ -245,10 +246,10 @@ class TransformerDecoderLayer(TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        inputs_mask = keras_mask(inputs) if inputs_mask is None else inputs_mask
         norm = self.self_attention_norm
         x = self._before(inputs, norm)
         arguments: dict[str, Any] = {
+            "value_mask": inputs_mask,  # that which `inputs` carry goes on through the normalisation
             "attention_mask": attention_mask,
             "position_bias": position_bias,
             "alibi_slopes": alibi_slopes,
@@ -258,9 +259,7 @@ class TransformerDecoderLayer(TransformerLayer):
         }
         scores: dict[str, Any] = {}
         if cache is None:
-            result = self.self_attention(
-                x, x, value_mask=inputs_mask, use_causal_mask=use_causal_mask, **arguments
-            )
+            result = self.self_attention(x, x, use_causal_mask=use_causal_mask, **arguments)
             change, scores["self"] = split(result)
         else:
             change, *rest, self_cache = self.self_attention(
@@ -307,7 +306,8 @@ class TransformerDecoderLayer(TransformerLayer):
         norm = self.encoded_attention_norm
         query = self._before(x, norm)
         arguments: dict[str, Any] = {
-            "value_mask": keras_mask(encoded) if mask is None else mask,
+            # A cache carries no mask: that of `encoded` is given with it.
+            "value_mask": implicit_mask(encoded) if mask is None else mask,
             "attention_mask": attention_mask,
             "return_attention_scores": return_attention_scores,
             "training": training,

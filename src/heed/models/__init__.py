@@ -7,6 +7,11 @@
 
 from __future__ import annotations
 
+from heed.ops import _backend  # noqa: F401  (first: it says what is missing)
+
+# isort: split
+
+# isort: split
 from heed.models.config import TransformerConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.decoding import generate

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
-import operator
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+
+from heed.ops._numbers import integer, real
 
 __all__ = ["POSITIONS", "TransformerConfig"]
 
@@ -205,14 +205,13 @@ class TransformerConfig:
             raise ValueError(f"`{name}` must {requirement}. Received: {received}")
 
     def _integer(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        self._require(integral and value >= least, name, f"be an integer of at least {least}")
+        value = integer(getattr(self, name))
+        holds = value is not None and value >= least
+        self._require(holds, name, f"be an integer of at least {least}")
         # NumPy's integers become plain ones, so that `to_dict` can be written as JSON.
-        object.__setattr__(self, name, operator.index(value))
+        object.__setattr__(self, name, value)
 
     def _rate(self, name: str) -> None:
-        value = getattr(self, name)
-        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        self._require(real and 0 <= value < 1, name, "be a number in [0, 1)")
-        object.__setattr__(self, name, float(value))
+        value = real(getattr(self, name))
+        self._require(value is not None and 0 <= value < 1, name, "be a number in [0, 1)")
+        object.__setattr__(self, name, value)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import numbers
-import operator
-import weakref
+import sys
 from typing import Any
 
 import keras
 from keras import ops
 
+from heed.models._programs import compiled
 from heed.models._step import Stepper
 from heed.models.beam import beam_search
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.models.transformer import Transformer
+from heed.ops._numbers import integer, real
 
 __all__ = ["METHODS", "generate"]
 
-METHODS = ("greedy", "beam", "sample")
+# The options of each method, beside those that all have.
+_OPTIONS = {
+    "greedy": (),
+    "beam": ("beam_size", "length_penalty"),
+    "sample": ("temperature", "top_k", "top_p"),
+}
+METHODS = tuple(_OPTIONS)
 
 
 def generate(
@@ -42,8 +48,9 @@ def generate(
     beam search meets.
 
     Called with arrays, the whole loop runs as one compiled graph, which is kept for the next
-    call. It can also be called inside a `tf.function`. Padding and the start token are never
-    decoded.
+    call with the same options, as long as the model keeps its variables and their dtypes and
+    `heed.set_implementation` its choice. A model keeps its 8 latest graphs. It can also be called
+    inside a `tf.function`. Padding and the start token are never decoded.
 
     Args:
         model: The encoder-decoder.
@@ -93,10 +100,10 @@ def generate(
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
-        "use_cache": use_cache,
+        "use_cache": bool(use_cache),
+        "seed": seed,
     }
-    _check_options(model, options, seed)
-    seed = None if seed is None else operator.index(seed)
+    options = _checked(model, options)
     source = ops.convert_to_tensor(source)
     if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
         raise ValueError(
@@ -108,28 +115,35 @@ def generate(
     inputs = {"source": ops.cast(source, "int32")}
     if method == "sample":
         # All the chance there is, drawn before the loop: one number for each row and step.
-        shape = (ops.shape(source)[0], max_length)
-        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=seed)
+        shape = (ops.shape(source)[0], options["max_length"])
+        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
     if not _concrete(inputs["source"]):
-        return _decode(model, inputs, options)
+        return _decode(model, inputs, _of_method(options))
     if not source.shape[0]:
-        return ops.zeros((0, max_length), dtype="int32")
-    return ops.convert_to_tensor(_compiled(model, options).predict_on_batch(inputs))
+        return ops.zeros((0, options["max_length"]), dtype="int32")
+    program = compiled(model, _of_method(options), _decode)
+    return ops.convert_to_tensor(program.predict_on_batch(inputs))
+
+
+def _of_method(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that count for the method."""
+    names = ("method", "max_length", "use_cache", *_OPTIONS[options["method"]])
+    return {name: options[name] for name in names}
 
 
 def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     """The decoding itself, as operations of the current graph."""
-    method, beams = options["method"], options["beam_size"]
+    beams = options.get("beam_size", 1)
     stepper = Stepper(
         model,
         inputs["source"],
         options["max_length"],
-        beams=beams if method == "beam" else 1,
+        beams=beams,
         use_cache=options["use_cache"],
     )
-    if method == "beam":
+    if options["method"] == "beam":
         return beam_search(stepper, beams, options["length_penalty"])
-    if method == "greedy":
+    if options["method"] == "greedy":
         return decode_rows(stepper, greedy)
     uniform = inputs["uniform"]
 
@@ -138,42 +152,6 @@ def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any])
         return draw(logits, column, options["temperature"], options["top_k"], options["top_p"])
 
     return decode_rows(stepper, choose)
-
-
-class _CompiledDecoding(keras.Model):
-    """Decoding with fixed options as a model: Keras compiles its `predict_on_batch`.
-
-    It knows the Transformer by a weak reference only, or the cache below would keep every model
-    alive.
-    """
-
-    def __init__(self, model: Transformer, options: dict[str, Any]) -> None:
-        # Float32 whatever the global policy is: the uniform numbers must not be narrowed.
-        super().__init__(name="decoding", dtype="float32")
-        self._model_reference = weakref.ref(model)
-        self._options = tuple(options.items())
-        self.compile(jit_compile=False)
-
-    def call(self, inputs: dict[str, Any]) -> Any:
-        """See the class for the arguments."""
-        model = self._model_reference()
-        if model is None:
-            raise RuntimeError("The model of this decoding has been deleted.")
-        return _decode(model, inputs, dict(self._options))
-
-
-_COMPILED: weakref.WeakKeyDictionary[Transformer, dict[Any, _CompiledDecoding]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _compiled(model: Transformer, options: dict[str, Any]) -> _CompiledDecoding:
-    """The compiled decoding of a model with these options, made on first use."""
-    decodings = _COMPILED.setdefault(model, {})
-    key = tuple(options.items())
-    if key not in decodings:
-        decodings[key] = _CompiledDecoding(model, options)
-    return decodings[key]
 
 
 def _concrete(tensor: Any) -> bool:
@@ -185,44 +163,40 @@ def _concrete(tensor: Any) -> bool:
     return True
 
 
-def _check_options(model: Transformer, options: dict[str, Any], seed: Any) -> None:
-    """Checks the arguments of `generate`.
+def _checked(model: Transformer, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `generate` as plain numbers.
 
     Raises:
         ValueError: If one is out of its range.
     """
+    checked = dict(options)
 
-    def require(name: str, holds: bool, requirement: str) -> None:
-        if not holds:
+    def require(name: str, number: Any, holds: bool, requirement: str) -> None:
+        if number is None or not holds:
             raise ValueError(f"`{name}` must {requirement}. Received: {name}={options[name]!r}")
+        checked[name] = number
 
-    def integer(value: Any) -> bool:
-        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        return integral and operator.index(value) >= 1
+    def number(name: str, kind: Any, least: float, most: float, requirement: str) -> None:
+        value = kind(options[name])
+        require(name, value, value is not None and least <= value <= most, requirement)
 
-    def real(value: Any) -> bool:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-    require("method", options["method"] in METHODS, f"be one of {', '.join(map(repr, METHODS))}")
-    require("max_length", integer(options["max_length"]), "be an integer of at least 1")
-    require("beam_size", integer(options["beam_size"]), "be an integer of at least 1")
-    alpha, temperature, top_p = (options[k] for k in ("length_penalty", "temperature", "top_p"))
-    require(
-        "length_penalty", real(alpha) and 0 <= alpha < float("inf"), "be a number of at least 0"
-    )
-    require(
-        "temperature",
-        real(temperature) and 0 < temperature < float("inf"),
-        "be a positive number",
-    )
-    top_k = options["top_k"]
-    require("top_k", top_k is None or integer(top_k), "be None or an integer of at least 1")
-    require("top_p", top_p is None or (real(top_p) and 0 < top_p <= 1), "be None or in (0, 1]")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
-        raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
+    most, above_0 = sys.float_info.max, sys.float_info.min
+    method = options["method"]
+    require("method", method, method in METHODS, f"be one of {', '.join(map(repr, METHODS))}")
+    number("max_length", integer, 1, most, "be an integer of at least 1")
+    number("beam_size", integer, 1, most, "be an integer of at least 1")
+    number("length_penalty", real, 0, most, "be a number of at least 0")
+    number("temperature", real, above_0, most, "be a positive number")
+    if options["top_k"] is not None:
+        number("top_k", integer, 1, most, "be None or an integer of at least 1")
+    if options["top_p"] is not None:
+        number("top_p", real, above_0, 1, "be None or in (0, 1]")
+    if options["seed"] is not None:
+        number("seed", integer, -most, most, "be an integer or None")
     config = model.config
-    if config.position == "learned" and options["max_length"] > config.max_length:
+    if config.position == "learned" and checked["max_length"] > config.max_length:
         raise ValueError(
             "`max_length` must be at most the config's `max_length` for learned positions. "
-            f"Received: max_length={options['max_length']}, config.max_length={config.max_length}"
+            f"Received: max_length={checked['max_length']}, config.max_length={config.max_length}"
         )
+    return checked

@@ -4,6 +4,9 @@ Letters: B batch, T query length, S key length, N query heads, K key/value heads
 V features of value, U units of additive attention. In every mask True means "attend".
 """
 
+from heed.ops import _backend  # noqa: F401  (first: it says what is missing)
+
+# isort: split
 from heed.ops._dispatch import Dispatch, set_implementation
 from heed.ops._mask import Mask
 from heed.ops._native import register_ops

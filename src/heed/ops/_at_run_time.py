@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -91,6 +91,36 @@ def check_broadcast(
         demands.equal(
             f"broadcast to {letters}", size(x, -axis), target[-axis], name, x, or_one=True
         )
+
+
+def cache_slot(index: Any, count: Size, length: Size) -> tf.Tensor:
+    """Where in a cache `count` new positions are written, int32 (), once it is sure that they fit.
+
+    Args:
+        index: of the first one, an integer or an integer tensor ().
+        count: how many they are.
+        length: of the cache.
+
+    Raises:
+        ValueError: if they do not fit, as far as that is known; else InvalidArgumentError when the graph runs.
+    """
+    sizes = {"cache_index": index, "new positions": count, "length of the cache": length}
+    tensors = [tf.cast(tf.convert_to_tensor(x), tf.int64) for x in sizes.values()]
+    index, count, length = tensors
+    met = tf.logical_and(index >= 0, index + count <= length)
+    text = "`cache_index` must leave room in the cache for all new positions. Received: "
+    known = [tf.get_static_value(x) for x in tensors]
+    if None not in known:
+        if not 0 <= known[0] <= known[2] - known[1]:
+            named = zip(sizes, known, strict=True)
+            raise ValueError(text + ", ".join(f"{name}={value}" for name, value in named))
+        return tf.cast(index, tf.int32)
+    data: list[Any] = [text]
+    for name, x in zip(sizes, tensors, strict=True):
+        data += [f"{name}=", x]
+    check = tf.raw_ops.Assert(condition=met, data=data, summarize=1)
+    with tf.control_dependencies([check]):
+        return tf.cast(index, tf.int32)
 
 
 def _demand_term(demands: Demands, term: Term, target: Sequence[Size]) -> None:

@@ -13,6 +13,7 @@ from heed.ops._at_run_time import Demands
 from heed.ops._at_run_time import check_broadcast as check_broadcast_at_run_time
 from heed.ops._mask import Mask, as_mask
 from heed.ops._mask_terms import Dense
+from heed.ops._numbers import integer, real
 
 
 def shape_text(**tensors: Any) -> str:
@@ -63,29 +64,32 @@ def check_layout(layout: str) -> None:
 
 
 def check_rate(rate: Any) -> float:
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
+    number = real(rate)
+    if number is None or not 0 <= number < 1:
         raise ValueError(
             f"`dropout` must be a number with 0 <= dropout < 1. Received: dropout={rate!r}"
         )
-    return float(rate)
+    return number
 
 
 def check_scale(scale: Any, head_dim: int) -> float:
     if scale is None:
         return 1 / math.sqrt(head_dim) if head_dim else 1.0
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+    number = real(scale)
+    if number is None or not math.isfinite(number):
         raise ValueError(
             f"`scale` must be a finite number or None for 1/sqrt(H). Received: scale={scale!r}"
         )
-    return float(scale)
+    return number
 
 
 def check_soft_cap(cap: Any) -> float | None:
     if cap is None:
         return None
-    if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not 0 < cap < math.inf:
+    number = real(cap)
+    if number is None or not 0 < number < math.inf:
         raise ValueError(f"`soft_cap` must be a number > 0 or None. Received: soft_cap={cap!r}")
-    return float(cap)
+    return number
 
 
 def check_magnitude(name: str, value: float | None, least: float, dtype: tf.DType) -> None:
@@ -98,8 +102,8 @@ def check_magnitude(name: str, value: float | None, least: float, dtype: tf.DTyp
 
 
 def check_seed(seed: Any) -> Any:
-    if isinstance(seed, int) and not isinstance(seed, bool):
-        return seed
+    if (number := integer(seed)) is not None:
+        return number
     tensor = None if isinstance(seed, (bool, float, str)) else tf.convert_to_tensor(seed)
     if tensor is None or not tensor.dtype.is_integer or tuple(tensor.shape) not in ((), (2,)):
         raise ValueError(
@@ -220,11 +224,17 @@ def check_vector(name: str, x: Any, length: int, letter: str, dtype: tf.DType) -
     return tf.cast(x, dtype)
 
 
-def check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def check_count(name: str, value: Any) -> int:
+    number = integer(value)
+    if number is None or number < 1:
         raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}")
+    return number
 
 
-def check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+def check_positive(name: str, value: Any) -> int | float:
+    """The number as a plain one: an int if it is an integer."""
+    number = real(value)
+    if number is None or not 0 < number < math.inf:
         raise ValueError(f"`{name}` must be a finite number > 0. Received: {name}={value!r}")
+    whole = integer(value)
+    return number if whole is None else whole

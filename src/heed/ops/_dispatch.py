@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import threading
+from contextvars import ContextVar
 from typing import Any
 
 from heed.ops import _native
 from heed.ops._tile import Attention
 
 _CHOICES = ("auto", "native", "portable")
-_chosen = "auto"
+
+# What plain calls chose for the process; the last one counts. A `with` statement, too, first makes its object and then
+# enters it: each thread that has just done so takes its own out again, whatever the others did meanwhile.
+_plain: collections.deque[set_implementation] = collections.deque(maxlen=64)
+_of_process = "auto"
+_lock = threading.Lock()
+# What holds inside `with`.
+_of_context: ContextVar[str | None] = ContextVar("heed_implementation", default=None)
 
 
 class set_implementation:  # noqa: N801  (a function to its users, which also works in a `with` statement)
@@ -21,6 +31,11 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
 
     Raises:
         ValueError: for another name, or for "native" where no native library is at hand.
+
+    A plain call holds for the process, all threads included. A `with` block holds for the thread (or asynchronous task)
+    that runs it, and no other sees it: not those that were there, nor those that it starts, unless these run in a
+    copy of its context (`contextvars.copy_context().run`, `asyncio.to_thread`). A plain call inside of a block holds
+    until the end of the block, and there alone.
 
     A `tf.function` keeps the implementation that was chosen when it was traced. XLA cannot compile the native kernels:
     inside `tf.function(jit_compile=True)` "auto" takes the portable form (but a function that was traced with the
@@ -34,7 +49,6 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
     """
 
     def __init__(self, name: str):
-        global _chosen
         if name not in _CHOICES:
             raise ValueError(
                 f"`name` must be one of {', '.join(map(repr, _CHOICES))}. Received: name={name!r}"
@@ -43,14 +57,34 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
             raise ValueError(
                 f"The native implementation cannot run: {'; '.join(reasons)}. Received: name={name!r}"
             )
-        self._before, _chosen = _chosen, name
+        self._name, self._before = name, _of_context.get()
+        if self._before is None:
+            with _lock:
+                _plain.append(self)
+                _settle()
+        else:
+            _of_context.set(name)
 
     def __enter__(self) -> set_implementation:
+        with _lock:
+            if self in _plain:
+                _plain.remove(self)
+                _settle()
+        _of_context.set(self._name)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        global _chosen
-        _chosen = self._before
+        _of_context.set(self._before)
+
+
+def _settle() -> None:
+    global _of_process
+    _of_process = _plain[-1]._name if _plain else "auto"
+
+
+def choice() -> str:
+    """What is chosen here and now: "auto", "native" or "portable"."""
+    return _of_context.get() or _of_process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +113,13 @@ def choose(attention: Attention | None = None, widths: tuple[int, ...] = ()) -> 
     Raises:
         ValueError: if "native" was chosen and the kernels do not support the call.
     """
-    if _chosen == "portable":
+    chosen = choice()
+    if chosen == "portable":
         return Dispatch("portable", ("chosen with heed.set_implementation",))
     reasons = _native.unsupported_reasons(attention, widths)
     if not reasons:
         return Dispatch("native", ("the native kernels support this call",))
-    if _chosen == "native":
+    if chosen == "native":
         raise ValueError(f"The native implementation cannot run this call: {'; '.join(reasons)}")
     return Dispatch("portable", tuple(reasons))
 

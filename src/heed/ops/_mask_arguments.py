@@ -81,8 +81,9 @@ def check_dense(name: str, value: Any) -> tf.Tensor:
     if tensor.dtype != tf.bool:
         if not tensor.dtype.is_integer:
             raise TypeError(
-                f"`{name}` must be a `Mask` or hold booleans or integers (True means attend). Numbers that are "
-                f"added to the scores go into `bias`, and numbers of which 1 means ignore into `Mask.blocked`. "
+                f"`{name}` must be a `Mask` or hold booleans or integers (True means attend). Numbers of which 1 means "
+                "ignore go into `Mask.blocked`, and numbers that are added to the scores into the `bias` of "
+                "`dot_product_attention`. "
                 f"Received: {name}.dtype={tensor.dtype.name}"
             )
         _check_convention(name, tensor)

@@ -62,7 +62,7 @@ def check_scaling(scaling: Any) -> dict[str, Any] | None:
         )
     for name, value in options.items():
         if name != "kind" and not (name == "attention_factor" and value is None):
-            _checks.check_positive(name, value)
+            options[name] = _checks.check_positive(name, value)
     for low, high in (
         ("low_frequency_factor", "high_frequency_factor"),
         ("beta_slow", "beta_fast"),

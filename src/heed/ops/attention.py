@@ -59,7 +59,8 @@ def dot_product_attention(
         is_causal: key j is visible to query i only if j <= i; joins `mask`. For another alignment give
             `Mask.causal(align)`.
         scale: what the products are multiplied with; finite, in [-1e30, 1e30] but in float64. Default: 1 / sqrt(H).
-        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0, in [1e-30, 1e30] but in float64. Default: no bound.
+        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0, and in [1e-30, 1e30] but in float64.
+            Default: no bound.
         alibi_slopes: (N,), adds -slope_n * |i + a - j| to the scores, where a is the alignment of the mask (0 without
             one). Constants: they get no gradient.
         dropout: which share of the weights is dropped, 0 <= dropout < 1; the others are divided by 1 - dropout.
@@ -215,6 +216,14 @@ def scaled_dot_product_attention(
             raise _checks.bad(
                 f"`{name}` must have the leading dimensions of `query`", query=query, **{name: x}
             )
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.shape[-1] is None:
+            raise _checks.bad(f"`{name}` must have a known number of features", **{name: x})
+    # In the caller's shapes: what follows adds axes.
+    if query.shape[-1] != key.shape[-1]:
+        raise _checks.bad("`key` must have as many features as `query` (H)", query=query, key=key)
+    if _checks.differ(value.shape[-2], key.shape[-2]):
+        raise _checks.bad("`value` must be as long as `key` (S)", key=key, value=value)
     leading, length, keys = sizes(query)[:-2], size(query, -2), size(key, -2)
     # The first leading dimension is the batch, the others are heads.
     batch = leading[0] if leading else 1
@@ -245,8 +254,11 @@ def scaled_dot_product_attention(
     elif mask is not None and rank == 3:  # its arrays of rank 3 are (B, T, S), as plain ones are
         rules = []
         for term in mask.terms:
-            if isinstance(term, Dense) and term.array.shape.rank == 3:
-                term = Dense(term.array[:, None])
+            if isinstance(term, Dense) and term.array.shape.rank <= 3:
+                target = [query.shape[0], query.shape[1], key.shape[1]]
+                _checks.check_broadcast("mask", term.array, target, "(B, T, S)")
+                if term.array.shape.rank == 3:
+                    term = Dense(term.array[:, None])
             rules.append(term)
         mask = Mask(rules)
     options: dict[str, Any] = {
