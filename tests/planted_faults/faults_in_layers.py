@@ -30,8 +30,8 @@ FAULTS = (
     Fault(
         "a mask that a tensor carries is dropped where one is given",
         f"{_LAYERS}/_masks.py",
-        "return explicit if carried is None else ops.logical_and(explicit, to_bool(carried, name))",
-        "return explicit",
+        "given = [carried] if explicit is None or explicit is carried else [explicit, carried]",
+        "given = [carried] if explicit is None else [explicit]",
         (f"{_OF_LAYERS}/test_multi_head_attention.py",),
     ),
     Fault(
@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         "the cache is written one position late",
         f"{_LAYERS}/_cache.py",
-        'start = ops.stack([0, ops.cast(cache_index, "int32"), 0, 0])',
-        'start = ops.stack([0, ops.cast(cache_index, "int32") + 1, 0, 0])',
+        "start = ops.stack([0, index, 0, 0])",
+        "start = ops.stack([0, index + 1, 0, 0])",
         (f"{_OF_LAYERS}/test_cache.py",),
     ),
     Fault(
@@ -124,7 +124,7 @@ FAULTS = (
     Fault(
         "the implicit mask of what a decoder layer reads is not looked at",
         f"{_LAYERS}/transformer_layers.py",
-        '"value_mask": keras_mask(encoded) if mask is None else mask,',
+        '"value_mask": implicit_mask(encoded) if mask is None else mask,',
         '"value_mask": mask,',
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
     ),

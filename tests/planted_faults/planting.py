@@ -139,7 +139,7 @@ class Copy:
         Raises:
             subprocess.TimeoutExpired: if they take longer.
         """
-        command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=no", "-rfE"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:xdist"]
         child = subprocess.Popen(
             [*command, "-p", "no:cacheprovider", *options, *tests],
             cwd=self.root,
