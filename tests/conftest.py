@@ -1,4 +1,4 @@
-"""What every test shares: a quiet TensorFlow, the seeds, and how hard hypothesis tries."""
+"""What every test shares: a quiet TensorFlow, the seeds, how hard hypothesis tries, and how many processes work."""
 
 import os
 
@@ -24,6 +24,29 @@ _SHARED = {
 settings.register_profile("default", max_examples=15, derandomize=True, **_SHARED)
 settings.register_profile("thorough", max_examples=150, **_SHARED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs in several processes, file by file: `-n 0` runs it in one.
+
+    Chosen files do not, for each process spends seconds on loading TensorFlow; nor do the slow tests, of which some
+    measure times and want the machine for themselves.
+    """
+    if hasattr(config, "workerinput"):  # a worker starts none of its own
+        return
+    if hasattr(config, "workerinput"):  # one of those processes
+        return
+    option = config.option
+    everything = config.args_source is config.ArgsSource.TESTPATHS and option.markexpr == "not slow"
+    if everything and getattr(option, "dist", None) == "no" and option.numprocesses is None:
+        option.numprocesses, option.dist = "auto", "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One for each core, and four at most: each takes up to 2 GiB of memory."""
+    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_END, _COUNT = (
-    22,
-    10,
-)  # of a zip: how long its last record is, and where that says the number of entries
+_END = 22  # how long the last record of a zip is
+_COUNT = 10  # where in it the number of entries stands
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:

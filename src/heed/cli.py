@@ -188,13 +188,15 @@ def _parser() -> argparse.ArgumentParser:
 
     translate = add("translate", _translate, "Translate the text given, or standard input.")
     translate.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    translate.add_argument("text", nargs="*", help="what to translate; none: read standard input")
+    translate.add_argument(
+        "text", nargs="*", default=[], help="what to translate; none: read standard input"
+    )
     translate.add_argument("--language", help="numbers: which of the run's languages")
     translate.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
 
     explain = add("explain", _explain, "Translate, and show on one page where each head looked.")
     explain.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    explain.add_argument("text", nargs="*", help="what to translate")
+    explain.add_argument("text", nargs="*", default=[], help="what to translate")
     explain.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
     explain.add_argument(
         "--png", type=Path, help="draw the cross-attention to this file (.png, .svg, .pdf)"

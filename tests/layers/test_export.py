@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import heed
 from heed.layers import AdditiveAttention, MultiHeadAttention
@@ -81,3 +82,13 @@ def test_native_ops_are_served_where_heed_is_imported(tmp_path: Path) -> None:
     assert result.returncode == 3
     assert "Heed" in result.stdout
     assert "not registered" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["portable", "native"])
+def test_litert_cannot_have_it_yet(implementation: str) -> None:
+    """As docs/keras.md says. The day this fails is the day to say something better there."""
+    with heed.set_implementation(implementation):
+        converter = tf.lite.TFLiteConverter.from_keras_model(model())
+        with pytest.raises(Exception, match=r"HeedAttention|not supported|TensorList"):
+            converter.convert()

@@ -285,6 +285,28 @@ def test_dropout_acts_in_training_only_and_follows_its_seed(make, rate):
     assert np.any(np.asarray(layer(*inputs, training=True)) != dropped)
 
 
+@pytest.mark.parametrize(("make", "count"), [(encoder, 4), (decoder, 6)])
+def test_no_two_parts_drop_alike(make, count):
+    """With one seed for all of them a residual would lose the same features at each step."""
+    layer = make(dropout=0.5, attention_dropout=0.5, seed=3)
+    layer(*((X,) if make is encoder else (X, ENCODED)))
+    parts = [x for x in layer._flatten_layers() if isinstance(x, keras.layers.Dropout)]
+    dropped = {np.asarray(part(np.ones(64, "float32"), training=True)).tobytes() for part in parts}
+    assert len(dropped) == len(parts) == count
+
+
+@pytest.mark.parametrize("make", [encoder, decoder])
+def test_the_activation_is_that_of_the_arguments(make):
+    layer = make(activation="tanh")
+    layer(*((X,) if make is encoder else (X, ENCODED)))
+    hidden, output = (
+        [np.asarray(weight, "float64") for weight in dense.get_weights()]
+        for dense in (layer.feed_forward.hidden_dense, layer.feed_forward.output_dense)
+    )
+    expected = np.tanh(X @ hidden[0] + hidden[1]) @ output[0] + output[1]
+    np.testing.assert_allclose(layer.feed_forward(X), expected, atol=1e-5)
+
+
 def test_an_encoder_layer_may_be_causal():
     layer = encoder()
     changed = X.copy()

@@ -235,6 +235,18 @@ def test_a_late_end_may_win_by_the_length_penalty():
     np.testing.assert_array_equal(tokens, [[2, 0, 0, 0, 0, 0, 0, 0]])
 
 
+@pytest.mark.parametrize(("alpha", "best"), [(2.0, [2, 0, 0]), (2.3, [3, 2, 0])])
+def test_the_length_penalty_counts_all_tokens_with_the_end(alpha, best):
+    """ln p is -1 of one token and -1.4 of two: they draw at ((5 + 2) / (5 + 1))**alpha = 1.4, alpha = 2.18."""
+    probabilities = np.full((3, 9), 1e-9)
+    probabilities[0, 2], probabilities[0, 3] = np.exp(-1), 1 - np.exp(-1)
+    second = np.exp(-1.4) / probabilities[0, 3]
+    probabilities[1, 2], probabilities[1, 3:] = second, (1 - second) / 6
+    probabilities[2, 2:] = 1 / 7
+    tokens = beam_search(Script(probabilities, 2), 2, alpha)
+    np.testing.assert_array_equal(tokens, [best])
+
+
 def test_a_higher_length_penalty_never_shortens():
     model = small_model(seed=1, end_bias=2.0)
     source = sources(10)

@@ -1,4 +1,4 @@
-"""A `Mask` as a value of TensorFlow: in and out of functions, loops, pipelines and Keras' training, without retracing."""
+"""A `Mask` as a value of TensorFlow: through functions, loops, pipelines and Keras' training, without retracing."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ def test_a_mask_is_part_of_a_signature_and_of_what_a_function_returns() -> None:
         expected = Mask.causal() & Mask.lengths(lengths) & Mask.window(1, 1)
         np.testing.assert_array_equal(out.to_dense(4, 4), expected.to_dense(4, 4))
     assert len(traces) == 1
-    with pytest.raises(TypeError):
-        run(Mask.lengths([1, 2]))
+    for other in (Mask.lengths([1, 2]), Mask.window(1, 0) & Mask.lengths([1, 2])):
+        with pytest.raises(TypeError, match="must have the rules of MaskSpec"):
+            run(other)
 
 
 def test_unknown_batches_share_a_trace() -> None:
@@ -208,6 +209,7 @@ def test_keras_trains_and_predicts_with_masks_as_data(form: str, where: str) -> 
 def test_a_traced_layer_takes_other_masks_without_tracing_anew() -> None:
     layer, traces = layers.MultiHeadAttention(2, 4), []
     x = RNG.normal(size=(2, 6, 8)).astype("float32")
+    layer.build(x.shape, x.shape)
 
     @tf.function
     def run(x: tf.Tensor, mask: Mask) -> tf.Tensor:

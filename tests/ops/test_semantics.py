@@ -142,6 +142,22 @@ def test_nan_that_is_attended_to_does_come_out(implementation: str) -> None:
     assert np.isfinite(out[1]).all()
 
 
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("T", [1, 9])
+def test_only_under_a_mask_nan_in_one_feature_reaches_all(
+    implementation: str, masked: bool, T: int
+) -> None:
+    """Without a mask it goes where arithmetic takes it: T = 1 is what a decoder asks."""
+    query, key, value = (x.copy() for x in SHAPE.inputs(0, "float32"))
+    value[0, 2, :, 1] = np.nan
+    mask = ops.Mask.lengths([11, 11]) if masked else None
+    out = np.asarray(ops.dot_product_attention(query[:, :T], key, value, mask=mask))
+    assert np.isnan(out[0, ..., 1]).all()
+    assert np.isnan(out[0, ..., [0, 2]]).all() == masked
+    assert np.isfinite(out[0, ..., [0, 2]]).all() != masked
+    assert np.isfinite(out[1]).all()
+
+
 # --- scale, soft-cap, bias, ALiBi ---------------------------------------------------------------
 
 

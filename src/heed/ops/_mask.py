@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import optree
 import tensorflow as tf
 
 from heed.ops import _mask_arguments as arguments
@@ -148,6 +149,10 @@ class Mask(tf.__internal__.CompositeTensor):
 
     __rand__ = __and__
 
+    def __len__(self) -> int:
+        """How many rules there are."""
+        return len(self.terms)
+
     def __or__(self, other: Any) -> Mask:
         raise TypeError(
             "Masks join with `&` alone: each of their rules has to allow a pair. To allow what either allows give "
@@ -269,3 +274,16 @@ def as_mask(value: Any) -> Mask:
     if isinstance(value, Mask):
         return value
     return Mask([terms.Dense(arguments.check_dense("mask", value))])
+
+
+def _to_keras(mask: Any) -> tuple[list[tf.Tensor], MaskSpec]:
+    spec = mask._type_spec
+    return spec._to_components(mask), spec
+
+
+def _from_keras(spec: Any, tensors: Any) -> Mask:
+    return spec._from_components(tensors)
+
+
+# To Keras, too, a mask is a structure of tensors: then it may be part of a model's input, which takes nothing else.
+optree.register_pytree_node(Mask, _to_keras, _from_keras, namespace="keras")

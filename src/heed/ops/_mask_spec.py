@@ -44,6 +44,9 @@ class MaskSpec(type_spec.BatchableTypeSpec):
         return [x for rule in self._rules for x in rule[1:] if not _is_plain(x)]
 
     def _to_components(self, value: Any) -> list[tf.Tensor]:
+        # A signature of a tf.function casts by components alone: those of another mask would pass.
+        if _plain_part(MaskSpec.of(value.terms)._rules) != _plain_part(self._rules):
+            raise TypeError(f"A mask must have the rules of {self}. Received: {value!r}")
         return [x for term in value.terms for x in term.fields() if not _is_plain(x)]
 
     def _from_components(self, components: Sequence[Any]) -> Any:
@@ -76,6 +79,11 @@ class MaskSpec(type_spec.BatchableTypeSpec):
 
 def _is_plain(field: Any) -> bool:
     return field is None or isinstance(field, (int, str))
+
+
+def _plain_part(rules: Sequence[Rule]) -> list[list[Any]]:
+    """The rules with "..." in place of each tensor."""
+    return [[x if _is_plain(x) else ... for x in rule] for rule in rules]
 
 
 def _described(field: Any) -> Any:

@@ -77,7 +77,8 @@ def dot_product_attention(
 
     Numerics: scores, softmax and sums are float32 (float64 for float64) whatever the input. A query that may attend
         to nothing gets output 0, log-sum-exp -inf and gradient 0. NaN or Inf in a key or value reaches just the
-        queries that may attend to it, all their features. Differentiable twice in query, key, value and bias.
+        queries that may attend to it: under a mask all their features, without one those that arithmetic takes it to.
+        Differentiable twice in query, key, value and bias.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017 (Q, K, V, d_k are query, key, value, H); Dao et al.,
         "FlashAttention", 2022, for computing it in blocks; grouped heads: Ainslie et al., 2023; ALiBi: Press et al.,

@@ -1,0 +1,235 @@
+"""Faults in the native library."""
+
+from __future__ import annotations
+
+from tests.planted_faults.fault import Fault
+
+_KERNELS = "native/kernels"
+_CORE, _ADDITIVE, _FUZZ = (
+    "tests/native/test_core.py",
+    "tests/native/test_additive.py",
+    "tests/native/test_fuzz.py",
+)
+
+FAULTS = (
+    # Masks
+    Fault(
+        "a window ends one key early",
+        f"{_KERNELS}/scores.h",
+        "*hi = least(*hi, last + align + rule.right + 1);",
+        "*hi = least(*hi, last + align + rule.right);",
+        (_CORE,),
+    ),
+    Fault(
+        "a window begins one key late",
+        f"{_KERNELS}/scores.h",
+        "*lo = most(*lo, queries.begin + align - rule.left);",
+        "*lo = most(*lo, queries.begin + align - rule.left + 1);",
+        (_CORE,),
+    ),
+    Fault(
+        "keys are skipped by the first batch entry's alignment alone",
+        f"{_KERNELS}/scores.h",
+        "const int64_t align = aligned(rule.align, rule.align_stride, b);\n    switch (rule.rule) {\n"
+        "      case Rule::kWindow:\n        if",
+        "const int64_t align = aligned(rule.align, rule.align_stride, 0);\n    switch (rule.rule) {\n"
+        "      case Rule::kWindow:\n        if",
+        (_CORE,),
+    ),
+    Fault(
+        "a block is taken as visible whole when its last key is not",
+        f"{_KERNELS}/scores.h",
+        "(rule.right >= kFar || j1 <= i0 + align + rule.right);\n    case Rule::kPrefix",
+        "(rule.right >= kFar || j0 <= i0 + align + rule.right);\n    case Rule::kPrefix",
+        (_CORE,),
+    ),
+    Fault(
+        "segments of one number in a block are taken as equal",
+        f"{_KERNELS}/scores.h",
+        "return q_least == q_most && k_least == k_most && q_least == k_least;",
+        "return q_least == q_most && k_least == k_most;",
+        (_CORE, "tests/ops/test_masks.py"),
+    ),
+    Fault(
+        "lengths of queries are not looked at inside a block",
+        f"{_KERNELS}/scores.h",
+        "const int64_t rows = rule.second ? rule.second[b * rule.second_stride] - queries.begin : columns;",
+        "const int64_t rows = columns;",
+        (_CORE,),
+    ),
+    Fault(
+        "ALiBi forgets the alignment",
+        f"{_KERNELS}/scores.h",
+        "const Real d = static_cast<Real>(queries.begin + x + align - keys.begin - y);",
+        "const Real d = static_cast<Real>(queries.begin + x - keys.begin - y);",
+        (_CORE, "tests/ops/test_semantics.py::test_alibi_counts_from_the_mask_align"),
+    ),
+    # Scores
+    Fault(
+        "the slope of the soft cap is that of tanh alone",
+        f"{_KERNELS}/scores.h",
+        "if (slope) store(slope + y * kQueries + x, 1 - t * t);",
+        "if (slope) store(slope + y * kQueries + x, 1 - t);",
+        (_CORE,),
+    ),
+    Fault(
+        "the high word of a seed is lost",
+        f"{_KERNELS}/scores.h",
+        "const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u) ^ a.seed[1]);",
+        "const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u));",
+        (_CORE, "tests/ops/test_dropout.py"),
+    ),
+    # Forward
+    Fault(
+        "sums are not made relative to a higher score",
+        f"{_KERNELS}/forward.h",
+        "store(sum + v * kCount, load<V>(sum + v * kCount) * shrink);",
+        "store(sum + v * kCount, load<V>(sum + v * kCount));",
+        (_CORE,),
+    ),
+    Fault(
+        "the log-sum-exp of a row that sees NaN is a number",
+        f"{_KERNELS}/forward.h",
+        'if (broken) sum = lse = static_cast<Real>(__builtin_nan(""));',
+        'if (broken) sum = static_cast<Real>(__builtin_nan(""));',
+        (_CORE, "tests/ops/test_semantics.py"),
+    ),
+    Fault(
+        "the log-sum-exp of a row without keys is 0",
+        f"{_KERNELS}/forward.h",
+        "static_cast<Real*>(results.lse)[at] = sum == 0 ? -static_cast<Real>(__builtin_inf()) : lse;",
+        "static_cast<Real*>(results.lse)[at] = sum == 0 ? Real(0) : lse;",
+        (_CORE,),
+    ),
+    Fault(
+        "a masked NaN reaches the sums of its block",
+        f"{_KERNELS}/block.h",
+        "store(copy + j * stride + c, !finite ? x : x - x == 0 ? x : V",
+        "store(copy + j * stride + c, finite ? x : x - x == 0 ? x : V",
+        (_CORE, "tests/ops/test_semantics.py"),
+    ),
+    # Decoding
+    Fault(
+        "splits of the keys are added up as they are",
+        f"{_KERNELS}/decode.h",
+        "sum += p.sum[r] * shrink[i];",
+        "sum += p.sum[r];",
+        (f"{_CORE}::test_few_queries_against_many_keys",),
+    ),
+    Fault(
+        "a NaN key in a later split is not seen",
+        f"{_KERNELS}/decode.h",
+        "bad |= p.broken[r];",
+        "bad |= i == 0 && p.broken[r];",
+        (_CORE, "tests/ops/test_semantics.py"),
+    ),
+    Fault(
+        "decoding begins at the first block whatever the window",
+        f"{_KERNELS}/decode.h",
+        "const Span keys = block_keys(block, lo, hi);",
+        "const Span keys = block_keys(block, 0, hi);",
+        (f"{_CORE}::test_few_queries_against_many_keys", _CORE),
+    ),
+    # Backward
+    Fault(
+        "NaN in the gradient of the log-sum-exp goes nowhere",
+        f"{_KERNELS}/backward.h",
+        "p.broken[x] = sum[x] != sum[x] || !is_finite(from_lse) ||",
+        "p.broken[x] = sum[x] != sum[x] ||",
+        (_CORE, "tests/ops/test_gradients.py", "tests/ops/test_semantics.py"),
+    ),
+    Fault(
+        "the gradient of the log-sum-exp has the wrong sign",
+        f"{_KERNELS}/backward.h",
+        "p.delta[x] = (sum_of_lanes<Real>(total) - from_lse) * share[x];",
+        "p.delta[x] = (sum_of_lanes<Real>(total) + from_lse) * share[x];",
+        (_CORE,),
+    ),
+    Fault(
+        "the gradient of the values forgets dropout",
+        f"{_KERNELS}/backward.h",
+        "if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);",
+        "",
+        (_CORE, "tests/ops/test_gradients.py"),
+    ),
+    Fault(
+        "the gradient of the query lacks the scale",
+        f"{_KERNELS}/backward.h",
+        'p.broken[x] ? static_cast<Real>(__builtin_nan("")) : static_cast<Real>(a.scale);',
+        'p.broken[x] ? static_cast<Real>(__builtin_nan("")) : Real(1);',
+        (_CORE,),
+    ),
+    Fault(
+        "panels together go over the keys of the first one alone",
+        f"{_KERNELS}/backward.h",
+        "if (p.lo < p.hi) lo = least(lo, p.lo), hi = most(hi, p.hi);",
+        "if (p.lo < p.hi && together == 0) lo = p.lo, hi = p.hi;",
+        (_CORE,),
+    ),
+    Fault(
+        "the gradient of a bias takes each batch entry's rows from the first",
+        f"{_KERNELS}/bias_gradient.h",
+        "Real* to = target + b * stride[0] + n * stride[1]",
+        "Real* to = target + n * stride[1]",
+        (_CORE, "tests/ops/test_gradients.py::test_the_gradient_of_a_bias_that_broadcasts"),
+    ),
+    # AMX
+    Fault(
+        "AMX reads keys past the last one",
+        f"{_KERNELS}/amx.h",
+        "if (y < keys.length && c < width) words =",
+        "if (c < width) words =",
+        (_CORE, _FUZZ),
+    ),
+    Fault(
+        "AMX packs values past the last one",
+        f"{_KERNELS}/amx.h",
+        "if (const int y = j + 2 * r + i; y < keys.length) {",
+        "if (const int y = j + 2 * r + i; y <= keys.length) {",
+        (_CORE, _FUZZ),
+    ),
+    # Additive attention
+    Fault(
+        "additive: a NaN key in a later split is not seen",
+        f"{_KERNELS}/additive_pass.h",
+        "store(broken, larger(load<V>(broken), load<V>(more.broken + x)));",
+        "",
+        (_ADDITIVE, "tests/ops/test_additive_attention.py"),
+    ),
+    Fault(
+        "additive: a query prepared for small keys is used for usual ones",
+        f"{_KERNELS}/additive_pass.h",
+        "if (range != prepared_for) prepare(",
+        "if (prepared_for == Range::kAny) prepare(",
+        (_ADDITIVE,),
+    ),
+    Fault(
+        "additive: splits of the keys are joined without their highest scores",
+        f"{_KERNELS}/additive_pass.h",
+        "store(sum, load<V>(sum) * first_factor + load<V>(more.running->sum + x) * second_factor);",
+        "store(sum, load<V>(sum) + load<V>(more.running->sum + x));",
+        (_ADDITIVE,),
+    ),
+    Fault(
+        "additive: the slope of tanh is 1 - t",
+        f"{_KERNELS}/additive.h",
+        "const V slope0 = 1 - t0 * t0, slope1 = 1 - t1 * t1;",
+        "const V slope0 = 1 - t0, slope1 = 1 - t1;",
+        (_ADDITIVE,),
+    ),
+    # Threads
+    Fault(
+        "denormals count where one thread works alone",
+        "native/thread_pool.cc",
+        "if (threads <= 1) {\n    const FlushDenormals mode;",
+        "if (threads <= 1) {",
+        (_CORE, "tests/native/test_tensorflow.py::test_values_that_are_not_numbers_or_denormal"),
+    ),
+    Fault(
+        "how the backward pass is split depends on the number of threads",
+        "native/attention.cc",
+        "int64_t parts = std::min(ceil_div(16, key_heads), pieces);",
+        "int64_t parts = std::min(ceil_div(threads, key_heads), pieces);",
+        (f"{_CORE}::test_threads_and_repeats_do_not_change_a_bit",),
+    ),
+)

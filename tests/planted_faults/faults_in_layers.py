@@ -1,0 +1,230 @@
+"""Faults in `heed.layers` and `heed.models`."""
+
+from __future__ import annotations
+
+from tests.planted_faults.fault import Fault
+
+_LAYERS, _MODELS = "src/heed/layers", "src/heed/models"
+_OF_LAYERS, _OF_MODELS = "tests/layers", "tests/models"
+
+FAULTS = (
+    # Masks
+    Fault(
+        "a separate key keeps what lies in its padding",
+        f"{_LAYERS}/multi_head_attention.py",
+        "key = value if key is None else _masks.hide(key, columns)",
+        "key = value if key is None else key",
+        (f"{_OF_LAYERS}/test_stock_faults.py", f"{_OF_LAYERS}/test_multi_head_attention.py"),
+    ),
+    Fault(
+        "a separate key keeps what lies in its padding, in layers with one head",
+        f"{_LAYERS}/_single_head.py",
+        "key = value if key is None else _masks.hide(key, columns)",
+        "key = value if key is None else key",
+        (
+            f"{_OF_LAYERS}/test_stock_faults.py",
+            f"{_OF_LAYERS}/test_dot_product_attention.py",
+            f"{_OF_LAYERS}/test_additive_attention.py",
+        ),
+    ),
+    Fault(
+        "a mask that a tensor carries is dropped where one is given",
+        f"{_LAYERS}/_masks.py",
+        "given = [carried] if explicit is None or explicit is carried else [explicit, carried]",
+        "given = [carried] if explicit is None else [explicit]",
+        (f"{_OF_LAYERS}/test_multi_head_attention.py",),
+    ),
+    Fault(
+        "a sliding window is one wider than Keras'",
+        f"{_LAYERS}/_masks.py",
+        "reach = sliding_window - 1",
+        "reach = sliding_window",
+        (f"{_OF_LAYERS}/test_multi_head_attention.py::test_any_mask_agrees_with_stock",),
+    ),
+    Fault(
+        "a sliding window forgets where a cache stands",
+        f"{_LAYERS}/_masks.py",
+        "window = Mask.window(reach, None if use_causal_mask else reach, align=align)",
+        "window = Mask.window(reach, None if use_causal_mask else reach)",
+        (f"{_OF_LAYERS}/test_cache.py",),
+    ),
+    Fault(
+        "attention_mask is dropped by layers with one head",
+        f"{_LAYERS}/_single_head.py",
+        "                _masks.padding(rows, columns, heads=False),\n                attention_mask,",
+        "                _masks.padding(rows, columns, heads=False),",
+        (f"{_OF_LAYERS}/test_dot_product_attention.py", f"{_OF_LAYERS}/test_additive_attention.py"),
+    ),
+    Fault(
+        "the output loses its mask",
+        f"{_LAYERS}/multi_head_attention.py",
+        "        if query_mask is not None:\n            output._keras_mask = query_mask",
+        "        if query_mask is not None:\n            pass",
+        (f"{_OF_LAYERS}/test_layer_contract.py::test_masks_pass_through",),
+    ),
+    # The cache
+    Fault(
+        "the cache is written one position late",
+        f"{_LAYERS}/_cache.py",
+        "start = ops.stack([0, index, 0, 0])",
+        "start = ops.stack([0, index + 1, 0, 0])",
+        (f"{_OF_LAYERS}/test_cache.py",),
+    ),
+    Fault(
+        "a mask of new positions hides the cached ones",
+        f"{_LAYERS}/_cache.py",
+        'whole = ops.ones(ops.shape(cache["key"])[:2], dtype="bool")',
+        'whole = ops.zeros(ops.shape(cache["key"])[:2], dtype="bool")',
+        (f"{_OF_LAYERS}/test_cache.py",),
+    ),
+    Fault(
+        "keys in a cache are rotated as if they stood at its beginning",
+        f"{_LAYERS}/multi_head_attention.py",
+        "keys, values = self._keys(key, rotary_key_positions, start), self._value_dense(value)",
+        "keys, values = self._keys(key, rotary_key_positions), self._value_dense(value)",
+        (f"{_OF_LAYERS}/test_beyond_keras.py",),
+    ),
+    # Multi-head attention
+    Fault(
+        "queries are not normalised",
+        f"{_LAYERS}/_multi_head.py",
+        "projected = self._query_norm(projected)",
+        "projected = projected * 1",
+        (f"{_OF_LAYERS}/test_beyond_keras.py",),
+    ),
+    Fault(
+        "sinks take from rows without looking at their sum",
+        f"{_LAYERS}/_multi_head.py",
+        "share = ops.sigmoid(lse - ops.reshape(sinks, (1, -1, 1)))",
+        "share = ops.sigmoid(0 * lse - ops.reshape(sinks, (1, -1, 1)))",
+        (f"{_OF_LAYERS}/test_beyond_keras.py",),
+    ),
+    Fault(
+        "the gate reads what the attention gave",
+        f"{_LAYERS}/multi_head_attention.py",
+        "output = output * self._gate_dense(query)",
+        "output = output * (1 - self._gate_dense(query))",
+        (f"{_OF_LAYERS}/test_multi_head_attention.py::test_gate_agrees_with_stock",),
+    ),
+    Fault(
+        "scores come without dropout in training",
+        f"{_LAYERS}/_multi_head.py",
+        "scores = attention_weights(flat_query, flat_key, **wanted.options, **options)",
+        'scores = attention_weights(flat_query, flat_key, **wanted.options, **{**options, "dropout": 0.0})',
+        (f"{_OF_LAYERS}/test_multi_head_attention.py::test_dropout",),
+    ),
+    Fault(
+        "all dropouts of a Transformer layer share one seed",
+        f"{_LAYERS}/_transformer_layer.py",
+        "return None if self.seed is None else self.seed + part",
+        "return self.seed",
+        (f"{_OF_LAYERS}/test_transformer_layers.py",),
+    ),
+    # Transformer layers
+    Fault(
+        "the implicit mask of what a decoder layer reads is not looked at",
+        f"{_LAYERS}/transformer_layers.py",
+        '"value_mask": implicit_mask(encoded) if mask is None else mask,',
+        '"value_mask": mask,',
+        (f"{_OF_LAYERS}/test_transformer_layers.py",),
+    ),
+    Fault(
+        "cross-attention has a sliding window",
+        f"{_LAYERS}/transformer_layers.py",
+        'self.encoded_attention = self._make_attention(width, 4, "cross_attention", local=False)',
+        'self.encoded_attention = self._make_attention(width, 4, "cross_attention", local=True)',
+        (f"{_OF_LAYERS}/test_transformer_layers.py",),
+    ),
+    Fault(
+        "post-norm normalises before the sum",
+        f"{_LAYERS}/_transformer_layer.py",
+        "return x if self.norm_first else norm(x)",
+        "return x",
+        (f"{_OF_LAYERS}/test_transformer_layers.py",),
+    ),
+    Fault(
+        "the activation is not that of the arguments",
+        f"{_LAYERS}/_transformer_layer.py",
+        "            activation=self.activation,\n            dropout",
+        '            activation="relu",\n            dropout',
+        (f"{_OF_LAYERS}/test_transformer_layers.py",),
+    ),
+    Fault(
+        "an embedding is not scaled",
+        f"{_LAYERS}/embedding.py",
+        "x = x * self.width**0.5",
+        "x = x * 1.0",
+        (f"{_OF_LAYERS}/test_embedding.py",),
+    ),
+    Fault(
+        "learned positions begin at the beginning",
+        f"{_LAYERS}/positions.py",
+        "return inputs + ops.slice(table, (start_index, 0), (shape[1], shape[2]))",
+        "return inputs + ops.slice(table, (0, 0), (shape[1], shape[2]))",
+        (f"{_OF_LAYERS}/test_position_layers.py",),
+    ),
+    # Models
+    Fault(
+        "beam search compares open hypotheses by their current length",
+        f"{_MODELS}/beam.py",
+        "attainable = scores[:, 0] / penalty(float(length), length_penalty)",
+        'attainable = scores[:, 0] / penalty(ops.cast(index, "float32") + 1.0, length_penalty)',
+        (f"{_OF_MODELS}/test_decoding.py",),
+    ),
+    Fault(
+        "beams take the state of another row",
+        f"{_MODELS}/beam.py",
+        "state = stepper.select(state, ops.reshape(parents + first_row, (-1,)))",
+        "state = stepper.select(state, ops.reshape(parents, (-1,)))",
+        (f"{_OF_MODELS}/test_decoding.py",),
+    ),
+    Fault(
+        "the length penalty counts one token too few",
+        f"{_MODELS}/beam.py",
+        'new = totals / penalty(ops.cast(index, "float32") + 1.0, length_penalty)',
+        'new = totals / penalty(ops.cast(index, "float32"), length_penalty)',
+        (f"{_OF_MODELS}/test_decoding.py",),
+    ),
+    Fault(
+        "one uniform number serves all sampling steps",
+        f"{_MODELS}/decoding.py",
+        "column = ops.take(uniform, ops.reshape(index, (1,)), axis=1)[:, 0]",
+        "column = uniform[:, 0]",
+        (f"{_OF_MODELS}/test_decoding.py",),
+    ),
+    Fault(
+        "top_p leaves out the token that reaches it",
+        f"{_MODELS}/sampling.py",
+        "before = ops.cumsum(mass, axis=-1) - mass",
+        "before = ops.cumsum(mass, axis=-1)",
+        (f"{_OF_MODELS}/test_decoding.py",),
+    ),
+    Fault(
+        "temperature multiplies",
+        f"{_MODELS}/sampling.py",
+        "logits = logits / temperature",
+        "logits = logits * temperature",
+        (f"{_OF_MODELS}/test_decoding.py",),
+    ),
+    Fault(
+        "padding can be decoded",
+        f"{_MODELS}/_step.py",
+        "forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE",
+        "forbidden[[self.config.start_id]] = _IMPOSSIBLE",
+        (f"{_OF_MODELS}/test_decoding.py",),
+    ),
+    Fault(
+        "rotation in the decoder begins at 0 in each step",
+        f"{_MODELS}/_input.py",
+        'ops.arange(query_length, dtype="int32") + start_index}',
+        'ops.arange(query_length, dtype="int32")}',
+        (f"{_OF_MODELS}/test_decoding.py", f"{_OF_MODELS}/test_transformer.py"),
+    ),
+    Fault(
+        "attention_dropout of the config is not used",
+        f"{_MODELS}/_model.py",
+        '"attention_dropout": config.attention_dropout,',
+        '"attention_dropout": 0.0,',
+        (f"{_OF_MODELS}/test_transformer.py",),
+    ),
+)
