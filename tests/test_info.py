@@ -70,8 +70,10 @@ def test_an_import_without_a_backend_says_what_to_install(what, missing):
     assert "[tensorflow]" in said
 
 
-@pytest.mark.parametrize("installed", [True, False])
-@pytest.mark.parametrize("name", ["ops", "layers", "models"])
+@pytest.mark.parametrize(
+    ("name", "installed"),
+    [("ops", False), ("layers", False), ("models", False), ("layers", True)],
+)
 def test_another_backend_is_one_clear_error(name, installed):
     """Also where Keras is there, on that backend, and its package too."""
     there = "import keras; keras.config.backend = lambda: 'torch'\n" if installed else ""
@@ -82,7 +84,8 @@ def test_another_backend_is_one_clear_error(name, installed):
     assert said.endswith("Received: the backend 'torch'")
     code, said = run(f"{there}import heed; print(heed.info())", backend)
     assert code == 0
-    assert "'implementation': 'none', 'reason': 'heed needs Keras on its TensorFlow backend" in said
+    assert "'implementation': 'none'" in said
+    assert "heed needs Keras on its TensorFlow backend" in said
 
 
 @pytest.mark.parametrize("order", ["import heed, keras", "import keras, heed"])
