@@ -2,7 +2,7 @@
 
     python -m tests.native.fuzz LIBRARY MODE INSTRUCTION_SET FIRST_SEED COUNT
 
-MODE is legal, illegal or large, or one of these with `additive-` before it.
+MODE is legal, page-end, illegal or large, or one of these with `additive-` before it.
 
 It prints each seed before its call, so that whoever started it knows the last one if the process dies, and ends with
 an error at the first seed whose call did wrong. `test_fuzz.py` and `test_sanitizers.py` run it.
@@ -10,6 +10,8 @@ an error at the first seed whose call did wrong. `test_fuzz.py` and `test_saniti
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +60,69 @@ class Guards:
 
     def untouched(self) -> bool:
         return all(np.all(block == GUARD) for block, _ in self.made)
+
+
+class PageEnds:
+    """Makes arrays that end where a page begins that nobody may touch: who reads beyond them dies."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.pages: list[mmap.mmap] = []
+        self.protect = ctypes.CDLL(None, use_errno=True).mprotect
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        heads_first = len(shape) == 4 and self.rng.random() < 0.5
+        order = [0, 2, 1, 3] if heads_first else [*range(len(shape))]
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        usable = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        page = mmap.mmap(-1, usable + mmap.PAGESIZE)
+        self.pages.append(page)
+        whole = np.frombuffer(page, np.uint8)
+        at = ctypes.c_void_p(whole.ctypes.data + usable)
+        if self.protect(at, ctypes.c_size_t(mmap.PAGESIZE), 0) != 0:
+            raise OSError("a page could not be protected")
+        made = whole[usable - size : usable].view(dtype).reshape([shape[axis] for axis in order])
+        return made.transpose(np.argsort(order))
+
+    def copy(self, x: np.ndarray) -> np.ndarray:
+        made = self(x.shape, x.dtype)
+        made[...] = x
+        return made
+
+    def place(self, problem: Any) -> None:
+        """Moves all that a problem's call reads there."""
+        problem.inputs = [self.copy(x) for x in problem.inputs]
+        problem.d_out, problem.d_lse = self.copy(problem.d_out), self.copy(problem.d_lse)
+        compute = problem.d_lse.dtype
+        for name in {"bias", "slopes"} & problem.options.keys():
+            problem.options[name] = self.copy(np.asarray(problem.options[name], compute))
+        for rule in problem.options["rules"]:
+            if "dense" in rule:
+                rule["dense"] = self.copy(rule["dense"].astype(np.uint8))
+
+
+def page_end(library: Any, seed: int) -> None:
+    """Nothing beyond the last number of any array is read or written to."""
+    rng = np.random.default_rng(seed)
+    problem, ends = draw(rng), PageEnds(rng)
+    ends.place(problem)
+    call = core.Call(library, *problem.inputs, make=ends, **problem.options)
+    output, lse = call.forward()
+    problem.check_forward(output, lse)
+    problem.check_backward(call.backward(output, problem.d_out, problem.d_lse))
+    if "bias" in problem.options:
+        call.bias_gradient(problem.options["bias"].shape, output, problem.d_out, problem.d_lse)
+
+
+def additive_page_end(library: Any, seed: int) -> None:
+    """As `page_end`."""
+    rng = np.random.default_rng(seed)
+    problem, ends = fuzz_additive.draw(rng), PageEnds(rng)
+    ends.place(problem)
+    call = additive_core.Call(library, *problem.inputs, make=ends, **problem.options)
+    output, lse = call.forward()
+    problem.check_forward(output, lse)
+    problem.check_backward(call.backward(output, problem.d_out, problem.d_lse))
 
 
 def legal(library: Any, seed: int) -> None:
@@ -267,9 +332,11 @@ def additive_illegal(library: Any, seed: int) -> None:
 
 MODES = {
     "legal": legal,
+    "page-end": page_end,
     "illegal": illegal,
     "large": large,
     "additive-legal": additive_legal,
+    "additive-page-end": additive_page_end,
     "additive-illegal": additive_illegal,
     "additive-large": additive_large,
 }

@@ -261,3 +261,29 @@ def test_arguments_that_cannot_be_right_are_refused(any_library, change: Any, me
         call.forward()
     with pytest.raises(ValueError, match=message):
         call.backward(output, tensors[5])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("where", [3, 200, 300, 450, 699])
+def test_not_a_number_in_any_share_of_the_keys(library, where: int, masked: bool) -> None:
+    """One task has the keys of some blocks, another those of the others."""
+    query, key, value, vector, bias, d_out = normal((1, 3, 700, 5, 4))
+    key[0, where, 2] = np.nan
+    mask = np.ones((1, 1, 3, 700), bool)
+    if masked:
+        mask[:, :, 1, where] = False
+    rules = [{"rule": 4, "dense": mask}] if masked else []
+    call = additive_core.Call(library, query, key, value, vector, bias, rules=rules)
+    output, lse = call.forward()
+    sees = mask[0, 0, :, where]
+    np.testing.assert_array_equal(np.isnan(lse[0]), sees)
+    np.testing.assert_array_equal(np.isnan(output[0]).all(-1), sees)
+    np.testing.assert_array_equal(np.isnan(call.backward(output, d_out)[0][0]).any(-1), sees)
+
+
+def test_a_query_that_was_prepared_for_small_keys_meets_usual_ones(library) -> None:
+    """Each kind of block wants its queries in another form; one task meets all of them, in any order."""
+    query, key, *_ = normal((1, 20, 1600, 6, 3))
+    query *= np.float32(0.2)
+    key *= np.repeat([0.1, 0.1, 3, 3, 30, 30, 0.1, 0.1, 30, 30, 3, 3, 1], 128)[:1600, None]
+    check_range(library, query, key.astype(np.float32))

@@ -316,3 +316,84 @@ def test_float16_denormals_count_in_every_thread(any_library) -> None:
     np.testing.assert_allclose(output, expected, rtol=0, atol=2.0**-24)
     for _ in range(20):
         np.testing.assert_array_equal(call.forward(threads=2)[0], output)
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+@pytest.mark.parametrize("what", ["key", "value"])
+def test_a_masked_key_that_is_not_a_number_stays_out_of_gradients(
+    library, queries: int, what: str
+) -> None:
+    """Hidden by itself, among keys that are seen."""
+    rng = np.random.default_rng(0)
+    query, d_out = (rng.normal(size=(1, queries, 2, 16)).astype(np.float32) for _ in range(2))
+    key, value = (rng.normal(size=(1, 140, 1, 16)).astype(np.float32) for _ in range(2))
+    mask = np.ones((1, 1, 1, 140), bool)
+    mask[..., [7, 130]] = False
+    clean = [query, key.copy(), value.copy()]
+    {"key": key, "value": value}[what][0, 7] = np.nan
+    {"key": key, "value": value}[what][0, 130, 0, 3] = np.inf
+    bias = np.zeros((1, 1, 1, 140), np.float32)
+    call = core.Call(library, query, key, value, rules=[{"rule": DENSE, "dense": mask}], bias=bias)
+    output, _ = call.forward()
+    wanted = reference.dot_product_attention_backward(*clean, d_out, mask=mask, bias=bias)
+    gradients = call.backward(output, d_out)
+    for name, actual in zip(("query", "key", "value"), gradients, strict=True):
+        assert_close(actual, getattr(wanted, name), f"gradient of {name}")
+    assert not gradients[1][0, [7, 130]].any()
+    assert_close(call.bias_gradient(bias.shape, output, d_out), wanted.bias, "gradient of bias")
+
+
+@pytest.mark.parametrize("queries", [4, 70])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_log_sum_exp_whose_row_or_gradient_is_not_a_number(
+    library, queries: int, masked: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    query, d_out = (rng.normal(size=(1, queries, 1, 16)).astype(np.float32) for _ in range(2))
+    key, value = (rng.normal(size=(1, 140, 1, 16)).astype(np.float32) for _ in range(2))
+    mask = np.ones((1, 1, queries, 140), bool)
+    if masked:
+        mask[:, :, 1, 135] = mask[:, :, 2, 20] = False
+    rules = [{"rule": DENSE, "dense": mask}] if masked else []
+    d_lse = rng.normal(size=(1, 1, queries)).astype(np.float32)
+    d_lse[0, 0, 2] = np.nan
+    call = core.Call(library, query, key, value, rules=rules)
+    output, lse = call.forward()
+    assert np.isfinite(lse).all()
+    d_query, d_key, d_value = call.backward(output, d_out, d_lse)
+    row = np.arange(queries) == 2
+    np.testing.assert_array_equal(np.isnan(d_query[0, :, 0]).all(-1), row)
+    np.testing.assert_array_equal(np.isnan(d_query[0, :, 0]).any(-1), row)
+    np.testing.assert_array_equal(np.isnan(d_key[0, :, 0]).all(-1), mask[0, 0, 2])
+    assert not masked or np.isfinite(d_value[0, 20]).all()
+
+    key[0, 135, 0, 3] = np.nan
+    output, lse = core.Call(library, query, key, value, rules=rules).forward()
+    np.testing.assert_array_equal(np.isnan(lse[0, 0]), mask[0, 0, :, 135])
+    np.testing.assert_array_equal(np.isnan(output[0, :, 0]).all(-1), mask[0, 0, :, 135])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_denormal_numbers_count_alike_with_one_thread_and_two(library, dtype: Any) -> None:
+    """The caller alone computes as threads of the pool do."""
+    rng = np.random.default_rng(0)
+    tensors = [rng.normal(size=(2, 150, 2, 16)) for _ in range(4)]
+    for x in tensors[2:]:
+        x *= 2.0 ** (-16 if dtype == np.float16 else -128)
+    query, key, value, d_out = (x.astype(dtype) for x in tensors)
+    call = core.Call(library, query, key, value)
+    output, _ = call.forward(threads=1)
+    gradients = call.backward(output, d_out, threads=1)
+    for _ in range(5):
+        np.testing.assert_array_equal(call.forward(threads=2)[0], output)
+        for a, b in zip(call.backward(output, d_out, threads=2), gradients, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_what_float_cannot_hold_is_refused(any_library) -> None:
+    x = np.zeros((1, 4, 1, 8), np.float32)
+    for option, value in (("scale", 1e38), ("soft_cap", 1e39), ("soft_cap", 1e-40)):
+        with pytest.raises(ValueError, match=f"{option} must be"):
+            core.Call(any_library, x, x, x, **{option: value}).forward()
+    double = x.astype(np.float64)
+    assert not core.Call(any_library, double, double, double, scale=1e38).forward()[0].any()

@@ -6,6 +6,7 @@ HEED_FUZZ_SEED=n starts the long run (`-m slow`) at another seed; see `fuzz.py` 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,12 @@ def run(mode: str, instruction_set: str, first: int, count: int) -> None:
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("mode", ["legal", "additive-legal"])
 def test_legal_calls_are_right_and_write_nowhere_else(mode: str, instruction_set: str) -> None:
+    run(mode, instruction_set, 0, 150)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("mode", ["page-end", "additive-page-end"])
+def test_nothing_beyond_the_last_number_is_touched(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 150)
 
 
@@ -99,8 +106,29 @@ def test_where_memory_does_not_suffice_the_call_is_refused() -> None:
     call = core.Call(library, row, row, row)
     call.attention.keys = 2**31
     call.attention.key = call.attention.value = core.Rows(row.ctypes.data, 0, 0, 0)
+    call.softmax = np.ones((2, 1, 1), np.float32)
     with pytest.raises(ValueError, match="out of memory"):
         call.backward(row, row)
+
+
+BEYOND = """
+import sys
+import numpy as np
+from tests.native import core, fuzz
+
+make = fuzz.PageEnds(np.random.default_rng(0))
+x = make((1, 40, 1, 16), np.float32)
+call = core.Call(core.load(sys.argv[1]), x, x, x)
+call.attention.keys += int(sys.argv[2])
+call.forward()
+"""
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, 0), (1, -signal.SIGSEGV)])
+def test_who_reads_beyond_a_page_dies(more: int, status: int) -> None:
+    command = [sys.executable, "-c", BEYOND, str(LIBRARY), str(more)]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert child.returncode == status, child.stderr
 
 
 @pytest.mark.parametrize("seed", range(3))

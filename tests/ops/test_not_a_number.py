@@ -1,0 +1,123 @@
+"""NaN in the log-sum-exp and in its gradient, and in what nobody sees, on each implementation and block size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from heed import Mask, ops
+from heed.ops._portable import block_sizes
+
+FORMS = {
+    "native": ("native", (64, 64)),
+    "rows": ("portable", (64, 512)),
+    "tiles": ("portable", (3, 4)),
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> Any:
+    implementation, blocks = FORMS[request.param]
+    with heed.set_implementation(implementation), block_sizes(*blocks):
+        yield request.param
+
+
+def inputs() -> list[np.ndarray]:
+    """Query, key and value (1, 20, 2, 8)."""
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=(1, 20, 2, 8)).astype(np.float32) for _ in range(3)]
+
+
+@pytest.mark.parametrize("what", [0, 1])
+def test_the_log_sum_exp_of_a_row_that_sees_one(form: str, what: int) -> None:
+    """Of a query (0), or of a key (1), under a causal mask."""
+    arrays = inputs()
+    arrays[what][0, 11, 1, 3] = np.nan
+    output, lse = ops.dot_product_attention(*arrays, is_causal=True, return_lse=True)
+    broken = np.zeros((2, 20), bool)
+    broken[1] = np.arange(20) == 11 if what == 0 else np.arange(20) >= 11
+    np.testing.assert_array_equal(np.isnan(lse[0]), broken)
+    np.testing.assert_array_equal(np.isnan(output[0]).all(-1).T, broken)
+    np.testing.assert_array_equal(np.isnan(output[0]).any(-1).T, broken)
+
+
+def test_in_the_gradient_of_the_log_sum_exp(form: str) -> None:
+    """It reaches the query of its row, and the keys that this row sees."""
+    tensors = [tf.constant(x) for x in inputs()]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        output, lse = ops.dot_product_attention(*tensors, is_causal=True, return_lse=True)
+    d_lse = np.ones((1, 2, 20), np.float32)
+    d_lse[0, 1, 6] = np.nan
+    d_query, d_key, d_value = tape.gradient(
+        [output, lse], tensors, [tf.ones_like(output), tf.constant(d_lse)]
+    )
+    row, seen = np.zeros((2, 20, 2), bool)
+    row[6, 1], seen[:7, 1] = True, True
+    np.testing.assert_array_equal(np.isnan(d_query[0]).all(-1), row)
+    np.testing.assert_array_equal(np.isnan(d_query[0]).any(-1), row)
+    np.testing.assert_array_equal(np.isnan(d_key[0]).all(-1), seen)
+    np.testing.assert_array_equal(np.isnan(d_key[0]).any(-1), seen)
+    assert not np.isnan(d_value[0, 7:]).any()
+
+
+@pytest.mark.parametrize("blocks", [(64, 512), (3, 4)])
+def test_a_query_without_a_visible_key_has_statistics_of_zero(blocks: tuple[int, int]) -> None:
+    query, key, _ = inputs()
+    query[0, 4] = query[0, 9] = np.nan
+    mask = np.ones((20, 20), bool)
+    mask[4] = False
+    with block_sizes(*blocks):
+        rows = ops.attention_statistics(query, key, mask=mask, keys=(0, 3))
+    for x in rows:
+        assert not x.numpy()[0, :, 4].any()
+        assert np.isnan(x.numpy()[0, :, 9]).all()
+    assert np.isfinite(np.delete(rows.entropy, [9], axis=2)).all()
+
+
+ALIGN = np.array([-3, 0, 2, 11])
+
+
+@pytest.mark.parametrize("reach", [(0, 0), (2, 1), (None, 0), (0, None)])
+def test_windows_that_stand_elsewhere_in_each_batch_entry(form: str, reach: Any) -> None:
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(4, n, 1, 8)).astype(np.float32) for n in (9, 20, 20))
+    mask = Mask.window(*reach, align=tf.constant(ALIGN, tf.int32))
+    i, j = np.arange(9)[:, None], np.arange(20)
+    distance = j - (i + ALIGN[:, None, None])
+    left, right = (99 if n is None else n for n in reach)
+    allowed = ((distance >= -left) & (distance <= right))[:, None]
+    output, lse = ops.dot_product_attention(query, key, value, mask=mask, return_lse=True)
+    dense = {"mask": allowed, "return_lse": True}
+    wanted, wanted_lse = ops.dot_product_attention(query, key, value, **dense)
+    np.testing.assert_allclose(output, wanted, atol=1e-6)
+    np.testing.assert_allclose(lse, wanted_lse, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.3])
+def test_the_high_word_of_a_seed_counts(form: str, rate: float) -> None:
+    query, key, value = inputs()
+
+    def dropped(seed: Any) -> np.ndarray:
+        options = {"dropout": rate, "seed": seed}
+        return ops.dot_product_attention(query, key, value, **options).numpy()
+
+    low, high = dropped(5), dropped(5 + 2**32)
+    assert not np.allclose(low, high)
+    np.testing.assert_array_equal(dropped(tf.constant(5 + 2**32, tf.int64)), high)
+    np.testing.assert_array_equal(dropped(tf.constant([5, 1])), high)
+    np.testing.assert_array_equal(dropped(tf.constant(5, tf.int64)), low)
+
+
+@pytest.mark.parametrize("length", [2**31, 2**32, 2**32 + 3, 2**62])
+def test_lengths_beyond_int32_mean_all_keys(form: str, length: int) -> None:
+    arrays = inputs()
+    mask = Mask.lengths(np.array([length], np.int64))
+    np.testing.assert_array_equal(
+        ops.dot_product_attention(*arrays, mask=mask),
+        ops.dot_product_attention(*arrays, mask=Mask.lengths([20])),
+    )
