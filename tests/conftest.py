@@ -33,9 +33,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     Chosen files do not, for each process spends seconds on loading TensorFlow; nor do the slow tests, of which some
     measure times and want the machine for themselves.
     """
-    if hasattr(config, "workerinput"):  # a worker starts none of its own
-        return
-    if hasattr(config, "workerinput"):  # one of those processes
+    if hasattr(config, "workerinput"):  # one of those processes: it starts none of its own
         return
     option = config.option
     everything = config.args_source is config.ArgsSource.TESTPATHS and option.markexpr == "not slow"

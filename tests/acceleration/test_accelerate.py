@@ -418,7 +418,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "mask": {"attention_mask": MASK},
     "number mask": {"attention_mask": MASK[None].astype("int32")},
     "mask for each head": {"attention_mask": np.stack([MASK] * 4)[None]},
-    "key mask": {"key_mask": np.arange(5)[None] < np.array([[4], [2]])},
+    "key mask": {"key_mask": np.arange(5)[None] != np.array([[1], [3]])},
     "masks": {
         "key_mask": np.arange(5)[None] != np.array([[1], [3]]),
         "value_mask": np.arange(5)[None] < np.array([[4], [5]]),

@@ -1,4 +1,4 @@
-"""A `Mask` as a value of TensorFlow: in and out of functions, loops, pipelines and Keras' training, without retracing."""
+"""A `Mask` as a value of TensorFlow: through functions, loops, pipelines and Keras' training, without retracing."""
 
 from __future__ import annotations
 

@@ -276,10 +276,14 @@ def as_mask(value: Any) -> Mask:
     return Mask([terms.Dense(arguments.check_dense("mask", value))])
 
 
+def _to_keras(mask: Any) -> tuple[list[tf.Tensor], MaskSpec]:
+    spec = mask._type_spec
+    return spec._to_components(mask), spec
+
+
+def _from_keras(spec: Any, tensors: Any) -> Mask:
+    return spec._from_components(tensors)
+
+
 # To Keras, too, a mask is a structure of tensors: then it may be part of a model's input, which takes nothing else.
-optree.register_pytree_node(
-    Mask,
-    lambda mask: (mask._type_spec._to_components(mask), mask._type_spec),
-    lambda spec, tensors: spec._from_components(tensors),
-    namespace="keras",
-)
+optree.register_pytree_node(Mask, _to_keras, _from_keras, namespace="keras")

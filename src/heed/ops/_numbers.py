@@ -1,8 +1,9 @@
-"""What counts as a number: Python's, NumPy's, arrays of one of them; booleans do not."""
+"""What counts as a number: Python's, NumPy's, arrays and tensors of one of them; booleans do not."""
 
 from __future__ import annotations
 
 import numbers
+import operator
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ def integer(value: Any) -> int | None:
     >>> integer(np.int64(3)), integer(True), integer(3.0)
     (3, None, None)
     """
-    value = _scalar(value)
-    return int(value) if isinstance(value, numbers.Integral) else None
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, AttributeError):  # AttributeError of a tensor that holds a boolean
+        return None
 
 
 def real(value: Any) -> float | None:
@@ -24,11 +29,6 @@ def real(value: Any) -> float | None:
     >>> real(np.float32(0.5)), real(1), real("1")
     (0.5, 1.0, None)
     """
-    value = _scalar(value)
-    return float(value) if isinstance(value, numbers.Real) else None
-
-
-def _scalar(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    return None if isinstance(value, bool) else value
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None

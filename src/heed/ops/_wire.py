@@ -78,8 +78,8 @@ class Wire(NamedTuple):
             return otherwise if index < 0 else self.numbers[index]
 
         if rule == _WINDOW:
-            reaches = (None if reach == FAR else reach for reach in (left, right))
-            return Window(*reaches, number(align, 0))
+            first_key, last_key = (None if reach == FAR else reach for reach in (left, right))
+            return Window(first_key, last_key, number(align, 0))
         if rule == _PREFIX:
             return Prefix(self.numbers[first], number(align, 0))
         if rule == _LENGTHS:
