@@ -207,7 +207,7 @@ def test_bytes_that_are_no_text(run_path):
     ):
         running = process("translate", run_path, env=os.environ | environment, stdin=subprocess.PIPE,
                           encoding="latin-1")  # fmt: skip
-        out, err = running.communicate("\xef\xbb\xbf1\n\xff\xfe\n3\r4\n5\r\n", timeout=120)
+        out, err = running.communicate("\xef\xbb\xbf1\n\xff\xfe\n3\r4\n5\r\n", timeout=300)
         assert running.returncode == 1
         assert [bool(line) for line in out.splitlines()] == [True, False, False, True]
         assert [line[:13] for line in err.splitlines()] == ["heed: line 2:", "heed: line 3:"], err

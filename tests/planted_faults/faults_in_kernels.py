@@ -77,7 +77,7 @@ FAULTS = (
         f"{_KERNELS}/scores.h",
         "const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u) ^ a.seed[1]);",
         "const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u));",
-        (_CORE, "tests/ops/test_dropout.py"),
+        (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     # Forward
     Fault(
@@ -92,7 +92,7 @@ FAULTS = (
         f"{_KERNELS}/forward.h",
         'if (broken) sum = lse = static_cast<Real>(__builtin_nan(""));',
         'if (broken) sum = static_cast<Real>(__builtin_nan(""));',
-        (_CORE, "tests/ops/test_semantics.py"),
+        (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     Fault(
         "the log-sum-exp of a row without keys is 0",
@@ -136,7 +136,7 @@ FAULTS = (
         f"{_KERNELS}/backward.h",
         "p.broken[x] = sum[x] != sum[x] || !is_finite(from_lse) ||",
         "p.broken[x] = sum[x] != sum[x] ||",
-        (_CORE, "tests/ops/test_gradients.py", "tests/ops/test_semantics.py"),
+        (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     Fault(
         "the gradient of the log-sum-exp has the wrong sign",
