@@ -23,7 +23,6 @@ FAULTS = (
         "key = value if key is None else key",
         (f"{_OF_LAYERS}/test_poisoned_keys.py",),
     ),
-    ),
     Fault(
         "a mask that a tensor carries is dropped where one is given",
         f"{_LAYERS}/_masks.py",
