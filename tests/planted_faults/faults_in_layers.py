@@ -14,18 +14,14 @@ FAULTS = (
         f"{_LAYERS}/multi_head_attention.py",
         "key = value if key is None else _masks.hide(key, columns)",
         "key = value if key is None else key",
-        (f"{_OF_LAYERS}/test_stock_faults.py", f"{_OF_LAYERS}/test_multi_head_attention.py"),
+        (f"{_OF_LAYERS}/test_poisoned_keys.py",),
     ),
     Fault(
         "a separate key keeps what lies in its padding, in layers with one head",
         f"{_LAYERS}/_single_head.py",
         "key = value if key is None else _masks.hide(key, columns)",
         "key = value if key is None else key",
-        (
-            f"{_OF_LAYERS}/test_stock_faults.py",
-            f"{_OF_LAYERS}/test_dot_product_attention.py",
-            f"{_OF_LAYERS}/test_additive_attention.py",
-        ),
+        (f"{_OF_LAYERS}/test_poisoned_keys.py",),
     ),
     Fault(
         "a mask that a tensor carries is dropped where one is given",
