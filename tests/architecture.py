@@ -36,7 +36,7 @@ FLOORS = {
 EAGER = {"_loading"}
 # Layers and models use keras.ops, so that other backends can follow.
 TENSORFLOW_FILES = ("ops/*", "seq2seq/training*.py", "seq2seq/_training*.py", "export.py")
-BASE_PACKAGES = {"keras", "numpy"}
+BASE_PACKAGES = {"keras", "numpy", "optree"}
 EXTRA_PACKAGES = {"matplotlib", "num2words", "sacrebleu", "sentencepiece", "tensorboard", "tqdm"}
 MAX_LINES = 500
 
