@@ -168,8 +168,10 @@ def test_a_mask_says_which_convention_it_follows():
     expected, _ = usual_attention(query, key, value, ignore)
     blocked = ops.scaled_dot_product_attention(query, key, value, Mask.blocked(ignore))
     np.testing.assert_allclose(blocked, expected, rtol=1e-5, atol=1e-6)
-    as_attend = ops.scaled_dot_product_attention(query, key, value, Mask.dense(ignore))
-    assert np.abs(np.array(as_attend) - expected).max() > 0.1  # no error, another meaning
+    with pytest.raises(ValueError, match=r"1 means ignore.*Mask\.blocked"):
+        ops.scaled_dot_product_attention(query, key, value, ignore)
+    as_attend = ops.scaled_dot_product_attention(query, key, value, ignore == 1)
+    assert np.abs(np.array(as_attend) - expected).max() > 0.1  # booleans mean what they say
     causal = ops.scaled_dot_product_attention(query, key, value, Mask.causal())
     np.testing.assert_allclose(causal, expected, rtol=1e-5, atol=1e-6)
 
