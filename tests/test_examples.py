@@ -1,7 +1,6 @@
-"""The examples run, are quick, and learn what they say they learn."""
+"""The examples run, and learn what they say they learn."""
 
 import importlib
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +24,7 @@ def test_every_example_is_tested():
 @pytest.mark.parametrize("name", LEARNERS)
 def test_example_learns(name):
     module = importlib.import_module(f"examples.{name}")
-    start = time.monotonic()
     assert module.main() >= LEARNERS[name]
-    assert time.monotonic() - start < 120  # under a minute on two cores with nothing else to do
 
 
 @pytest.mark.slow
