@@ -1,6 +1,7 @@
 """What every test shares: a quiet TensorFlow, the seeds, how hard hypothesis tries, and how many processes work."""
 
 import os
+import sys
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -53,9 +54,16 @@ def _seeded():
     import numpy as np
 
     np.random.seed(1234)  # noqa: NPY002 (for code under test that uses the global generator)
-    keras = __import__("sys").modules.get("keras")
+    keras = sys.modules.get("keras")
     if keras is not None:
         keras.utils.set_random_seed(1234)
+    yield
+    # A training switches it on for the process, and Keras then compiles nothing with XLA.
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.framework import config  # nothing public switches it off
+
+        if config.is_op_determinism_enabled():
+            config.disable_op_determinism()
 
 
 # Each test of what attention means runs on both.
