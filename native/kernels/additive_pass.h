@@ -146,7 +146,6 @@ template <class Stored>
 void additive_forward(const Additive& additive, const uint8_t* finite, const AdditivePart& part, char* state_memory,
                       char* scratch) {
   typedef typename Compute<Stored>::Type Real;
-  constexpr int kCount = Lanes<Real>::kCount;
   const Attention& a = additive.attention;
   Pieces pieces{scratch}, state_pieces{state_memory};
   AdditivePanel<Stored> panel(additive, finite, part, &pieces);
