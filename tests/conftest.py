@@ -57,13 +57,6 @@ def _seeded():
     keras = sys.modules.get("keras")
     if keras is not None:
         keras.utils.set_random_seed(1234)
-    yield
-    # A training switches it on for the process, and Keras then compiles nothing with XLA.
-    if "tensorflow" in sys.modules:
-        from tensorflow.python.framework import config  # nothing public switches it off
-
-        if config.is_op_determinism_enabled():
-            config.disable_op_determinism()
 
 
 # Each test of what attention means runs on both.

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 from heed.seq2seq import TaskError, TrainingInterrupted, checkpoint, start_text, train
 from heed.seq2seq import training as training_module
@@ -337,6 +338,30 @@ def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run):
         seed()
         act()
         assert drawn() == expected, act.__name__
+
+
+@pytest.mark.parametrize("was", [False, True])
+def test_tensorflow_is_deterministic_while_a_run_trains_and_then_as_it_was(
+    tmp_path, monkeypatch, was
+):
+    """Left on, it would keep Keras from compiling the caller's own models with XLA."""
+    (config.enable_op_determinism if was else config.disable_op_determinism)()
+    take, seen = training_module._Training._take, []
+
+    def taken(self, batch, log):
+        seen.append(config.is_op_determinism_enabled())
+        if self._at.step == 1:
+            raise CrashError
+        take(self, batch, log)
+
+    monkeypatch.setattr(training_module._Training, "_take", taken)
+    try:
+        with pytest.raises(CrashError):
+            train(tiny.start(tmp_path / "run"), progress=False)
+        assert seen == [True, True]
+        assert config.is_op_determinism_enabled() == was
+    finally:
+        config.disable_op_determinism()
 
 
 @pytest.mark.parametrize(

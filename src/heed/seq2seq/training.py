@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import config  # nothing public switches determinism off
 
 from heed.models import Transformer
 from heed.seq2seq import checkpoint
@@ -77,8 +78,8 @@ def train(
 
     A run that was stopped, by whatever, goes on from its newest checkpoint. On the same machine the
     final weights are the same, bit for bit, as if it had not been stopped. For that TensorFlow's
-    operations are made deterministic, for the whole process; the states of random generators stay as
-    they are.
+    operations are deterministic meanwhile, in the whole process; the states of random generators
+    stay as they are.
 
     Args:
         run: the run folder. It says everything: what is learned, how, with which seed.
@@ -100,8 +101,7 @@ def train(
         raise TaskError("training needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow")
     strategy = strategy or tf.distribute.get_strategy()
     chief = _is_chief(strategy)
-    with run.lock() if chief else contextlib.nullcontext():
-        _make_deterministic()
+    with run.lock() if chief else contextlib.nullcontext(), _deterministic():
         return _Training(run, strategy, chief).run(progress)
 
 
@@ -346,6 +346,16 @@ def _is_chief(strategy: tf.distribute.Strategy) -> bool:
     return resolver.task_type == "chief" or (resolver.task_type, resolver.task_id) == ("worker", 0)
 
 
-def _make_deterministic() -> None:
-    """Makes TensorFlow add in the same order each time, or say that it cannot."""
-    tf.config.experimental.enable_op_determinism()
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """Makes TensorFlow add in the same order each time, or say that it cannot; then as it was.
+
+    Left on, it would change the caller's own work: Keras then compiles nothing with XLA.
+    """
+    was = config.is_op_determinism_enabled()
+    config.enable_op_determinism()
+    try:
+        yield
+    finally:
+        if not was:
+            config.disable_op_determinism()
