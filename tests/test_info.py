@@ -1,5 +1,6 @@
 """`heed.info()` tells what is there, and says what is missing instead of failing."""
 
+import importlib.metadata
 import os
 import platform
 import re
@@ -36,9 +37,31 @@ def test_a_missing_package_is_an_answer(monkeypatch):
     assert "keras" in answer["reason"]
 
 
-def test_a_package_that_is_not_installed_is_named_so(monkeypatch):
-    monkeypatch.setattr("importlib.metadata.packages_distributions", dict)
-    assert heed.info()["tensorflow"] == "not installed"
+@pytest.mark.parametrize(
+    ("provided", "said"),
+    [
+        ({}, "not installed"),
+        ({"tensorflow": ["tensorflow-cpu"]}, "2.0 (tensorflow-cpu)"),
+        ({"tensorflow": ["gone"]}, "not installed"),
+    ],
+)
+def test_a_package_is_named_by_the_distribution_that_provides_it(monkeypatch, provided, said):
+    version = importlib.metadata.version
+
+    def without_tensorflow(name):
+        if name in ("tensorflow", "gone"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "2.0" if name == "tensorflow-cpu" else version(name)
+
+    monkeypatch.setattr("importlib.metadata.version", without_tensorflow)
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: provided)
+    assert heed.info()["tensorflow"] == said
+
+
+def test_it_does_not_read_all_that_is_installed(monkeypatch):
+    """Where the distribution has the name of the package; reading all takes longer than the rest."""
+    monkeypatch.delattr("importlib.metadata.packages_distributions")
+    assert heed.info()["keras"].startswith(keras.__version__)
 
 
 def run(code, backend="tensorflow", missing=()):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import platform
+from collections.abc import Iterator
 
 
 def info() -> dict[str, str]:
@@ -56,7 +58,15 @@ def info() -> dict[str, str]:
 
 def _version(name: str) -> str:
     """The version of the distribution that provides package `name`, or "not installed"."""
-    names = importlib.metadata.packages_distributions().get(name, [])
-    for distribution in names:
-        return f"{importlib.metadata.version(distribution)} ({distribution})"
+    for distribution in _providers(name):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{importlib.metadata.version(distribution)} ({distribution})"
     return "not installed"
+
+
+def _providers(name: str) -> Iterator[str]:
+    """The distributions that may provide a package: its namesake, then what others (tensorflow-cpu) say of theirs."""
+    yield name
+    yield from importlib.metadata.packages_distributions().get(
+        name, []
+    )  # reads all that is installed: 0.1 s
