@@ -65,6 +65,26 @@ def test_in_the_gradient_of_the_log_sum_exp(form: str) -> None:
     assert not np.isnan(d_value[0, 7:]).any()
 
 
+def test_a_query_of_one_head_reaches_the_gradients_of_the_keys_it_sees(form: str) -> None:
+    """Keys of its own head: those of the other have the gradients that they have without it."""
+    arrays = inputs()
+
+    def gradients() -> list[np.ndarray]:
+        tensors = [tf.constant(x) for x in arrays]
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            output = ops.dot_product_attention(*tensors, is_causal=True)
+        return [x.numpy() for x in tape.gradient(output, tensors)]
+
+    without = gradients()
+    arrays[0][0, 6, 1, 2] = np.nan
+    seen = np.zeros((20, 2), bool)
+    seen[:7, 1] = True
+    for got, wanted in zip(gradients()[1:], without[1:], strict=True):
+        np.testing.assert_array_equal(np.isnan(got[0]).any(-1), seen)
+        np.testing.assert_allclose(got[0, :, 0], wanted[0, :, 0], atol=1e-6)
+
+
 @pytest.mark.parametrize("blocks", [(64, 512), (3, 4)])
 def test_a_query_without_a_visible_key_has_statistics_of_zero(blocks: tuple[int, int]) -> None:
     query, key, _ = inputs()
