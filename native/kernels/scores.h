@@ -63,7 +63,7 @@ inline int block_verdict(const MaskRule& rule, int64_t b, Span queries, Span key
         k_most = k[y] > k_most ? k[y] : k_most;
       }
       if (q_most < k_least || k_most < q_least) return -1;
-      return q_least == q_most && k_least == k_most && q_least == k_least;
+      return q_least == q_most && k_least == k_most;  // so they are the same number
     }
     case Rule::kDense: return 0;
   }
