@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import heed
 from heed import ops
 from heed.ops import Mask
+from heed.ops._blocks import block_sizes
+from heed.ops._sizes import Span
+from heed.ops._tile import Attention
 from tests.strategies import Shape
 
 LENGTH = 4096
@@ -169,32 +173,30 @@ def test_measured_peak_memory_is_far_below_the_scores(causal: str, train: str) -
     assert int(result.stdout.split()[-1]) < 512
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["causal", "window", "segments", "lengths"])
-def test_blocks_that_a_mask_rules_out_are_skipped(implementation: str, kind: str) -> None:
-    """By the clock: best of five, and a wide margin."""
-    import time
+@pytest.mark.parametrize("kind", ["causal", "window", "segments", "lengths", "prefix", "both"])
+def test_blocks_that_a_mask_rules_out_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The portable form computes the blocks that hold a visible pair, once forward and once backward."""
+    mask = {
+        "causal": Mask.causal(),
+        "window": Mask.window(16, 15),
+        "segments": Mask.segments((np.arange(128)[None] // 32).astype(np.int32)),
+        "lengths": Mask.lengths([31]),
+        "prefix": Mask.prefix(48),
+        "both": Mask.causal() & Mask.window(16, 15),
+    }[kind]
+    pairs: list[int] = []
+    addend = Attention.addend
 
-    masks_at_length = {
-        "causal": (Mask.causal(), 0.85),
-        "window": (Mask.window(64, 64), 0.6),
-        "segments": (Mask.segments((np.arange(LENGTH)[None] // 256).astype(np.int32)), 0.6),
-        "lengths": (Mask.lengths([LENGTH // 8]), 0.6),
-    }
-    mask, share = masks_at_length[kind]
-    shape = Shape(B=1, T=LENGTH, S=LENGTH, N=HEADS, K=HEADS, H=64, V=64)
-    inputs = [tf.constant(x) for x in shape.inputs(0, "float32")]
+    def counted(self: Attention, queries: Span, keys: Span, *rest: Any) -> Any:
+        pairs.append(int(queries.length) * int(keys.length))
+        return addend(self, queries, keys, *rest)
 
-    def best(mask: Mask | None) -> float:
-        function = tf.function(
-            lambda: backward(lambda *x: ops.dot_product_attention(*x, mask=mask), inputs)
-        )
-        function()
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            function()[0].numpy()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    assert best(mask) < share * best(None)
+    monkeypatch.setattr(Attention, "addend", counted)
+    inputs = [tf.constant(x) for x in Shape(B=1, T=128, S=128).inputs(0, "float32")]
+    with heed.set_implementation("portable"), block_sizes(16, 16):
+        backward(lambda *x: ops.dot_product_attention(*x, mask=mask), inputs)
+    allowed = np.broadcast_to(mask.to_dense(128, 128), (1, 1, 128, 128))
+    blocks = allowed.reshape(8, 16, 8, 16).any((1, 3)).sum()
+    assert sum(pairs) == 2 * blocks * 16**2

@@ -23,6 +23,13 @@ FAULTS = (
         (f"{_TESTS}/test_not_a_number.py", f"{_TESTS}/test_masks.py"),
     ),
     Fault(
+        "keys before the window are computed and hidden",
+        f"{_OPS}/_blocks.py",
+        "return tf.convert_to_tensor(lo // plan.key_block), tf.convert_to_tensor(",
+        "return tf.convert_to_tensor(0 * lo), tf.convert_to_tensor(",
+        (f"{_TESTS}/test_memory.py::test_blocks_that_a_mask_rules_out_are_skipped",),
+    ),
+    Fault(
         "lengths beyond int32 wrap",
         f"{_OPS}/_mask_arguments.py",
         "tensor = tf.minimum(tensor, tf.cast(tf.int32.max, tensor.dtype))",
