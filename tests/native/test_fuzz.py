@@ -131,6 +131,59 @@ def test_who_reads_beyond_a_page_dies(more: int, status: int) -> None:
     assert child.returncode == status, child.stderr
 
 
+SEEN_ALONE = """
+import ctypes, mmap, sys
+import numpy as np
+from tests.native import core
+
+BEGIN, END, PAGE = 1088, 1216, mmap.PAGESIZE  # in the middle of a block; rows of 64 bytes
+protect = ctypes.CDLL(None).mprotect
+
+def seen(pages):
+    pages = np.frombuffer(pages, np.uint8)
+    for at in (0, pages.size - PAGE):
+        assert protect(ctypes.c_void_p(pages.ctypes.data + at), ctypes.c_size_t(PAGE), 0) == 0
+    return pages[PAGE:-PAGE].view(np.float32).reshape(1, END - BEGIN, 1, 16)
+
+held = [mmap.mmap(-1, (END - BEGIN) * 64 + 2 * PAGE) for _ in range(2)]
+key, value = map(seen, held)
+rng = np.random.default_rng(0)
+query = rng.normal(size=(1, 1, 1, 16)).astype(np.float32)
+key[...], value[...] = rng.normal(size=(2, *key.shape))
+library = core.load(sys.argv[1])
+if not library.heed_use_instruction_set(sys.argv[2].encode()):
+    sys.exit(77)
+wanted, _ = core.Call(library, query, key, value).forward()
+
+left, right = (int(n) for n in sys.argv[3:])
+window = {"rule": 0, "left": left, "right": right, "align": END - 1}
+call = core.Call(library, query, key, value, rules=[window])
+call.attention.keys = 4096
+for rows in (call.attention.key, call.attention.value):
+    rows.data -= BEGIN * 64
+np.testing.assert_allclose(call.forward()[0], wanted, atol=1e-6)
+"""
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(
+    ("left", "right", "status"),
+    [(127, 0, 0), (128, 0, -signal.SIGSEGV), (127, 1, -signal.SIGSEGV)],
+    ids=["the window", "a key before it", "a key after it"],
+)
+def test_decoding_reads_the_keys_of_its_window_alone(
+    left: int, right: int, status: int, instruction_set: str
+) -> None:
+    """Of 4,096 keys memory holds the 128 that the query sees."""
+    words = [str(LIBRARY), instruction_set, str(left), str(right)]
+    child = subprocess.run(
+        [sys.executable, "-c", SEEN_ALONE, *words], cwd=ROOT, capture_output=True, check=False
+    )
+    if child.returncode == 77:
+        pytest.skip(f"this machine has no {instruction_set}")
+    assert child.returncode == status, child.stderr
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_guards_see_what_is_written_outside(seed: int) -> None:
     guards = fuzz.Guards(np.random.default_rng(seed))

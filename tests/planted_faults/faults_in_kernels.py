@@ -128,7 +128,7 @@ FAULTS = (
         f"{_KERNELS}/decode.h",
         "const Span keys = block_keys(block, lo, hi);",
         "const Span keys = block_keys(block, 0, hi);",
-        (f"{_CORE}::test_few_queries_against_many_keys", _CORE),
+        (f"{_FUZZ}::test_decoding_reads_the_keys_of_its_window_alone",),
     ),
     # Backward
     Fault(
