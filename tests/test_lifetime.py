@@ -260,7 +260,8 @@ CALLS = """
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 scale = 0.5 + i / count
-                y = ops.dot_product_attention(x, x, x, mask=Mask.lengths([i % 9]), scale=scale)
+                options = {"scale": scale, "soft_cap": 2 + scale}
+                y = ops.dot_product_attention(x, x, x, mask=Mask.lengths([i % 9]), **options)
                 z = ops.additive_attention(x[:, 0], x[:, 0], y[:, 0], tf.ones(8))
             if i % 10 == 0:
                 tape.gradient(z, x)
@@ -281,7 +282,7 @@ CALLS = """
     ],
 )
 def test_eager_calls_leave_nothing(implementation_name: str, count: int) -> None:
-    """Each with another scale and other lengths: 1 KiB kept by a call would be 20 MiB after 20,000."""
+    """Each with another scale, soft cap and lengths: 1 KiB kept by a call would be 20 MiB after 20,000."""
     child = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CALLS), implementation_name, str(count)],
         cwd=ROOT,

@@ -463,13 +463,14 @@ class DotScore:
 
     def __call__(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Scores of one block."""
+        # NumPy's numbers, for TensorFlow keeps every Python number that it has met, for ever.
+        real = query.dtype.as_numpy_dtype
         # The scale goes to the query: fewer numbers than the scores.
-        scores = unfold(tf.matmul(fold(query * self.scale), key, transpose_b=True), query.shape[2])
-        return (
-            scores
-            if self.soft_cap is None
-            else self.soft_cap * tf.tanh(scores * (1 / self.soft_cap))
-        )
+        scaled = fold(query * real(self.scale))
+        scores = unfold(tf.matmul(scaled, key, transpose_b=True), query.shape[2])
+        if self.soft_cap is None:
+            return scores
+        return real(self.soft_cap) * tf.tanh(scores * real(1 / self.soft_cap))
 
 
 for _axis, _name in _NATIVE.items():
