@@ -65,8 +65,8 @@ def _version(name: str) -> str:
 
 
 def _providers(name: str) -> Iterator[str]:
-    """The distributions that may provide a package: its namesake, then what others (tensorflow-cpu) say of theirs."""
-    yield name
+    """The distributions that may provide a package; what all others (tf-nightly) say of themselves comes last."""
+    yield from (name, f"{name}-cpu")
     yield from importlib.metadata.packages_distributions().get(
         name, []
     )  # reads all that is installed: 0.1 s
