@@ -173,8 +173,8 @@ FAULTS = (
     Fault(
         "the soft cap has half its slope",
         f"{_OPS}/attention.py",
-        "else self.soft_cap * tf.tanh(scores * (1 / self.soft_cap))",
-        "else self.soft_cap * tf.tanh(scores * (0.5 / self.soft_cap))",
+        "tf.tanh(scores * real(1 / self.soft_cap))",
+        "tf.tanh(scores * real(0.5 / self.soft_cap))",
         (f"{_TESTS}/test_semantics.py::test_soft_cap",),
     ),
     Fault(

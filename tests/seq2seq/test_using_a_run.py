@@ -7,6 +7,7 @@ import pytest
 
 from heed.seq2seq import TaskError, Translator, evaluate, start_text, train
 from heed.seq2seq import numbers as numbers_module
+from heed.seq2seq import translate as translate_module
 from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
 from heed.seq2seq.attention import attention_of
 from heed.seq2seq.demo import picture_of_run, report, run_demo
@@ -39,6 +40,16 @@ def test_translations_come_in_the_order_of_the_lines(translator):
     together = translator(lines)
     assert together == [translator([line])[0] for line in lines]
     assert translator(lines, "de") != together or translator.step < 100
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 500])
+def test_each_row_gets_its_own_answer(translator, monkeypatch, batch_size):
+    """Of a model that repeats what it reads: the tiny one answers all rows alike."""
+    monkeypatch.setattr(translate_module, "generate", lambda _, source, max_length: source)
+    rows = [translator.task.encode(line) for line in ("1234", "7", "999,999", "42", "0", "31")]
+    for answer, row in zip(translator.decode(rows, batch_size), rows, strict=True):
+        assert answer[: len(row)] == row
+        assert not any(answer[len(row) :])
 
 
 def test_decoding_in_batches_changes_nothing(translator):
