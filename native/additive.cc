@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "attention.h"
-#include "instruction_sets.h"
 #include "work.h"
 
 namespace heed {

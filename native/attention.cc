@@ -5,7 +5,6 @@
 #include <cstring>
 #include <vector>
 
-#include "instruction_sets.h"
 #include "work.h"
 
 namespace heed {

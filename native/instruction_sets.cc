@@ -1,8 +1,9 @@
-#include "instruction_sets.h"
-
+// Which instruction set the kernels use: see heed.h.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+
+#include "kernels/registry.h"
 
 namespace heed {
 namespace {

@@ -92,18 +92,19 @@ inline void tiled_product(const void* a, ptrdiff_t a_row, int rows, const void* 
   }
 }
 
-// Up to `count` numbers from `from`, then 0, as a vector of 16 (in words) or 32 (as pairs).
+// `count` numbers, then 0, as a vector of 16 (in words) or, with kPairs, 32 (as pairs).
+template <bool kPairs>
 HEED_INLINE Words load_words(const Bfloat16* from, int count) {
-  if (count >= kTile) return load_halves(from);
-  uint16_t numbers[kTile] = {};
-  for (int lane = 0; lane < count; ++lane) numbers[lane] = from[lane].bits;
-  return load_halves(numbers);
-}
-HEED_INLINE Words load_pairs(const Bfloat16* from, int count) {
-  if (count >= kPairsDeep) return load<Words>(from);
-  uint16_t numbers[kPairsDeep] = {};
-  for (int lane = 0; lane < count; ++lane) numbers[lane] = from[lane].bits;
-  return load<Words>(numbers);
+  constexpr int kCount = kPairs ? kPairsDeep : kTile;
+  Bfloat16 numbers[kCount] = {};
+  if (count < kCount) {
+    for (int lane = 0; lane < count; ++lane) numbers[lane] = from[lane];
+    from = numbers;
+  }
+  if constexpr (kPairs)
+    return load<Words>(from);
+  else
+    return load_halves(from);
 }
 
 // 0 for what is not a finite number, in the lower 16 bits of each word.
@@ -143,7 +144,7 @@ class TileProducts {
           Words pair[2] = {};
           for (int i = 0; i < 2; ++i)
             if (const int y = j + 2 * r + i; y < keys.length) {
-              pair[i] = load_words(row<Bfloat16>(a.value, b, keys.begin + y, kv_head) + c, width - c);
+              pair[i] = load_words<false>(row<Bfloat16>(a.value, b, keys.begin + y, kv_head) + c, width - c);
               if (has_nonfinite) pair[i] = finite_words(pair[i]);
             }
           square[r] = (Vector<float>)(pair[0] | pair[1] << 16);
@@ -175,7 +176,7 @@ class TileProducts {
         for (int r = 0; r < kTile; ++r) {
           Words words{};
           if (x + r < queries.length)
-            words = load_pairs(row<Bfloat16>(a_.query, b_, queries.begin + x + r, n) + c, width - c);
+            words = load_words<true>(row<Bfloat16>(a_.query, b_, queries.begin + x + r, n) + c, width - c);
           square[r] = (Vector<float>)words;
         }
         transpose<float>(square);
@@ -191,7 +192,7 @@ class TileProducts {
       for (int y = 0; y < round_up(keys.length, kTile); ++y)
         for (int c = 0; c < wide; c += kTile) {
           Words words{};
-          if (y < keys.length && c < width) words = load_words(key + y * distance + c, width - c);
+          if (y < keys.length && c < width) words = load_words<false>(key + y * distance + c, width - c);
           store_halves(copy_ + y * wide + c, has_nonfinite ? finite_words(words) : words);
         }
       key = reinterpret_cast<const Bfloat16*>(copy_);

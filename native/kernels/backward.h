@@ -293,11 +293,11 @@ void write_rows(const HeedTensor& to, int64_t b, int64_t kv_head, int64_t begin,
   typedef typename Compute<Stored>::Type Real;
   for (int64_t j = begin; j < end; ++j) {
     Stored* out = row<Stored>(to, b, j, kv_head);
-    for (int64_t c = 0; c < width; ++c) {
-      Real total = 0;
+    for (int64_t c = 0; c < width; c += Lanes<Real>::kCount) {
+      Vector<Real> total{};
       for (int64_t part = 0; part < parts; ++part)
-        total += reinterpret_cast<const Real*>(sums + part * distance)[j * row_length + c];
-      narrow(total, out + c);
+        total += load<Vector<Real>>(reinterpret_cast<const Real*>(sums + part * distance) + j * row_length + c);
+      store_some(out + c, static_cast<int>(width - c), total);
     }
   }
 }

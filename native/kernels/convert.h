@@ -22,64 +22,11 @@ struct Compute<double> {
   typedef double Type;
 };
 
-HEED_INLINE float from_bits(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-HEED_INLINE uint32_t to_bits(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  return bits;
-}
-
-HEED_INLINE float widen(float x) { return x; }
-HEED_INLINE double widen(double x) { return x; }
-HEED_INLINE float widen(Bfloat16 x) { return from_bits(uint32_t{x.bits} << 16); }
-HEED_INLINE float widen(Float16 x) {
-  const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, rest = x.bits & 0x7fffu;
-  if (rest >= 0x7c00u) return from_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);  // infinity, NaN
-  if (rest < 0x400u) {
-    // Denormal: counted in steps of 2^-24, as threads may flush denormal floats to zero.
-    const float magnitude = static_cast<float>(rest) * 5.9604644775390625e-8f;
-    return sign ? -magnitude : magnitude;
-  }
-  return from_bits(sign | ((rest << 13) + 0x38000000u));
-}
-
-HEED_INLINE void narrow(float x, float* to) { *to = x; }
-HEED_INLINE void narrow(double x, double* to) { *to = x; }
-HEED_INLINE void narrow(float x, Bfloat16* to) {
-  uint32_t bits = to_bits(x);
-  if (x != x) {
-    to->bits = static_cast<uint16_t>(bits >> 16 | 0x40u);
-    return;
-  }
-  bits += 0x7fffu + (bits >> 16 & 1u);  // to the nearest, ties to even
-  to->bits = static_cast<uint16_t>(bits >> 16);
-}
-HEED_INLINE void narrow(float x, Float16* to) {
-  const uint32_t bits = to_bits(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-  uint32_t result;
-  if (magnitude > 0x7f800000u) {
-    result = 0x7e00u;
-  } else if (magnitude >= 0x477ff000u) {
-    result = 0x7c00u;  // rounds to infinity
-  } else if (magnitude < 0x38800000u) {
-    // Denormal: adding 1/2 lets the float adder round at the right place.
-    result = to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000u;
-  } else {
-    result = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  }
-  to->bits = static_cast<uint16_t>(sign | result);
-}
-
 template <class Real>
 HEED_INLINE bool is_finite(Real x) {
   return x - x == 0;
 }
 
-// The same for whole vectors.
 typedef uint16_t Halves __attribute__((vector_size(HEED_VECTOR_BYTES / 2)));
 typedef Lanes<float>::Words Words;
 
@@ -98,6 +45,7 @@ HEED_INLINE Vector<double> load_wide(const double* from) { return load<Vector<do
 HEED_INLINE Vector<float> load_wide(const Bfloat16* from) { return (Vector<float>)(load_halves(from) << 16); }
 HEED_INLINE Vector<float> load_wide(const Float16* from) {
   const Words x = load_halves(from), sign = (x & 0x8000u) << 16, rest = x & 0x7fffu;
+  // Denormal numbers are counted in steps of 2^-24, as threads may flush denormal floats to zero.
   const Vector<float> denormal = __builtin_convertvector(rest, Vector<float>) * 5.9604644775390625e-8f;
   const Words special = 0x7f800000u | (rest & 0x3ffu) << 13, normal = (rest << 13) + 0x38000000u;
   return (Vector<float>)(sign | (rest >= 0x7c00u ? special : rest < 0x400u ? (Words)denormal : normal));
@@ -105,12 +53,14 @@ HEED_INLINE Vector<float> load_wide(const Float16* from) {
 
 HEED_INLINE void store_narrow(float* to, Vector<float> x) { store(to, x); }
 HEED_INLINE void store_narrow(double* to, Vector<double> x) { store(to, x); }
+// To the nearest, ties to even.
 HEED_INLINE void store_narrow(Bfloat16* to, Vector<float> x) {
   const Words bits = (Words)x;
   store_halves(to, x != x ? (bits >> 16 | 0x40u) : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 HEED_INLINE void store_narrow(Float16* to, Vector<float> x) {
   const Words bits = (Words)x, sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  // Adding 1/2 lets the float adder round at the right place.
   const Words denormal = (Words)((Vector<float>)magnitude + 0.5f) - 0x3f000000u;
   const Words normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
   const Words finite = magnitude < 0x38800000u ? denormal : normal;
@@ -122,14 +72,16 @@ HEED_INLINE void store_narrow(Float16* to, Vector<float> x) {
 template <class Stored, class Real = typename Compute<Stored>::Type>
 HEED_INLINE Vector<Real> load_some(const Stored* from, int count) {
   if (count >= Lanes<Real>::kCount) return load_wide(from);
-  Real numbers[Lanes<Real>::kCount] = {};
-  for (int lane = 0; lane < count; ++lane) numbers[lane] = widen(from[lane]);
-  return load<Vector<Real>>(numbers);
+  Stored numbers[Lanes<Real>::kCount] = {};
+  for (int lane = 0; lane < count; ++lane) numbers[lane] = from[lane];
+  return load_wide(numbers);
 }
 template <class Stored, class Real = typename Compute<Stored>::Type>
 HEED_INLINE void store_some(Stored* to, int count, Vector<Real> x) {
   if (count >= Lanes<Real>::kCount) return store_narrow(to, x);
-  for (int lane = 0; lane < count; ++lane) narrow(x[lane], to + lane);
+  Stored numbers[Lanes<Real>::kCount];
+  store_narrow(numbers, x);
+  for (int lane = 0; lane < count; ++lane) to[lane] = numbers[lane];
 }
 
 }  // namespace HEED_ISA

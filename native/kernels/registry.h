@@ -107,6 +107,9 @@ struct InstructionSet {
   const Kernels& (*kernels)(const HeedAttention&);
 };
 
+// The functions for this attention, in the instruction set that is in use.
+const Kernels& kernels_for(const HeedAttention& attention);
+
 extern const InstructionSet kBaseline;
 #if defined(__x86_64__)
 extern const InstructionSet kAvx2;
