@@ -463,7 +463,7 @@ def test_a_layer_inside_a_program_says_so():
 def _places():
     from keras.src.backend.tensorflow import nn
 
-    from heed.ops._watch import _watcher
+    from heed.ops.observe import _watcher
 
     return (keras.layers.Layer.__call__, nn.softmax, nn.dot_product_attention, _watcher.get())
 

@@ -15,7 +15,7 @@ from heed.layers import (
     MultiHeadAttention,
     _masks,
 )
-from heed.ops import _mask_terms
+from heed.ops import mask_rules
 from tests import reference
 from tests.layers.stock import assert_close, pair, randomise, randoms
 
@@ -225,7 +225,7 @@ def test_flags_build_no_dense_masks():
         _masks.structure(False, 3),
         _masks.structure(True, 3, align=2),
     ):
-        assert not any(isinstance(term, _mask_terms.Dense) for term in mask.terms)
+        assert not any(isinstance(term, mask_rules.Dense) for term in mask.terms)
     padding = _masks.padding(np.ones((2, 5), bool), np.ones((2, 7), bool))
     assert max(np.prod(term.array.shape) for term in padding.terms) == 14
 

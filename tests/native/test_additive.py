@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from heed.ops._native import library_path
+from heed.ops.backends.tensorflow.native.library import library_path
 from tests import reference
 from tests.native import additive_core
 from tests.native.test_core import random_rules

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from heed.ops._native import library_path
+from heed.ops.backends.tensorflow.native.library import library_path
 from tests import reference
 from tests.native import core
 from tests.tolerances import assert_gradients, assert_statistics, assert_values

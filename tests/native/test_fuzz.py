@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heed.ops._native import library_path
+from heed.ops.backends.tensorflow.native.library import library_path
 from tests import reference
 from tests.native import core, fuzz
 

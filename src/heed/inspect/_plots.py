@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._figure import new_figure
 from heed.inspect import _drawing as drawing
 from heed.inspect import _names
 from heed.inspect._capture import Capture
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import by_head
-from heed.ops._figure import new_figure
 
 Floats = NDArray[np.floating[Any]]
 

@@ -4,7 +4,7 @@ Attention layers take `(query, value, key=None)`, masks of every kind that Keras
 `heed.Mask`, and return the weights on request without changing the output by a bit.
 """
 
-from heed.ops import _backend  # noqa: F401  (first: it says what is missing)
+import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from heed.ops._dispatch import implementation_in_use
+from heed.ops.dispatch import explain
 
 
 class AttentionLayer(keras.layers.Layer):
@@ -17,7 +17,7 @@ class AttentionLayer(keras.layers.Layer):
         False while the native kernels are in use: `compile(jit_compile=True)` then warns and goes on without XLA.
         Under `heed.set_implementation("portable")` it is True.
         """
-        return self._supports_jit and implementation_in_use()[0] != "native"
+        return self._supports_jit and explain().implementation != "native"
 
     @supports_jit.setter
     def supports_jit(self, value: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from keras import ops
 
 from heed.layers._checks import Shape, agree, positive_int
-from heed.ops._at_run_time import cache_slot
+from heed.ops.checks import cache_slot
 
 Cache = dict[str, Any]
 Spread = Callable[[str, Any], Any]  # of a mask's name and the mask

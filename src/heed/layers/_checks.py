@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from heed.ops._numbers import integer, real
+from heed._numbers import integer, real
 
 Shape = tuple[Any, ...]
 

@@ -16,8 +16,8 @@ from keras.backend import standardize_dtype
 
 from heed.layers._axes import AttentionAxes
 from heed.ops import Mask
-from heed.ops._checks import check_broadcast
-from heed.ops._mask_terms import Dense
+from heed.ops.checks import check_broadcast
+from heed.ops.mask_rules import Dense
 
 
 def to_bool(mask: Any, name: str) -> Any:
@@ -104,10 +104,10 @@ def without_head(mask: Mask, scores: Sequence[Any], name: str) -> Mask:
         ValueError: if an array does not broadcast to the scores.
     """
     rules = [
-        Dense(term.array[:, 0])
-        if isinstance(term, Dense) and len(term.array.shape) == 4 and term.array.shape[1] == 1
-        else term
-        for term in mask.terms
+        Dense(rule.array[:, 0])
+        if isinstance(rule, Dense) and len(rule.array.shape) == 4 and rule.array.shape[1] == 1
+        else rule
+        for rule in mask.rules
     ]
     mask = Mask(rules)
     _check_arrays(mask, scores, "(B, T, S)", name)
@@ -116,9 +116,9 @@ def without_head(mask: Mask, scores: Sequence[Any], name: str) -> Mask:
 
 def _check_arrays(mask: Mask, scores: Sequence[Any], letters: str, name: str) -> None:
     """In the caller's words: the op knows neither the argument nor the shapes that it had."""
-    for term in mask.terms:
-        if isinstance(term, Dense):
-            check_broadcast(name, term.array, scores, letters)
+    for rule in mask.rules:
+        if isinstance(rule, Dense):
+            check_broadcast(name, rule.array, scores, letters)
 
 
 def with_head(mask: Mask | None) -> Mask | None:
@@ -127,10 +127,10 @@ def with_head(mask: Mask | None) -> Mask | None:
         return None
     return Mask(
         [
-            Dense(term.array[:, None])
-            if isinstance(term, Dense) and len(term.array.shape) == 3
-            else term
-            for term in mask.terms
+            Dense(rule.array[:, None])
+            if isinstance(rule, Dense) and len(rule.array.shape) == 3
+            else rule
+            for rule in mask.rules
         ]
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heed.ops._rotary_scaling import check_scaling, depends_on_length
+from heed.ops.rotary_scaling import check_scaling, depends_on_length
 
 # The options of each kind, with their defaults: those of `rotary_embedding` and of `RelativePositionBias`.
 _KINDS: dict[str, dict[str, Any]] = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from heed._numbers import integer
 from heed.layers._axes import AttentionAxes
 from heed.layers._checks import Shape
-from heed.ops._numbers import integer
 
 NAME = "return_attention_scores"
 

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from heed._numbers import integer
 from heed.layers._checks import positive_float, positive_int
 from heed.ops import relative_position_bias, sinusoidal_positions
-from heed.ops._numbers import integer
 
 __all__ = ["LearnedPositions", "RelativePositionBias", "SinusoidalPositions"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from heed.ops._numbers import integer, real
+from heed._numbers import integer, real
 
 __all__ = ["POSITIONS", "TransformerConfig"]
 

@@ -8,12 +8,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from heed._numbers import integer, real
 from heed.models._programs import compiled
 from heed.models._step import Stepper
 from heed.models.beam import beam_search
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.models.transformer import Transformer
-from heed.ops._numbers import integer, real
 
 __all__ = ["METHODS", "generate"]
 

@@ -1,4 +1,4 @@
-"""Checks of sizes that are not known while tracing, in the words of `_checks`.
+"""Checks of sizes that are not known while tracing, in the words of `checks`.
 
 Where all sizes are known they cost nothing. A program that XLA compiles knows all its sizes: there the checks drop
 out, and sizes that do not fit fail while compiling.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
-from heed.ops._mask import Mask
-from heed.ops._mask_terms import Dense, Term
-from heed.ops._sizes import Size, is_static, size
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import Dense, MaskRule
+from heed.ops.sizes import Size, is_static, size
 
 _T = TypeVar("_T", tf.Tensor, "tf.Tensor | None")
 
@@ -77,9 +77,9 @@ def check_operands(
         demands.equal("be as long as `key` (S)", size(value, 2), keys, "value", value)
     if mask is not None:
         heads = query.shape[1] * query.shape[2]
-        for term in mask.terms:
-            _demand_term(demands, term, (batch, heads, *lengths))
-        mask = Mask([_before(demands, term) for term in mask.terms])
+        for rule in mask.rules:
+            _demand_rule(demands, rule, (batch, heads, *lengths))
+        mask = Mask([_before(demands, rule) for rule in mask.rules])
     return demands.before(query), demands.before(key), demands.before(value), mask
 
 
@@ -93,42 +93,12 @@ def check_broadcast(
         )
 
 
-def cache_slot(index: Any, count: Size, length: Size) -> tf.Tensor:
-    """Where in a cache `count` new positions are written, int32 (), once it is sure that they fit.
-
-    Args:
-        index: of the first one, an integer or an integer tensor ().
-        count: how many they are.
-        length: of the cache.
-
-    Raises:
-        ValueError: if they do not fit, as far as that is known; else InvalidArgumentError when the graph runs.
-    """
-    sizes = {"cache_index": index, "new positions": count, "length of the cache": length}
-    tensors = [tf.cast(tf.convert_to_tensor(x), tf.int64) for x in sizes.values()]
-    index, count, length = tensors
-    met = tf.logical_and(index >= 0, index + count <= length)
-    text = "`cache_index` must leave room in the cache for all new positions. Received: "
-    known = [tf.get_static_value(x) for x in tensors]
-    if None not in known:
-        if not 0 <= known[0] <= known[2] - known[1]:
-            named = zip(sizes, known, strict=True)
-            raise ValueError(text + ", ".join(f"{name}={value}" for name, value in named))
-        return tf.cast(index, tf.int32)
-    data: list[Any] = [text]
-    for name, x in zip(sizes, tensors, strict=True):
-        data += [f"{name}=", x]
-    check = tf.raw_ops.Assert(condition=met, data=data, summarize=1)
-    with tf.control_dependencies([check]):
-        return tf.cast(index, tf.int32)
-
-
-def _demand_term(demands: Demands, term: Term, target: Sequence[Size]) -> None:
-    if isinstance(term, Dense):
-        check_broadcast(demands, "mask", term.array, target, "(B, N, T, S)")
+def _demand_rule(demands: Demands, rule: MaskRule, target: Sequence[Size]) -> None:
+    if isinstance(rule, Dense):
+        check_broadcast(demands, "mask", rule.array, target, "(B, N, T, S)")
         return
-    for name, axes in term.axes.items():
-        x = getattr(term, name)
+    for name, axes in rule.axes.items():
+        x = getattr(rule, name)
         if not isinstance(x, tf.Tensor) or x.shape.rank == 0:
             continue
         shape = ", ".join(["B", *("NTS"[axis - 1] for axis in axes)])
@@ -136,7 +106,7 @@ def _demand_term(demands: Demands, term: Term, target: Sequence[Size]) -> None:
             demands.equal(f"have shape ({shape})", size(x, axis), want, name, x)
 
 
-def _before(demands: Demands, term: Term) -> Term:
-    tensors = {f.name: getattr(term, f.name) for f in dataclasses.fields(term)}  # type: ignore[arg-type]
+def _before(demands: Demands, rule: MaskRule) -> MaskRule:
+    tensors = {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule)}  # type: ignore[arg-type]
     held = {name: demands.before(x) for name, x in tensors.items() if isinstance(x, tf.Tensor)}
-    return dataclasses.replace(term, **held) if held else term  # type: ignore[type-var]
+    return dataclasses.replace(rule, **held) if held else rule  # type: ignore[type-var]

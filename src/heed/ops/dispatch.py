@@ -8,10 +8,8 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
-from heed.ops import _native
-from heed.ops._tile import Attention
-
-_CHOICES = ("auto", "native", "portable")
+from heed.ops.backends import Implementation, current
+from heed.ops.spec import AttentionSpec
 
 # What plain calls chose for the process; the last one counts. A `with` statement, too, first makes its object and then
 # enters it: each thread that has just done so takes its own out again, whatever the others did meanwhile.
@@ -49,13 +47,13 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
     """
 
     def __init__(self, name: str):
-        if name not in _CHOICES:
+        known = current().IMPLEMENTATIONS
+        if name not in ("auto", *known):
+            names = ", ".join(map(repr, ("auto", *known)))
+            raise ValueError(f"`name` must be one of {names}. Received: name={name!r}")
+        if name in known and (reasons := known[name].unsupported_reasons(None)):
             raise ValueError(
-                f"`name` must be one of {', '.join(map(repr, _CHOICES))}. Received: name={name!r}"
-            )
-        if name == "native" and (reasons := _native.unsupported_reasons()):
-            raise ValueError(
-                f"The native implementation cannot run: {'; '.join(reasons)}. Received: name={name!r}"
+                f"The {name} implementation cannot run: {'; '.join(reasons)}. Received: name={name!r}"
             )
         self._name, self._before = name, _of_context.get()
         if self._before is None:
@@ -103,33 +101,38 @@ class Dispatch:
         return f"{self.implementation}: {'; '.join(self.reasons)}"
 
 
-def choose(attention: Attention | None = None, widths: tuple[int, ...] = ()) -> Dispatch:
-    """The implementation for a call that is about to be made; None asks about calls without special wishes.
+def _chosen(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
+    chosen, known = choice(), current().IMPLEMENTATIONS
+    if chosen == "portable":
+        return chosen, ("chosen with heed.set_implementation",)
+    first = next(iter(known)) if chosen == "auto" else chosen
+    reasons = known[first].unsupported_reasons(spec)
+    if not reasons:
+        return first, (f"the {first} kernels support this call",)
+    if chosen != "auto":
+        raise ValueError(f"The {chosen} implementation cannot run this call: {'; '.join(reasons)}")
+    return "portable", tuple(reasons)
 
-    Args:
-        attention: what is to be computed.
-        widths: H and V.
+
+def explain(spec: AttentionSpec | None = None) -> Dispatch:
+    """Which implementation a call gets, and why; None asks about calls without special wishes.
 
     Raises:
-        ValueError: if "native" was chosen and the kernels do not support the call.
+        ValueError: if one was chosen that does not support the call.
     """
+    return Dispatch(*_chosen(spec))
+
+
+def choose(spec: AttentionSpec) -> Implementation:
+    """The implementation for a call that is about to be made.
+
+    Raises:
+        ValueError: if one was chosen that does not support the call.
+    """
+    return current().IMPLEMENTATIONS[_chosen(spec)[0]]
+
+
+def everywhere() -> Implementation:
+    """The implementation of weights and statistics: the portable one, unless one of another name was chosen."""
     chosen = choice()
-    if chosen == "portable":
-        return Dispatch("portable", ("chosen with heed.set_implementation",))
-    reasons = _native.unsupported_reasons(attention, widths)
-    if not reasons:
-        return Dispatch("native", ("the native kernels support this call",))
-    if chosen == "native":
-        raise ValueError(f"The native implementation cannot run this call: {'; '.join(reasons)}")
-    return Dispatch("portable", tuple(reasons))
-
-
-def implementation_in_use() -> tuple[str, str]:
-    """The implementation that calls without special wishes get, and why."""
-    dispatch = choose()
-    return dispatch.implementation, "; ".join(dispatch.reasons)
-
-
-def instruction_set() -> str:
-    """What the native kernels use on this machine, "none" where there are none."""
-    return _native.instruction_set()
+    return current().IMPLEMENTATIONS["portable" if chosen in ("auto", "native") else chosen]

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from heed.ops._mask import Mask
-from heed.ops._sizes import Size, Span, ceil_div, is_static, maximum, minimum
+from heed.ops.mask import Mask
+from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, minimum
 
 # Scores held at a time, for all heads and batch entries: 2^23 of them are 32 MiB in float32.
 _SCORES = 2**23

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
-from heed.ops import _checks
+from heed.ops import checks
 
 # The options of each kind with their defaults; ... must be given.
 _KINDS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ def check_scaling(scaling: Any) -> dict[str, Any] | None:
         )
     for name, value in options.items():
         if name != "kind" and not (name == "attention_factor" and value is None):
-            options[name] = _checks.check_positive(name, value)
+            options[name] = checks.check_positive(name, value)
     for low, high in (
         ("low_frequency_factor", "high_frequency_factor"),
         ("beta_slow", "beta_fast"),
@@ -86,8 +86,8 @@ def turns(
     max_wavelength: float,
     scaling: Mapping[str, Any] | None,
     length: Any,
-    dtype: tf.DType,
-) -> tuple[tf.Tensor, float]:
+    dtype: str,
+) -> tuple[Any, float]:
     """How far each pair of features turns per position, (H/2,), and what the turned features are multiplied with.
 
     Args:
@@ -98,18 +98,18 @@ def turns(
         dtype: of the turns.
     """
     if scaling is None:
-        return tf.constant(_plain(features, max_wavelength), dtype), 1.0
+        return ops.convert_to_tensor(_plain(features, max_wavelength), dtype), 1.0
     if scaling["kind"] == "dynamic":
-        excess = tf.cast(length, tf.float64) / scaling["original_length"]
-        stretch = tf.maximum(scaling["factor"] * excess - (scaling["factor"] - 1), 1.0)
-        exponents = tf.range(features // 2, dtype=tf.float64) * (-2.0 / features)
-        base = math.log(max_wavelength) + _ntk_exponent(features) * tf.math.log(stretch)
-        return tf.cast(tf.exp(exponents * base), dtype), 1.0
+        excess = ops.cast(length, "float64") / scaling["original_length"]
+        stretch = ops.maximum(scaling["factor"] * excess - (scaling["factor"] - 1), 1.0)
+        exponents = ops.arange(features // 2, dtype="float64") * (-2.0 / features)
+        base = math.log(max_wavelength) + _ntk_exponent(features) * ops.log(stretch)
+        return ops.cast(ops.exp(exponents * base), dtype), 1.0
     scaled = _SCALED[scaling["kind"]](features, max_wavelength, scaling)
     multiplier = 1.0
     if scaling["kind"] == "yarn":
         multiplier = scaling["attention_factor"] or 0.1 * math.log(scaling["factor"]) + 1.0
-    return tf.constant(scaled, dtype), multiplier
+    return ops.convert_to_tensor(scaled, dtype), multiplier
 
 
 def _plain(features: int, max_wavelength: float) -> np.ndarray:

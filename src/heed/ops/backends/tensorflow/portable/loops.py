@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.ops._sizes import Size, Span, is_static, maximum, slice_axis
+from heed.ops.sizes import Size, Span, is_static, maximum, slice_axis
 
 State = list[Any]
 

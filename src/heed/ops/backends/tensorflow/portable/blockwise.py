@@ -13,21 +13,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.ops._at_run_time import check_operands
-from heed.ops._backward import Results, backward
-from heed.ops._blocks import block_sizes, make_plan
-from heed.ops._custom_gradient import custom_gradient
-from heed.ops._finite import Operands
-from heed.ops._forward import forward
-from heed.ops._mask import Mask
-from heed.ops._second import second_gradient
-from heed.ops._sizes import is_static
-from heed.ops._tile import Attention
-
-__all__ = ["attend", "block_sizes"]
+from heed.ops.backends.tensorflow.portable.backward import Results, backward
+from heed.ops.backends.tensorflow.portable.blocks import make_plan
+from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradient
+from heed.ops.backends.tensorflow.portable.finite import Operands
+from heed.ops.backends.tensorflow.portable.forward import forward
+from heed.ops.backends.tensorflow.portable.second import second_gradient
+from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.run_time_checks import check_operands
+from heed.ops.mask import Mask
+from heed.ops.sizes import is_static
 
 
-def attend(
+def blockwise(
     attention: Attention,
     query: tf.Tensor,
     key: tf.Tensor,

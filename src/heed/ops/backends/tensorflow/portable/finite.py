@@ -11,7 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from heed.ops._sizes import Span, sizes, slice_axis
+from heed.ops.sizes import Span, sizes, slice_axis
 
 
 def stand_in(x: tf.Tensor) -> tf.Tensor:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from heed.ops import _dropout
-from heed.ops._finite import Operands
-from heed.ops._mask import Mask
-from heed.ops._mask_terms import as_column, offset
-from heed.ops._sizes import Size, Span, sizes
+from heed.ops.backends.tensorflow.portable import dropout
+from heed.ops.backends.tensorflow.portable.finite import Operands
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import as_column, offset
+from heed.ops.sizes import Size, Span, sizes
 
 # A bias of this or less hides its key as -inf does; above, it is an ordinary number.
 HIDING_BIAS = -1e30
@@ -32,7 +32,7 @@ class Attention:
         mask: which pairs count, or None for all.
         slopes: (N,) of ALiBi, or None.
         rate: dropout, 0 <= rate < 1.
-        words: (2,) uint32 seed of the dropout, or None.
+        seed: (2,) uint32 of the dropout, or None.
         heads: (K, G).
         lengths: (T, S).
     """
@@ -41,7 +41,7 @@ class Attention:
     mask: Mask | None
     slopes: tf.Tensor | None
     rate: float
-    words: tf.Tensor | None
+    seed: tf.Tensor | None
     heads: tuple[int, int]
     lengths: tuple[Size, Size]
 
@@ -99,7 +99,7 @@ class Attention:
         if not self.rate:
             return None
         groups, members = self.heads
-        keep = _dropout.kept(self.rate, self.words, batch, groups * members, queries, keys)
+        keep = dropout.kept(self.rate, self.seed, batch, groups * members, queries, keys)
         return self._split_heads(
             tf.where(keep, tf.constant(1 / (1 - self.rate), dtype), tf.zeros((), dtype))
         )

@@ -7,54 +7,40 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from heed.ops import _checks
-from heed.ops._at_run_time import check_operands
-from heed.ops._finite import break_where, is_broken, sees, stand_in
-from heed.ops._mask_terms import cut
-from heed.ops._sizes import Span, size, slice_axis
-from heed.ops._tile import Attention, finite_rows, seen_rows
+from heed.ops.backends.tensorflow.portable.finite import break_where, is_broken, sees, stand_in
+from heed.ops.backends.tensorflow.portable.problem import Problem
+from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows
+from heed.ops.backends.tensorflow.run_time_checks import check_operands
+from heed.ops.mask_rules import cut
+from heed.ops.sizes import Span, size, slice_axis
 
 
 def weights_of(
-    attention: Attention,
-    query: tf.Tensor,
-    key: tf.Tensor,
-    bias: tf.Tensor | None,
-    parameters: Sequence[tf.Tensor],
+    problem: Problem,
     *,
-    heads: Any = None,
-    rows: Any = None,
-    keys: Any = None,
-    lse: Any = None,
+    heads: list[int] | None,
+    rows: list[int] | None,
+    keys: list[int] | None,
+    lse: tf.Tensor | None,
 ) -> tf.Tensor:
     """Weights (B, N or len(heads), T or len(rows), S or len(keys)).
 
     Args:
-        attention: what to compute.
-        query: (B, K, G, T, H); key: (B, K, S, H).
-        bias: (B or 1, N or 1, T or 1, S or 1), or None.
-        parameters: of the score function.
-        heads, rows, keys: integers, or None for all.
+        problem: what to compute.
+        heads, rows, keys: checked, or None for all.
         lse: (B, N, T) of the whole rows, or None to compute them.
     """
-    query, key, _, mask = check_operands(query, key, None, attention.mask, attention.lengths)
-    attention = dataclasses.replace(attention, mask=mask)
-    total = attention.heads[0] * attention.heads[1]
-    chosen_heads = None if heads is None else indices("heads", heads, total)
-    chosen_rows, chosen_keys = (
-        None if values is None else indices(name, values, length)
-        for name, values, length in zip(
-            ("rows", "keys"), (rows, keys), attention.lengths, strict=True
-        )
+    attention, bias, parameters = problem.attention, problem.bias, problem.parameters
+    query, key, _, mask = check_operands(
+        problem.query, problem.key, None, attention.mask, attention.lengths
     )
+    attention = dataclasses.replace(attention, mask=mask)
     if lse is not None:
-        lse = _check_lse(lse, [query.shape[0], total, query.shape[3]], query.dtype)
         lse = tf.reshape(lse, tf.stack([size(query, 0), *attention.heads, size(query, 3), 1]))
     # Without the log-sum-exp a block has to hold whole rows, and its keys are picked afterwards.
-    apart = chosen_keys if lse is not None else None
+    apart = keys if lse is not None else None
 
     def blocks(queries: Span) -> tf.Tensor:
         rows_lse = None if lse is None else slice_axis(lse, 3, *queries)
@@ -65,17 +51,17 @@ def weights_of(
             bias=bias,
             parameters=parameters,
             queries=queries,
-            heads=chosen_heads,
+            heads=heads,
             lse=rows_lse,
         )
         return _over_runs(
             apart, attention.lengths[1], 3, lambda run: block(slice_axis(key, 2, *run), keys=run)
         )
 
-    weights = _over_runs(chosen_rows, attention.lengths[0], 2, blocks)
-    if chosen_keys is None or apart is not None:
+    weights = _over_runs(rows, attention.lengths[0], 2, blocks)
+    if keys is None or apart is not None:
         return weights
-    return tf.gather(weights, _int32(chosen_keys), axis=3)
+    return tf.gather(weights, _int32(keys), axis=3)
 
 
 def _over_runs(
@@ -149,23 +135,6 @@ def _int32(indices: list[int]) -> tf.Tensor:
     return tf.constant(indices, tf.int32)
 
 
-def indices(name: str, values: Any, length: Any) -> list[int]:
-    """Checked integers in [0, length); a length that is not known yet is not checked."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise TypeError(f"`{name}` must be a list of integers. Received: {name}={values!r}")
-    chosen = [int(i) for i in array]
-    if isinstance(length, int) and any(not 0 <= i < length for i in chosen):
-        raise ValueError(
-            f"`{name}` must be in [0, {length}). Received: {name}={_checks.shorten(chosen)}"
-        )
-    if any(i < 0 for i in chosen):
-        raise ValueError(
-            f"`{name}` must not be negative. Received: {name}={_checks.shorten(chosen)}"
-        )
-    return chosen
-
-
 def _runs(rows: list[int]) -> list[Span]:
     """Consecutive rows become one span."""
     runs: list[Span] = []
@@ -175,12 +144,3 @@ def _runs(rows: list[int]) -> list[Span]:
         else:
             runs.append(Span(row, 1))
     return runs
-
-
-def _check_lse(lse: Any, shape: list[int | None], dtype: tf.DType) -> tf.Tensor:
-    lse = tf.convert_to_tensor(lse)
-    if not lse.dtype.is_floating:
-        raise TypeError(f"`lse` must be floating-point. Received: lse.dtype={lse.dtype.name}")
-    if not lse.shape.is_compatible_with(shape):
-        raise _checks.bad("`lse` must have shape (B, N, T)", lse=lse)
-    return tf.cast(lse, dtype)

@@ -11,13 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.ops._blocks import small_plan
-from heed.ops._finite import Operands, break_where
-from heed.ops._forward import whole_rows
-from heed.ops._loops import State, block_list, join, loop
-from heed.ops._mask_terms import cut
-from heed.ops._sizes import Size, Span, sizes, slice_axis
-from heed.ops._tile import Attention
+from heed.ops.backends.tensorflow.portable.blocks import small_plan
+from heed.ops.backends.tensorflow.portable.finite import Operands, break_where
+from heed.ops.backends.tensorflow.portable.forward import whole_rows
+from heed.ops.backends.tensorflow.portable.loops import State, block_list, join, loop
+from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.mask_rules import cut
+from heed.ops.sizes import Size, Span, sizes, slice_axis
 
 Tensors = Sequence[tf.Tensor]
 

@@ -1,4 +1,4 @@
-"""The native kernels: finding them, saying what they cannot run, and calling their ops."""
+"""The native library: finding it, and saying why it cannot run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-
-# No public name tells whether XLA compiles what is traced; TensorFlow's own code asks this one.
-from tensorflow.python.ops import control_flow_util
-
-from heed.ops._tile import Attention
-
-_MOST_RULES = 8
 
 
 def library_path(name: str) -> Path | None:
@@ -56,11 +49,6 @@ def ops() -> Any:
     return _load()[1]
 
 
-def register_ops() -> None:
-    """Makes TensorFlow know the native ops, where there are any."""
-    _load()
-
-
 def instruction_set() -> str:
     """The instruction set that the kernels use here, or "none"."""
     library = _load()[0]
@@ -68,7 +56,8 @@ def instruction_set() -> str:
 
 
 @functools.cache
-def _machine_reasons() -> tuple[str, ...]:
+def machine_reasons() -> tuple[str, ...]:
+    """Why the kernels cannot run on this machine, as sentences for a person."""
     if reason := _load()[2]:
         return (reason,)
     for kind in ("GPU", "TPU"):
@@ -77,40 +66,10 @@ def _machine_reasons() -> tuple[str, ...]:
     return ()
 
 
-def _compiled_by_xla() -> bool:
-    """Whether what is traced now is for XLA, which cannot compile the native ops."""
-    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    )
-
-
-def unsupported_reasons(
-    attention: Attention | None = None, widths: tuple[int, ...] = ()
-) -> list[str]:
-    """Why the native implementation cannot run, as sentences for a person; empty if it can.
-
-    Args:
-        attention: the call in question; None asks about this machine alone.
-        widths: H (or U) and V of the call.
-    """
-    reasons = list(_machine_reasons())
-    if reasons:
-        return reasons
-    if _compiled_by_xla():
-        reasons.append("XLA compiles this function, and it cannot compile the native ops")
-    if (
-        attention is not None
-        and attention.mask is not None
-        and len(attention.mask.terms) > _MOST_RULES
-    ):
-        reasons.append(
-            f"the mask has {len(attention.mask.terms)} rules, the native kernels take {_MOST_RULES}"
-        )
-    if 0 in widths:
-        reasons.append("vectors of width 0 have nothing to compute")
-    return reasons
-
-
-def _threads() -> int:
+def threads() -> int:
     """TensorFlow's own setting, 0 for "as many as this process may use"."""
     return tf.config.threading.get_intra_op_parallelism_threads()
+
+
+# Now, not at the first call: a SavedModel that holds native ops loads once heed is imported.
+_load()

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.ops._sizes import Size, Span
+from heed.ops.sizes import Size, Span
 
 _GOLDEN = 0x9E3779B9
 # Multipliers of a 32-bit finalizer with low bias (C. Wellons, "Hash Prospector", 2018).
@@ -37,32 +37,19 @@ def _mixed(x: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, _u32(16)))
 
 
-def seed_words(seed: Any) -> tf.Tensor:
-    """Two 32-bit words (2,) from an integer or an integer tensor of shape () or (2,)."""
-    if isinstance(seed, int):
-        return tf.constant([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], tf.uint32)
-    seed = tf.convert_to_tensor(seed)
-    if seed.dtype == tf.uint32:
-        return seed if seed.shape.rank == 1 else tf.stack([seed, _u32(0)])
-    wide = tf.cast(seed, tf.int64)
-    if wide.shape.rank == 0:
-        wide = tf.stack([wide, tf.bitwise.right_shift(wide, tf.constant(32, tf.int64))])
-    return tf.cast(tf.bitwise.bitwise_and(wide, tf.constant(0xFFFFFFFF, tf.int64)), tf.uint32)
-
-
 def kept(
-    rate: float, words: tf.Tensor, batch: Size, heads: Size, queries: Span, keys: Span
+    rate: float, seed: tf.Tensor, batch: Size, heads: Size, queries: Span, keys: Span
 ) -> tf.Tensor:
     """Booleans (B, N, t, s): True with probability 1 - rate.
 
     Args:
         rate: 0 <= rate < 1.
-        words: (2,) uint32, see `seed_words`.
+        seed: (2,) uint32.
         batch, heads: B and N.
         queries, keys: positions of the block in the whole score matrix.
     """
     xor = tf.bitwise.bitwise_xor
-    key = _mixed(xor(_mixed(words[0] + _u32(_GOLDEN)), words[1]))
+    key = _mixed(xor(_mixed(seed[0] + _u32(_GOLDEN)), seed[1]))
     # Batch entry and head one after the other, so that neither B nor N has a say in what is dropped.
     entry = _mixed(xor(key, _u32(tf.range(batch))))
     head = _mixed(xor(entry[:, None, None], _u32(tf.range(heads))[:, None]))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from heed.ops._blocks import Plan, visible_blocks
-from heed.ops._finite import Operands, break_where
-from heed.ops._loops import State, block_list, join, loop
-from heed.ops._mask_terms import cut
-from heed.ops._sizes import Size, Span, size, sizes
-from heed.ops._tile import Attention, finite_rows, seen_rows, weigh
+from heed.ops.backends.tensorflow.portable.blocks import Plan, visible_blocks
+from heed.ops.backends.tensorflow.portable.finite import Operands, break_where
+from heed.ops.backends.tensorflow.portable.loops import State, block_list, join, loop
+from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows, weigh
+from heed.ops.mask_rules import cut
+from heed.ops.sizes import Size, Span, size, sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,17 +9,15 @@ from typing import Any
 import keras
 import numpy as np
 import optree
-import tensorflow as tf
+from keras import ops
 
-from heed.ops import _mask_arguments as arguments
-from heed.ops import _mask_terms as terms
+from heed.ops import checks, mask_rules
 from heed.ops._mask_plot import plot_mask
-from heed.ops._mask_spec import MaskSpec
-from heed.ops._sizes import Size, Span, maximum, minimum
+from heed.ops.sizes import Size, Span, maximum, minimum
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class Mask(tf.__internal__.CompositeTensor):
+class Mask:
     """Which keys each query may attend to: True means "attend".
 
     A mask is a set of rules that all have to allow a pair (query i, key j). Rules are joined with `&`. Every
@@ -52,12 +50,8 @@ class Mask(tf.__internal__.CompositeTensor):
 
     __array_ufunc__ = None  # `array & mask` is for the mask to compute
 
-    def __init__(self, rules: Sequence[terms.Term] = ()):
-        self.terms: tuple[terms.Term, ...] = tuple(rules)
-
-    @property
-    def _type_spec(self) -> MaskSpec:
-        return MaskSpec.of(self.terms)
+    def __init__(self, rules: Sequence[mask_rules.MaskRule] = ()):
+        self.rules: tuple[mask_rules.MaskRule, ...] = tuple(rules)
 
     @classmethod
     def causal(cls, align: Any = "top_left") -> Mask:
@@ -66,7 +60,7 @@ class Mask(tf.__internal__.CompositeTensor):
         Args:
             align: where query 0 stands among the keys, see `Mask`.
         """
-        return cls([terms.Window(None, 0, arguments.check_align(align))])
+        return cls([mask_rules.Window(None, 0, checks.check_align(align))])
 
     @classmethod
     def window(cls, left: int | None, right: int | None, align: Any = "top_left") -> Mask:
@@ -81,9 +75,9 @@ class Mask(tf.__internal__.CompositeTensor):
         Keras' `sliding_window=W` is `Mask.window(W - 1, W - 1)`.
         """
         left, right = (
-            arguments.check_reach(name, x) for name, x in (("left", left), ("right", right))
+            checks.check_reach(name, x) for name, x in (("left", left), ("right", right))
         )
-        return cls([terms.Window(left, right, arguments.check_align(align))])
+        return cls([mask_rules.Window(left, right, checks.check_align(align))])
 
     @classmethod
     def lengths(cls, key_lengths: Any, query_lengths: Any = None) -> Mask:
@@ -96,9 +90,9 @@ class Mask(tf.__internal__.CompositeTensor):
         Raises:
             ValueError: for a negative length; where values are only known when a graph runs, it means none.
         """
-        lengths = functools.partial(arguments.check_ids, rank=1, bounds=(0, None))
+        lengths = functools.partial(checks.check_ids, ranks=(1,), bounds=(0, None))
         queries = None if query_lengths is None else lengths("query_lengths", query_lengths)
-        return cls([terms.Lengths(lengths("key_lengths", key_lengths), queries)])
+        return cls([mask_rules.Lengths(lengths("key_lengths", key_lengths), queries)])
 
     @classmethod
     def segments(cls, query_ids: Any, key_ids: Any = None) -> Mask:
@@ -109,11 +103,13 @@ class Mask(tf.__internal__.CompositeTensor):
             key_ids: (B, S) of them; None for those of the queries.
         """
         ids = functools.partial(
-            arguments.check_ids, rank=2, bounds=(int(tf.int32.min), int(tf.int32.max))
+            checks.check_ids,
+            ranks=(2,),
+            bounds=(int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)),
         )
         queries = ids("query_ids", query_ids)
         keys = queries if key_ids is None else ids("key_ids", key_ids)
-        return cls([terms.Segments(queries, keys)])
+        return cls([mask_rules.Segments(queries, keys)])
 
     @classmethod
     def prefix(cls, n: Any, align: Any = "top_left") -> Mask:
@@ -123,7 +119,26 @@ class Mask(tf.__internal__.CompositeTensor):
             n: length of the prefix, an integer >= 0 or (B,) of them; beyond S it means all keys.
             align: where query 0 stands among the keys, see `Mask`.
         """
-        return cls([terms.Prefix(arguments.check_prefix(n), arguments.check_align(align))])
+        return cls([mask_rules.Prefix(checks.check_prefix(n), checks.check_align(align))])
+
+    @classmethod
+    def dilated(cls, step: int, align: Any = "top_left") -> Mask:
+        """Key j is visible to query i if (i + a - j) mod step = 0: every step-th key, its own among them.
+
+        Args:
+            step: an integer in [1, 2^29]; 1 means all keys.
+            align: where query 0 stands among the keys, see `Mask`.
+
+        Source: the strided pattern of Child et al., "Generating Long Sequences with Sparse Transformers", 2019; a
+        dilated window, as in Beltagy et al., "Longformer", 2020, is `Mask.dilated(d) & Mask.window(d * w, d * w)`.
+
+        >>> print((Mask.dilated(2) & Mask.causal()).draw(4, 4))
+        ■ · · ·
+        · ■ · ·
+        ■ · ■ ·
+        · ■ · ■
+        """
+        return cls([mask_rules.Dilated(checks.check_step(step), checks.check_align(align))])
 
     @classmethod
     def dense(cls, array: Any) -> Mask:
@@ -132,7 +147,7 @@ class Mask(tf.__internal__.CompositeTensor):
         Args:
             array: booleans or integers that broadcast to (B, N, T, S); for additive attention to (B, T, S).
         """
-        return cls([terms.Dense(arguments.check_dense("array", array))])
+        return cls([mask_rules.Dense(checks.check_dense("array", array))])
 
     @classmethod
     def blocked(cls, array: Any) -> Mask:
@@ -141,17 +156,17 @@ class Mask(tf.__internal__.CompositeTensor):
         Args:
             array: booleans, integers or floats that are 0 or 1, and broadcast to (B, N, T, S).
         """
-        array = tf.convert_to_tensor(array)
-        return cls([terms.Dense(tf.equal(array, tf.zeros((), array.dtype)))])
+        array = ops.convert_to_tensor(array)
+        return cls([mask_rules.Dense(ops.equal(array, ops.zeros((), array.dtype)))])
 
     def __and__(self, other: Any) -> Mask:
-        return Mask(self.terms + as_mask(other).terms)
+        return Mask(self.rules + as_mask(other).rules)
 
     __rand__ = __and__
 
     def __len__(self) -> int:
         """How many rules there are."""
-        return len(self.terms)
+        return len(self.rules)
 
     def __or__(self, other: Any) -> Mask:
         raise TypeError(
@@ -175,45 +190,45 @@ class Mask(tf.__internal__.CompositeTensor):
 
     def visible(
         self, queries: Span, keys: Span, query_length: Size, key_length: Size
-    ) -> tf.Tensor | None:
+    ) -> Any | None:
         """One block: booleans of rank 4 that broadcast to (B, N, t, s), or None for "everything"."""
         block = None
-        for term in self.terms:
-            allowed = term.visible(queries, keys, query_length, key_length)
-            block = allowed if block is None else tf.logical_and(block, allowed)
+        for rule in self.rules:
+            allowed = rule.visible(queries, keys, query_length, key_length)
+            block = allowed if block is None else ops.logical_and(block, allowed)
         return block
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Size, Size]:
         """Bounds 0 <= lo <= hi <= S outside which these queries see no key."""
         lo, hi = 0, key_length
-        for term in self.terms:
-            low, high = term.key_range(queries, query_length, key_length)
+        for rule in self.rules:
+            low, high = rule.key_range(queries, query_length, key_length)
             lo, hi = maximum(lo, low), minimum(hi, high)
         return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
 
     @property
     def has_static_range(self) -> bool:
         """Whether `key_range` is known while tracing (given that T and S are)."""
-        return all(term.has_static_range for term in self.terms)
+        return all(rule.has_static_range for rule in self.rules)
 
     @property
     def alignment(self) -> Any:
         """The `align` of the first rule that has one: where query 0 stands among the keys."""
-        return next((t.align for t in self.terms if isinstance(t, (terms.Window, terms.Prefix))), 0)
+        return next((rule.align for rule in self.rules if "align" in rule.axes), 0)
 
-    def to_dense(self, query_length: int, key_length: int) -> tf.Tensor:
+    def to_dense(self, query_length: int, key_length: int) -> Any:
         """The mask as booleans of shape (B or 1, N or 1, T, S).
 
         >>> Mask.causal().to_dense(2, 2).numpy().tolist()
         [[[[True, False], [True, True]]]]
         """
         allowed = self.visible(Span(0, query_length), Span(0, key_length), query_length, key_length)
-        full = tf.ones((1, 1, query_length, key_length), tf.bool)
-        return full if allowed is None else tf.logical_and(allowed, full)
+        full = ops.ones((1, 1, query_length, key_length), "bool")
+        return full if allowed is None else ops.logical_and(allowed, full)
 
-    def kept_fraction(self, query_length: int, key_length: int) -> tf.Tensor:
+    def kept_fraction(self, query_length: int, key_length: int) -> Any:
         """Which fraction of all pairs the mask keeps: a float32 scalar in [0, 1]."""
-        return tf.reduce_mean(tf.cast(self.to_dense(query_length, key_length), tf.float32))
+        return ops.mean(ops.cast(self.to_dense(query_length, key_length), "float32"))
 
     def draw(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> str:
         """The mask of one batch entry and head as text: a line a query, "■" for "attend"."""
@@ -239,7 +254,7 @@ class Mask(tf.__internal__.CompositeTensor):
         return plot_mask(allowed, f"keeps {share:.3g} % of {query_length} x {key_length}")
 
     def _picture(self, query_length: int, key_length: int, batch: int, head: int) -> Any:
-        allowed = self.to_dense(query_length, key_length).numpy()
+        allowed = self.to_dense(query_length, key_length)
         return allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
 
     def get_config(self) -> dict[str, Any]:
@@ -248,16 +263,18 @@ class Mask(tf.__internal__.CompositeTensor):
         Raises:
             TypeError: for a mask made of tensors of a graph, which have no values yet.
         """
-        return {"rules": [term.to_config() for term in self.terms]}
+        return {"rules": [rule.to_config() for rule in self.rules]}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Mask:
         """The mask that `get_config` described."""
-        return cls([terms.from_config(rule) for rule in config["rules"]])
+        return cls([mask_rules.from_config(rule) for rule in config["rules"]])
 
     def _key(self) -> tuple:
         # Rules made of plain numbers compare by value, so that tf.function does not trace anew for an equal mask.
-        return tuple((type(term), *map(terms.comparable, term.fields())) for term in self.terms)
+        return tuple(
+            (type(rule), *map(mask_rules.comparable, rule.fields())) for rule in self.rules
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mask) and self._key() == other._key()
@@ -266,24 +283,23 @@ class Mask(tf.__internal__.CompositeTensor):
         return hash(self._key())
 
     def __repr__(self) -> str:
-        return " & ".join(map(repr, self.terms)) or "Mask()"
+        return " & ".join(map(repr, self.rules)) or "Mask()"
 
 
 def as_mask(value: Any) -> Mask:
     """A `Mask` as it is; anything else becomes `Mask.dense`."""
     if isinstance(value, Mask):
         return value
-    return Mask([terms.Dense(arguments.check_dense("mask", value))])
+    return Mask([mask_rules.Dense(checks.check_dense("mask", value))])
 
 
-def _to_keras(mask: Any) -> tuple[list[tf.Tensor], MaskSpec]:
-    spec = mask._type_spec
-    return spec._to_components(mask), spec
+def _to_keras(mask: Any) -> tuple[list[Any], tuple[mask_rules.Outline, ...]]:
+    return mask_rules.take_apart(mask.rules)
 
 
-def _from_keras(spec: Any, tensors: Any) -> Mask:
-    return spec._from_components(tensors)
+def _from_keras(outlines: Any, tensors: Any) -> Mask:
+    return Mask(mask_rules.put_together(outlines, tensors))
 
 
-# To Keras, too, a mask is a structure of tensors: then it may be part of a model's input, which takes nothing else.
+# To Keras a mask is a structure of tensors: then it may be part of a model's input, which takes nothing else.
 optree.register_pytree_node(Mask, _to_keras, _from_keras, namespace="keras")

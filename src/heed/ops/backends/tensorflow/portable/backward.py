@@ -8,13 +8,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.ops._blocks import Plan, visible_blocks
-from heed.ops._finite import Operands, break_where, is_broken, seen_by, stand_in
-from heed.ops._forward import fresh_keys
-from heed.ops._loops import State, block_list, join, loop, put
-from heed.ops._mask_terms import cut
-from heed.ops._sizes import Size, Span, size, sizes, slice_axis
-from heed.ops._tile import Attention, block_gradient, finite_rows, seen_rows
+from heed.ops.backends.tensorflow.portable.blocks import Plan, visible_blocks
+from heed.ops.backends.tensorflow.portable.finite import (
+    Operands,
+    break_where,
+    is_broken,
+    seen_by,
+    stand_in,
+)
+from heed.ops.backends.tensorflow.portable.forward import fresh_keys
+from heed.ops.backends.tensorflow.portable.loops import State, block_list, join, loop, put
+from heed.ops.backends.tensorflow.portable.tile import (
+    Attention,
+    block_gradient,
+    finite_rows,
+    seen_rows,
+)
+from heed.ops.mask_rules import cut
+from heed.ops.sizes import Size, Span, size, sizes, slice_axis
 
 
 @dataclasses.dataclass(frozen=True)
