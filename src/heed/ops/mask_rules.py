@@ -335,8 +335,8 @@ def _plain(field: Any) -> Any:
     if not ops.is_tensor(field):
         return int(field) if isinstance(field, np.integer) else field
     try:
-        values = ops.convert_to_numpy(field)
-    except (NotImplementedError, AttributeError, TypeError) as error:
+        values = np.asarray(field)
+    except (NotImplementedError, TypeError) as error:
         raise TypeError(
             f"A mask of tensors that have no values yet cannot be saved. Received: {field!r}"
         ) from error
