@@ -1,4 +1,4 @@
-"""The protocol of `heed.ops.backends` is all that an implementation has to speak: one of a page in NumPy runs everything."""
+"""The protocol of `heed.ops.backends` is all that an implementation has to speak: a page of NumPy runs everything."""
 
 from __future__ import annotations
 

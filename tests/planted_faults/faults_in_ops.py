@@ -117,14 +117,14 @@ FAULTS = (
     Fault(
         "the log-sum-exp of a row that sees NaN is a number",
         f"{_OPS}/backends/tensorflow/portable/forward.py",
-        "x = break_where(tf.logical_and(self.broken, self.seen), x)",
-        "x = x if unseen < 0 else break_where(tf.logical_and(self.broken, self.seen), x)",
+        "x = nan_where(tf.logical_and(self.broken, self.seen), x)",
+        "x = x if unseen < 0 else nan_where(tf.logical_and(self.broken, self.seen), x)",
         (f"{_TESTS}/test_not_a_number.py",),
     ),
     Fault(
         "NaN in the gradient of the log-sum-exp goes nowhere",
         f"{_OPS}/backends/tensorflow/portable/backward.py",
-        "broken = tf.maximum(broken, is_broken(self.lse_gradient))",
+        "broken = tf.maximum(broken, has_nonfinite(self.lse_gradient))",
         "broken = tf.maximum(broken, tf.zeros_like(self.lse_gradient))",
         (f"{_TESTS}/test_not_a_number.py",),
     ),
@@ -138,22 +138,22 @@ FAULTS = (
     Fault(
         "a masked NaN reaches the sums",
         f"{_OPS}/backends/tensorflow/portable/finite.py",
-        "safe = stand_in if self.guarded else tf.identity\n        names",
+        "safe = zero_nonfinite if self.guarded else tf.identity\n        names",
         "safe = tf.identity\n        names",
         (f"{_TESTS}/test_semantics.py",),
     ),
     Fault(
         "NaN in a value that is seen is hidden",
         f"{_OPS}/backends/tensorflow/portable/finite.py",
-        "broken_key = tf.maximum(is_broken(key), is_broken(value))",
-        "broken_key = is_broken(key)",
+        "nonfinite_key = tf.maximum(has_nonfinite(key), has_nonfinite(value))",
+        "nonfinite_key = has_nonfinite(key)",
         (f"{_TESTS}/test_semantics.py",),
     ),
     Fault(
         "a broken query reaches the keys of another head",
         f"{_OPS}/backends/tensorflow/portable/finite.py",
-        "rows = tf.cast(tf.reduce_any(broken_rows, axis=2)[..., 0], tf.float32)",
-        "rows = tf.cast(tf.reduce_any(broken_rows, axis=(1, 2), keepdims=True)[:, :, 0, :, 0], tf.float32)",
+        "rows = tf.cast(tf.reduce_any(nonfinite_rows, axis=2)[..., 0], tf.float32)",
+        "rows = tf.cast(tf.reduce_any(nonfinite_rows, axis=(1, 2), keepdims=True)[:, :, 0, :, 0], tf.float32)",
         (f"{_TESTS}/test_not_a_number.py",),
     ),
     Fault(
@@ -231,8 +231,8 @@ FAULTS = (
     Fault(
         "a NaN query that sees nothing has NaN statistics",
         f"{_OPS}/statistics.py",
-        "return [break_where(tf.logical_and(broken[0], seen), x) for x in rows]",
-        "return [break_where(broken[0], x) for x in rows]",
+        "return [nan_where(tf.logical_and(broken[0], seen), x) for x in rows]",
+        "return [nan_where(broken[0], x) for x in rows]",
         (f"{_TESTS}/test_not_a_number.py", f"{_TESTS}/test_attention_statistics.py"),
     ),
     Fault(
