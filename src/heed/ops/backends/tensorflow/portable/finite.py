@@ -118,7 +118,7 @@ class Operands:
         return dataclasses.replace(self, **block)
 
     def nonfinite_rows(self, visible: tf.Tensor | None) -> tf.Tensor | None:
-        """Rows that hold a nonfinite query or see a nonfinite key: booleans that broadcast to (B, K, G, t, 1), or None."""
+        """Rows that hold or see what is not finite: booleans that broadcast to (B, K, G, t, 1), or None."""
         if self.nonfinite_query is None or visible is None:
             return None
         return tf.logical_or(self.nonfinite_query > 0, sees(visible, self.nonfinite_key))
