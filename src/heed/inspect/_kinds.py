@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from heed.layers._attention_layer import AttentionLayer
+from heed.layers.attention_layer import AttentionLayer
 
 if TYPE_CHECKING:
     from heed.inspect._seen import Seen
