@@ -118,7 +118,7 @@ def test_a_good_tree_has_no_breach(tmp_path):
         (
             "acceleration.py",
             "from heed import inspect",
-            "`acceleration` (floor 5) imports `inspect` (floor 5)",
+            "`acceleration` (floor 4) imports `inspect` (floor 4)",
         ),
         ("layers/a.py", "import heed", "imports the whole package"),
         ("layers/a.py", "from heed import Mask", "through the package"),

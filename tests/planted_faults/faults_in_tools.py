@@ -252,9 +252,9 @@ FAULTS = (
     ),
     Fault(
         "cross-attention is shown against digits in the order of the model",
-        f"{_SEQ2SEQ}/attention.py",
-        "order[1:] = order[:0:-1]",
-        "order[1:] = order[1:]",
+        f"{_SEQ2SEQ}/numbers_task.py",
+        "return [0, *range(len(ids) - 1, 0, -1)]",
+        "return list(range(len(ids)))",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(

@@ -133,6 +133,10 @@ class NumbersTask:
         """The language, then the digits, units first."""
         return self._digits.pieces(ids)
 
+    def reading_order(self, ids: Sequence[int]) -> list[int]:
+        """The language, then the digits, units last."""
+        return [0, *range(len(ids) - 1, 0, -1)]
+
     def target_labels(self, ids: Iterable[int]) -> list[str]:
         """The pieces of the words."""
         return self._words.pieces(ids)
