@@ -238,7 +238,7 @@ def _given(parsed: argparse.Namespace, *names: str) -> list[str]:
 
 
 def _languages(parsed: argparse.Namespace) -> tuple[str, ...]:
-    from heed.seq2seq.numbers import check_languages
+    from heed.seq2seq.number_words import check_languages
 
     said = "en" if parsed.languages is None else parsed.languages
     return check_languages(tuple(name.strip() for name in said.split(",")))

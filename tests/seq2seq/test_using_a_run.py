@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from heed.seq2seq import TaskError, Translator, evaluate, start_text, train
-from heed.seq2seq import numbers as numbers_module
+from heed.seq2seq import TaskError, Translator, evaluate, number_words, start_text, train
 from heed.seq2seq import translate as translate_module
 from heed.seq2seq.attention import attention_of
 from heed.seq2seq.demo import report, run_demo
@@ -150,7 +149,7 @@ def test_a_language_that_the_run_does_not_know(translator):
 
 
 def test_evaluation_counts_right_answers(finished_run, monkeypatch):
-    monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5, 60, 700]))
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([5, 60, 700]))
     translator = Translator(finished_run)
     monkeypatch.setattr(translator.task, "extra_evaluations", dict)
     right = {("5", "en"), ("60", "en"), ("700", "de")}
@@ -176,7 +175,7 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
 
 def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypatch):
     """What people type first is no part of the held-out numbers, and has its own line."""
-    monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5000, 60_000]))
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([5000, 60_000]))
     translator = Translator(finished_run)
     task, wrong = translator.task, {(0, "en"), (1, "de"), (55, "de")}
 
@@ -184,7 +183,7 @@ def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypat
         asked = [task.source_labels(row) for row in rows]
         pairs = [(int("".join(reversed(digits))), language) for language, *digits in asked]
         return task._words.encode(
-            ["x" if pair in wrong else numbers_module.spell(*pair) for pair in pairs]
+            ["x" if pair in wrong else number_words.spell(*pair) for pair in pairs]
         )
 
     monkeypatch.setattr(translator, "decode", decode)
@@ -358,7 +357,7 @@ def test_a_picture_and_a_page_of_a_translation(translator, tmp_path, monkeypatch
 
 def test_the_demo_tells_all(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        numbers_module, "evaluation_numbers", lambda: np.array([382764, 5, 60, 700, 8000])
+        number_words, "evaluation_numbers", lambda: np.array([382764, 5, 60, 700, 8000])
     )
     lines = []
     options = {k: v for k, v in tiny.TINY.items() if k != "dropout"} | {"steps": 4}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heed.seq2seq import numbers
+from heed.seq2seq import number_words
 from heed.seq2seq.attention import attention_of
 from heed.seq2seq.evaluation import Answer, Evaluation, evaluate
 from heed.seq2seq.recipes import start_numbers
@@ -59,7 +59,7 @@ def run_demo(
     """
     run = start_numbers(path, languages, **options)
     say(
-        f"heed learns to write the numbers 0 to {numbers.LARGEST:,} in words "
+        f"heed learns to write the numbers 0 to {number_words.LARGEST:,} in words "
         f"({', '.join(languages)}); one in twenty of those from 100 on is held out"
     )
     trained = train(run, progress=progress)
