@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from heed import cli
-from heed.seq2seq import RunFolder, numbers, train
+from heed.seq2seq import RunFolder, number_words, train
 from heed.seq2seq.numbers_task import NumbersTask
 from tests.inspect import test_page as page_reader
 from tests.seq2seq import tiny
@@ -375,7 +375,7 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
 
 
 def test_evaluate_writes_the_figures(heed, run_path, monkeypatch):
-    monkeypatch.setattr(numbers, "evaluation_numbers", lambda: np.array([1, 20, 300]))
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([1, 20, 300]))
     status, out, _ = heed("evaluate", run_path)
     assert status == 0
     assert "of 6 held-out answers are right" in out
@@ -395,7 +395,7 @@ def test_train_then_resume_in_the_default_folder(heed, run_path):
 
 
 def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
-    monkeypatch.setattr(numbers, "evaluation_numbers", lambda: np.array([382764, 20, 300]))
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([382764, 20, 300]))
     (tmp_path / "heed-runs" / "numbers").mkdir(parents=True)
     status, out, err = heed("demo", *DEMO_OPTIONS)
     assert status == 0, err

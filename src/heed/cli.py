@@ -238,7 +238,7 @@ def _given(parsed: argparse.Namespace, *names: str) -> list[str]:
 
 
 def _languages(parsed: argparse.Namespace) -> tuple[str, ...]:
-    from heed.seq2seq.numbers import check_languages
+    from heed.seq2seq.number_words import check_languages
 
     said = "en" if parsed.languages is None else parsed.languages
     return check_languages(tuple(name.strip() for name in said.split(",")))
@@ -265,7 +265,7 @@ def _demo(parsed: argparse.Namespace) -> None:
     _start()
     from heed.seq2seq.demo import run_demo
 
-    run_demo(path, languages, say=_say, write_page=_write_page, **_said(parsed))
+    run_demo(path, languages, say=_say, **_said(parsed))
 
 
 def _train(parsed: argparse.Namespace) -> None:
@@ -356,10 +356,10 @@ def _translate(parsed: argparse.Namespace) -> int | None:
     translator = _translator(parsed.run)
     _say(translator([text], parsed.language)[0])
     if parsed.picture:
-        from heed.seq2seq.demo import picture_of_run
+        from heed.seq2seq.attention import attention_of
 
-        picture = picture_of_run(translator, text, parsed.language)
-        print(f"picture: {picture}", file=sys.stderr)
+        found = attention_of(translator, text, parsed.language)
+        print(f"picture: {found.draw(parsed.run / 'attention.png')}", file=sys.stderr)
     return None
 
 
@@ -390,8 +390,7 @@ def _input() -> Iterator[str]:
 
 def _explain(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.errors import TaskError
-    from heed.seq2seq.picture_format import picture_format
-    from heed.seq2seq.run_folder import RunFolder
+    from heed.seq2seq.run_folder import RunFolder, picture_format
 
     text = " ".join(parsed.text)
     RunFolder.open(parsed.run).task().encode(text, parsed.language)
@@ -403,23 +402,12 @@ def _explain(parsed: argparse.Namespace) -> None:
         picture_format(parsed.png)
     translator = _translator(parsed.run)
     from heed.seq2seq.attention import attention_of
-    from heed.seq2seq.demo import draw
 
     found = attention_of(translator, text, parsed.language)
     _say(found.translation)
-    _say(f"every head: {_write_page(found, out)}")
+    _say(f"every head: {found.write_page(out)}")
     if parsed.png is not None:
-        _say(f"picture: {draw(found, parsed.png, parsed.language)}")
-
-
-def _write_page(found: Any, path: Path) -> Path:
-    from heed.inspect import Capture, page
-    from heed.seq2seq.run_folder import write_atomically
-
-    capture = Capture(found.weights, found.kinds)
-    made = page(capture, found.tokens, title=f"{found.line} → {found.translation}")
-    write_atomically(path, lambda file: file.write(made.html.encode()))
-    return path
+        _say(f"picture: {found.draw(parsed.png)}")
 
 
 def _info(_: argparse.Namespace) -> None:

@@ -153,16 +153,16 @@ FAULTS = (
     # Training
     Fault(
         "batches of numbers do not depend on the seed",
-        f"{_SEQ2SEQ}/numbers.py",
+        f"{_SEQ2SEQ}/number_words.py",
         "scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)",
         "scrambled = stream(count, _SAMPLE_KEY, 0, step, attempt)",
-        (f"{_OF_SEQ2SEQ}/test_numbers.py", f"{_OF_SEQ2SEQ}/test_tokenizer.py"),
+        (f"{_OF_SEQ2SEQ}/test_number_words.py", f"{_OF_SEQ2SEQ}/test_tokenizer.py"),
     ),
     Fault(
         "the task of numbers ignores the seed",
         f"{_SEQ2SEQ}/numbers_task.py",
-        "chosen = numbers.training_numbers(seed, step, size).tolist()",
-        "chosen = numbers.training_numbers(0, step, size).tolist()",
+        "chosen = number_words.training_numbers(seed, step, size).tolist()",
+        "chosen = number_words.training_numbers(0, step, size).tolist()",
         (f"{_OF_SEQ2SEQ}/test_tokenizer.py",),
     ),
     Fault(
@@ -174,10 +174,10 @@ FAULTS = (
     ),
     Fault(
         "held-out numbers are trained on",
-        f"{_SEQ2SEQ}/numbers.py",
+        f"{_SEQ2SEQ}/number_words.py",
         "wanted, attempt = held_out(drawn), attempt + 1",
         "wanted, attempt = np.zeros(count, np.bool_), attempt + 1",
-        (f"{_OF_SEQ2SEQ}/test_numbers.py",),
+        (f"{_OF_SEQ2SEQ}/test_number_words.py",),
     ),
     Fault(
         "the loss counts padding",
@@ -252,9 +252,9 @@ FAULTS = (
     ),
     Fault(
         "cross-attention is shown against digits in the order of the model",
-        f"{_SEQ2SEQ}/attention.py",
-        "order[1:] = order[:0:-1]",
-        "order[1:] = order[1:]",
+        f"{_SEQ2SEQ}/numbers_task.py",
+        "return [0, *range(len(ids) - 1, 0, -1)]",
+        "return list(range(len(ids)))",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(

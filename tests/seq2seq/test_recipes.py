@@ -3,7 +3,7 @@
 import pytest
 
 from heed.seq2seq import Translator, evaluate, start_numbers, train
-from heed.seq2seq.numbers import LANGUAGES
+from heed.seq2seq.number_words import LANGUAGES
 
 
 @pytest.mark.slow

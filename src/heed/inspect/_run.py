@@ -16,7 +16,7 @@ from heed.inspect._picture import picture_of
 from heed.inspect._statistics import RowStatistics
 from heed.inspect._watch import Session, Sight, watch
 
-Choice = Sequence[int] | Mapping[str, Sequence[int]] | None
+Some = Sequence[int] | Mapping[str, Sequence[int]] | None
 
 
 def capture(
@@ -24,8 +24,8 @@ def capture(
     inputs: Any,
     *,
     layers: Sequence[str] | None = None,
-    heads: Choice = None,
-    rows: Choice = None,
+    heads: Some = None,
+    rows: Some = None,
     size: int | None = 512,
     tokens: Sequence[int] = (0,),
     call_arguments: Mapping[str, Any] | None = None,
@@ -180,7 +180,7 @@ def _missed(model: Any, session: Session) -> list[str]:
     ]
 
 
-def _chosen(option: str, given: Choice, full: str, limit: int) -> tuple[int, ...] | None:
+def _chosen(option: str, given: Some, full: str, limit: int) -> tuple[int, ...] | None:
     """The heads or rows of one layer, or None for all."""
     if isinstance(given, Mapping):
         given = next((x for name, x in given.items() if _names.answers(name, full)), None)

@@ -3,7 +3,7 @@
 - `start_numbers`, `start_text`: make a run folder; `train(run)` trains it, also after a stop.
 - `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
 - `Translator`, `evaluate`: use a trained run, and judge it on what it never saw.
-- `attention_of`, `cross_attention`, `draw_cross_attention`: where it looked.
+- `attention_of`: where it looked, as weights, a picture and a page.
 - `run_demo`: all of it on numbers.
 - `TaskError`: the error that a person can put right.
 
@@ -16,7 +16,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
     from heed.seq2seq.attention import TranslationAttention, attention_of
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
@@ -37,8 +36,6 @@ __all__ = [
     "TranslationAttention",
     "Translator",
     "attention_of",
-    "cross_attention",
-    "draw_cross_attention",
     "evaluate",
     "run_demo",
     "start_numbers",
@@ -56,9 +53,7 @@ _LAZY = {
     "TranslationAttention": "attention",
     "Translator": "translate",
     "attention_of": "attention",
-    "cross_attention": "alignment_plot",
     "run_demo": "demo",
-    "draw_cross_attention": "alignment_plot",
     "evaluate": "evaluation",
     "start_numbers": "recipes",
     "start_text": "recipes",

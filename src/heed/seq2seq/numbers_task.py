@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from heed.seq2seq import numbers
+from heed.seq2seq import number_words
 from heed.seq2seq.task import Batch, Item, padded
 from heed.seq2seq.tokenizer import DigitTokenizer, SubwordTokenizer
 
@@ -28,7 +28,7 @@ class NumbersTask:
     Example:
         >>> task = NumbersTask(("en",))
         >>> batch = task.training_batch(seed=0, step=0, size=2)
-        >>> task.decode(batch.target)[0] == numbers.spell(int("".join(
+        >>> task.decode(batch.target)[0] == number_words.spell(int("".join(
         ...     reversed(task.source_labels(batch.source[0])[1:]))))
         True
     """
@@ -70,25 +70,27 @@ class NumbersTask:
     def description(self) -> str:
         """The languages."""
         return (
-            f"numbers 0 to {numbers.LARGEST:,} in {', '.join(self.languages)}, "
+            f"numbers 0 to {number_words.LARGEST:,} in {', '.join(self.languages)}, "
             "one in twenty held out"
         )
 
     def _sample(self) -> list[str]:
-        chosen = numbers.training_numbers(0, -1, _TOKENIZER_SAMPLE // len(self.languages))
-        return [numbers.spell(int(n), language) for language in self.languages for n in chosen]
+        chosen = number_words.training_numbers(0, -1, _TOKENIZER_SAMPLE // len(self.languages))
+        return [number_words.spell(int(n), language) for language in self.languages for n in chosen]
 
     def _batch(self, pairs: Sequence[tuple[int, str]]) -> Batch:
         source = [self._digits.encode(n, language) for n, language in pairs]
-        target = self._words.encode([numbers.spell(n, language) for n, language in pairs])
+        target = self._words.encode([number_words.spell(n, language) for n, language in pairs])
         # One shape for all batches: TensorFlow compiles the step once.
         return Batch(padded(source, DigitTokenizer.longest), padded(target, self.longest_target))
 
     def training_batch(self, seed: int, step: int, size: int) -> Batch:
         """The batch of a step: as many numbers, the languages in turn."""
-        chosen = numbers.training_numbers(seed, step, size).tolist()
+        chosen = number_words.training_numbers(seed, step, size).tolist()
         # One further in each round of lengths, so that each length comes in each language.
-        turns = [place + place // numbers.ROUND for place in range(step * size, (step + 1) * size)]
+        turns = [
+            place + place // number_words.ROUND for place in range(step * size, (step + 1) * size)
+        ]
         languages = [self.languages[turn % len(self.languages)] for turn in turns]
         return self._batch(list(zip(chosen, languages, strict=True)))
 
@@ -98,7 +100,7 @@ class NumbersTask:
 
     def validation_batches(self) -> list[Batch]:
         """The validation numbers, the languages in turn."""
-        chosen = numbers.validation_numbers().tolist()
+        chosen = number_words.validation_numbers().tolist()
         count = len(self.languages)
         pairs = [(n, self.languages[i % count]) for i, n in enumerate(chosen)]
         return [
@@ -108,7 +110,7 @@ class NumbersTask:
 
     def evaluation_items(self) -> list[Item]:
         """The 2,000 held-out evaluation numbers in each language; the language is the group."""
-        return self._items(numbers.evaluation_numbers().tolist())
+        return self._items(number_words.evaluation_numbers().tolist())
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
         """The numbers that people type first, in each language. Nearly all of them are trained on."""
@@ -116,14 +118,14 @@ class NumbersTask:
 
     def _items(self, chosen: Iterable[int]) -> list[Item]:
         return [
-            Item(self._digits.encode(n, lang), f"{n:,}", numbers.spell(n, lang), lang)
+            Item(self._digits.encode(n, lang), f"{n:,}", number_words.spell(n, lang), lang)
             for lang in self.languages
             for n in chosen
         ]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of "1234", "1 2 3 4" or "1,234"; the first language if none is said."""
-        return self._digits.encode(numbers.parse_number(line), language or self.languages[0])
+        return self._digits.encode(number_words.parse_number(line), language or self.languages[0])
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The words of rows of target ids."""
@@ -132,6 +134,10 @@ class NumbersTask:
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """The language, then the digits, units first."""
         return self._digits.pieces(ids)
+
+    def reading_order(self, ids: Sequence[int]) -> list[int]:
+        """The language, then the digits, units last."""
+        return [0, *range(len(ids) - 1, 0, -1)]
 
     def target_labels(self, ids: Iterable[int]) -> list[str]:
         """The pieces of the words."""

@@ -73,6 +73,22 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
+def picture_format(path: Path) -> str:
+    """The kind of picture that the file's name asks for: "png", "svg" or "pdf".
+
+    Raises:
+        TaskError: for any other name.
+
+    Example:
+        >>> picture_format(Path("a.SVG"))
+        'svg'
+    """
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg", "pdf"):
+        raise TaskError(f"a picture must be a .png, .svg or .pdf file. Received: {path}")
+    return kind
+
+
 class RunFolder:
     """An existing run folder. Use :meth:`create` or :meth:`open`.
 

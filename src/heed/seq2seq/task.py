@@ -78,6 +78,9 @@ class Task(Protocol):
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """A short label for each source token."""
 
+    def reading_order(self, ids: Sequence[int]) -> list[int]:
+        """The places of source tokens in the order in which people read them."""
+
     def target_labels(self, ids: Iterable[int]) -> list[str]:
         """A short label for each target token before the end."""
 

@@ -217,6 +217,10 @@ class TextTask:
         """The pieces of the source, and its end."""
         return [*self._source.pieces(ids), "end"]
 
+    def reading_order(self, ids: Sequence[int]) -> list[int]:
+        """As they come."""
+        return list(range(len(ids)))
+
     def target_labels(self, ids: Iterable[int]) -> list[str]:
         """The pieces of the target."""
         return self._target.pieces(ids)

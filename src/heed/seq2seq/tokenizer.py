@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from heed._install import how_to_install
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.numbers import LARGEST, check_languages
+from heed.seq2seq.number_words import LARGEST, check_languages
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 _RESERVED = 4

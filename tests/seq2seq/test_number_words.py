@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from heed.seq2seq import numbers
+from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
 
 
 def test_five_in_a_hundred_are_held_out_and_none_below_a_hundred():
-    everything = np.arange(numbers.LARGEST + 1)
-    chosen = numbers.held_out(everything)
+    everything = np.arange(number_words.LARGEST + 1)
+    chosen = number_words.held_out(everything)
     assert 0.049 < chosen.mean() < 0.051
     assert not chosen[:100].any()
     # Evenly: in each last digit and each thousand alike, so that it is no rule that can be learned.
@@ -19,32 +19,32 @@ def test_five_in_a_hundred_are_held_out_and_none_below_a_hundred():
 
 def test_held_out_numbers_are_pinned():
     """A run's evaluation means something only if this never changes."""
-    everything = np.arange(numbers.LARGEST + 1)
-    assert int(numbers.held_out(everything).sum()) == 49952
-    assert numbers.evaluation_numbers()[:5].tolist() == [408846, 6424, 742037, 305260, 604219]
-    assert numbers.training_numbers(3, 7, 4).tolist() == [482439, 2001, 99084, 622]
+    everything = np.arange(number_words.LARGEST + 1)
+    assert int(number_words.held_out(everything).sum()) == 49952
+    assert number_words.evaluation_numbers()[:5].tolist() == [408846, 6424, 742037, 305260, 604219]
+    assert number_words.training_numbers(3, 7, 4).tolist() == [482439, 2001, 99084, 622]
 
 
 def test_evaluation_and_validation_are_held_out_and_apart():
-    evaluation, validation = numbers.evaluation_numbers(), numbers.validation_numbers()
+    evaluation, validation = number_words.evaluation_numbers(), number_words.validation_numbers()
     assert len(set(evaluation.tolist())) == 2000
     assert (evaluation >= 10_000).sum() == 1600
     assert len(set(validation.tolist())) == 512
     assert not set(evaluation.tolist()) & set(validation.tolist())
-    assert numbers.held_out(evaluation).all()
-    assert numbers.held_out(validation).all()
+    assert number_words.held_out(evaluation).all()
+    assert number_words.held_out(validation).all()
 
 
 def test_training_never_draws_a_held_out_number():
-    drawn = np.concatenate([numbers.training_numbers(1, step, 64) for step in range(500)])
-    assert not numbers.held_out(drawn).any()
+    drawn = np.concatenate([number_words.training_numbers(1, step, 64) for step in range(500)])
+    assert not number_words.held_out(drawn).any()
     assert drawn.min() >= 0
-    assert drawn.max() <= numbers.LARGEST
+    assert drawn.max() <= number_words.LARGEST
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 64])
 def test_half_of_a_batch_is_below_ten_thousand(size):
-    drawn = numbers.training_numbers(2, 9, size)
+    drawn = number_words.training_numbers(2, 9, size)
     assert len(drawn) == size
     # One more where the size is odd, in the steps that begin with a small one.
     assert (drawn < 10_000).sum() in {size // 2, (size + 1) // 2}
@@ -53,7 +53,7 @@ def test_half_of_a_batch_is_below_ten_thousand(size):
 @pytest.mark.parametrize("size", [1, 3, 8, 64])
 def test_short_numbers_have_their_share_whatever_the_size_of_a_batch(size):
     """People ask for these first; drawn evenly from 0 to 9,999 one digit comes once in 2,000."""
-    drawn = [numbers.training_numbers(4, step, size) for step in range(-(-160 * 64 // size))]
+    drawn = [number_words.training_numbers(4, step, size) for step in range(-(-160 * 64 // size))]
     short = np.concatenate(drawn)[: 160 * 64]
     by_digits = [sum(len(str(n)) == digits for n in short) for digits in range(1, 7)]
     assert by_digits == [640 * share for share in (1, 2, 2, 3, 4, 4)]
@@ -67,10 +67,10 @@ def test_short_numbers_have_their_share_whatever_the_size_of_a_batch(size):
 
 
 def test_a_batch_is_a_function_of_seed_and_step():
-    first = numbers.training_numbers(1, 10, 64)
-    assert (first == numbers.training_numbers(1, 10, 64)).all()
-    assert (first != numbers.training_numbers(1, 11, 64)).mean() > 0.9
-    assert (first != numbers.training_numbers(2, 10, 64)).mean() > 0.9
+    first = number_words.training_numbers(1, 10, 64)
+    assert (first == number_words.training_numbers(1, 10, 64)).all()
+    assert (first != number_words.training_numbers(1, 11, 64)).mean() > 0.9
+    assert (first != number_words.training_numbers(2, 10, 64)).mean() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_batch_is_a_function_of_seed_and_step():
     ],
 )
 def test_words(number, language, words):
-    assert numbers.spell(number, language) == words
+    assert number_words.spell(number, language) == words
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_words(number, language, words):
     ],
 )
 def test_numbers_that_people_type(text, number):
-    assert numbers.parse_number(text) == number
+    assert number_words.parse_number(text) == number
 
 
 @pytest.mark.parametrize(
@@ -113,23 +113,23 @@ def test_numbers_that_people_type(text, number):
 )  # fmt: skip
 def test_text_where_digits_belong(text):
     with pytest.raises(TaskError, match="must"):
-        numbers.parse_number(text)
+        number_words.parse_number(text)
 
 
 @pytest.mark.parametrize("text", ["1000000", "1,000,000", "9" * 10_000])
 def test_a_number_out_of_range_is_said_in_a_short_line(text):
     with pytest.raises(TaskError, match="from 0 to 999,999") as caught:
-        numbers.parse_number(text)
+        number_words.parse_number(text)
     assert len(str(caught.value)) < 120
 
 
 @pytest.mark.parametrize("languages", [(), ("xx",), ("en", "en"), ("en", "")])
 def test_languages_are_checked(languages):
     with pytest.raises(TaskError, match="languages must be"):
-        numbers.check_languages(languages)
+        number_words.check_languages(languages)
 
 
 @pytest.mark.parametrize("number", [-1, 1_000_000])
 def test_spelling_out_of_range(number):
     with pytest.raises(TaskError, match="from 0 to"):
-        numbers.spell(number)
+        number_words.spell(number)
