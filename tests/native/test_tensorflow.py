@@ -77,7 +77,7 @@ def test_bitwise_the_same_over_100_repeats_and_for_any_number_of_threads(
     inputs = tensors(0, dtype)
     found = set()
     for threads in (1, 2, 5):
-        monkeypatch.setattr(library, "_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(library, "threads", lambda threads=threads: threads)
         with traced() as graphs:
             run = tf.function(step)
             found |= {tuple(bits(run(*inputs))) for _ in range(100)}

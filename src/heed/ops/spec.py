@@ -221,7 +221,7 @@ def _operands(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, str]:
     """Query, key and value (or None) in their common dtype, and its name."""
     given = {"query": query, "key": key} | ({} if value is NO_VALUE else {"value": value})
     tensors, dtype = checks.common_type(**given)
-    query, key, *rest = (ops.cast(x, dtype) for x in tensors)
+    query, key, *rest = (x if checks.dtype_of(x) == dtype else ops.cast(x, dtype) for x in tensors)
     return query, key, rest[0] if rest else None, dtype
 
 

@@ -82,7 +82,7 @@ class Wire(NamedTuple):
         scale, soft_cap = spec.score if isinstance(spec.score, DotScore) else (1.0, None)
         flags = (float(spec.has_bias), float(spec.has_slopes), float(library.threads()))
         settings = [scale, soft_cap or 0.0, spec.dropout, *flags]
-        first = tf.zeros((), spec.dtype) if tensors.score_vector is None else tensors.score_vector
+        first = np.zeros((), spec.dtype) if tensors.score_vector is None else tensors.score_vector
         return cls(
             settings=np.array(settings, np.float64),
             seed=np.zeros(2, np.uint32) if tensors.seed is None else tensors.seed,
