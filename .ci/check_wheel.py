@@ -6,7 +6,12 @@ import zipfile
 from pathlib import Path
 
 FOLDERS = ("heed/", "heed_attention-")  # the package, and what describes it
-DATA = ("heed/py.typed", "heed/inspect/_page_files/page.html", "heed/inspect/_page_files/main.js")
+DATA = (
+    "heed/py.typed",
+    "heed/include/heed.h",
+    "heed/inspect/_page_files/page.html",
+    "heed/inspect/_page_files/main.js",
+)
 LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so"}
 
 

@@ -4,8 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/registry.h"
-
 namespace heed {
 namespace {
 
@@ -15,6 +13,7 @@ const InstructionSet* const kAll[] = {
     &kAmx, &kAvx512, &kAvx2,
 #endif
     &kBaseline};
+constexpr int kCount = sizeof(kAll) / sizeof(*kAll);
 
 const InstructionSet* find(const char* name) {
   for (const InstructionSet* set : kAll)
@@ -38,14 +37,18 @@ const InstructionSet& in_use() {
 
 }  // namespace
 
-const Kernels& kernels_for(const Attention& attention) { return in_use().kernels(attention.number); }
-
-const char* instruction_set() { return in_use().name; }
-
-bool use_instruction_set(const char* name) {
-  const InstructionSet* set = find(name);
-  if (set) chosen.store(set);
-  return set != nullptr;
-}
+const Kernels& kernels_for(const HeedAttention& attention) { return in_use().kernels(attention); }
 
 }  // namespace heed
+
+const char* heed_instruction_set_name(int index) {
+  return index >= 0 && index < heed::kCount ? heed::kAll[index]->name : nullptr;
+}
+
+const char* heed_instruction_set() { return heed::in_use().name; }
+
+int heed_use_instruction_set(const char* name) {
+  const heed::InstructionSet* set = heed::find(name);
+  if (set) heed::chosen.store(set);
+  return set != nullptr;
+}

@@ -182,43 +182,51 @@ def _foreign_import(top: str, found: Import) -> str | None:
     return None
 
 
-# Native folders, and which includes each may have: its own floor and those below.
-NATIVE_FLOORS = {"simd": 0, "kernels": 1, ".": 2, "adapters": 3}
-# Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard library. The
-# compiler's own are always inlined.
-KERNEL_HEADERS = {"cstddef", "cstdint", "immintrin.h"}
+# Native folders: each includes its own files and those of lower floors. An adapter, in a folder of its own, includes
+# nothing of the core but its C interface.
+NATIVE_FLOORS = {"include": 0, "simd": 1, "kernels": 2, ".": 3, "adapters/*": 4}
+# heed.h is C. Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard
+# library. The compiler's own are always inlined.
+SYSTEM_HEADERS = {
+    "include": {"stdint.h"},
+    "simd": {"cstddef", "cstdint", "immintrin.h"},
+    "kernels": {"cstddef", "cstdint", "immintrin.h"},
+}
 
 
 def native_breaches(folder: Path) -> list[str]:
     """One line for each include of `native/` that climbs, or brings what its floor must not have."""
     found = []
     for path in sorted(path for suffix in ("*.h", "*.cc") for path in folder.rglob(suffix)):
-        relative = path.relative_to(folder)
-        floor = NATIVE_FLOORS.get(relative.parent.as_posix())
-        lines = path.read_text(encoding="utf-8").splitlines()
-        if floor is None:
-            found.append(f"{relative}:1: `{relative.parent}` has no floor: give it one")
+        own = path.relative_to(folder)
+        if _native_part(own) not in NATIVE_FLOORS:
+            found.append(f"{own}:1: `{own.parent}` has no floor: give it one")
             continue
-        for number, line in enumerate(lines, 1):
-            if message := _include(line, path, folder, floor):
-                found.append(f"{relative}:{number}: {message}")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = re.match(r'\s*#include\s+([<"])([^>"]+)[>"]', line)
+            if match and (message := _include(*match.groups(), path, folder)):
+                found.append(f"{own}:{number}: {message}")
     return found
 
 
-def _include(line: str, path: Path, folder: Path, floor: int) -> str | None:
-    match = re.match(r'\s*#include\s+([<"])([^>"]+)[>"]', line)
-    if match is None:
-        return None
-    kind, name = match.groups()
+def _native_part(own: Path) -> str:
+    """The part of `native/` that a file belongs to; an adapter lies one folder deeper than the others."""
+    folder = own.parent
+    return "adapters/*" if folder.parent == Path("adapters") else str(folder)
+
+
+def _include(kind: str, name: str, path: Path, folder: Path) -> str | None:
+    own = path.relative_to(folder)
+    part = _native_part(own)
     if kind == "<":
-        if floor <= NATIVE_FLOORS["kernels"] and name not in KERNEL_HEADERS:
-            return f"includes <{name}>: kernels use the compiler alone"
+        if name not in SYSTEM_HEADERS.get(part, {name}):
+            return f"includes <{name}>: `{part}` uses the compiler alone"
         return None
     target = (path.parent / name).resolve().relative_to(folder.resolve())
-    own = path.relative_to(folder)
-    # Plain data that everybody shares.
-    if target.as_posix() in {"attention.h", "additive.h"}:
+    if target.parent == own.parent:
         return None
-    if NATIVE_FLOORS[target.parent.as_posix()] > floor:
+    if part == "adapters/*" and _native_part(target) != "include":
+        return f"`{own.parent}` includes `{target}`: of the core an adapter knows heed.h alone"
+    if NATIVE_FLOORS[_native_part(target)] >= NATIVE_FLOORS[part]:
         return f"`{own.parent}` includes `{target}` of a higher floor"
     return None

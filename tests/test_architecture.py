@@ -177,10 +177,15 @@ def test_native_keeps_its_floors():
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("kernels/a.h", '#include "../adapters/b.h"', "of a higher floor"),
+        ("kernels/a.h", '#include "../adapters/tensorflow/b.h"', "of a higher floor"),
         ("simd/a.h", '#include "../kernels/b.h"', "of a higher floor"),
-        ("kernels/a.h", "#include <algorithm>", "kernels use the compiler alone"),
+        ("include/heed.h", '#include "../attention.h"', "of a higher floor"),
+        ("adapters/xla/a.h", '#include "../../attention.h"', "an adapter knows heed.h alone"),
+        ("adapters/xla/a.h", '#include "../tensorflow/call.h"', "an adapter knows heed.h alone"),
+        ("kernels/a.h", "#include <algorithm>", "uses the compiler alone"),
+        ("include/heed.h", "#include <cstdint>", "uses the compiler alone"),
         ("other/a.h", "", "has no floor"),
+        ("adapters/a.h", "", "has no floor"),
     ],
 )
 def test_each_native_rule_can_fail(tmp_path, name, text, expected):

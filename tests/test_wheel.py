@@ -17,6 +17,7 @@ NAME = "heed_attention-1.0-py3-none-manylinux_2_28_x86_64.whl"
 RIGHT = {
     "heed/__init__.py": "",
     "heed/py.typed": "",
+    "heed/include/heed.h": "",
     "heed/inspect/_page_files/page.html": "",
     "heed/inspect/_page_files/main.js": "",
     "heed/_lib/libheed_core.so": "",

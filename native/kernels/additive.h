@@ -45,12 +45,12 @@ HEED_INLINE int units_stride(int64_t units) {
   return (round_up(units, kLine) / kLine | 1) * kLine;
 }
 
-// rows[x][u] = source[x][u] + bias[u] in the compute type, 0 beyond the units and beyond the span. With `broken`, a row
-// that is not finite becomes 0 and is marked there. Returns the largest magnitude but for NaN. `bias` has a row's
+// rows[x][u] = source[x][u] + bias[u] in the compute type, 0 beyond the units and beyond the span. With `nonfinite`, a
+// row that is not finite becomes 0 and is marked there. Returns the largest magnitude but for NaN. `bias` has a row's
 // length too.
 template <class Stored, class Real>
-inline Real load_units(const Rows& source, int64_t b, Span span, int rows, int units, const Real* bias, Real* to,
-                       bool* broken) {
+inline Real load_units(const HeedTensor& source, int64_t b, Span span, int rows, int units, const Real* bias, Real* to,
+                       bool* nonfinite) {
   typedef Vector<Real> V;
   typedef Integers<Real> I;
   constexpr int kCount = Lanes<Real>::kCount;
@@ -69,8 +69,8 @@ inline Real load_units(const Rows& source, int64_t b, Span span, int rows, int u
     for (int lane = 0; lane < kCount; ++lane) bits = larger(magnitudes[lane], bits);
     Real most;
     __builtin_memcpy(&most, &bits, sizeof(most));
-    if (broken && !is_finite(most)) {
-      broken[x] = true;
+    if (nonfinite && !is_finite(most)) {
+      nonfinite[x] = true;
       for (int u = 0; u < stride; u += kCount) store(to + u, V{});
     } else {
       largest = larger(most, largest);
@@ -156,7 +156,7 @@ HEED_INLINE void score_tile(const Real* query, const Real* key, int stride, cons
   store(result, sums_of_lanes<Real>(sums));
 #pragma GCC unroll 8
   for (int y = 0; y < kRows; ++y)
-    __builtin_memcpy(scores + y * kQueries, result + y * kColumns, kColumns * sizeof(Real));
+    __builtin_memcpy(scores + y * kQueryTile, result + y * kColumns, kColumns * sizeof(Real));
 }
 
 // Keys of one tile of scores.
@@ -175,11 +175,11 @@ inline void additive_scores(const Real* query, int queries, const Real* key, int
   for (; x + kColumns <= queries; x += kColumns)
     for (int y = 0; y < keys; y += kRows)
       score_tile<range, kRows, kColumns>(query + x * stride, key + y * stride, stride, vector, units,
-                                         scores + y * kQueries + x);
+                                         scores + y * kQueryTile + x);
   for (; x < queries; ++x)
     for (int y = 0; y < keys; y += kRows)
       score_tile<range, kRows, 1>(query + x * stride, key + y * stride, stride, vector, units,
-                                  scores + y * kQueries + x);
+                                  scores + y * kQueryTile + x);
 }
 
 // For one vector of units, with t = tanh, s[y][x] the gradients of the scores and kColumns queries, adds
@@ -201,7 +201,7 @@ HEED_INLINE void gradient_tile(const Real* query, const Real* key, int keys, int
     for (int x = 0; x < kColumns; ++x) {
       V t0, t1;
       tanh_of_pair<range, Real>(q[x], k0, k1, &t0, &t1);
-      const V s0 = broadcast(gradients[y * kQueries + x]), s1 = broadcast(gradients[(y + 1) * kQueries + x]);
+      const V s0 = broadcast(gradients[y * kQueryTile + x]), s1 = broadcast(gradients[(y + 1) * kQueryTile + x]);
       vector_sum0 += s0 * t0;
       vector_sum1 += s1 * t1;
       const V slope0 = 1 - t0 * t0, slope1 = 1 - t1 * t1;
@@ -240,7 +240,7 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
     // A few keys at a time: short sums are more accurate.
     for (int y = 0; y < even_keys; y += kTogether) {
       const int some = static_cast<int>(least(kTogether, even_keys - y));
-      const Real *keys_from = key + y * stride + u, *gradients_from = gradients + y * kQueries;
+      const Real *keys_from = key + y * stride + u, *gradients_from = gradients + y * kQueryTile;
       Real* column_from = column + y * kCount;
       int x = 0;
       for (; x + kColumns <= queries; x += kColumns)

@@ -15,7 +15,7 @@ namespace HEED_ISA {
 inline constexpr int kTile = 16;       // rows of a tile, and 32-bit numbers across
 inline constexpr int kPairsDeep = 32;  // terms of one product of tiles
 
-static_assert(kKeys % kPairsDeep == 0 && kQueries % kTile == 0, "blocks must be made of tiles");
+static_assert(kKeyBlock % kPairsDeep == 0 && kQueryTile % kTile == 0, "blocks must be made of tiles");
 
 // The tile registers while it lives: all eight 16 rows of 64 bytes.
 class Tiles {
@@ -115,59 +115,60 @@ class TileProducts {
   static constexpr bool kPairs = true, kWhole = true, kRows = false;
 
   // Fewer queries are not worth turning the values; dropout wants single weights.
-  static bool serves(const Attention& a) { return a.queries > kTile && a.keys > 0 && a.dropout == 0; }
+  static bool serves(const HeedAttention& a) {
+    return a.dtype == HEED_BFLOAT16 && a.query_length > kTile && a.key_length > 0 && a.dropout == 0;
+  }
 
-  static int value_rows(const Attention& a) { return round_up(a.value_width, kTile); }
-  static int deep(const Attention& a) { return round_up(a.width, kPairsDeep); }
-  static size_t block_bytes(const Attention& a) { return 2 * kKeys * static_cast<size_t>(value_rows(a)); }
-  static size_t bytes(const Attention& a) { return 2 * static_cast<size_t>(deep(a)) * (kQueries + kKeys); }
-  static size_t packed_bytes(const Attention& a) {
-    if (!serves(a)) return 0;
-    return static_cast<size_t>(a.batch * a.groups * ((a.keys + kKeys - 1) / kKeys)) * block_bytes(a);
+  static int value_rows(const HeedAttention& a) { return round_up(a.value_dim, kTile); }
+  static int deep(const HeedAttention& a) { return round_up(a.head_dim, kPairsDeep); }
+  static size_t block_bytes(const HeedAttention& a) { return 2 * kKeyBlock * static_cast<size_t>(value_rows(a)); }
+  static size_t bytes(const HeedAttention& a) { return 2 * static_cast<size_t>(deep(a)) * (kQueryTile + kKeyBlock); }
+  static size_t packed_bytes(const HeedAttention& a) {
+    return static_cast<size_t>(a.batch * a.kv_heads * key_blocks(a)) * block_bytes(a);
   }
 
   // packed[feature][key] of one block, 0 beyond the last key and feature, and for what is not finite where a mask
   // hides.
-  static void pack(const Attention& a, const uint8_t* finite, int64_t b, int64_t group, int64_t block, char* packed) {
-    const int64_t index = (b * a.groups + group) * ((a.keys + kKeys - 1) / kKeys) + block;
-    const bool guarded = a.rules > 0 && !finite[index];
+  static void pack(const HeedAttention& a, const uint8_t* finite, int64_t b, int64_t kv_head, int64_t block,
+                   char* packed) {
+    const int64_t index = (b * a.kv_heads + kv_head) * key_blocks(a) + block;
+    const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, block);
     char* to = packed + static_cast<size_t>(index) * block_bytes(a);
-    const Span keys = block_keys(block, 0, a.keys);
-    const int width = static_cast<int>(a.value_width);
-    for (int j = 0; j < kKeys; j += kPairsDeep)
+    const Span keys = block_keys(block, 0, a.key_length);
+    const int width = static_cast<int>(a.value_dim);
+    for (int j = 0; j < kKeyBlock; j += kPairsDeep)
       for (int c = 0; c < width; c += kTile) {
         Vector<float> square[kTile];
         for (int r = 0; r < kTile; ++r) {
           Words pair[2] = {};
           for (int i = 0; i < 2; ++i)
             if (const int y = j + 2 * r + i; y < keys.length) {
-              pair[i] = load_words(row<Bfloat16>(a.value, b, keys.begin + y, group) + c, width - c);
-              if (guarded) pair[i] = finite_words(pair[i]);
+              pair[i] = load_words(row<Bfloat16>(a.value, b, keys.begin + y, kv_head) + c, width - c);
+              if (has_nonfinite) pair[i] = finite_words(pair[i]);
             }
           square[r] = (Vector<float>)(pair[0] | pair[1] << 16);
         }
         transpose<float>(square);
-        for (int r = 0; r < kTile; ++r) store(reinterpret_cast<float*>(to + 2 * ((c + r) * kKeys + j)), square[r]);
+        for (int r = 0; r < kTile; ++r) store(reinterpret_cast<float*>(to + 2 * ((c + r) * kKeyBlock + j)), square[r]);
       }
   }
 
-  TileProducts(const Attention& a, int64_t b, int64_t group, const char* packed, char* memory)
+  TileProducts(const HeedAttention& a, int64_t b, int64_t kv_head, const char* packed, char* memory)
       : a_(a),
         b_(b),
-        group_(group),
+        kv_head_(kv_head),
         values_(!packed ? nullptr
-                        : packed + static_cast<size_t>((b * a.groups + group) * ((a.keys + kKeys - 1) / kKeys)) *
-                                       block_bytes(a)),
+                        : packed + static_cast<size_t>((b * a.kv_heads + kv_head) * key_blocks(a)) * block_bytes(a)),
         query_(reinterpret_cast<float*>(memory)),
-        copy_(reinterpret_cast<uint16_t*>(memory) + kQueries * deep(a)),
+        copy_(reinterpret_cast<uint16_t*>(memory) + kQueryTile * deep(a)),
         // The products are of unscaled numbers. If nothing else happens to scores, scaling waits for the softmax.
-        scaled_(a.soft_cap > 0 || a.bias.data || a.slopes || !(a.scale > 1e-3)) {}
+        scaled_(a.soft_cap > 0 || a.bias.data || a.alibi_slopes || !(a.scale > 1e-3)) {}
 
   float unit() const { return scaled_ ? 1.0f : static_cast<float>(a_.scale); }
 
   // query_[c / 2][x] holds features c and c + 1 of query x.
   void load_query(int64_t n, Span queries) {
-    const int width = static_cast<int>(a_.width);
+    const int width = static_cast<int>(a_.head_dim);
     for (int x = 0; x < queries.length; x += kTile)
       for (int c = 0; c < width; c += kPairsDeep) {
         Vector<float> square[kTile];
@@ -178,29 +179,29 @@ class TileProducts {
           square[r] = (Vector<float>)words;
         }
         transpose<float>(square);
-        for (int r = 0; r < kTile; ++r) store(query_ + (c / 2 + r) * kQueries + x, square[r]);
+        for (int r = 0; r < kTile; ++r) store(query_ + (c / 2 + r) * kQueryTile + x, square[r]);
       }
   }
 
-  void scores(Span keys, bool guarded, int columns, float* scores) {
-    const int width = static_cast<int>(a_.width), wide = deep(a_);
-    const Bfloat16* key = row<Bfloat16>(a_.key, b_, keys.begin, group_);
-    ptrdiff_t distance = a_.key.position;
-    if (guarded || wide != width || keys.length % kTile) {
+  void scores(Span keys, bool has_nonfinite, int columns, float* scores) {
+    const int width = static_cast<int>(a_.head_dim), wide = deep(a_);
+    const Bfloat16* key = row<Bfloat16>(a_.key, b_, keys.begin, kv_head_);
+    ptrdiff_t distance = a_.key.row_stride;
+    if (has_nonfinite || wide != width || keys.length % kTile) {
       for (int y = 0; y < round_up(keys.length, kTile); ++y)
         for (int c = 0; c < wide; c += kTile) {
           Words words{};
           if (y < keys.length && c < width) words = load_words(key + y * distance + c, width - c);
-          store_halves(copy_ + y * wide + c, guarded ? finite_words(words) : words);
+          store_halves(copy_ + y * wide + c, has_nonfinite ? finite_words(words) : words);
         }
       key = reinterpret_cast<const Bfloat16*>(copy_);
       distance = wide;
     }
-    tiled_product(key, 2 * distance, round_up(keys.length, kTile), query_, 4 * kQueries, scores, 4 * kQueries, columns,
-                  wide / kPairsDeep, false);
+    tiled_product(key, 2 * distance, round_up(keys.length, kTile), query_, 4 * kQueryTile, scores, 4 * kQueryTile,
+                  columns, wide / kPairsDeep, false);
     if (scaled_) {
       const float scale = static_cast<float>(a_.scale);
-      for (int at = 0; at < keys.length * kQueries; at += kTile)
+      for (int at = 0; at < keys.length * kQueryTile; at += kTile)
         store(scores + at, load<Vector<float>>(scores + at) * scale);
     }
   }
@@ -208,15 +209,15 @@ class TileProducts {
   void add_values(Span keys, bool, int columns, float* weights, float* output) {
     const int length = round_up(keys.length, kPairsDeep);
     for (int y = round_up(keys.length, 2); y < length; y += 2)
-      for (int x = 0; x < columns; x += kTile) store(weights + y * kQueries + x, Vector<float>{});
-    const char* value = values_ + static_cast<size_t>(keys.begin / kKeys) * block_bytes(a_);
-    tiled_product(value, 2 * kKeys, value_rows(a_), weights, 8 * kQueries, output, 4 * kQueries, columns,
+      for (int x = 0; x < columns; x += kTile) store(weights + y * kQueryTile + x, Vector<float>{});
+    const char* value = values_ + static_cast<size_t>(keys.begin / kKeyBlock) * block_bytes(a_);
+    tiled_product(value, 2 * kKeyBlock, value_rows(a_), weights, 8 * kQueryTile, output, 4 * kQueryTile, columns,
                   length / kPairsDeep, true);
   }
 
  private:
-  const Attention& a_;
-  int64_t b_, group_;
+  const HeedAttention& a_;
+  int64_t b_, kv_head_;
   const char* values_;
   float* query_;
   uint16_t* copy_;
@@ -227,14 +228,17 @@ class TileProducts {
 // See `VectorScores`.
 class TileScores {
  public:
-  static size_t bytes(const Attention& a) { return TileProducts::bytes(a); }
-  TileScores(const Attention& a, int64_t b, int64_t group, char* memory) : products_(a, b, group, nullptr, memory) {}
+  typedef float Real;
+
+  static size_t bytes(const HeedAttention& a) { return TileProducts::bytes(a); }
+  TileScores(const HeedAttention& a, int64_t b, int64_t kv_head, char* memory)
+      : products_(a, b, kv_head, nullptr, memory) {}
 
   float unit() const { return products_.unit(); }
 
-  void operator()(const QueryPanel<float>& p, Span keys, Strided<float>, bool guarded, float* scores) {
+  void operator()(const QueryTile<float>& p, Span keys, Strided<float>, bool has_nonfinite, float* scores) {
     products_.load_query(p.n, p.queries);
-    products_.scores(keys, guarded, round_up(p.queries.length, kTile), scores);
+    products_.scores(keys, has_nonfinite, round_up(p.queries.length, kTile), scores);
   }
 
  private:

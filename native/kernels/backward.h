@@ -1,8 +1,8 @@
-// Backward: the queries of some heads that share one key head, panel by panel, against the keys they see.
+// Backward: the queries of some heads that share one key head, tile by tile, against the keys they see.
 //
 // Scores are computed once more, and weights from what the forward pass kept of each row. Gradients of keys and values
 // are summed in scratch of the compute type that one task owns, so no order of threads can change a result. Several
-// panels go over the keys together: the keys, the values and the sums of their gradients, too large for the caches,
+// tiles go over the keys together: the keys, the values and the sums of their gradients, too large for the caches,
 // come by that much less often.
 #pragma once
 
@@ -12,119 +12,116 @@
 namespace heed {
 namespace HEED_ISA {
 
-inline constexpr int kPanelsTogether = 8;
+inline constexpr int kTilesTogether = 8;
 
-// What is prepared for one panel of queries. A weight is exp(score - highest) / sum, and as only sums of it times what
+// What is prepared for one query tile. A weight is exp(score - row_max) / row_sum, and as only sums of it times what
 // comes in for its row are wanted, that is divided by the sum instead: the gradient of the output and `delta`. Rows
-// without keys, and rows that hold or see something which is not finite, add nothing: their `highest` becomes infinite
-// and their weights 0. The latter, `broken`, are written as NaN where they reach.
+// without keys, and rows that hold or see something which is not finite, add nothing: their `row_max` becomes infinite
+// and their weights 0. The latter, `nonfinite`, are written as NaN where they reach.
 template <class Real>
-struct QueryPanel {
+struct QueryTile {
   Real *query, *query_rows, *output_gradient, *output_gradient_rows, *query_gradient;
-  Real highest[kQueries], delta[kQueries];
-  bool broken[kQueries], any_broken;
+  Real row_max[kQueryTile], delta[kQueryTile];
+  bool nonfinite[kQueryTile], any_nonfinite;
   bool any_idle;      // whether any row adds nothing
   int64_t n, lo, hi;  // head, and the keys that may be seen
   Span queries;
   Dropout dropout;
 };
 
+// Numbers of a row of so many features, in sums and copies.
 template <class Real>
-struct BackwardScratch {
-  QueryPanel<Real>* panels;
-  Real *weights, *weight_gradients, *slope, *factors;
-  typename Lanes<Real>::Integer* hidden;
-  Real *key_copy, *value_copy;
+int gradient_row(int64_t width) {
+  return round_up(width, Lanes<Real>::kCount);
+}
 
-  static int row_width(int64_t width) { return round_up(width, Lanes<Real>::kCount); }
-  static size_t panel_bytes() { return (sizeof(QueryPanel<Real>) * kPanelsTogether + 63) / 64 * 64; }
-  static size_t bytes(const Attention& a) {
-    const size_t h = static_cast<size_t>(row_width(a.width)), v = static_cast<size_t>(row_width(a.value_width));
-    return panel_bytes() +
-           sizeof(Real) * (kQueries * (kPanelsTogether * (3 * h + 2 * v) + 5 * kKeys) + kKeys * (h + v)) + 64;
-  }
-  static BackwardScratch in(char* memory, const Attention& a) {
-    const int h = row_width(a.width), v = row_width(a.value_width);
-    BackwardScratch s;
-    s.panels = reinterpret_cast<QueryPanel<Real>*>(memory);
-    Real* at = reinterpret_cast<Real*>(memory + panel_bytes());
-    auto take = [&at](int numbers) {
-      Real* here = at;
-      at += numbers;
-      return here;
-    };
-    for (int p = 0; p < kPanelsTogether; ++p) {
-      s.panels[p].query = take(kQueries * h);
-      s.panels[p].query_rows = take(kQueries * h);
-      s.panels[p].query_gradient = take(kQueries * h);
-      s.panels[p].output_gradient = take(kQueries * v);
-      s.panels[p].output_gradient_rows = take(kQueries * v);
+template <class Scores>
+struct BackwardScratch {
+  typedef typename Scores::Real Real;
+  typedef typename Lanes<Real>::Integer Integer;
+  QueryTile<Real>* tiles;
+  Real *weights, *weight_gradients, *slope, *factors, *key_copy, *value_copy;
+  Integer* hidden;
+  char* scores;
+
+  BackwardScratch(const HeedAttention& a, Arena& arena) : tiles(arena.take<QueryTile<Real>>(kTilesTogether)) {
+    const int h = gradient_row<Real>(a.head_dim), v = gradient_row<Real>(a.value_dim);
+    for (int t = 0; t < kTilesTogether; ++t) {
+      Real* of_head_dim = arena.take<Real>(3 * kQueryTile * h);
+      Real* of_value_dim = arena.take<Real>(2 * kQueryTile * v);
+      if (arena.only_counts()) continue;
+      tiles[t].query = of_head_dim;
+      tiles[t].query_rows = of_head_dim + kQueryTile * h;
+      tiles[t].query_gradient = of_head_dim + 2 * kQueryTile * h;
+      tiles[t].output_gradient = of_value_dim;
+      tiles[t].output_gradient_rows = of_value_dim + kQueryTile * v;
     }
-    s.weights = take(kQueries * kKeys);
-    s.weight_gradients = take(kQueries * kKeys);
-    s.slope = take(kQueries * kKeys);
-    s.factors = take(kQueries * kKeys);
-    s.hidden = reinterpret_cast<typename Lanes<Real>::Integer*>(take(kQueries * kKeys));
-    s.key_copy = take(kKeys * h);
-    s.value_copy = take(kKeys * v);
-    return s;
+    weights = arena.take<Real>(kQueryTile * kKeyBlock);
+    weight_gradients = arena.take<Real>(kQueryTile * kKeyBlock);
+    slope = arena.take<Real>(kQueryTile * kKeyBlock);
+    factors = arena.take<Real>(kQueryTile * kKeyBlock);
+    hidden = arena.take<Integer>(kQueryTile * kKeyBlock);
+    key_copy = arena.take<Real>(kKeyBlock * h);
+    value_copy = arena.take<Real>(kKeyBlock * v);
+    scores = arena.take<char>(static_cast<int64_t>(Scores::bytes(a)));
   }
 };
 
 template <class Stored, class Real = typename Compute<Stored>::Type>
-void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t n, Span queries, QueryPanel<Real>& p) {
+void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, int64_t n, int64_t tile,
+                  QueryTile<Real>& p) {
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
-  const Real infinity = static_cast<Real>(__builtin_inf()), scale = static_cast<Real>(a.scale);
-  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
-  const int key_row = round_up(width, kCount), value_row = round_up(value_width, kCount);
+  const Real scale = static_cast<Real>(a.scale);
+  const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
+  const int key_row = round_up(head_dim, kCount), value_row = round_up(value_dim, kCount);
+  const Span queries = query_tile(a, tile);
   p.n = n;
   p.queries = queries;
-  p.any_broken = p.any_idle = false;
+  p.any_nonfinite = p.any_idle = false;
   key_range(a, b, queries, &p.lo, &p.hi);
-  load_transposed<Stored, Real>(a.query, b, n, queries, width, scale, p.query);
-  load_rows<Stored, Real>(a.query, b, n, queries, width, scale, p.query_rows, key_row);
-  load_transposed<Stored, Real>(pass.output_gradient, b, n, queries, value_width, Real(1), p.output_gradient);
-  load_rows<Stored, Real>(pass.output_gradient, b, n, queries, value_width, Real(1), p.output_gradient_rows, value_row);
-  for (int c = 0; c < width * kQueries; ++c) p.query_gradient[c] = 0;
+  load_transposed<Stored, Real>(a.query, b, n, queries, head_dim, scale, p.query);
+  load_rows<Stored, Real>(a.query, b, n, queries, head_dim, scale, p.query_rows, key_row);
+  load_transposed<Stored, Real>(pass.output_gradient, b, n, queries, value_dim, Real(1), p.output_gradient);
+  load_rows<Stored, Real>(pass.output_gradient, b, n, queries, value_dim, Real(1), p.output_gradient_rows, value_row);
+  for (int c = 0; c < head_dim * kQueryTile; ++c) p.query_gradient[c] = 0;
   if (a.dropout > 0) p.dropout.begin(a, b, n, queries);
 
-  const int64_t first = (b * a.heads + n) * a.queries + queries.begin;
-  const Real* highest = static_cast<const Real*>(pass.softmax) + first;
-  const Real* sum = highest + a.batch * a.heads * a.queries;
-  Real share[kQueries] = {};  // 1 / sum, 0 for rows that add nothing
-  for (int x = 0; x < kQueries; ++x) {
-    p.highest[x] = infinity, p.delta[x] = 0, p.broken[x] = false;
+  const int64_t first = (b * a.heads + n) * a.query_length + queries.begin;
+  const Real* row_max = static_cast<const Real*>(pass.softmax) + first;
+  const Real* row_sum = row_max + a.batch * a.heads * a.query_length;
+  Real inverse_sum[kQueryTile] = {};  // 1 / row_sum, 0 for rows that add nothing
+  for (int x = 0; x < kQueryTile; ++x) {
+    p.row_max[x] = kInfinity<Real>, p.delta[x] = 0, p.nonfinite[x] = false;
     if (x >= queries.length) continue;
     const int64_t i = queries.begin + x;
     const Real from_lse = pass.lse_gradient ? static_cast<const Real*>(pass.lse_gradient)[first + x] : Real(0);
-    const bool seen = sum[x] != 0;
-    if (seen && a.rules > 0)
-      p.broken[x] = sum[x] != sum[x] || !is_finite(from_lse) || !row_is_finite<Stored>(a.query, b, i, n, a.width) ||
-                    !row_is_finite<Stored>(pass.output_gradient, b, i, n, a.value_width);
-    if (!seen || p.broken[x]) {
-      p.any_broken |= p.broken[x];
+    const bool seen = row_sum[x] != 0;
+    if (seen && a.rule_count > 0)
+      p.nonfinite[x] = row_sum[x] != row_sum[x] || !is_finite(from_lse) ||
+                       !row_is_finite<Stored>(a.query, b, i, n, a.head_dim) ||
+                       !row_is_finite<Stored>(pass.output_gradient, b, i, n, a.value_dim);
+    if (!seen || p.nonfinite[x]) {
+      p.any_nonfinite |= p.nonfinite[x];
       p.any_idle = true;
-      for (int c = 0; c < width; ++c) p.query_rows[x * key_row + c] = 0;
+      for (int c = 0; c < head_dim; ++c) p.query_rows[x * key_row + c] = 0;
       continue;
     }
-    const Stored* output = row<Stored>(pass.output, b, i, n);
-    const Stored* gradient = row<Stored>(pass.output_gradient, b, i, n);
-    V total{};
-    for (int c = 0; c < value_width; c += kCount)
-      total += load_some(output + c, value_width - c) * load_some(gradient + c, value_width - c);
-    p.highest[x] = highest[x];
-    share[x] = 1 / sum[x];
-    p.delta[x] = (sum_of_lanes<Real>(total) - from_lse) * share[x];
+    const Real total =
+        row_dot(row<Stored>(pass.output, b, i, n), row<Stored>(pass.output_gradient, b, i, n), value_dim);
+    p.row_max[x] = row_max[x];
+    inverse_sum[x] = 1 / row_sum[x];
+    p.delta[x] = (total - from_lse) * inverse_sum[x];
   }
   for (int x = 0; x < queries.length; ++x) {
     Real* rows = p.output_gradient_rows + x * value_row;
-    for (int c = 0; c < value_row; c += kCount) store(rows + c, share[x] == 0 ? V{} : load<V>(rows + c) * share[x]);
+    for (int c = 0; c < value_row; c += kCount)
+      store(rows + c, inverse_sum[x] == 0 ? V{} : load<V>(rows + c) * inverse_sum[x]);
   }
   for (int x = 0; x < queries.length; x += kCount) {
-    const V factor = load<V>(share + x);
-    for (int c = 0; c < value_width; ++c) {
-      Real* at = p.output_gradient + c * kQueries + x;
+    const V factor = load<V>(inverse_sum + x);
+    for (int c = 0; c < value_dim; ++c) {
+      Real* at = p.output_gradient + c * kQueryTile + x;
       store(at, factor == 0 ? V{} : load<V>(at) * factor);
     }
   }
@@ -133,14 +130,13 @@ void prepare_panel(const Attention& a, const Backward& pass, int64_t b, int64_t 
 // Scores become weights (times the sum of their row), and gradients those of the scores, before the soft cap.
 // `unit` as in `VectorProducts`.
 template <class Real>
-inline void score_gradients(const QueryPanel<Real>& p, int rows, int columns, Real unit, Real* scores,
-                            Real* gradients) {
+inline void score_gradients(const QueryTile<Real>& p, int rows, int columns, Real unit, Real* scores, Real* gradients) {
   typedef Vector<Real> V;
-  const Real log2e = unit * static_cast<Real>(1.4426950408889634074);
+  const Real log2e = unit * kLog2E<Real>;
   for (int y = 0; y < rows; ++y)
     for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
-      Real *score = scores + y * kQueries + x, *gradient = gradients + y * kQueries + x;
-      const V weight = exp2((load<V>(score) - load<V>(p.highest + x)) * log2e);
+      Real *score = scores + y * kQueryTile + x, *gradient = gradients + y * kQueryTile + x;
+      const V weight = exp2((load<V>(score) - load<V>(p.row_max + x)) * log2e);
       store(gradient, weight * (load<V>(gradient) - load<V>(p.delta + x)));
       store(score, weight);
     }
@@ -151,8 +147,8 @@ inline void multiply(Real* numbers, const Real* factors, int rows, int columns) 
   typedef Vector<Real> V;
   for (int y = 0; y < rows; ++y)
     for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
-      Real* at = numbers + y * kQueries + x;
-      store(at, load<V>(at) * load<V>(factors + y * kQueries + x));
+      Real* at = numbers + y * kQueryTile + x;
+      store(at, load<V>(at) * load<V>(factors + y * kQueryTile + x));
     }
 }
 
@@ -163,45 +159,47 @@ class VectorScores {
  public:
   typedef typename Compute<Stored>::Type Real;
 
-  static size_t bytes(const Attention& a) {
-    return few_queries(a) ? sizeof(Real) * static_cast<size_t>(kKeys * a.queries) : 0;
+  static size_t bytes(const HeedAttention& a) {
+    return few_queries(a) ? sizeof(Real) * static_cast<size_t>(kKeyBlock * a.query_length) : 0;
   }
-  VectorScores(const Attention& a, int64_t, int64_t, char* memory) : a_(a), rows_(reinterpret_cast<Real*>(memory)) {}
+  VectorScores(const HeedAttention& a, int64_t, int64_t, char* memory)
+      : a_(a), rows_(reinterpret_cast<Real*>(memory)) {}
 
   Real unit() const { return 1; }
 
-  // Of a panel and a block of keys, which are given as they lie as well.
-  void operator()(const QueryPanel<Real>& p, Span keys, Strided<Real> key, bool, Real* scores) {
-    const int width = static_cast<int>(a_.width), columns = round_up(p.queries.length, Lanes<Real>::kCount);
-    if (!few_queries(a_)) return product(key, keys.length, p.query, kQueries, scores, kQueries, columns, width, false);
+  // Of a query tile and a block of keys, which are given as they lie as well.
+  void operator()(const QueryTile<Real>& p, Span keys, Strided<Real> key, bool, Real* scores) {
+    const int width = static_cast<int>(a_.head_dim), columns = round_up(p.queries.length, Lanes<Real>::kCount);
+    if (!few_queries(a_))
+      return product(key, keys.length, p.query, kQueryTile, scores, kQueryTile, columns, width, false);
     dots(key.data, key.row, keys.length, width, Ahead<Real>{}, p.query_rows, p.queries.length, rows_);
     for (int y = 0; y < keys.length; ++y)
       for (int x = 0; x < columns; ++x)
-        scores[y * kQueries + x] = x < p.queries.length ? rows_[x * kKeys + y] : Real(0);
+        scores[y * kQueryTile + x] = x < p.queries.length ? rows_[x * kKeyBlock + y] : Real(0);
   }
 
  private:
-  const Attention& a_;
+  const HeedAttention& a_;
   Real* rows_;
 };
 
-// One panel against one block of keys: `s.weights` holds the weights, as they were dropped, and `s.weight_gradients`
-// the gradients of the scores, before the soft cap.
+// One tile against one block of keys: `s.weights` holds the weights, as they were dropped, and `s.weight_gradients` the
+// gradients of the scores, before the soft cap.
 template <class Real, class Scores>
-inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, Scores& scores,
-                            const QueryPanel<Real>& p, int64_t b, Span keys, Strided<Real> key, Strided<Real> value,
-                            bool guarded, Sight sight) {
-  const int value_width = static_cast<int>(a.value_width);
+inline void block_gradients(const HeedAttention& a, const BackwardScratch<Scores>& s, Scores& scores,
+                            const QueryTile<Real>& p, const Block& block, Strided<Real> key, Strided<Real> value,
+                            bool has_nonfinite, BlockMask mask) {
+  const Span keys = block.keys;
+  const int value_dim = static_cast<int>(a.value_dim);
   const int columns = round_up(p.queries.length, Lanes<Real>::kCount);
-  scores(p, keys, key, guarded, s.weights);
+  scores(p, keys, key, has_nonfinite, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
-    for (int y = 0; p.highest[x] == static_cast<Real>(__builtin_inf()) && y < keys.length; ++y)
-      s.weights[y * kQueries + x] = 0;
-  finish_scores<Real>(a, b, p.n, p.queries, keys, columns, sight, s.hidden, s.weights, s.slope);
-  product(value, keys.length, p.output_gradient, kQueries, s.weight_gradients, kQueries, columns, value_width, false);
+    for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
+  apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.weights, s.slope);
+  product(value, keys.length, p.output_gradient, kQueryTile, s.weight_gradients, kQueryTile, columns, value_dim, false);
   if (a.dropout > 0) {
     for (int y = 0; y < keys.length; ++y)
-      p.dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), s.factors + y * kQueries);
+      p.dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), s.factors + y * kQueryTile);
     multiply(s.weight_gradients, s.factors, keys.length, columns);
   }
   score_gradients(p, keys.length, columns, scores.unit(), s.weights, s.weight_gradients);
@@ -210,86 +208,96 @@ inline void block_gradients(const Attention& a, const BackwardScratch<Real>& s, 
 
 // The same, and adds to the gradients of both.
 template <class Real, class Scores>
-void panel_against_keys(const Attention& a, const BackwardScratch<Real>& s, Scores& scores, const QueryPanel<Real>& p,
-                        int64_t b, Span keys, Strided<Real> key, Strided<Real> value, bool guarded, Real* key_gradient,
-                        Real* value_gradient) {
-  constexpr int kCount = Lanes<Real>::kCount;
-  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
-  const int key_row = round_up(width, kCount), value_row = round_up(value_width, kCount);
-  const int columns = round_up(p.queries.length, kCount), rows = p.queries.length;
-  const Sight sight = look<Real>(a, b, p.n, p.queries, keys, columns, s.hidden);
-  if (sight == Sight::kNone) return;
-  block_gradients(a, s, scores, p, b, keys, key, value, guarded, sight);
+void tile_against_keys(const HeedAttention& a, const BackwardScratch<Scores>& s, Scores& scores,
+                       const QueryTile<Real>& p, int64_t b, Span keys, Strided<Real> key, Strided<Real> value,
+                       bool has_nonfinite, Real* key_gradient, Real* value_gradient) {
+  const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
+  const int key_row = gradient_row<Real>(head_dim), value_row = gradient_row<Real>(value_dim);
+  const int columns = round_up(p.queries.length, Lanes<Real>::kCount), rows = p.queries.length;
+  const Block block{b, p.n, p.queries, keys};
+  const BlockMask mask = classify_block(a, block, columns, s.hidden);
+  if (mask == BlockMask::kEmpty) return;
+  block_gradients(a, s, scores, p, block, key, value, has_nonfinite, mask);
   if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
 
-  product(flipped(key), width, s.weight_gradients, kQueries, p.query_gradient, kQueries, columns, keys.length, true);
-  product(Strided<Real>{s.weights, kQueries, 1}, keys.length, p.output_gradient_rows, value_row,
+  product(flipped(key), head_dim, s.weight_gradients, kQueryTile, p.query_gradient, kQueryTile, columns, keys.length,
+          true);
+  product(Strided<Real>{s.weights, kQueryTile, 1}, keys.length, p.output_gradient_rows, value_row,
           value_gradient + keys.begin * value_row, value_row, value_row, rows, true);
-  product(Strided<Real>{s.weight_gradients, kQueries, 1}, keys.length, p.query_rows, key_row,
+  product(Strided<Real>{s.weight_gradients, kQueryTile, 1}, keys.length, p.query_rows, key_row,
           key_gradient + keys.begin * key_row, key_row, key_row, rows, true);
-  if (!p.any_broken) return;
-  const Real nan = static_cast<Real>(__builtin_nan(""));
+  if (!p.any_nonfinite) return;
   for (int x = 0; x < rows; ++x)
-    for (int y = 0; p.broken[x] && y < keys.length; ++y)
-      if (visible(a, b, p.n, p.queries.begin + x, keys.begin + y)) {
-        for (int c = 0; c < width; ++c) key_gradient[(keys.begin + y) * key_row + c] = nan;
-        for (int c = 0; c < value_width; ++c) value_gradient[(keys.begin + y) * value_row + c] = nan;
+    for (int y = 0; p.nonfinite[x] && y < keys.length; ++y)
+      if (sees(mask, s.hidden, y, x)) {
+        for (int c = 0; c < head_dim; ++c) key_gradient[(keys.begin + y) * key_row + c] = kNaN<Real>;
+        for (int c = 0; c < value_dim; ++c) value_gradient[(keys.begin + y) * value_row + c] = kNaN<Real>;
       }
 }
 
-// Every `parts`-th panel of the heads that share one key head, from the `part`-th on: adds what they give to the
-// gradients of keys and values (S rows of row_width(H) and row_width(V) numbers), and writes those of the queries.
+// See `Kernels`: the summed gradients are S rows of gradient_row(H) and gradient_row(V) numbers.
 template <class Stored, class Scores>
-void backward_part(const Attention& a, const Backward& pass, const uint8_t* finite, int64_t b, int64_t group,
-                   int64_t part, int64_t parts, typename Compute<Stored>::Type* key_gradient,
-                   typename Compute<Stored>::Type* value_gradient, char* memory) {
+void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite, int64_t b, int64_t kv_head,
+              int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* memory) {
   typedef typename Compute<Stored>::Type Real;
-  const auto s = BackwardScratch<Real>::in(memory, a);
-  Scores scores(a, b, group, memory + BackwardScratch<Real>::bytes(a));
-  const int64_t members = a.heads / a.groups, length = least(kQueries, a.queries);
-  const int64_t panels = length ? (a.queries + length - 1) / length : 0, blocks = (a.keys + kKeys - 1) / kKeys;
-  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
-  const auto head_of = [=](int64_t piece) { return group * members + piece / panels; };
-  const auto queries_of = [=](int64_t piece) {
-    const int64_t begin = piece % panels * length;
-    return Span{begin, static_cast<int>(least(length, a.queries - begin))};
-  };
-  for (int64_t piece = part; piece < members * panels; piece += parts * kPanelsTogether) {
+  Arena arena(memory);
+  const BackwardScratch<Scores> s(a, arena);
+  Scores scores(a, b, kv_head, s.scores);
+  const int64_t queries_per_kv = a.heads / a.kv_heads, tiles = (a.query_length + kQueryTile - 1) / kQueryTile;
+  const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
+  const auto head_of = [=](int64_t piece) { return kv_head * queries_per_kv + piece / tiles; };
+  for (int64_t piece = part; piece < queries_per_kv * tiles; piece += parts * kTilesTogether) {
     int together = 0;
-    int64_t lo = a.keys, hi = 0;
-    for (int64_t at = piece; at < members * panels && together < kPanelsTogether; at += parts, ++together) {
-      if (const int64_t next = at + parts; next < members * panels) {
-        fetch_ahead<Stored, false>(a.query, b, head_of(next), queries_of(next), width);
-        fetch_ahead<Stored, false>(pass.output_gradient, b, head_of(next), queries_of(next), value_width);
-        fetch_ahead<Stored, false>(pass.output, b, head_of(next), queries_of(next), value_width);
+    int64_t lo = a.key_length, hi = 0;
+    for (int64_t at = piece; at < queries_per_kv * tiles && together < kTilesTogether; at += parts, ++together) {
+      if (const int64_t next = at + parts; next < queries_per_kv * tiles) {
+        const Span queries = query_tile(a, next % tiles);
+        fetch_ahead<Stored, false>(a.query, b, head_of(next), queries, head_dim);
+        fetch_ahead<Stored, false>(pass.output_gradient, b, head_of(next), queries, value_dim);
+        fetch_ahead<Stored, false>(pass.output, b, head_of(next), queries, value_dim);
       }
-      QueryPanel<Real>& p = s.panels[together];
-      prepare_panel<Stored>(a, pass, b, head_of(at), queries_of(at), p);
+      QueryTile<Real>& p = s.tiles[together];
+      prepare_tile<Stored>(a, pass, b, head_of(at), at % tiles, p);
       if (p.lo < p.hi) lo = least(lo, p.lo), hi = most(hi, p.hi);
     }
-    for (int64_t block = lo / kKeys; block * kKeys < hi; ++block) {
-      const Span whole = block_keys(block, 0, a.keys);
-      const bool guarded = a.rules > 0 && !finite[(b * a.groups + group) * blocks + block];
-      const auto key = key_block<Stored, Real>(a.key, b, group, whole, width, guarded, s.key_copy);
-      const auto value = key_block<Stored, Real>(a.value, b, group, whole, value_width, guarded, s.value_copy);
+    for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
+      const Span whole = block_keys(at, 0, a.key_length);
+      const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
+      const auto key = key_block<Stored, Real>(a.key, b, kv_head, whole, head_dim, has_nonfinite, s.key_copy);
+      const auto value = key_block<Stored, Real>(a.value, b, kv_head, whole, value_dim, has_nonfinite, s.value_copy);
       for (int i = 0; i < together; ++i) {
-        const QueryPanel<Real>& p = s.panels[i];
-        const Span keys = block_keys(block, p.lo, p.hi);
+        const QueryTile<Real>& p = s.tiles[i];
+        const Span keys = block_keys(at, p.lo, p.hi);
         if (keys.length <= 0) continue;
         const ptrdiff_t skipped = keys.begin - whole.begin;
-        panel_against_keys<Real>(a, s, scores, p, b, keys, {key.data + skipped * key.row, key.row, 1},
-                                 {value.data + skipped * value.row, value.row, 1}, guarded, key_gradient,
-                                 value_gradient);
+        tile_against_keys<Real>(a, s, scores, p, b, keys, {key.data + skipped * key.row, key.row, 1},
+                                {value.data + skipped * value.row, value.row, 1}, has_nonfinite,
+                                static_cast<Real*>(key_gradient), static_cast<Real*>(value_gradient));
       }
     }
     for (int i = 0; i < together; ++i) {
-      const QueryPanel<Real>& p = s.panels[i];
+      const QueryTile<Real>& p = s.tiles[i];
       if (i + 1 < together)
-        fetch_ahead<Stored, true>(pass.query_gradient, b, s.panels[i + 1].n, s.panels[i + 1].queries, width);
-      Real factors[kQueries] = {};
-      for (int x = 0; x < p.queries.length; ++x)
-        factors[x] = p.broken[x] ? static_cast<Real>(__builtin_nan("")) : static_cast<Real>(a.scale);
-      store_transposed<Stored>(p.query_gradient, factors, pass.query_gradient, b, p.n, p.queries, width);
+        fetch_ahead<Stored, true>(pass.query_gradient, b, s.tiles[i + 1].n, s.tiles[i + 1].queries, head_dim);
+      Real factors[kQueryTile] = {};
+      for (int x = 0; x < p.queries.length; ++x) factors[x] = p.nonfinite[x] ? kNaN<Real> : static_cast<Real>(a.scale);
+      store_transposed<Stored>(p.query_gradient, factors, pass.query_gradient, b, p.n, p.queries, head_dim);
+    }
+  }
+}
+
+// See `Kernels`.
+template <class Stored>
+void write_rows(const HeedTensor& to, int64_t b, int64_t kv_head, int64_t begin, int64_t end, int64_t width,
+                int row_length, const char* sums, int64_t parts, int64_t distance) {
+  typedef typename Compute<Stored>::Type Real;
+  for (int64_t j = begin; j < end; ++j) {
+    Stored* out = row<Stored>(to, b, j, kv_head);
+    for (int64_t c = 0; c < width; ++c) {
+      Real total = 0;
+      for (int64_t part = 0; part < parts; ++part)
+        total += reinterpret_cast<const Real*>(sums + part * distance)[j * row_length + c];
+      narrow(total, out + c);
     }
   }
 }

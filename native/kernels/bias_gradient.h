@@ -4,44 +4,43 @@
 #pragma once
 
 #include "backward.h"
-#include "registry.h"
 
 namespace heed {
 namespace HEED_ISA {
 
-// Adds the gradients of these queries to `target`, which has the strides of the bias.
+// Adds the gradients of these queries to pass.bias_gradient.
 template <class Stored, class Scores>
-void bias_gradient_rows(const Attention& a, const Backward& pass, const uint8_t* finite, const BiasRows& owned,
-                        typename Compute<Stored>::Type* target, char* memory) {
+void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite, const TileRange& range,
+                   const int64_t* stride, char* memory) {
   typedef typename Compute<Stored>::Type Real;
-  constexpr int kCount = Lanes<Real>::kCount;
-  const auto s = BackwardScratch<Real>::in(memory, a);
-  QueryPanel<Real>& p = s.panels[0];
-  const int64_t length = least(kQueries, a.queries), blocks = (a.keys + kKeys - 1) / kKeys;
-  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
-  const int64_t* stride = a.bias.stride;
-  for (int64_t b = owned.batch; b < owned.batch_end; ++b)
-    for (int64_t n = owned.head; n < owned.head_end; ++n)
-      for (int64_t panel = owned.panel; panel < owned.panel_end; ++panel) {
-        const int64_t begin = panel * length, group = n / (a.heads / a.groups);
-        prepare_panel<Stored>(a, pass, b, n, {begin, static_cast<int>(least(length, a.queries - begin))}, p);
-        const int columns = round_up(p.queries.length, kCount);
-        Scores scores(a, b, group, memory + BackwardScratch<Real>::bytes(a));
-        for (int64_t block = p.lo / kKeys; block * kKeys < p.hi; ++block) {
-          const Span keys = block_keys(block, p.lo, p.hi);
-          const Sight sight = look<Real>(a, b, n, p.queries, keys, columns, s.hidden);
-          if (sight == Sight::kNone) continue;
-          const bool guarded = a.rules > 0 && !finite[(b * a.groups + group) * blocks + block];
-          const auto key = key_block<Stored, Real>(a.key, b, group, keys, width, guarded, s.key_copy);
-          const auto value = key_block<Stored, Real>(a.value, b, group, keys, value_width, guarded, s.value_copy);
-          block_gradients(a, s, scores, p, b, keys, key, value, guarded, sight);
+  Arena arena(memory);
+  const BackwardScratch<Scores> s(a, arena);
+  QueryTile<Real>& p = s.tiles[0];
+  const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
+  for (int64_t b = range.batch; b < range.batch_end; ++b)
+    for (int64_t n = range.head; n < range.head_end; ++n)
+      for (int64_t tile = range.tile; tile < range.tile_end; ++tile) {
+        const int64_t kv_head = n / (a.heads / a.kv_heads);
+        prepare_tile<Stored>(a, pass, b, n, tile, p);
+        const int columns = round_up(p.queries.length, Lanes<Real>::kCount);
+        Scores scores(a, b, kv_head, s.scores);
+        for (int64_t at = p.lo / kKeyBlock; at * kKeyBlock < p.hi; ++at) {
+          const Span keys = block_keys(at, p.lo, p.hi);
+          const Block block{b, n, p.queries, keys};
+          const BlockMask mask = classify_block(a, block, columns, s.hidden);
+          if (mask == BlockMask::kEmpty) continue;
+          const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
+          const auto key = key_block<Stored, Real>(a.key, b, kv_head, keys, head_dim, has_nonfinite, s.key_copy);
+          const auto value = key_block<Stored, Real>(a.value, b, kv_head, keys, value_dim, has_nonfinite, s.value_copy);
+          block_gradients(a, s, scores, p, block, key, value, has_nonfinite, mask);
           for (int x = 0; x < p.queries.length; ++x) {
-            Real* to = target + b * stride[0] + n * stride[1] + (begin + x) * stride[2] + keys.begin * stride[3];
+            Real* to = static_cast<Real*>(pass.bias_gradient) + b * stride[0] + n * stride[1] +
+                       (p.queries.begin + x) * stride[2] + keys.begin * stride[3];
             for (int y = 0; y < keys.length; ++y)
-              if (!p.broken[x])
-                to[y * stride[3]] += s.weight_gradients[y * kQueries + x];
-              else if (visible(a, b, n, begin + x, keys.begin + y))
-                to[y * stride[3]] = static_cast<Real>(__builtin_nan(""));
+              if (!p.nonfinite[x])
+                to[y * stride[3]] += s.weight_gradients[y * kQueryTile + x];
+              else if (sees(mask, s.hidden, y, x))
+                to[y * stride[3]] = kNaN<Real>;
           }
         }
       }

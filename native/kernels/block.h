@@ -1,16 +1,14 @@
-// One block of scores, transposed: keys down (at most kKeys), queries across (at most kQueries).
+// One block of scores, transposed: keys down (at most kKeyBlock), queries across (at most kQueryTile).
 #pragma once
 
-#include "../attention.h"
 #include "../simd/transpose.h"
+#include "arena.h"
 #include "convert.h"
 #include "product.h"
+#include "registry.h"
 
 namespace heed {
 namespace HEED_ISA {
-
-inline constexpr int kQueries = 64;
-inline constexpr int kKeys = 128;
 
 // Consecutive positions.
 struct Span {
@@ -22,14 +20,25 @@ HEED_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 HEED_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 HEED_INLINE int round_up(int64_t n, int multiple) { return static_cast<int>((n + multiple - 1) / multiple * multiple); }
 
+// The queries of one tile.
+HEED_INLINE Span query_tile(const HeedAttention& a, int64_t tile) {
+  return {tile * kQueryTile, static_cast<int>(least(kQueryTile, a.query_length - tile * kQueryTile))};
+}
+
+// The keys of one block that lie within [lo, hi).
+HEED_INLINE Span block_keys(int64_t block, int64_t lo, int64_t hi) {
+  const int64_t begin = most(block * kKeyBlock, lo), end = least((block + 1) * kKeyBlock, hi);
+  return {begin, static_cast<int>(end - begin)};
+}
+
 template <class Stored>
-HEED_INLINE Stored* row(const Rows& rows, int64_t b, int64_t position, int64_t head) {
-  return static_cast<Stored*>(rows.data) + b * rows.batch + position * rows.position + head * rows.head;
+HEED_INLINE Stored* row(const HeedTensor& rows, int64_t b, int64_t position, int64_t head) {
+  return static_cast<Stored*>(rows.data) + b * rows.batch_stride + position * rows.row_stride + head * rows.head_stride;
 }
 
 // Asks for rows that are needed later: to read, or (kWrite) to write whole.
 template <class Stored, bool kWrite>
-inline void fetch_ahead(const Rows& rows, int64_t b, int64_t head, Span span, int width) {
+inline void fetch_ahead(const HeedTensor& rows, int64_t b, int64_t head, Span span, int width) {
   const int bytes = width * static_cast<int>(sizeof(Stored));
   for (int x = 0; x < span.length; ++x) {
     const char* at = reinterpret_cast<const char*>(row<Stored>(rows, b, span.begin + x, head));
@@ -37,10 +46,10 @@ inline void fetch_ahead(const Rows& rows, int64_t b, int64_t head, Span span, in
   }
 }
 
-// panel[c][x] = factor * source[x][c]: positions across. Columns from `span.length` to the next full vector are 0.
+// across[c][x] = factor * source[x][c]: the transposition. Columns from `span.length` to the next full vector are 0.
 template <class Stored, class Real>
-inline void load_transposed(const Rows& source, int64_t b, int64_t head, Span span, int width, Real factor,
-                            Real* panel) {
+inline void load_transposed(const HeedTensor& source, int64_t b, int64_t head, Span span, int width, Real factor,
+                            Real* across) {
   constexpr int kCount = Lanes<Real>::kCount;
   for (int x = 0; x < span.length; x += kCount)
     for (int c = 0; c < width; c += kCount) {
@@ -52,13 +61,13 @@ inline void load_transposed(const Rows& source, int64_t b, int64_t head, Span sp
                         ? load_some(row<Stored>(source, b, span.begin + x + r, head) + c, count) * factor
                         : Vector<Real>{};
       transpose<Real>(square);
-      for (int r = 0; r < kCount && r < count; ++r) store(panel + (c + r) * kQueries + x, square[r]);
+      for (int r = 0; r < kCount && r < count; ++r) store(across + (c + r) * kQueryTile + x, square[r]);
     }
 }
 
-// target[x][c] = factors[x] * panel[c][x], and 0 where the factor is 0, whatever the panel holds there.
+// target[x][c] = factors[x] * across[c][x], and 0 where the factor is 0, whatever the across holds there.
 template <class Stored, class Real>
-inline void store_transposed(const Real* panel, const Real* factors, const Rows& target, int64_t b, int64_t head,
+inline void store_transposed(const Real* across, const Real* factors, const HeedTensor& target, int64_t b, int64_t head,
                              Span span, int width) {
   constexpr int kCount = Lanes<Real>::kCount;
   typedef Vector<Real> V;
@@ -69,7 +78,7 @@ inline void store_transposed(const Real* panel, const Real* factors, const Rows&
       V square[kCount];
 #pragma GCC unroll 16
       for (int r = 0; r < kCount; ++r) {
-        const V from = r < count ? load<V>(panel + (c + r) * kQueries + x) : V{};
+        const V from = r < count ? load<V>(across + (c + r) * kQueryTile + x) : V{};
         square[r] = factor == 0 ? V{} : from * factor;
       }
       transpose<Real>(square);
@@ -81,8 +90,8 @@ inline void store_transposed(const Real* panel, const Real* factors, const Rows&
 
 // target[x][c] = factors[x] * rows[x][c], and 0 where the factor is 0; rows `stride` apart, a multiple of the lanes.
 template <class Stored, class Real>
-inline void store_rows(const Real* rows, int stride, const Real* factors, const Rows& target, int64_t b, int64_t head,
-                       Span span, int width) {
+inline void store_rows(const Real* rows, int stride, const Real* factors, const HeedTensor& target, int64_t b,
+                       int64_t head, Span span, int width) {
   typedef Vector<Real> V;
   for (int x = 0; x < span.length; ++x) {
     Stored* to = row<Stored>(target, b, span.begin + x, head);
@@ -93,7 +102,7 @@ inline void store_rows(const Real* rows, int stride, const Real* factors, const 
 
 // rows[x][c] = factor * source[x][c], rows `stride` apart, a multiple of the lanes, padded with 0 to that width.
 template <class Stored, class Real>
-inline void load_rows(const Rows& source, int64_t b, int64_t head, Span span, int width, Real factor, Real* rows,
+inline void load_rows(const HeedTensor& source, int64_t b, int64_t head, Span span, int width, Real factor, Real* rows,
                       int stride) {
   for (int x = 0; x < span.length; ++x) {
     const Stored* from = row<Stored>(source, b, span.begin + x, head);
@@ -102,26 +111,26 @@ inline void load_rows(const Rows& source, int64_t b, int64_t head, Span span, in
   }
 }
 
-// Keys or values of a block: where they lie if that can be used as it is, else a copy in the compute type. A copy for
-// `finite` holds 0 for whatever is not a finite number.
+// Keys or values of a block: where they lie if that can be used as it is, else a copy in the compute type. A copy
+// holds 0 for whatever is not a finite number if `has_nonfinite` says that there is such.
 template <class Stored, class Real>
-inline Strided<Real> key_block(const Rows& source, int64_t b, int64_t head, Span keys, int width, bool finite,
-                               Real* copy) {
+inline Strided<Real> key_block(const HeedTensor& source, int64_t b, int64_t head, Span keys, int width,
+                               bool has_nonfinite, Real* copy) {
   typedef Vector<Real> V;
   if constexpr (sizeof(Stored) == sizeof(Real))
-    if (!finite) return {row<Real>(source, b, keys.begin, head), source.position, 1};
+    if (!has_nonfinite) return {row<Real>(source, b, keys.begin, head), source.row_stride, 1};
   const int stride = round_up(width, Lanes<Real>::kCount);
   for (int j = 0; j < keys.length; ++j) {
     const Stored* from = row<Stored>(source, b, keys.begin + j, head);
     for (int c = 0; c < width; c += Lanes<Real>::kCount) {
       const V x = load_some(from + c, width - c);
-      store(copy + j * stride + c, !finite ? x : x - x == 0 ? x : V{});
+      store(copy + j * stride + c, !has_nonfinite ? x : x - x == 0 ? x : V{});
     }
   }
   return {copy, stride, 1};
 }
 
-// The panel whose rows are the other axis: A(r, k) becomes A(k, r).
+// The matrix whose rows are the other axis: A(r, k) becomes A(k, r).
 template <class Real>
 HEED_INLINE Strided<Real> flipped(Strided<Real> a) {
   return {a.data, a.step, a.row};
@@ -129,7 +138,7 @@ HEED_INLINE Strided<Real> flipped(Strided<Real> a) {
 
 // Whether all numbers of one row are finite.
 template <class Stored>
-inline bool row_is_finite(const Rows& source, int64_t b, int64_t position, int64_t head, int64_t width) {
+inline bool row_is_finite(const HeedTensor& source, int64_t b, int64_t position, int64_t head, int64_t width) {
   typedef typename Compute<Stored>::Type Real;
   const Stored* from = row<Stored>(source, b, position, head);
   // A sum of differences is 0 only if none of them is NaN.
@@ -139,6 +148,14 @@ inline bool row_is_finite(const Rows& source, int64_t b, int64_t position, int64
     sum += x - x;
   }
   return !any(sum != 0);
+}
+
+template <class Stored, class Real = typename Compute<Stored>::Type>
+inline Real row_dot(const Stored* a, const Stored* b, int width) {
+  Vector<Real> total{};
+  for (int c = 0; c < width; c += Lanes<Real>::kCount)
+    total += load_some(a + c, width - c) * load_some(b + c, width - c);
+  return sum_of_lanes<Real>(total);
 }
 
 }  // namespace HEED_ISA

@@ -13,48 +13,33 @@ namespace HEED_ISA {
 
 // What one split of the keys gives, for each query of each head that shares them.
 template <class Real>
-struct Partial {
-  Real *highest, *sum, *output;  // one each, and a row of `wide` numbers
-  bool* broken;
+struct Split {
+  Real *output, *row_max, *row_sum;  // a row of `wide` numbers, and one each
+  bool* nonfinite;
 
-  static int rows(const Attention& a) { return static_cast<int>(a.heads / a.groups * a.queries); }
-  static int wide(const Attention& a) { return round_up(a.value_width, Lanes<Real>::kCount); }
-  static size_t bytes(const Attention& a) {
-    const size_t numbers = static_cast<size_t>(rows(a)) * static_cast<size_t>(wide(a) + 2);
-    return (numbers * sizeof(Real) + static_cast<size_t>(rows(a)) + 63) / 64 * 64;
-  }
-  static Partial in(char* memory, const Attention& a) {
-    Partial p;
-    p.output = reinterpret_cast<Real*>(memory);
-    p.highest = p.output + rows(a) * wide(a);
-    p.sum = p.highest + rows(a);
-    p.broken = reinterpret_cast<bool*>(p.sum + rows(a));
-    return p;
-  }
+  static int rows(const HeedAttention& a) { return static_cast<int>(a.heads / a.kv_heads * a.query_length); }
+  static int wide(const HeedAttention& a) { return round_up(a.value_dim, Lanes<Real>::kCount); }
+  Split(const HeedAttention& a, Arena& arena)
+      : output(arena.take<Real>(rows(a) * wide(a))),
+        row_max(arena.take<Real>(rows(a))),
+        row_sum(arena.take<Real>(rows(a))),
+        nonfinite(arena.take<bool>(rows(a))) {}
 };
 
 template <class Real>
 struct DecodeScratch {
-  Real *query, *weights;  // rows of round_up(H) and kKeys numbers
-  Real *scores, *copy;    // one head's, as panels of kQueries; a block of keys or values in the compute type
-  typename Lanes<Real>::Integer* hidden;
+  typedef typename Lanes<Real>::Integer Integer;
+  Real *query, *weights;  // rows of round_up(H) and kKeyBlock numbers
+  Real *scores, *copy;    // one head's, queries across; a block of keys or values in the compute type
+  Integer* hidden;
 
-  static int wide(const Attention& a) { return round_up(a.width, Lanes<Real>::kCount); }
-  static size_t bytes(const Attention& a) {
-    const size_t rows = static_cast<size_t>(Partial<Real>::rows(a)),
-                 most_wide = static_cast<size_t>(round_up(most(a.width, a.value_width), Lanes<Real>::kCount));
-    return sizeof(Real) * (rows * (static_cast<size_t>(wide(a)) + kKeys) + 2 * kKeys * kQueries + kKeys * most_wide);
-  }
-  static DecodeScratch in(char* memory, const Attention& a) {
-    const int rows = Partial<Real>::rows(a);
-    DecodeScratch s;
-    s.query = reinterpret_cast<Real*>(memory);
-    s.weights = s.query + rows * wide(a);
-    s.scores = s.weights + rows * kKeys;
-    s.hidden = reinterpret_cast<typename Lanes<Real>::Integer*>(s.scores + kKeys * kQueries);
-    s.copy = reinterpret_cast<Real*>(s.hidden + kKeys * kQueries);
-    return s;
-  }
+  static int wide(const HeedAttention& a) { return round_up(a.head_dim, Lanes<Real>::kCount); }
+  DecodeScratch(const HeedAttention& a, Arena& arena)
+      : query(arena.take<Real>(Split<Real>::rows(a) * wide(a))),
+        weights(arena.take<Real>(Split<Real>::rows(a) * kKeyBlock)),
+        scores(arena.take<Real>(kKeyBlock * kQueryTile)),
+        copy(arena.take<Real>(kKeyBlock * round_up(most(a.head_dim, a.value_dim), Lanes<Real>::kCount))),
+        hidden(arena.take<Integer>(kKeyBlock * kQueryTile)) {}
 };
 
 // Rows that are needed next. They are asked for one by one between other work: all at once would block the way.
@@ -89,7 +74,7 @@ inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, Ahead<
       transpose<Real>(sums);
       for (int half = kCount / 2; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
-      store(scores + r * kKeys + y, sums[0]);
+      store(scores + r * kKeyBlock + y, sums[0]);
     }
   }
 }
@@ -109,7 +94,7 @@ HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int 
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] += weights[r * kKeys + y] * x[v];
+      for (int v = 0; v < kVectors; ++v) sum[r][v] += weights[r * kKeyBlock + y] * x[v];
   }
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
@@ -128,7 +113,7 @@ inline void add_values(const From* value, ptrdiff_t value_row, int keys, int wid
     const bool four = c + 4 * kCount <= wide;
     for (int r = 0; r < rows;) {
       const bool several = r + 4 <= rows;
-      const Real* w = weights + r * kKeys;
+      const Real* w = weights + r * kKeyBlock;
       Real* to = output + r * wide + c;
       if (four && several)
         add_rows<From, Real, 4, 4>(value + c, value_row, keys, width - c, ahead, w, to, wide);
@@ -147,135 +132,139 @@ inline void add_values(const From* value, ptrdiff_t value_row, int keys, int wid
 
 // One row of scores becomes weights, relative to the highest so far.
 template <class Real>
-inline void weigh_row(Real* scores, int keys, Real* highest, Real* sum, Real* output, int wide) {
+inline void online_softmax_row(Real* scores, int keys, Real* row_max, Real* row_sum, Real* output, int wide) {
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
-  constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
-  const Real infinity = static_cast<Real>(__builtin_inf());
-  for (int y = keys; y < round_up(keys, kCount); ++y) scores[y] = -infinity;
-  V most_of = broadcast(-infinity);
+  for (int y = keys; y < round_up(keys, kCount); ++y) scores[y] = -kInfinity<Real>;
+  V most_of = broadcast(-kInfinity<Real>);
   for (int y = 0; y < keys; y += kCount) most_of = larger(load<V>(scores + y), most_of);
-  Real higher = *highest;
+  Real higher = *row_max;
   for (int lane = 0; lane < kCount; ++lane) higher = most_of[lane] > higher ? most_of[lane] : higher;
-  if (higher > *highest) {
-    const Real shrink = exp2(broadcast((*highest - higher) * kLog2E))[0];
-    *sum *= shrink;
+  if (higher > *row_max) {
+    const Real shrink = exp2(broadcast((*row_max - higher) * kLog2E<Real>))[0];
+    *row_sum *= shrink;
     for (int c = 0; c < wide; c += kCount) store(output + c, load<V>(output + c) * shrink);
-    *highest = higher;
+    *row_max = higher;
   }
   // All hidden so far: any finite stand-in for -inf makes the weights exp(-inf) = 0.
-  const Real base = higher > -infinity ? higher : Real(0);
+  const Real base = higher > -kInfinity<Real> ? higher : Real(0);
   V total{};
   for (int y = 0; y < keys; y += kCount) {
-    const V weight = exp2((load<V>(scores + y) - base) * kLog2E);
+    const V weight = exp2((load<V>(scores + y) - base) * kLog2E<Real>);
     total += weight;
     store(scores + y, weight);
   }
-  *sum += sum_of_lanes<Real>(total);
+  *row_sum += sum_of_lanes<Real>(total);
 }
 
 // The keys of blocks [first, last) for all queries of one key head.
 template <class Stored>
-void decode_split(const Attention& a, int64_t b, int64_t group, int64_t first, int64_t last, char* partial,
-                  char* memory) {
+void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, int64_t last, char* split,
+            char* memory) {
   typedef typename Compute<Stored>::Type Real;
   constexpr int kCount = Lanes<Real>::kCount;
-  const auto s = DecodeScratch<Real>::in(memory, a);
-  const auto result = Partial<Real>::in(partial, a);
-  const int members = static_cast<int>(a.heads / a.groups), length = static_cast<int>(a.queries);
-  const int rows = members * length, wide = Partial<Real>::wide(a), query_wide = DecodeScratch<Real>::wide(a);
-  const int width = static_cast<int>(a.width), value_width = static_cast<int>(a.value_width);
+  Arena arena(memory), split_arena(split);
+  const DecodeScratch<Real> s(a, arena);
+  const Split<Real> result(a, split_arena);
+  const int queries_per_kv = static_cast<int>(a.heads / a.kv_heads), length = static_cast<int>(a.query_length);
+  const int rows = queries_per_kv * length, wide = Split<Real>::wide(a), query_wide = DecodeScratch<Real>::wide(a);
+  const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const Span queries{0, length};
   const int columns = round_up(length, kCount);
-  const bool plain = !(a.soft_cap > 0) && !a.bias.data && !a.slopes;
-  for (int m = 0; m < members; ++m)
-    load_rows<Stored, Real>(a.query, b, group * members + m, queries, width, static_cast<Real>(a.scale),
+  const bool plain = !(a.soft_cap > 0) && !a.bias.data && !a.alibi_slopes;
+  for (int m = 0; m < queries_per_kv; ++m)
+    load_rows<Stored, Real>(a.query, b, kv_head * queries_per_kv + m, queries, head_dim, static_cast<Real>(a.scale),
                             s.query + m * length * query_wide, query_wide);
   for (int r = 0; r < rows; ++r) {
-    result.highest[r] = -static_cast<Real>(__builtin_inf()), result.sum[r] = 0, result.broken[r] = false;
+    result.row_max[r] = -kInfinity<Real>, result.row_sum[r] = 0, result.nonfinite[r] = false;
     for (int c = 0; c < wide; ++c) result.output[r * wide + c] = 0;
   }
   int64_t lo, hi;
   key_range(a, b, queries, &lo, &hi);
-  for (int64_t block = most(first, lo / kKeys); block < last && block * kKeys < hi; ++block) {
-    const Span keys = block_keys(block, lo, hi);
-    const bool guarded = a.rules > 0 && !block_is_finite<Stored>(a, b, group, keys);
-    const Stored* key = row<Stored>(a.key, b, keys.begin, group);
-    const Stored* value = row<Stored>(a.value, b, keys.begin, group);
-    if (guarded) {
-      const auto copy = key_block<Stored, Real>(a.key, b, group, keys, width, true, s.copy);
-      dots(copy.data, copy.row, keys.length, width, Ahead<Real>{}, s.query, rows, s.weights);
+  for (int64_t at = most(first, lo / kKeyBlock); at < last && at * kKeyBlock < hi; ++at) {
+    const Span keys = block_keys(at, lo, hi);
+    if (ruled_out(a, {b, 0, queries, keys})) continue;
+    const bool has_nonfinite = a.rule_count > 0 && !block_is_finite<Stored>(a, b, kv_head, keys);
+    const Stored* key = row<Stored>(a.key, b, keys.begin, kv_head);
+    const Stored* value = row<Stored>(a.value, b, keys.begin, kv_head);
+    if (has_nonfinite) {
+      const auto copy = key_block<Stored, Real>(a.key, b, kv_head, keys, head_dim, true, s.copy);
+      dots(copy.data, copy.row, keys.length, head_dim, Ahead<Real>{}, s.query, rows, s.weights);
     } else {
-      const Ahead<Stored> values{value, a.value.position, keys.length, value_width};
-      dots(key, a.key.position, keys.length, width, values, s.query, rows, s.weights);
+      const Ahead<Stored> values{value, a.value.row_stride, keys.length, value_dim};
+      dots(key, a.key.row_stride, keys.length, head_dim, values, s.query, rows, s.weights);
     }
-    for (int m = 0; m < members; ++m) {
-      const int64_t n = group * members + m;
-      const Sight sight = look<Real>(a, b, n, queries, keys, columns, s.hidden);
-      Real* weights = s.weights + m * length * kKeys;
-      if (guarded) mark_broken<Stored>(a, b, n, group, queries, keys, result.broken + m * length);
-      if (sight == Sight::kNone) {
-        for (int i = 0; i < length * kKeys; ++i) weights[i] = -static_cast<Real>(__builtin_inf());
-      } else if (sight == Sight::kSome || !plain) {
-        for (int y = 0; y < keys.length; ++y)
-          for (int x = 0; x < columns; ++x) s.scores[y * kQueries + x] = x < length ? weights[x * kKeys + y] : Real(0);
-        finish_scores<Real>(a, b, n, queries, keys, columns, sight, s.hidden, s.scores, nullptr);
-        for (int y = 0; y < keys.length; ++y)
-          for (int x = 0; x < length; ++x) weights[x * kKeys + y] = s.scores[y * kQueries + x];
+    for (int m = 0; m < queries_per_kv; ++m) {
+      const Block block{b, kv_head * queries_per_kv + m, queries, keys};
+      const BlockMask mask = classify_block(a, block, columns, s.hidden);
+      Real* weights = s.weights + m * length * kKeyBlock;
+      if (mask == BlockMask::kEmpty) {
+        for (int i = 0; i < length * kKeyBlock; ++i) weights[i] = -kInfinity<Real>;
+        continue;
       }
+      if (has_nonfinite) mark_nonfinite<Stored>(a, block, kv_head, mask, s.hidden, result.nonfinite + m * length);
+      if (mask == BlockMask::kFull && plain) continue;
+      for (int y = 0; y < keys.length; ++y)
+        for (int x = 0; x < columns; ++x)
+          s.scores[y * kQueryTile + x] = x < length ? weights[x * kKeyBlock + y] : Real(0);
+      apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.scores, nullptr);
+      for (int y = 0; y < keys.length; ++y)
+        for (int x = 0; x < length; ++x) weights[x * kKeyBlock + y] = s.scores[y * kQueryTile + x];
     }
     for (int r = 0; r < rows; ++r)
-      weigh_row(s.weights + r * kKeys, keys.length, result.highest + r, result.sum + r, result.output + r * wide, wide);
-    if (guarded) {
-      const auto copy = key_block<Stored, Real>(a.value, b, group, keys, value_width, true, s.copy);
-      add_values(copy.data, copy.row, keys.length, value_width, Ahead<Real>{}, s.weights, rows, result.output, wide);
+      online_softmax_row(s.weights + r * kKeyBlock, keys.length, result.row_max + r, result.row_sum + r,
+                         result.output + r * wide, wide);
+    if (has_nonfinite) {
+      const auto copy = key_block<Stored, Real>(a.value, b, kv_head, keys, value_dim, true, s.copy);
+      add_values(copy.data, copy.row, keys.length, value_dim, Ahead<Real>{}, s.weights, rows, result.output, wide);
     } else {
-      const Span next = block_keys(block + 1, lo, least(hi, last * kKeys));  // of a length below 1 at the end
-      const Ahead<Stored> next_keys{row<Stored>(a.key, b, next.begin, group), a.key.position, next.length, width};
-      add_values(value, a.value.position, keys.length, value_width, next_keys, s.weights, rows, result.output, wide);
+      const Span next = block_keys(at + 1, lo, least(hi, last * kKeyBlock));  // of a length below 1 at the end
+      const Ahead<Stored> next_keys{row<Stored>(a.key, b, next.begin, kv_head), a.key.row_stride, next.length,
+                                    head_dim};
+      add_values(value, a.value.row_stride, keys.length, value_dim, next_keys, s.weights, rows, result.output, wide);
     }
   }
 }
 
 // Adds up the splits of one key head and writes the results.
 template <class Stored>
-void decode_finish(const Attention& a, const Forward& results, int64_t b, int64_t group, const char* partials,
-                   int64_t splits) {
+void combine_splits(const HeedAttention& a, const HeedForward& results, int64_t b, int64_t kv_head, char* memory,
+                    int64_t count) {
   typedef typename Compute<Stored>::Type Real;
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
-  constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
-  const Real infinity = static_cast<Real>(__builtin_inf());
-  const int members = static_cast<int>(a.heads / a.groups), length = static_cast<int>(a.queries);
-  const int wide = Partial<Real>::wide(a), value_width = static_cast<int>(a.value_width);
-  const auto split = [&](int64_t i) {
-    return Partial<Real>::in(const_cast<char*>(partials) + static_cast<size_t>(i) * Partial<Real>::bytes(a), a);
+  const int queries_per_kv = static_cast<int>(a.heads / a.kv_heads), length = static_cast<int>(a.query_length);
+  const int wide = Split<Real>::wide(a), value_dim = static_cast<int>(a.value_dim);
+  Arena arena(memory);
+  const Split<Real> first(a, arena);
+  const auto of_split = [&](int64_t i, auto* piece) {
+    return reinterpret_cast<decltype(piece)>(reinterpret_cast<char*>(piece) + static_cast<size_t>(i) * arena.bytes());
   };
-  for (int r = 0; r < members * length; ++r) {
-    const int64_t n = group * members + r / length, x = r % length;
-    Real highest = -infinity, sum = 0;
-    bool bad = false, unordered = false;
-    for (int64_t i = 0; i < splits; ++i) {
-      const auto p = split(i);
-      highest = p.highest[r] > highest ? p.highest[r] : highest;
-      bad |= p.broken[r];
-      unordered |= p.sum[r] != p.sum[r];
+  for (int r = 0; r < queries_per_kv * length; ++r) {
+    const int64_t n = kv_head * queries_per_kv + r / length, x = r % length;
+    Real row_max = -kInfinity<Real>, row_sum = 0;
+    bool nonfinite = false, unordered = false;
+    for (int64_t i = 0; i < count; ++i) {
+      const Real split_max = of_split(i, first.row_max)[r], split_sum = of_split(i, first.row_sum)[r];
+      row_max = split_max > row_max ? split_max : row_max;
+      nonfinite |= of_split(i, first.nonfinite)[r];
+      unordered |= split_sum != split_sum;
     }
-    Real shrink[kMostSplits];
-    for (int64_t i = 0; i < splits; ++i) {
-      const auto p = split(i);
-      shrink[i] = p.highest[r] > -infinity ? exp2(broadcast((p.highest[r] - highest) * kLog2E))[0] : Real(0);
-      sum += p.sum[r] * shrink[i];
+    Real shrink[kMaxSplits];
+    for (int64_t i = 0; i < count; ++i) {
+      const Real split_max = of_split(i, first.row_max)[r];
+      shrink[i] = split_max > -kInfinity<Real> ? exp2(broadcast((split_max - row_max) * kLog2E<Real>))[0] : Real(0);
+      row_sum += of_split(i, first.row_sum)[r] * shrink[i];
     }
-    const bool seen = unordered || !(sum == 0);
-    if (a.rules > 0 && seen) bad = bad || !row_is_finite<Stored>(a.query, b, x, n, a.width);
-    const Real factor = write_row(a, results, (b * a.heads + n) * a.queries + x, highest, sum,
-                                  highest + natural_log(sum), bad || unordered);
+    const bool seen = unordered || !(row_sum == 0);
+    if (a.rule_count > 0 && seen) nonfinite = nonfinite || !row_is_finite<Stored>(a.query, b, x, n, a.head_dim);
+    const Real factor = write_row(a, results, (b * a.heads + n) * a.query_length + x, row_max, row_sum,
+                                  row_max + natural_log(row_sum), nonfinite || unordered);
     Stored* to = row<Stored>(results.output, b, x, n);
-    for (int c = 0; c < value_width; c += kCount) {
+    for (int c = 0; c < value_dim; c += kCount) {
       V total{};
-      for (int64_t i = 0; i < splits; ++i) total += load<V>(split(i).output + r * wide + c) * shrink[i];
-      store_some(to + c, value_width - c, seen || bad ? total * factor : V{});
+      for (int64_t i = 0; i < count; ++i) total += load<V>(of_split(i, first.output) + r * wide + c) * shrink[i];
+      store_some(to + c, value_dim - c, seen || nonfinite ? total * factor : V{});
     }
   }
 }

@@ -1,6 +1,6 @@
-// Forward: one panel of queries against all the keys that it may see.
+// Forward: one query tile against all the keys that it may see.
 //
-// Memory traffic: the panel is transposed once into scratch that stays in the first-level cache; keys and values stream
+// Memory traffic: the tile is transposed once into scratch that stays in the first-level cache; keys and values stream
 // by, one block at a time. Scores of a block (128 x 64) never leave the cache.
 #pragma once
 
@@ -18,14 +18,18 @@ class VectorProducts {
   static constexpr bool kWhole = false;  // whether blocks of keys are wanted whole, with what is masked
   static constexpr bool kRows = true;    // whether there is `weighted_rows`
 
-  static size_t bytes(const Attention& a) {
-    const size_t wide = static_cast<size_t>(round_up(most(a.width, a.value_width), Lanes<Real>::kCount));
-    return sizeof(Real) * (kQueries * static_cast<size_t>(a.width) + kKeys * wide);
+  static size_t bytes(const HeedAttention& a) {
+    const size_t wide = static_cast<size_t>(round_up(most(a.head_dim, a.value_dim), Lanes<Real>::kCount));
+    return sizeof(Real) * (kQueryTile * static_cast<size_t>(a.head_dim) + kKeyBlock * wide);
   }
-  static int value_rows(const Attention& a) { return static_cast<int>(a.value_width); }
+  static int value_rows(const HeedAttention& a) { return static_cast<int>(a.value_dim); }
 
-  VectorProducts(const Attention& a, int64_t b, int64_t group, const char*, char* memory)
-      : a_(a), b_(b), group_(group), query_(reinterpret_cast<Real*>(memory)), copy_(query_ + kQueries * a.width) {}
+  VectorProducts(const HeedAttention& a, int64_t b, int64_t kv_head, const char*, char* memory)
+      : a_(a),
+        b_(b),
+        kv_head_(kv_head),
+        query_(reinterpret_cast<Real*>(memory)),
+        copy_(query_ + kQueryTile * a.head_dim) {}
 
   // Scores times this are scores.
   Real unit() const { return 1; }
@@ -33,87 +37,97 @@ class VectorProducts {
   void load_query(int64_t n, Span queries) {
     load_transposed<Stored, Real>(a_.query, b_, n, queries, width(), static_cast<Real>(a_.scale), query_);
   }
-  void scores(Span keys, bool guarded, int columns, Real* scores) {
-    const auto key = key_block<Stored, Real>(a_.key, b_, group_, keys, width(), guarded, copy_);
-    product(key, keys.length, query_, kQueries, scores, kQueries, columns, width(), false);
+  void scores(Span keys, bool has_nonfinite, int columns, Real* scores) {
+    const auto key = key_block<Stored, Real>(a_.key, b_, kv_head_, keys, width(), has_nonfinite, copy_);
+    product(key, keys.length, query_, kQueryTile, scores, kQueryTile, columns, width(), false);
   }
-  void add_values(Span keys, bool guarded, int columns, Real* weights, Real* output) {
-    const int value_width = static_cast<int>(a_.value_width);
-    const auto value = key_block<Stored, Real>(a_.value, b_, group_, keys, value_width, guarded, copy_);
-    product(flipped(value), value_width, weights, kQueries, output, kQueries, columns, keys.length, true);
+  void add_values(Span keys, bool has_nonfinite, int columns, Real* weights, Real* output) {
+    const int value_dim = static_cast<int>(a_.value_dim);
+    const auto value = key_block<Stored, Real>(a_.value, b_, kv_head_, keys, value_dim, has_nonfinite, copy_);
+    product(flipped(value), value_dim, weights, kQueryTile, output, kQueryTile, columns, keys.length, true);
   }
   // The width of rows of the output that `weighted_rows` computes; 0 if it cannot, for it reads values in whole
   // vectors.
-  static int row_width(const Attention& a) {
-    const int wide = round_up(a.value_width, Lanes<Real>::kCount);
-    return sizeof(Stored) != sizeof(Real) || wide == a.value_width ? wide : 0;
+  static int row_width(const HeedAttention& a) {
+    const int wide = round_up(a.value_dim, Lanes<Real>::kCount);
+    return sizeof(Stored) != sizeof(Real) || wide == a.value_dim ? wide : 0;
   }
   // The same sums as `add_values`, from zero, one row a query.
-  void weighted_rows(Span keys, bool guarded, int queries, Real* weights, Real* output) {
+  void weighted_rows(Span keys, bool has_nonfinite, int queries, Real* weights, Real* output) {
     const auto value =
-        key_block<Stored, Real>(a_.value, b_, group_, keys, static_cast<int>(a_.value_width), guarded, copy_);
+        key_block<Stored, Real>(a_.value, b_, kv_head_, keys, static_cast<int>(a_.value_dim), has_nonfinite, copy_);
     const int wide = row_width(a_);
-    product(Strided<Real>{weights, 1, kQueries}, queries, value.data, value.row, output, wide, wide, keys.length,
+    product(Strided<Real>{weights, 1, kQueryTile}, queries, value.data, value.row, output, wide, wide, keys.length,
             false);
   }
 
  private:
-  int width() const { return static_cast<int>(a_.width); }
+  int width() const { return static_cast<int>(a_.head_dim); }
 
-  const Attention& a_;
-  int64_t b_, group_;
+  const HeedAttention& a_;
+  int64_t b_, kv_head_;
   Real *query_, *copy_;
 };
 
 template <class Products>
 struct ForwardScratch {
   typedef typename Products::Real Real;
-  Real* output;  // panels of kQueries, one a feature of the values; or rows of features, one a query
-  Real* scores;  // kKeys panels
-  typename Lanes<Real>::Integer* hidden;
+  typedef typename Lanes<Real>::Integer Integer;
+  Real *output, *scores;  // V rows of kQueryTile numbers, or rows of features, one a query; kKeyBlock rows
+  Integer* hidden;
   char* products;
 
-  static size_t bytes(const Attention& a) {
-    return sizeof(Real) * kQueries * (static_cast<size_t>(output_rows(a)) + 2 * kKeys) + Products::bytes(a);
-  }
-  static int output_rows(const Attention& a) { return round_up(Products::value_rows(a), Lanes<Real>::kCount); }
-  static ForwardScratch in(char* memory, const Attention& a) {
-    ForwardScratch s;
-    s.output = reinterpret_cast<Real*>(memory);
-    s.scores = s.output + kQueries * output_rows(a);
-    s.hidden = reinterpret_cast<typename Lanes<Real>::Integer*>(s.scores + kQueries * kKeys);
-    s.products = reinterpret_cast<char*>(s.hidden + kQueries * kKeys);
-    return s;
-  }
+  ForwardScratch(const HeedAttention& a, Arena& arena)
+      : output(arena.take<Real>(kQueryTile * round_up(Products::value_rows(a), Lanes<Real>::kCount))),
+        scores(arena.take<Real>(kQueryTile * kKeyBlock)),
+        hidden(arena.take<Integer>(kQueryTile * kKeyBlock)),
+        products(arena.take<char>(static_cast<int64_t>(Products::bytes(a)))) {}
 };
 
 // Where a mask hides something, products run over finite stand-ins, and a query that sees a key or value which is not
 // finite is marked: 0 * NaN must not reach the others.
 template <class Stored>
-inline bool block_is_finite(const Attention& a, int64_t b, int64_t group, Span keys) {
+inline bool block_is_finite(const HeedAttention& a, int64_t b, int64_t kv_head, Span keys) {
   for (int y = 0; y < keys.length; ++y)
-    if (!row_is_finite<Stored>(a.key, b, keys.begin + y, group, a.width) ||
-        !row_is_finite<Stored>(a.value, b, keys.begin + y, group, a.value_width))
+    if (!row_is_finite<Stored>(a.key, b, keys.begin + y, kv_head, a.head_dim) ||
+        !row_is_finite<Stored>(a.value, b, keys.begin + y, kv_head, a.value_dim))
       return false;
   return true;
 }
 
+// Asked once for all, where a mask hides something.
 template <class Stored>
-inline void mark_broken(const Attention& a, int64_t b, int64_t n, int64_t group, Span queries, Span keys,
-                        bool* broken) {
-  for (int y = 0; y < keys.length; ++y) {
-    const int64_t j = keys.begin + y;
-    if (row_is_finite<Stored>(a.key, b, j, group, a.width) &&
-        row_is_finite<Stored>(a.value, b, j, group, a.value_width))
+void scan(const HeedAttention& a, int64_t b, int64_t kv_head, uint8_t* finite) {
+  for (int64_t block = 0; block < key_blocks(a); ++block)
+    finite[(b * a.kv_heads + kv_head) * key_blocks(a) + block] =
+        block_is_finite<Stored>(a, b, kv_head, block_keys(block, 0, a.key_length));
+}
+
+HEED_INLINE bool block_has_nonfinite(const HeedAttention& a, const uint8_t* finite, int64_t b, int64_t kv_head,
+                                     int64_t block) {
+  return a.rule_count > 0 && !finite[(b * a.kv_heads + kv_head) * key_blocks(a) + block];
+}
+
+template <class Stored, class Integer>
+inline void mark_nonfinite(const HeedAttention& a, const Block& block, int64_t kv_head, BlockMask mask,
+                           const Integer* hidden, bool* nonfinite) {
+  for (int y = 0; y < block.keys.length; ++y) {
+    const int64_t j = block.keys.begin + y;
+    if (row_is_finite<Stored>(a.key, block.b, j, kv_head, a.head_dim) &&
+        row_is_finite<Stored>(a.value, block.b, j, kv_head, a.value_dim))
       continue;
-    for (int x = 0; x < queries.length; ++x) broken[x] |= visible(a, b, n, queries.begin + x, j);
+    for (int x = 0; x < block.queries.length; ++x) nonfinite[x] |= sees(mask, hidden, y, x);
   }
 }
 
-// The running softmax of some columns: the highest score that weights are relative to, and the sum of weights.
+// The softmax of some queries over the keys so far: the score that weights are relative to, and the sum of weights.
 template <class Real>
-struct Running {
-  Real highest[kQueries], sum[kQueries];
+struct OnlineSoftmax {
+  Real row_max[kQueryTile], row_sum[kQueryTile];
+
+  OnlineSoftmax() {
+    for (int x = 0; x < kQueryTile; ++x) row_max[x] = -kInfinity<Real>, row_sum[x] = 0;
+  }
 };
 
 HEED_INLINE Vector<double> paired(Vector<double> first, Vector<double>) { return first; }
@@ -125,22 +139,23 @@ HEED_INLINE Vector<float> paired(Vector<float> first, Vector<float> second) {
 // Turns the scores of `kVectors` vectors of columns, from column x on, into weights; with kPairs rows y and y + 1
 // become pairs in row y. `unit` times what is given are scores.
 template <class Real, int kVectors, bool kPairs>
-inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real unit, Real* output, int value_rows) {
+inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, int rows, Real unit, Real* output,
+                           int value_rows) {
   typedef Vector<Real> V;
   constexpr int kCount = Lanes<Real>::kCount;
-  const Real log2e = unit * static_cast<Real>(1.4426950408889634074);
+  const Real log2e = unit * kLog2E<Real>;
   // Weights may exceed 1 by this factor (of e) before they are made relative to a higher score: most blocks then need
   // no second pass over the output, and nothing is lost, as their sum divides them in the end.
   const Real slack = 5 / unit;
-  const V lowest = broadcast(-static_cast<Real>(__builtin_inf()));
-  Real *highest = running.highest + x, *sum = running.sum + x;
+  const V lowest = broadcast(-kInfinity<Real>);
+  Real *row_max = running.row_max + x, *row_sum = running.row_sum + x;
 
   // Odd and even rows apart: half as long a chain of operations that wait for each other.
   V odd[kVectors], even[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) odd[v] = even[v] = lowest;
   for (int y = 0; y < rows; y += 2) {
-    const Real *first = scores + y * kQueries + x, *second = y + 1 < rows ? first + kQueries : first;
+    const Real *first = scores + y * kQueryTile + x, *second = y + 1 < rows ? first + kQueryTile : first;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       even[v] = larger(load<V>(first + v * kCount), even[v]);
@@ -152,20 +167,20 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     odd[v] = larger(odd[v], even[v]);
-    base[v] = load<V>(highest + v * kCount);
+    base[v] = load<V>(row_max + v * kCount);
     grown |= odd[v] > base[v] + slack;
   }
   if (any(grown))
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const V higher = larger(odd[v], base[v]);
-      // A column that has seen nothing yet has highest -inf; with any finite stand-in its weights are exp(-inf) = 0.
+      // A column that has seen nothing yet has row_max -inf; with any finite stand-in its weights are exp(-inf) = 0.
       const V shrink = exp2((base[v] - (higher > lowest ? higher : V{})) * log2e);
       base[v] = higher;
-      store(highest + v * kCount, higher);
-      store(sum + v * kCount, load<V>(sum + v * kCount) * shrink);
+      store(row_max + v * kCount, higher);
+      store(row_sum + v * kCount, load<V>(row_sum + v * kCount) * shrink);
       for (int c = 0; c < value_rows; ++c) {
-        Real* at = output + c * kQueries + x + v * kCount;
+        Real* at = output + c * kQueryTile + x + v * kCount;
         store(at, load<V>(at) * shrink);
       }
     }
@@ -180,61 +195,62 @@ inline void weigh(Running<Real>& running, int x, Real* scores, int rows, Real un
   for (; y + 1 < rows; y += 2)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      Real* at = scores + y * kQueries + x + v * kCount;
+      Real* at = scores + y * kQueryTile + x + v * kCount;
       const V first = exp2((load<V>(at) - base[v]) * log2e);
-      const V second = exp2((load<V>(at + kQueries) - base[v]) * log2e);
+      const V second = exp2((load<V>(at + kQueryTile) - base[v]) * log2e);
       store(at, kPairs ? paired(first, second) : first);
-      if (!kPairs) store(at + kQueries, second);
+      if (!kPairs) store(at + kQueryTile, second);
       even[v] += first;
       odd[v] += second;
     }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     if (y < rows) {
-      Real* at = scores + y * kQueries + x + v * kCount;
+      Real* at = scores + y * kQueryTile + x + v * kCount;
       const V last = exp2((load<V>(at) - base[v]) * log2e);
       store(at, kPairs ? paired(last, V{}) : last);
       even[v] += last;
     }
-    store(sum + v * kCount, load<V>(sum + v * kCount) + (even[v] + odd[v]));
+    store(row_sum + v * kCount, load<V>(row_sum + v * kCount) + (even[v] + odd[v]));
   }
 }
 
 // The same for all columns, a multiple of the lanes.
 template <class Real, bool kPairs>
-inline void weigh_columns(Running<Real>& running, int columns, Real* scores, int rows, Real unit, Real* output,
-                          int value_rows) {
+inline void online_softmax_columns(OnlineSoftmax<Real>& running, int columns, Real* scores, int rows, Real unit,
+                                   Real* output, int value_rows) {
   constexpr int kCount = Lanes<Real>::kCount, kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
   int x = 0;
   for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
-    weigh<Real, kTogether, kPairs>(running, x, scores, rows, unit, output, value_rows);
+    online_softmax<Real, kTogether, kPairs>(running, x, scores, rows, unit, output, value_rows);
   for (; x + 2 * kCount <= columns; x += 2 * kCount)
-    weigh<Real, 2, kPairs>(running, x, scores, rows, unit, output, value_rows);
-  if (x < columns) weigh<Real, 1, kPairs>(running, x, scores, rows, unit, output, value_rows);
+    online_softmax<Real, 2, kPairs>(running, x, scores, rows, unit, output, value_rows);
+  if (x < columns) online_softmax<Real, 1, kPairs>(running, x, scores, rows, unit, output, value_rows);
 }
 
-// Writes what is known of a row: `at` is its place among all, `sum` 0 if it sees nothing and `lse` its log-sum-exp
+// Writes what is known of a row: `at` is its place among all, `row_sum` 0 if it sees nothing and `lse` its log-sum-exp
 // else. Returns what turns its sum of weighted values into its output.
 template <class Real>
-HEED_INLINE Real write_row(const Attention& a, const Forward& results, int64_t at, Real highest, Real sum, Real lse,
-                           bool broken) {
-  if (broken) sum = lse = static_cast<Real>(__builtin_nan(""));
+HEED_INLINE Real write_row(const HeedAttention& a, const HeedForward& results, int64_t at, Real row_max, Real row_sum,
+                           Real lse, bool nonfinite) {
+  if (nonfinite) row_sum = lse = kNaN<Real>;
   Real* softmax = static_cast<Real*>(results.softmax);
-  softmax[at] = highest;
-  softmax[a.batch * a.heads * a.queries + at] = sum;
-  static_cast<Real*>(results.lse)[at] = sum == 0 ? -static_cast<Real>(__builtin_inf()) : lse;
-  return sum == 0 ? Real(0) : 1 / sum;
+  softmax[at] = row_max;
+  softmax[a.batch * a.heads * a.query_length + at] = row_sum;
+  static_cast<Real*>(results.lse)[at] = row_sum == 0 ? -kInfinity<Real> : lse;
+  return row_sum == 0 ? Real(0) : 1 / row_sum;
 }
 
 template <class Stored, class Products>
-void forward_panel(const Attention& a, const Forward& results, const uint8_t* finite, const char* packed, int64_t b,
-                   int64_t n, int64_t panel, int panel_length, char* memory) {
+void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* finite, const char* packed, int64_t b,
+             int64_t n, int64_t tile, char* memory) {
   typedef typename Products::Real Real;
   constexpr int kCount = Lanes<Real>::kCount;
-  const auto s = ForwardScratch<Products>::in(memory, a);
-  const Span queries{panel * panel_length, static_cast<int>(least(panel_length, a.queries - panel * panel_length))};
+  Arena arena(memory);
+  const ForwardScratch<Products> s(a, arena);
+  const Span queries = query_tile(a, tile);
   const int columns = round_up(queries.length, kCount), value_rows = Products::value_rows(a);
-  const int64_t group = n / (a.heads / a.groups), blocks = (a.keys + kKeys - 1) / kKeys;
+  const int64_t kv_head = n / (a.heads / a.kv_heads);
 
   int64_t lo, hi;
   key_range(a, b, queries, &lo, &hi);
@@ -242,64 +258,60 @@ void forward_panel(const Attention& a, const Forward& results, const uint8_t* fi
   // stored.
   int row_width = 0;
   if constexpr (Products::kRows)
-    if (lo < hi && lo / kKeys == (hi - 1) / kKeys) row_width = Products::row_width(a);
+    if (lo < hi && lo / kKeyBlock == (hi - 1) / kKeyBlock) row_width = Products::row_width(a);
   if (row_width) {
     const Span keys{lo, static_cast<int>(hi - lo)};
-    fetch_ahead<Stored, false>(a.key, b, group, keys, static_cast<int>(a.width));
-    fetch_ahead<Stored, false>(a.value, b, group, keys, static_cast<int>(a.value_width));
+    fetch_ahead<Stored, false>(a.key, b, kv_head, keys, static_cast<int>(a.head_dim));
+    fetch_ahead<Stored, false>(a.value, b, kv_head, keys, static_cast<int>(a.value_dim));
   }
-  fetch_ahead<Stored, true>(results.output, b, n, queries, static_cast<int>(a.value_width));
-  Products products(a, b, group, packed, s.products);
+  fetch_ahead<Stored, true>(results.output, b, n, queries, static_cast<int>(a.value_dim));
+  Products products(a, b, kv_head, packed, s.products);
   products.load_query(n, queries);
-  Running<Real> running;
-  bool broken[kQueries] = {};
-  for (int x = 0; x < kQueries; ++x) running.highest[x] = -static_cast<Real>(__builtin_inf()), running.sum[x] = 0;
+  OnlineSoftmax<Real> running;
+  bool nonfinite[kQueryTile] = {};
   Dropout dropout;
   if (a.dropout > 0) dropout.begin(a, b, n, queries);
   if (row_width == 0)
-    for (int c = 0; c < value_rows * kQueries; ++c) s.output[c] = 0;
+    for (int c = 0; c < value_rows * kQueryTile; ++c) s.output[c] = 0;
 
-  for (int64_t block = lo / kKeys; block * kKeys < hi; ++block) {
-    const Span keys = Products::kWhole ? block_keys(block, 0, a.keys) : block_keys(block, lo, hi);
-    const Sight sight = look<Real>(a, b, n, queries, keys, columns, s.hidden);
-    if (sight == Sight::kNone) continue;
-    const bool guarded = a.rules > 0 && !finite[(b * a.groups + group) * blocks + block];
-    if (guarded) mark_broken<Stored>(a, b, n, group, queries, keys, broken);
+  for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
+    const Span keys = Products::kWhole ? block_keys(at, 0, a.key_length) : block_keys(at, lo, hi);
+    const Block block{b, n, queries, keys};
+    const BlockMask mask = classify_block(a, block, columns, s.hidden);
+    if (mask == BlockMask::kEmpty) continue;
+    const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
+    if (has_nonfinite) mark_nonfinite<Stored>(a, block, kv_head, mask, s.hidden, nonfinite);
 
-    products.scores(keys, guarded, columns, s.scores);
-    finish_scores<Real>(a, b, n, queries, keys, columns, sight, s.hidden, s.scores, nullptr);
-    weigh_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
-                                          row_width ? 0 : value_rows);
-    if (a.dropout > 0) {
-      Real factors[kQueries];
-      for (int y = 0; y < keys.length; ++y) {
-        dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), factors);
-        for (int x = 0; x < columns; ++x) s.scores[y * kQueries + x] *= factors[x];
-      }
-    }
+    products.scores(keys, has_nonfinite, columns, s.scores);
+    apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.scores, nullptr);
+    online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
+                                                   row_width ? 0 : value_rows);
+    if (a.dropout > 0) dropout.apply(a, keys, columns, s.scores);
     if constexpr (Products::kRows)
       if (row_width) {
-        products.weighted_rows(keys, guarded, queries.length, s.scores, s.output);
+        products.weighted_rows(keys, has_nonfinite, queries.length, s.scores, s.output);
         break;
       }
-    products.add_values(keys, guarded, columns, s.scores, s.output);
+    products.add_values(keys, has_nonfinite, columns, s.scores, s.output);
   }
 
-  Real factors[kQueries] = {};
+  Real factors[kQueryTile] = {};
   for (int x = 0; x < columns; x += kCount)
-    store(factors + x,
-          load<Vector<Real>>(running.highest + x) * products.unit() + natural_log(load<Vector<Real>>(running.sum + x)));
+    store(factors + x, load<Vector<Real>>(running.row_max + x) * products.unit() +
+                           natural_log(load<Vector<Real>>(running.row_sum + x)));
   for (int x = 0; x < queries.length; ++x) {
     const int64_t i = queries.begin + x;
-    const Real sum = running.sum[x];
-    const bool bad = broken[x] || (a.rules > 0 && sum != 0 && !row_is_finite<Stored>(a.query, b, i, n, a.width));
-    factors[x] = write_row(a, results, (b * a.heads + n) * a.queries + i, running.highest[x], sum, factors[x], bad);
+    const Real row_sum = running.row_sum[x];
+    const bool bad =
+        nonfinite[x] || (a.rule_count > 0 && row_sum != 0 && !row_is_finite<Stored>(a.query, b, i, n, a.head_dim));
+    factors[x] =
+        write_row(a, results, (b * a.heads + n) * a.query_length + i, running.row_max[x], row_sum, factors[x], bad);
   }
-  const int value_width = static_cast<int>(a.value_width);
+  const int value_dim = static_cast<int>(a.value_dim);
   if (row_width)
-    store_rows<Stored>(s.output, row_width, factors, results.output, b, n, queries, value_width);
+    store_rows<Stored>(s.output, row_width, factors, results.output, b, n, queries, value_dim);
   else
-    store_transposed<Stored>(s.output, factors, results.output, b, n, queries, value_width);
+    store_transposed<Stored>(s.output, factors, results.output, b, n, queries, value_dim);
 }
 
 }  // namespace HEED_ISA

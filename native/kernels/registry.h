@@ -1,85 +1,101 @@
-// What every instruction set offers, one table each.
+// What every instruction set offers: a table of functions for each dtype. Pointers to scratch come from the sizes that
+// the table tells.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "../additive.h"
-#include "../attention.h"
+#include "../include/heed.h"
 
 namespace heed {
 
 // Keys of one block: the unit in which keys are skipped and `finite` flags are kept.
 inline constexpr int kKeyBlock = 128;
-inline constexpr int kLongestPanel = 64;
-inline constexpr int kMostSplits = 32;
+// Queries that go over the keys together.
+inline constexpr int kQueryTile = 64;
+inline constexpr int kMaxSplits = 32;
 
-// Whether the queries that one key head serves at once are few enough to be bound by the memory's speed.
-inline __attribute__((always_inline)) bool few_queries(const Attention& a) {
-  return a.heads / a.groups * a.queries <= 16 && a.keys > 0 && a.dropout == 0;
+inline __attribute__((always_inline)) int64_t key_blocks(const HeedAttention& a) {
+  return (a.key_length + kKeyBlock - 1) / kKeyBlock;
 }
 
-// A panel of queries of additive attention and its share of the keys: every `parts`-th block of them.
+// Whether the queries that one key head serves at once are few enough to be bound by the memory's speed.
+inline __attribute__((always_inline)) bool few_queries(const HeedAttention& a) {
+  return a.heads / a.kv_heads * a.query_length <= 16 && a.key_length > 0 && a.dropout == 0;
+}
+
+// What a mask rule must be given: a number for each of these, in an array that a person knows by its name.
+enum class Per { kNothing, kBatch, kQuery, kKey };
+struct RuleNeeds {
+  struct Integers {
+    const char* name;
+    Per per;
+    bool required;
+  } first, second;
+  bool dense;
+  const char* (*problem)(const HeedMaskRule&);  // what is wrong with left and right, or null; may be null itself
+};
+
+// Query tiles [tile, tile_end) of heads [head, head_end) of batch entries [batch, batch_end).
+struct TileRange {
+  int64_t batch, batch_end, head, head_end, tile, tile_end;
+};
+
+// A query tile of additive attention and its share of the keys: every `parts`-th block of them.
 struct AdditivePart {
-  int64_t b, panel;
-  int panel_length;
-  int64_t part, parts;
+  int64_t b, tile, part, parts;
 };
 
 // Where gradients of additive attention are summed, in the compute type: rows of units for keys and score vector and
-// bias, of gradient_row(V) numbers for values, and of units for the queries of a panel that shares its keys (or null).
+// bias, of gradient_row(V) numbers for values, and of units for the queries of a tile that shares its keys (or null).
 struct AdditiveSums {
   void *key, *value, *query, *vector, *bias;
 };
 
-// The functions of additive attention for one number type.
 struct AdditiveKernels {
-  // Bytes of the state of one panel, and of scratch for one thread.
-  size_t (*state_bytes)(const Additive&);
-  size_t (*forward_bytes)(const Additive&);
-  size_t (*backward_bytes)(const Additive&);
+  // Bytes of the state of one query tile, and of scratch for one thread.
+  size_t (*state_bytes)(const HeedAttention&);
+  size_t (*forward_bytes)(const HeedAttention&);
+  size_t (*backward_bytes)(const HeedAttention&);
   int (*units_row)(int64_t units);  // numbers from one row of units to the next in the sums
-  void (*forward)(const Additive&, const uint8_t* finite, const AdditivePart&, char* state, char* scratch);
-  // Joins the states of the parts of a panel, `distance` bytes apart, and writes its results.
-  void (*finish)(const Additive&, const Forward&, const AdditivePart&, char* states, int64_t distance);
-  void (*backward)(const Additive&, const AdditiveBackward&, const uint8_t* finite, const AdditivePart&,
+  void (*forward)(const HeedAttention&, const uint8_t* finite, const AdditivePart&, char* state, char* scratch);
+  // Joins the states of the parts of a query tile, `distance` bytes apart, and writes its results.
+  void (*combine)(const HeedAttention&, const HeedForward&, const AdditivePart&, char* states, int64_t distance);
+  void (*backward)(const HeedAttention&, const HeedBackward&, const uint8_t* finite, const AdditivePart&,
                    const AdditiveSums&, char* scratch);
 };
 
-// The queries, heads and batches that share the rows of a bias which one task owns.
-struct BiasRows {
-  int64_t batch, batch_end, head, head_end, panel, panel_end;
-};
-
-// The functions for one number type.
 struct Kernels {
+  const RuleNeeds* (*rule_needs)(int32_t kind);  // null for a kind that there is not
   // Scratch bytes that one thread needs.
-  size_t (*forward_bytes)(const Attention&);
-  size_t (*backward_bytes)(const Attention&);
+  size_t (*forward_bytes)(const HeedAttention&);
+  size_t (*backward_bytes)(const HeedAttention&);
   // Numbers from one row to the next in the summed gradients of keys and values, for a row of this width.
   int (*gradient_row)(int64_t width);
-  // finite[(b * K + group) * blocks + block]: whether all keys and values of a block are finite.
-  void (*scan)(const Attention&, int64_t b, int64_t group, uint8_t* finite);
+  // finite[(b * K + kv_head) * blocks + block]: whether all keys and values of a block are finite.
+  void (*scan)(const HeedAttention&, int64_t b, int64_t kv_head, uint8_t* finite);
   // Bytes of all values in the order that the forward pass wants, 0 if it takes them as they lie; and one block of
   // them.
-  size_t (*packed_bytes)(const Attention&);
-  void (*pack)(const Attention&, const uint8_t* finite, int64_t b, int64_t group, int64_t block, char* packed);
-  void (*forward_panel)(const Attention&, const Forward&, const uint8_t* finite, const char* packed, int64_t b,
-                        int64_t n, int64_t panel, int panel_length, char* scratch);
+  size_t (*packed_bytes)(const HeedAttention&);
+  void (*pack)(const HeedAttention&, const uint8_t* finite, int64_t b, int64_t kv_head, int64_t block, char* packed);
+  void (*forward)(const HeedAttention&, const HeedForward&, const uint8_t* finite, const char* packed, int64_t b,
+                  int64_t n, int64_t tile, char* scratch);
   // The same for few queries: blocks [first, last) of one key head, and what makes results of all its splits.
-  size_t (*decode_bytes)(const Attention&);
-  size_t (*partial_bytes)(const Attention&);
-  void (*decode_split)(const Attention&, int64_t b, int64_t group, int64_t first, int64_t last, char* partial,
-                       char* scratch);
-  void (*decode_finish)(const Attention&, const Forward&, int64_t b, int64_t group, const char* partials,
-                        int64_t splits);
-  void (*backward_part)(const Attention&, const Backward&, const uint8_t* finite, int64_t b, int64_t group,
-                        int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch);
-  // Adds what panels [panel, panel_end) of some heads of some batches give to the gradient of the bias.
-  void (*bias_gradient)(const Attention&, const Backward&, const uint8_t* finite, const BiasRows&, void* target,
-                        char* scratch);
+  size_t (*decode_bytes)(const HeedAttention&);
+  size_t (*split_bytes)(const HeedAttention&);
+  void (*decode)(const HeedAttention&, int64_t b, int64_t kv_head, int64_t first, int64_t last, char* split,
+                 char* scratch);
+  void (*combine_splits)(const HeedAttention&, const HeedForward&, int64_t b, int64_t kv_head, char* splits,
+                         int64_t count);
+  // Adds what every `parts`-th tile of the queries of one key head, from the `part`-th on, gives to the gradients of
+  // its keys and values, and writes those of the queries.
+  void (*backward)(const HeedAttention&, const HeedBackward&, const uint8_t* finite, int64_t b, int64_t kv_head,
+                   int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* scratch);
+  // Adds what some tiles give to the gradient of the bias, of these strides.
+  void (*bias_gradient)(const HeedAttention&, const HeedBackward&, const uint8_t* finite, const TileRange&,
+                        const int64_t* stride, char* scratch);
   // Adds `parts` summed gradients, `distance` bytes apart, and writes rows [begin, end) of one key head.
-  void (*write_rows)(const Rows&, int64_t b, int64_t group, int64_t begin, int64_t end, int64_t width, int row,
+  void (*write_rows)(const HeedTensor&, int64_t b, int64_t kv_head, int64_t begin, int64_t end, int64_t width, int row,
                      const char* sums, int64_t parts, int64_t distance);
   size_t compute_bytes;  // of one number of the compute type
   AdditiveKernels additive;
@@ -88,7 +104,7 @@ struct Kernels {
 struct InstructionSet {
   const char* name;
   bool (*supported)();
-  const Kernels& (*kernels)(Number);
+  const Kernels& (*kernels)(const HeedAttention&);
 };
 
 extern const InstructionSet kBaseline;

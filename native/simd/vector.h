@@ -42,6 +42,13 @@ using Vector = typename Lanes<Real>::Vector;
 template <class Real>
 using Integers = typename Lanes<Real>::Integers;
 
+template <class Real>
+inline constexpr Real kInfinity = static_cast<Real>(__builtin_inf());
+template <class Real>
+inline constexpr Real kNaN = static_cast<Real>(__builtin_nan(""));
+template <class Real>
+inline constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
+
 template <class V, class Real>
 HEED_INLINE V load(const Real* from) {
   V v;

@@ -1,8 +1,10 @@
-"""The native core's C interface by ctypes: the same structures, NumPy arrays in and out."""
+"""The native core through `heed.h` by ctypes: the same structures, NumPy arrays in and out."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+from collections.abc import Iterator
 from ctypes import (
     POINTER,
     Structure,
@@ -14,95 +16,140 @@ from ctypes import (
     c_uint32,
     c_void_p,
 )
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
-FAR = 1 << 30
+VERSION = 1
+DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
+DOT_PRODUCT, ADDITIVE = range(2)
+WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE = RULES = range(5)
+NO_LIMIT = 1 << 30
+MAX_RULES = 8
 
 
-class Rows(Structure):
-    _fields_ = (("data", c_void_p), ("batch", c_int64), ("position", c_int64), ("head", c_int64))
+class Tensor(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("batch_stride", c_int64),
+        ("row_stride", c_int64),
+        ("head_stride", c_int64),
+    )
 
 
 class Scores(Structure):
-    _fields_ = (("data", c_void_p), ("stride", c_int64 * 4))
+    _fields_ = (("data", c_void_p), ("shape", c_int64 * 4), ("stride", c_int64 * 4))
+
+
+class Integers(Structure):
+    _fields_ = (("data", c_void_p), ("rows", c_int64), ("length", c_int64))
 
 
 class MaskRule(Structure):
     _fields_ = (
-        ("rule", c_int32),
+        ("kind", c_int32),
         ("left", c_int64),
         ("right", c_int64),
-        ("align", c_void_p),
-        ("align_stride", c_int64),
-        ("first", c_void_p),
-        ("first_stride", c_int64),
-        ("second", c_void_p),
-        ("second_stride", c_int64),
+        *((name, Integers) for name in ("align", "first", "second")),
         ("dense", Scores),
     )
 
 
 class Attention(Structure):
     _fields_ = (
-        ("number", c_int32),
-        *((name, c_int64) for name in ("batch", "heads", "groups", "queries", "keys")),
-        *((name, c_int64) for name in ("width", "value_width")),
+        ("score", c_int32),
+        ("dtype", c_int32),
+        *((name, c_int64) for name in ("batch", "heads", "kv_heads")),
+        *((name, c_int64) for name in ("query_length", "key_length", "head_dim", "value_dim")),
+        *((name, Tensor) for name in ("query", "key", "value")),
         ("scale", c_double),
         ("soft_cap", c_double),
-        *((name, Rows) for name in ("query", "key", "value")),
         ("bias", Scores),
-        ("slopes", c_void_p),
-        ("slope_align", c_void_p),
-        ("slope_align_stride", c_int64),
+        ("alibi_slopes", c_void_p),
+        ("alibi_align", Integers),
+        ("score_vector", c_void_p),
+        ("unit_bias", c_void_p),
         ("dropout", c_double),
         ("seed", c_uint32 * 2),
-        ("rules", c_int32),
-        ("rule", MaskRule * 8),
+        ("rule_count", c_int32),
+        ("rules", POINTER(MaskRule)),
     )
 
 
 class Forward(Structure):
-    _fields_ = (("output", Rows), ("lse", c_void_p), ("softmax", c_void_p))
+    _fields_ = (("output", Tensor), ("lse", c_void_p), ("softmax", c_void_p))
 
 
 class Backward(Structure):
     _fields_ = (
-        ("output", Rows),
+        ("output", Tensor),
         ("softmax", c_void_p),
-        ("output_gradient", Rows),
+        ("output_gradient", Tensor),
         ("lse_gradient", c_void_p),
-        *((name, Rows) for name in ("query_gradient", "key_gradient", "value_gradient")),
+        *((name, Tensor) for name in ("query_gradient", "key_gradient", "value_gradient")),
+        ("score_vector_gradient", c_void_p),
+        ("bias_gradient", c_void_p),
     )
 
 
-def load(path: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(path)
-    for name, results in (("heed_forward", Forward), ("heed_backward", Backward)):
+def library_path() -> Path | None:
+    """The core library of the heed that is installed, or None. Nothing is imported for it."""
+    spec = find_spec("heed")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    files = (Path(place) / "_lib" / "libheed_core.so" for place in places)
+    return next((file for file in files if file.exists()), None)
+
+
+def load(path: Path | str) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    if library.heed_version() != VERSION:
+        raise ImportError(f"heed.h has version {library.heed_version()}, and this file {VERSION}")
+    for name, results in (
+        ("heed_forward", Forward),
+        ("heed_backward", Backward),
+        ("heed_bias_gradient", Backward),
+    ):
         function = getattr(library, name)
         function.argtypes = [POINTER(Attention), POINTER(results), c_int]
         function.restype = c_char_p
-    library.heed_bias_gradient.argtypes = [POINTER(Attention), POINTER(Backward), c_void_p, c_int]
-    library.heed_bias_gradient.restype = c_char_p
-    library.heed_instruction_set.restype = c_char_p
+    library.heed_check.argtypes = [POINTER(Attention)]
+    for name in ("heed_check", "heed_instruction_set", "heed_instruction_set_name"):
+        getattr(library, name).restype = c_char_p
     return library
 
 
-def rows(x: np.ndarray) -> Rows:
+def instruction_sets(library: ctypes.CDLL) -> Iterator[str]:
+    """All that the library has kernels for, best first."""
+    for index in itertools.count():
+        if (name := library.heed_instruction_set_name(index)) is None:
+            return
+        yield name.decode()
+
+
+LIBRARY = library_path()
+# What the tests of the kernels run with; a machine may lack some.
+INSTRUCTION_SETS = [*instruction_sets(load(LIBRARY))] if LIBRARY else []
+
+
+def tensor(x: np.ndarray) -> Tensor:
     """An array (B, position, head, width)."""
     strides = [s // x.itemsize for s in x.strides]
     assert strides[3] == 1 or x.shape[3] == 1 or x.size == 0
-    return Rows(x.ctypes.data, *strides[:3])
+    return Tensor(x.ctypes.data, *strides[:3])
 
 
 def scores(x: np.ndarray, shape: tuple[int, ...]) -> Scores:
     """An array that broadcasts to (B, N, T, S)."""
     full = np.broadcast_to(x, shape)
-    if x.size == 0:  # NumPy has strides of 0 there, which say that an axis broadcasts
-        return Scores(x.ctypes.data, (c_int64 * 4)(*(int(n != 1) for n in x.shape)))
-    return Scores(x.ctypes.data, (c_int64 * 4)(*(s // x.itemsize for s in full.strides)))
+    strides = (s // x.itemsize for s in full.strides)
+    return Scores(x.ctypes.data, (c_int64 * 4)(*x.shape), (c_int64 * 4)(*strides))
+
+
+def integers(x: np.ndarray) -> Integers:
+    """A number for all, one for each batch entry, or rows of them."""
+    return Integers(x.ctypes.data, x.shape[0] if x.ndim else 1, x.shape[1] if x.ndim > 1 else 1)
 
 
 def filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -126,32 +173,23 @@ class Call:
         self.make = options.get("make", filled)
         batch, queries, heads, width = query.shape
         shape = (batch, heads, queries, key.shape[1])
-        a = self.attention = Attention()
-        a.number = NUMBERS[query.dtype.name]
-        a.batch, a.heads, a.groups, a.queries, a.keys = (
-            batch,
-            heads,
-            key.shape[2],
-            queries,
-            key.shape[1],
-        )
-        a.width, a.value_width = width, value.shape[3]
+        a = self.attention = Attention(dtype=DTYPES[query.dtype.name])
+        a.batch, a.heads, a.query_length, a.key_length = shape
+        a.kv_heads, a.head_dim, a.value_dim = key.shape[2], width, value.shape[3]
         a.scale = options.get("scale", width**-0.5)
         a.soft_cap = options.get("soft_cap", 0.0)
-        a.query, a.key, a.value = rows(query), rows(key), rows(value)
+        a.query, a.key, a.value = tensor(query), tensor(key), tensor(value)
         self.compute = np.float64 if query.dtype == np.float64 else np.float32
         if "bias" in options:
             a.bias = scores(self.keep(np.asarray(options["bias"], self.compute)), shape)
         if "slopes" in options:
-            a.slopes = self.keep(np.asarray(options["slopes"], self.compute)).ctypes.data
+            a.alibi_slopes = self.keep(np.asarray(options["slopes"], self.compute)).ctypes.data
         if "slope_align" in options:
-            align = self.keep(np.asarray(options["slope_align"], np.int32))
-            a.slope_align, a.slope_align_stride = align.ctypes.data, align.ndim
+            a.alibi_align = integers(self.keep(np.asarray(options["slope_align"], np.int32)))
         a.dropout = options.get("dropout", 0.0)
         a.seed = (c_uint32 * 2)(*options.get("seed", (0, 0)))
-        a.rules = len(options.get("rules", ()))
-        for index, rule in enumerate(options.get("rules", ())):
-            a.rule[index] = self.rule(shape, **rule)
+        rules = [self.rule(shape, **rule) for rule in options.get("rules", ())]
+        a.rule_count, a.rules = len(rules), (MaskRule * MAX_RULES)(*rules)
 
     def keep(self, x: np.ndarray) -> np.ndarray:
         self.kept.append(x)
@@ -161,16 +199,14 @@ class Call:
         self,
         shape: Any,
         rule: int,
-        left: int = FAR,
-        right: int = FAR,
+        left: int = NO_LIMIT,
+        right: int = NO_LIMIT,
         dense: Any = None,
         **arrays: Any,
     ) -> MaskRule:
-        made = MaskRule(rule=rule, left=left, right=right)
+        made = MaskRule(kind=rule, left=left, right=right)
         for name, x in arrays.items():
-            x = self.keep(np.array(x, np.int32, order="C"))
-            setattr(made, name, x.ctypes.data)
-            setattr(made, f"{name}_stride", 0 if x.ndim == 0 else x.strides[0] // 4)
+            setattr(made, name, integers(self.keep(np.array(x, np.int32, order="C"))))
         if dense is not None:
             made.dense = scores(self.keep(np.asarray(dense, np.uint8)), shape)
         return made
@@ -180,10 +216,8 @@ class Call:
         output = self.make((batch, queries, heads, self.value.shape[3]), self.query.dtype)
         lse = self.make((batch, heads, queries), self.compute)
         self.softmax = self.make((2 * batch, heads, queries), self.compute)  # without gaps
-        results = Forward(rows(output), lse.ctypes.data, self.softmax.ctypes.data)
-        problem = self.library.heed_forward(self.attention, results, threads)
-        if problem is not None:
-            raise ValueError(problem.decode())
+        results = Forward(tensor(output), lse.ctypes.data, self.softmax.ctypes.data)
+        self._run("heed_forward", results, threads)
         return output, lse
 
     def backward(
@@ -195,10 +229,8 @@ class Call:
     ) -> list[np.ndarray]:
         results = [self.make(x.shape, x.dtype) for x in (self.query, self.key, self.value)]
         pass_ = self.received(output, output_gradient, lse_gradient)
-        pass_.query_gradient, pass_.key_gradient, pass_.value_gradient = map(rows, results)
-        problem = self.library.heed_backward(self.attention, pass_, threads)
-        if problem is not None:
-            raise ValueError(problem.decode())
+        pass_.query_gradient, pass_.key_gradient, pass_.value_gradient = map(tensor, results)
+        self._run("heed_backward", pass_, threads)
         return results
 
     def bias_gradient(
@@ -212,13 +244,64 @@ class Call:
         """The gradient of a bias of this shape, which is that of `options["bias"]`."""
         flat = self.make((shape[0] * shape[1], *shape[2:]), self.compute)  # without gaps
         pass_ = self.received(output, output_gradient, lse_gradient)
-        problem = self.library.heed_bias_gradient(self.attention, pass_, flat.ctypes.data, threads)
-        if problem is not None:
-            raise ValueError(problem.decode())
+        pass_.bias_gradient = flat.ctypes.data
+        self._run("heed_bias_gradient", pass_, threads)
         return flat.reshape(shape)
 
     def received(self, output: Any, output_gradient: Any, lse_gradient: Any) -> Backward:
         """What a backward pass reads."""
-        pass_ = Backward(rows(output), self.softmax.ctypes.data, rows(output_gradient))
+        pass_ = Backward(tensor(output), self.softmax.ctypes.data, tensor(output_gradient))
         pass_.lse_gradient = None if lse_gradient is None else lse_gradient.ctypes.data
+        return pass_
+
+    def _run(self, name: str, results: Structure, threads: int) -> None:
+        problem = getattr(self.library, name)(self.attention, results, threads)
+        if problem is not None:
+            raise ValueError(problem.decode())
+
+
+class AdditiveCall(Call):
+    """One additive attention over query (B,T,U), key (B,S,U), value (B,S,V), as `Call` has the other ones."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        query: Any,
+        key: Any,
+        value: Any,
+        score_vector: Any,
+        bias: Any = None,
+        **options: Any,
+    ) -> None:
+        # One head: (B, position, 1, width).
+        super().__init__(
+            library, *(x[:, :, None] for x in (query, key, value)), scale=1.0, **options
+        )
+        self.attention.score = ADDITIVE
+        self.score_vector = self.keep(np.asarray(score_vector, self.compute))
+        self.attention.score_vector = self.score_vector.ctypes.data
+        if bias is not None:
+            self.attention.unit_bias = self.keep(np.asarray(bias, self.compute)).ctypes.data
+
+    def forward(self, threads: int = 2) -> tuple[np.ndarray, np.ndarray]:
+        """Output (B,T,V) and log-sum-exp (B,T)."""
+        output, lse = super().forward(threads)
+        return output[:, :, 0], lse[:, 0]
+
+    def backward(
+        self,
+        output: Any,
+        output_gradient: Any,
+        lse_gradient: Any = None,
+        threads: int = 2,
+    ) -> list[np.ndarray]:
+        """Gradients of query, key, value, score vector and bias."""
+        self.vectors = [self.make(self.score_vector.shape, self.compute) for _ in range(2)]
+        heads = (x[:, :, None] for x in (output, output_gradient))
+        made = super().backward(*heads, lse_gradient, threads)
+        return [*(x[:, :, 0] for x in made), *self.vectors]
+
+    def received(self, output: Any, output_gradient: Any, lse_gradient: Any) -> Backward:
+        pass_ = super().received(output, output_gradient, lse_gradient)
+        pass_.score_vector_gradient, pass_.bias_gradient = (x.ctypes.data for x in self.vectors)
         return pass_

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.native import additive_core, core, fuzz_additive, fuzz_large
+from tests.native import core, fuzz_additive, fuzz_large
 from tests.native.fuzz_problems import draw
 
 GUARD = 0xA5
@@ -111,7 +111,8 @@ def page_end(library: Any, seed: int) -> None:
     problem.check_forward(output, lse)
     problem.check_backward(call.backward(output, problem.d_out, problem.d_lse))
     if "bias" in problem.options:
-        call.bias_gradient(problem.options["bias"].shape, output, problem.d_out, problem.d_lse)
+        shape = problem.options["bias"].shape
+        problem.check_bias(call.bias_gradient(shape, output, problem.d_out, problem.d_lse))
 
 
 def additive_page_end(library: Any, seed: int) -> None:
@@ -119,7 +120,7 @@ def additive_page_end(library: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem, ends = fuzz_additive.draw(rng), PageEnds(rng)
     ends.place(problem)
-    call = additive_core.Call(library, *problem.inputs, make=ends, **problem.options)
+    call = core.AdditiveCall(library, *problem.inputs, make=ends, **problem.options)
     output, lse = call.forward()
     problem.check_forward(output, lse)
     problem.check_backward(call.backward(output, problem.d_out, problem.d_lse))
@@ -148,38 +149,43 @@ def legal(library: Any, seed: int) -> None:
         raise AssertionError("an input was written to")
 
 
+SIZES = ("batch", "heads", "kv_heads", "query_length", "key_length", "head_dim", "value_dim")
 HUGE = (-(2**63), -(2**31) - 1, -1, 2**31 + 1, 2**32, 2**62, 2**63 - 1)
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
-NO_RULE = (-(2**31), -1, 5, 77, 2**31 - 1)
+NO_RULE = (-(2**31), -1, len(core.RULES), 77, 2**31 - 1)
 
 
 def _sizes(call: core.Call, rng: np.random.Generator) -> None:
-    name = rng.choice(["batch", "heads", "groups", "queries", "keys", "width", "value_width"])
+    name = rng.choice(SIZES)
     setattr(call.attention, name, int(rng.choice(HUGE)))
 
 
 def _overflow(call: core.Call, rng: np.random.Generator) -> None:
     """Each size by itself could be; their product cannot."""
     a = call.attention
-    big = rng.permutation(["batch", "heads", rng.choice(["queries", "keys"])])[: rng.integers(2, 4)]
+    big = rng.permutation(["batch", "heads", rng.choice(["query_length", "key_length"])])[
+        : rng.integers(2, 4)
+    ]
     for name in big:
         setattr(a, name, 2**31 - int(rng.integers(0, 2)))
-    a.groups = 1 if "heads" in big else a.groups
+    a.kv_heads = 1 if "heads" in big else a.kv_heads
     if len(big) == 2:
-        setattr(a, rng.choice(["width", "value_width"]), 65536)
+        setattr(a, rng.choice(["head_dim", "value_dim"]), 65536)
 
 
-def _groups(call: core.Call, rng: np.random.Generator) -> None:
-    call.attention.groups = int(rng.choice([0, call.attention.heads + 1, 2 * call.attention.heads]))
+def _kv_heads(call: core.Call, rng: np.random.Generator) -> None:
+    call.attention.kv_heads = int(
+        rng.choice([0, call.attention.heads + 1, 2 * call.attention.heads])
+    )
 
 
 def _width(call: core.Call, rng: np.random.Generator) -> None:
-    name = rng.choice(["width", "value_width"])
+    name = rng.choice(["head_dim", "value_dim"])
     setattr(call.attention, name, int(rng.choice([0, 65537, 2**31])))
 
 
-def _number(call: core.Call, rng: np.random.Generator) -> None:
-    call.attention.number = int(rng.choice([-(2**31), -1, 4, 5, 2**31 - 1]))
+def _dtype(call: core.Call, rng: np.random.Generator) -> None:
+    call.attention.dtype = int(rng.choice([-(2**31), -1, 4, 5, 2**31 - 1]))
 
 
 def _scale(call: core.Call, rng: np.random.Generator) -> None:
@@ -195,27 +201,37 @@ def _dropout(call: core.Call, rng: np.random.Generator) -> None:
 
 
 def _rules(call: core.Call, rng: np.random.Generator) -> None:
-    call.attention.rules = int(rng.choice([-(2**31), -1, 9, 2**31 - 1]))
+    call.attention.rule_count = int(rng.choice([-(2**31), -1, 9, 2**31 - 1]))
 
 
 def _kind(call: core.Call, rng: np.random.Generator) -> None:
     rule = _some_rule(call, rng)
-    rule.rule = int(rng.choice(NO_RULE))
+    rule.kind = int(rng.choice(NO_RULE))
 
 
 def _reach(call: core.Call, rng: np.random.Generator) -> None:
     rule = _some_rule(call, rng)
-    rule.rule = 0
+    rule.kind = core.WINDOW
     setattr(rule, rng.choice(["left", "right"]), int(rng.choice([-1, -(2**63)])))
 
 
 def _arrays(call: core.Call, rng: np.random.Generator) -> None:
     rule = _some_rule(call, rng)
-    rule.rule = int(rng.integers(1, 5))
-    rule.first = rule.dense.data = None
-    if rule.rule == 3 and rng.random() < 0.5:  # segments of the queries, but not of the keys
-        rule.first = call.attention.query.data
-        rule.second = None
+    rule.kind = int(rng.choice([core.PREFIX, core.LENGTHS, core.SEGMENTS, core.DENSE]))
+    rule.first = core.Integers()
+    rule.dense.data = None
+    if rule.kind == core.SEGMENTS and rng.random() < 0.5:  # of the queries, but not of the keys
+        rule.first = core.Integers(call.attention.query.data, 1, call.attention.query_length)
+        rule.second = core.Integers()
+
+
+def _shapes(call: core.Call, rng: np.random.Generator) -> None:
+    """An array of numbers is longer than it should be, or has no row for a batch entry."""
+    rule, a = _some_rule(call, rng), call.attention
+    rule.kind = int(rng.choice([core.PREFIX, core.LENGTHS, core.SEGMENTS]))
+    length = a.query_length if rule.kind == core.SEGMENTS else 1
+    rows, more = ((a.batch + 1, 0), (0, 0), (1, 1), (2**62, 0))[rng.integers(0, 4)]
+    rule.first = core.Integers(a.query.data, rows, length + more)
 
 
 def _tensors(call: core.Call, rng: np.random.Generator) -> None:
@@ -224,16 +240,16 @@ def _tensors(call: core.Call, rng: np.random.Generator) -> None:
 
 def _some_rule(call: core.Call, rng: np.random.Generator) -> core.MaskRule:
     a = call.attention
-    a.rules = max(a.rules, 1)
-    return a.rule[int(rng.integers(0, a.rules))]
+    a.rule_count = max(a.rule_count, 1)
+    return a.rules[int(rng.integers(0, a.rule_count))]
 
 
 MISTAKES: tuple[Callable[[core.Call, np.random.Generator], None], ...] = (
     _sizes,
     _overflow,
-    _groups,
+    _kv_heads,
     _width,
-    _number,
+    _dtype,
     _scale,
     _soft_cap,
     _dropout,
@@ -241,6 +257,7 @@ MISTAKES: tuple[Callable[[core.Call, np.random.Generator], None], ...] = (
     _kind,
     _reach,
     _arrays,
+    _shapes,
     _tensors,
 )
 
@@ -292,15 +309,15 @@ def additive_legal(library: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = fuzz_additive.draw(rng)
     guards = Guards(rng)
-    call = additive_core.Call(library, *problem.inputs, make=guards, **problem.options)
-    before = [x.tobytes() for x in (*problem.inputs, *call.call.kept)]
+    call = core.AdditiveCall(library, *problem.inputs, make=guards, **problem.options)
+    before = [x.tobytes() for x in (*problem.inputs, *call.kept)]
     threads = [int(n) for n in rng.choice(THREADS, 2)]
     output, lse = call.forward(threads[0])
     problem.check_forward(output, lse)
     gradients = call.backward(output, problem.d_out, problem.d_lse, threads[1])
     problem.check_backward(gradients)
     guards.check()
-    if [x.tobytes() for x in (*problem.inputs, *call.call.kept)] != before:
+    if [x.tobytes() for x in (*problem.inputs, *call.kept)] != before:
         raise AssertionError("an input was written to")
 
 
@@ -308,7 +325,7 @@ def additive_large(library: Any, seed: int) -> None:
     """As `large`."""
     rng = np.random.default_rng(seed)
     problem = fuzz_large.draw_additive(rng)
-    call = additive_core.Call(library, *problem.inputs, **problem.options)
+    call = core.AdditiveCall(library, *problem.inputs, **problem.options)
     output, lse = call.forward(int(rng.integers(1, 4)))
     problem.check_forward(output, lse)
     problem.check_backward(call.backward(output, problem.d_out, problem.d_lse))
@@ -320,8 +337,8 @@ def additive_illegal(library: Any, seed: int) -> None:
     problem = fuzz_additive.draw(rng, empty=False)
     mistake = fuzz_additive.MISTAKES[seed % len(fuzz_additive.MISTAKES)]
     guards = Guards(rng)
-    call = additive_core.Call(library, *problem.inputs, make=guards, **problem.options)
-    mistake(call.additive, rng)
+    call = core.AdditiveCall(library, *problem.inputs, make=guards, **problem.options)
+    mistake(call, rng)
     call.softmax = guards((2, *problem.d_lse.shape), problem.d_lse.dtype)
     received = (guards(problem.d_out.shape, problem.d_out.dtype), problem.d_out, problem.d_lse)
     _refuses(call.forward, mistake, rng)
@@ -343,7 +360,7 @@ MODES = {
 
 
 def main(path: str, mode: str, instruction_set: str, first: str, count: str) -> None:
-    library = additive_core.load(path)
+    library = core.load(path)
     if not library.heed_use_instruction_set(instruction_set.encode()):
         print(f"no {instruction_set} here")
         return

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests import reference
-from tests.native.additive_core import Additive
+from tests.native.core import RULES, Call
 from tests.native.fuzz_problems import (
     BOUNDS,
     DTYPES,
@@ -100,7 +100,7 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
 
     shape = (batch, 1, queries, keys)
     drawn = [
-        random_rule(rng, int(kind), shape) for kind in rng.permutation(5)[: rng.integers(0, 4)]
+        random_rule(rng, int(kind), shape) for kind in rng.permutation(RULES)[: rng.integers(0, 4)]
     ]
     mask = np.ones((1, 1, 1, 1), bool)
     for _, allowed in drawn:
@@ -111,49 +111,51 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
         options["bias"] = expected["bias"] = rng.normal(size=units).astype(compute)
     if rng.random() < 0.25:
         rate = float(rng.choice([1e-9, 0.1, 0.5, 0.9]))
-        words = tuple(int(n) for n in rng.integers(0, 2**32, 2))
-        options |= {"dropout": rate, "seed": words}
-        expected |= {"dropout": rate, "keep": kept(rate, words, shape)[:, 0]}
+        seed = tuple(int(n) for n in rng.integers(0, 2**32, 2))
+        options |= {"dropout": rate, "seed": seed}
+        expected |= {"dropout": rate, "keep": kept(rate, seed, shape)[:, 0]}
     d_lse[~np.broadcast_to(mask[:, 0], (batch, queries, keys)).any(2)] = 0
     *inputs, d_out = (spread(rng, x[:, :, None])[:, :, 0] for x in tensors)
     return Problem([*inputs, vector], d_out, d_lse, options, expected, wild)
 
 
-def _heads(additive: Additive, rng: np.random.Generator) -> None:
-    a = additive.attention
-    a.heads, a.groups = ((2, 1), (2, 2), (0, 1), (3, 1))[rng.integers(0, 4)]
+def _heads(call: Call, rng: np.random.Generator) -> None:
+    a = call.attention
+    a.heads, a.kv_heads = ((2, 1), (2, 2), (0, 1), (3, 1))[rng.integers(0, 4)]
 
 
-def _scores(additive: Additive, rng: np.random.Generator) -> None:
+def _scores(call: Call, rng: np.random.Generator) -> None:
     """What other attentions have and this one has not."""
-    a = additive.attention
-    name, value = (("scale", 0.5), ("soft_cap", 2.0), ("slopes", a.query.data))[rng.integers(0, 3)]
+    a = call.attention
+    name, value = (("scale", 0.5), ("soft_cap", 2.0), ("alibi_slopes", a.query.data))[
+        rng.integers(0, 3)
+    ]
     setattr(a, name, value)
 
 
-def _vector(additive: Additive, rng: np.random.Generator) -> None:
-    additive.score_vector = None
+def _vector(call: Call, rng: np.random.Generator) -> None:
+    call.attention.score_vector = None
 
 
-def _units(additive: Additive, rng: np.random.Generator) -> None:
-    name = rng.choice(["width", "value_width"])
-    setattr(additive.attention, name, int(rng.choice([-1, 0, 65537, 2**31, -(2**63)])))
+def _units(call: Call, rng: np.random.Generator) -> None:
+    name = rng.choice(["head_dim", "value_dim"])
+    setattr(call.attention, name, int(rng.choice([-1, 0, 65537, 2**31, -(2**63)])))
 
 
-def _sizes(additive: Additive, rng: np.random.Generator) -> None:
-    name = rng.choice(["batch", "queries", "keys"])
-    setattr(additive.attention, name, int(rng.choice([-(2**63), -1, 2**31 + 1, 2**62])))
+def _sizes(call: Call, rng: np.random.Generator) -> None:
+    name = rng.choice(["batch", "query_length", "key_length"])
+    setattr(call.attention, name, int(rng.choice([-(2**63), -1, 2**31 + 1, 2**62])))
 
 
-def _number(additive: Additive, rng: np.random.Generator) -> None:
-    additive.attention.number = int(rng.choice([-1, 4, 2**31 - 1]))
+def _dtype(call: Call, rng: np.random.Generator) -> None:
+    call.attention.dtype = int(rng.choice([-1, 4, 2**31 - 1]))
 
 
-MISTAKES: tuple[Callable[[Additive, np.random.Generator], None], ...] = (
+MISTAKES: tuple[Callable[[Call, np.random.Generator], None], ...] = (
     _heads,
     _scores,
     _vector,
     _units,
     _sizes,
-    _number,
+    _dtype,
 )

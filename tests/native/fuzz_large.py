@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from tests import reference
+from tests.native.core import RULES
 from tests.native.fuzz_problems import (
     BOUNDS,
     DTYPES,
@@ -50,7 +51,7 @@ class Problem:
         bias = np.broadcast_to(self.expected.get("bias", np.zeros(1)), shape)
         self.visible = np.broadcast_to(self.expected["mask"], shape) & ~(bias <= -1e30)
         self.seen = self.visible.any(3)
-        self.members = heads // key.shape[2]
+        self.queries_per_kv = heads // key.shape[2]
         # What a gradient of a score is the difference of: no sum of them is more exact than these are rounded.
         most_value = float(np.abs(wide_of(value)).max(initial=0))
         drops = 1 / (1 - self.expected.get("dropout", 0.0))
@@ -85,7 +86,7 @@ class Problem:
     def check_backward(self, gradients: list[np.ndarray], bias: np.ndarray | None) -> None:
         query, key, value = self.inputs
         bound = self.bounds()[1] + 4 * HALF_STEP.get(query.dtype, 0.0)
-        rows = query.shape[1] * self.members
+        rows = query.shape[1] * self.queries_per_kv
         scale = abs(self.expected["scale"])
         incoming = np.where(self.seen.transpose(0, 2, 1)[..., None], wide_of(self.d_out), 0)
         value_bound = bound * max(1.0, rows * float(np.abs(incoming).max(initial=0)))
@@ -94,7 +95,9 @@ class Problem:
             if not all(np.isfinite(wide_of(x)).all() for x in gradients):
                 raise AssertionError("gradients: not finite")
             if "dropout" not in self.expected:
-                together = incoming.reshape(*incoming.shape[:2], -1, self.members, value.shape[3])
+                together = incoming.reshape(
+                    *incoming.shape[:2], -1, self.queries_per_kv, value.shape[3]
+                )
                 sums = wide_of(gradients[2]).sum(1)
                 most = value_bound * key.shape[1] ** 0.5
                 _close(sums, together.sum((1, 3)), most, "sum of the gradients of values")
@@ -131,19 +134,19 @@ def _check_lse(lse: np.ndarray, wanted: np.ndarray) -> None:
 def draw(rng: np.random.Generator, dtypes: tuple[Any, ...] = DTYPES, most: int = 20_000) -> Problem:
     """A legal attention of at most `most` pairs of a query and a key."""
     while True:
-        batch, members, groups = (int(n) for n in rng.integers(1, 3, 3))
+        batch, queries_per_kv, kv_heads = (int(n) for n in rng.integers(1, 3, 3))
         queries, keys = (
             int(rng.choice(LONG if rng.random() < 0.1 else LENGTHS_DRAWN)) for _ in range(2)
         )
-        if batch * members * groups * queries * keys <= most:
+        if batch * queries_per_kv * kv_heads * queries * keys <= most:
             break
     width, value_width = (int(rng.choice(WIDTHS)) for _ in range(2))
-    heads = groups * members
+    heads = kv_heads * queries_per_kv
     shape = (batch, heads, queries, keys)
     dtype = np.dtype(dtypes[rng.integers(0, len(dtypes))])
     compute = np.float64 if dtype == np.float64 else np.float32
-    sizes = [(batch, queries, heads, width), (batch, keys, groups, width)]
-    sizes += [(batch, keys, groups, value_width), (batch, queries, heads, value_width)]
+    sizes = [(batch, queries, heads, width), (batch, keys, kv_heads, width)]
+    sizes += [(batch, keys, kv_heads, value_width), (batch, queries, heads, value_width)]
     value, d_out = (rng.normal(size=size) for size in sizes[2:])
     value[..., 0] = 1
     exact = bool(rng.random() < 0.6)
@@ -151,7 +154,7 @@ def draw(rng: np.random.Generator, dtypes: tuple[Any, ...] = DTYPES, most: int =
     query, key, scale, biases, slope = draw_scores(rng, dtype, shape, sizes[:2])
 
     drawn = [
-        random_rule(rng, int(kind), shape) for kind in rng.permutation(5)[: rng.integers(0, 3)]
+        random_rule(rng, int(kind), shape) for kind in rng.permutation(RULES)[: rng.integers(0, 3)]
     ]
     mask = np.ones((1, 1, 1, 1), bool)
     for _, allowed in drawn:
@@ -163,9 +166,9 @@ def draw(rng: np.random.Generator, dtypes: tuple[Any, ...] = DTYPES, most: int =
     if slope:
         options["slopes"] = expected["alibi_slopes"] = np.full(heads, slope, compute)
     if rng.random() < 0.1:
-        words = tuple(int(n) for n in rng.integers(0, 2**32, 2))
-        options |= {"dropout": 0.25, "seed": words}
-        expected |= {"dropout": 0.25, "keep": kept(0.25, words, shape)}
+        seed = tuple(int(n) for n in rng.integers(0, 2**32, 2))
+        options |= {"dropout": 0.25, "seed": seed}
+        expected |= {"dropout": 0.25, "keep": kept(0.25, seed, shape)}
     d_lse = rng.normal(size=shape[:3]).astype(compute)
     tensors = [x.astype(dtype) for x in (query, key, value, d_out)]
     problem = Problem(tensors[:3], tensors[3], d_lse, options, expected, exact)
@@ -292,7 +295,7 @@ def draw_additive(rng: np.random.Generator) -> AdditiveProblem:
     shape = (batch, 1, queries, keys)
     mask, options = np.ones((1, 1, 1, 1), bool), {}
     if rng.random() < 0.5:
-        rule, mask = random_rule(rng, int(rng.integers(0, 5)), shape)
+        rule, mask = random_rule(rng, int(rng.integers(0, len(RULES))), shape)
         options = {"rules": [rule]}
     expected = {"mask": mask[:, 0]}
     d_lse = rng.normal(size=(batch, queries)).astype(compute)

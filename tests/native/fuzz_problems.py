@@ -12,9 +12,8 @@ import ml_dtypes
 import numpy as np
 
 from tests import reference
-from tests.native import core
+from tests.native.core import LENGTHS, NO_LIMIT, PREFIX, RULES, SEGMENTS, WINDOW
 
-WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE = range(5)
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 LENGTHS_DRAWN = (0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 193, 257)
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 64, 65, 80, 128, 256, 257, 512)
@@ -45,8 +44,8 @@ def kept(rate: float, seed: tuple[int, int], shape: tuple[int, int, int, int]) -
     """Which weights (B, N, T, S) dropout leaves, from its definition in docs/numerics.md."""
     batch, heads, queries, keys = (np.arange(n, dtype=np.uint32) for n in shape)
     golden = np.uint32(0x9E3779B9)
-    words = np.array([[seed[0]], [seed[1]]], np.uint32)
-    key = _mixed(_mixed(words[0] + golden) ^ words[1])
+    low, high = np.array([[seed[0]], [seed[1]]], np.uint32)
+    key = _mixed(_mixed(low + golden) ^ high)
     head = _mixed(_mixed(key ^ batch)[:, None] ^ heads)
     row = _mixed(head[..., None] ^ queries)
     bits = _hashed(row[..., None] ^ _mixed(keys + golden))
@@ -71,22 +70,23 @@ class Problem:
     def __post_init__(self) -> None:
         query, key, value = self.inputs
         batch, queries, heads, _ = query.shape
-        members = heads // key.shape[2]
+        queries_per_kv = heads // key.shape[2]
         shape = (batch, heads, queries, key.shape[1])
         mask = np.broadcast_to(self.expected["mask"], shape)
         bad_rows = ~_finite_rows(query) | ~_finite_rows(self.d_out)
-        bad_keys = (~_finite_rows(key) | ~_finite_rows(value)).repeat(members, 2)
+        bad_keys = (~_finite_rows(key) | ~_finite_rows(value)).repeat(queries_per_kv, 2)
         # Rows (B, N, T) whose result need not be a number, and keys (B, S, K) that such a row sees.
-        self.broken = np.any(mask & bad_keys.transpose(0, 2, 1)[:, :, None], axis=3)
-        self.broken |= bad_rows.transpose(0, 2, 1) & mask.any(3)
-        reached = np.any(mask & self.broken[..., None], axis=2)
+        self.nonfinite = np.any(mask & bad_keys.transpose(0, 2, 1)[:, :, None], axis=3)
+        self.nonfinite |= bad_rows.transpose(0, 2, 1) & mask.any(3)
+        reached = np.any(mask & self.nonfinite[..., None], axis=2)
         self.reached = (
-            reached.reshape(batch, key.shape[2], members, shape[3]).any(2).transpose(0, 2, 1)
+            reached.reshape(batch, key.shape[2], queries_per_kv, shape[3]).any(2).transpose(0, 2, 1)
         )
         # Rows that must be NaN. Infinities may give NaN or weights of 0.
         bad_scores = np.isnan(wide_of(query)).any(-1).transpose(0, 2, 1) & mask.any(3)
         lost_keys, lost_values = (
-            np.isnan(wide_of(x)).any(-1).repeat(members, 2).transpose(0, 2, 1)[:, :, None] & mask
+            np.isnan(wide_of(x)).any(-1).repeat(queries_per_kv, 2).transpose(0, 2, 1)[:, :, None]
+            & mask
             for x in (key, value)
         )
         self.lost = bad_scores | lost_keys.any(3)
@@ -104,9 +104,9 @@ class Problem:
             return
         with np.errstate(all="ignore"):
             wanted = reference.dot_product_attention(*self.inputs, **self.expected)
-        rows = ~self.broken.transpose(0, 2, 1)
+        rows = ~self.nonfinite.transpose(0, 2, 1)
         self._close(output, wanted.out, rows, 0, "output")
-        self._close(lse, wanted.lse, ~self.broken, 0, "log-sum-exp", np.dtype(lse.dtype))
+        self._close(lse, wanted.lse, ~self.nonfinite, 0, "log-sum-exp", np.dtype(lse.dtype))
         self.rounding *= longest(output)
         became = self.lost & ~np.isnan(wide_of(output)).any(-1).transpose(0, 2, 1)
         if became.any():
@@ -119,19 +119,19 @@ class Problem:
             wanted = reference.dot_product_attention_backward(
                 *self.inputs, self.d_out, self.d_lse, **self.expected
             )
-        places = (~self.broken.transpose(0, 2, 1), ~self.reached, ~self.reached)
+        places = (~self.nonfinite.transpose(0, 2, 1), ~self.reached, ~self.reached)
         for name, actual, where in zip(("query", "key", "value"), gradients, places, strict=True):
             self._close(actual, getattr(wanted, name), where, 1, f"gradient of {name}")
 
     def check_bias(self, gradient: np.ndarray) -> None:
         """Of a call whose options have a bias."""
-        if self.wild or self.broken.any():
+        if self.wild or self.nonfinite.any():
             return
         wanted = reference.dot_product_attention_backward(
             *self.inputs, self.d_out, self.d_lse, **self.expected
         ).bias
         # So many errors add up in each number.
-        together = self.broken.size * self.inputs[1].shape[1] / max(1, wanted.size)
+        together = self.nonfinite.size * self.inputs[1].shape[1] / max(1, wanted.size)
         self.slack *= 1 + together**0.5
         self.rounding = together * longest(self.d_out) * HALF_STEP.get(self.inputs[0].dtype, 0.0)
         self.rounding *= longest(self.inputs[2])
@@ -208,15 +208,15 @@ def random_rule(
         return np.broadcast_to(x, (batch,))[:, None, None, None]
 
     if kind == WINDOW:
-        reach = [2**63 - 1, core.FAR, 0, *range(1, keys + 2)]
+        reach = [2**63 - 1, NO_LIMIT, 0, *range(1, keys + 2)]
         left, right = (int(rng.choice(np.array(reach, object))) for _ in range(2))
         align = numbers(keys)
         at = i + over(align)
-        # A reach from FAR on has no end; below it, Python's integers cannot overflow.
+        # A reach from NO_LIMIT on has no end; below it, Python's integers cannot overflow.
         allowed = np.ones((batch, 1, queries, keys), bool)
-        if left < core.FAR:
+        if left < NO_LIMIT:
             allowed = allowed & (j >= at - left)
-        if right < core.FAR:
+        if right < NO_LIMIT:
             allowed = allowed & (j <= at + right)
         return {"rule": kind, "left": left, "right": right, "align": align}, allowed
     if kind == PREFIX:
@@ -256,19 +256,19 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
     """A legal attention. `empty` allows sizes of 0."""
     least = 0 if empty and rng.random() < 0.2 else 1
     while True:
-        batch, members = (int(n) for n in rng.integers(least, 4, 2))
-        groups = int(rng.integers(1, 4))
+        batch, queries_per_kv = (int(n) for n in rng.integers(least, 4, 2))
+        kv_heads = int(rng.integers(1, 4))
         queries, keys = (max(least, int(rng.choice(LENGTHS_DRAWN))) for _ in range(2))
         if rng.random() < 0.15:  # decoding
             queries, keys = int(rng.integers(1, 17)), int(rng.integers(200, 1200))
         width, value_width = (int(rng.choice(WIDTHS)) for _ in range(2))
-        heads = groups * members
+        heads = kv_heads * queries_per_kv
         if batch * heads * queries * keys * max(width, value_width) <= MOST_WORK:
             break
     shape = (batch, heads, queries, keys)
     dtype = DTYPES[rng.integers(0, 4)]
-    sizes = [(batch, queries, heads, width), (batch, keys, groups, width)]
-    sizes += [(batch, keys, groups, value_width), (batch, queries, heads, value_width)]
+    sizes = [(batch, queries, heads, width), (batch, keys, kv_heads, width)]
+    sizes += [(batch, keys, kv_heads, value_width), (batch, queries, heads, value_width)]
     wild = rng.random() < 0.1
     factor = float(10.0 ** rng.integers(-30, 30)) if wild else float(rng.choice([0.01, 1, 1, 1, 3]))
     with np.errstate(over="ignore"):
@@ -279,7 +279,7 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
     d_lse = rng.normal(size=shape[:3]).astype(np.float64 if dtype == np.float64 else np.float32)
 
     drawn = [
-        random_rule(rng, int(kind), shape) for kind in rng.permutation(5)[: rng.integers(0, 5)]
+        random_rule(rng, int(kind), shape) for kind in rng.permutation(RULES)[: rng.integers(0, 5)]
     ]
     mask = np.ones((1, 1, 1, 1), bool)
     for _, allowed in drawn:
@@ -299,9 +299,9 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
         options["slope_align"] = expected["align"] = rng.integers(-5, 5, batch)
     if rng.random() < 0.25:
         rate = float(rng.choice([1e-9, 0.1, 0.5, 0.9]))
-        words = tuple(int(n) for n in rng.integers(0, 2**32, 2))
-        options |= {"dropout": rate, "seed": words}
-        expected |= {"dropout": rate, "keep": kept(rate, words, shape)}
+        seed = tuple(int(n) for n in rng.integers(0, 2**32, 2))
+        options |= {"dropout": rate, "seed": seed}
+        expected |= {"dropout": rate, "keep": kept(rate, seed, shape)}
     # Rows that see nothing have no log-sum-exp to pass a gradient to.
     seen = np.broadcast_to(mask & (expected.get("bias", 0.0) != -np.inf), shape).any(3)
     d_lse[~seen] = 0

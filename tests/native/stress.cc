@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "c_api.h"
+#include "heed.h"
 
 namespace {
 
@@ -25,12 +25,13 @@ constexpr size_t kCount = size_t{kBatch} * kLength * kHeads * kWidth;
 struct Problem {
   std::vector<float> tensors[4];  // query, key, value, gradient of the output
   std::vector<int32_t> lengths;
-  heed::Attention attention{};
+  HeedAttention attention{};
+  HeedMaskRule rule{};
 };
 
 using Results = std::vector<float>;  // output, log-sum-exp, what is kept of the softmax, three gradients
 
-heed::Rows rows(float* data) { return {data, kLength * kHeads * kWidth, kHeads * kWidth, kWidth}; }
+HeedTensor tensor(float* data) { return {data, kLength * kHeads * kWidth, kHeads * kWidth, kWidth}; }
 
 void fill(Problem* p, uint32_t seed) {
   for (auto& tensor : p->tensors) {
@@ -41,15 +42,14 @@ void fill(Problem* p, uint32_t seed) {
     }
   }
   p->lengths = {kLength, static_cast<int32_t>(seed % kLength)};
-  heed::Attention& a = p->attention;
-  a.number = heed::Number::kFloat32;
-  a.batch = kBatch, a.heads = a.groups = kHeads, a.queries = a.keys = kLength, a.width = a.value_width = kWidth;
+  HeedAttention& a = p->attention;
+  a.batch = kBatch, a.heads = a.kv_heads = kHeads;
+  a.query_length = a.key_length = kLength, a.head_dim = a.value_dim = kWidth;
   a.scale = 0.35;
-  a.query = rows(p->tensors[0].data()), a.key = rows(p->tensors[1].data()), a.value = rows(p->tensors[2].data());
-  a.rules = 1;
-  a.rule[0].rule = heed::Rule::kLengths;
-  a.rule[0].first = p->lengths.data();
-  a.rule[0].first_stride = 1;
+  a.query = tensor(p->tensors[0].data()), a.key = tensor(p->tensors[1].data()), a.value = tensor(p->tensors[2].data());
+  p->rule.kind = HEED_LENGTHS;
+  p->rule.first = {p->lengths.data(), kBatch, 1};
+  a.rule_count = 1, a.rules = &p->rule;
 }
 
 // Empty if a call was refused.
@@ -57,14 +57,16 @@ Results run(Problem& p, int threads) {
   constexpr size_t kRows = size_t{kBatch} * kHeads * kLength;
   Results all(4 * kCount + 3 * kRows);
   float *output = all.data(), *lse = output + kCount, *softmax = lse + kRows, *gradients = softmax + 2 * kRows;
-  const heed::Forward forward{rows(output), lse, softmax};
-  const heed::Backward backward{rows(output),
-                                softmax,
-                                rows(p.tensors[3].data()),
-                                nullptr,
-                                rows(gradients),
-                                rows(gradients + kCount),
-                                rows(gradients + 2 * kCount)};
+  const HeedForward forward{tensor(output), lse, softmax};
+  const HeedBackward backward{tensor(output),
+                              softmax,
+                              tensor(p.tensors[3].data()),
+                              nullptr,
+                              tensor(gradients),
+                              tensor(gradients + kCount),
+                              tensor(gradients + 2 * kCount),
+                              nullptr,
+                              nullptr};
   if (heed_forward(&p.attention, &forward, threads) || heed_backward(&p.attention, &backward, threads)) return {};
   return all;
 }

@@ -8,30 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from heed.ops.backends.tensorflow.native.library import library_path
 from tests import reference
-from tests.native import additive_core
+from tests.native import core
+from tests.native.core import DENSE, LENGTHS, LIBRARY, NO_LIMIT, WINDOW
 from tests.native.test_core import random_rules
 from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
-LIBRARY = library_path("core")
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
 NAMES = ("query", "key", "value", "score_vector", "bias")
 DTYPES = (np.float32, np.float64, ml_dtypes.bfloat16, np.float16)
-
-
-@pytest.fixture(scope="module")
-def any_library():
-    return additive_core.load(str(LIBRARY))
-
-
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def library(any_library, request):
-    if not any_library.heed_use_instruction_set(request.param.encode()):
-        pytest.skip(f"this machine has no {request.param}")
-    yield any_library
-    any_library.heed_use_instruction_set(None)
 
 
 def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], np.ndarray]:
@@ -72,7 +58,7 @@ def test_random_calls_equal_the_reference(library, seed: int, dtype: Any) -> Non
     vectors = [x.astype(np.float64 if dtype == np.float64 else np.float32) for x in tensors[3:5]]
     if seed % 3 == 0:
         vectors.pop()
-    call = additive_core.Call(library, *heads, *vectors, **options)
+    call = core.AdditiveCall(library, *heads, *vectors, **options)
     output, lse = call.forward()
     d_lse = np.random.default_rng(seed).normal(size=lse.shape).astype(lse.dtype)
     gradients = call.backward(output, d_out, d_lse)
@@ -104,7 +90,7 @@ def test_work_that_is_split_equals_the_reference(
 ) -> None:
     tensors = normal((batch, queries, keys, 20, 7))
     lengths = np.full(batch, keys - keys // 8)
-    call = additive_core.Call(library, *tensors[:5], rules=[{"rule": 2, "first": lengths}])
+    call = core.AdditiveCall(library, *tensors[:5], rules=[{"rule": LENGTHS, "first": lengths}])
     output, lse = call.forward()
     gradients = call.backward(output, tensors[5])
     options: dict[str, Any] = {"bias": tensors[4], "mask": np.arange(keys) < keys - keys // 8}
@@ -136,7 +122,7 @@ def test_threads_and_repeats_do_not_change_a_bit(
     library, batch: int, queries: int, keys: int
 ) -> None:
     tensors = normal((batch, queries, keys, 20, 7))
-    call = additive_core.Call(library, *tensors[:5], dropout=0.25, seed=(1, 2))
+    call = core.AdditiveCall(library, *tensors[:5], dropout=0.25, seed=(1, 2))
     output, lse = call.forward(threads=1)
     gradients = call.backward(output, tensors[5], threads=1)
     for threads in (1, 2, 3, 7):
@@ -154,7 +140,7 @@ def check_range(library: Any, query: np.ndarray, key: np.ndarray) -> None:
     value, d_out = np.random.default_rng(1).normal(size=(2, *key.shape[:2], 3)).astype(query.dtype)
     d_out = d_out[:, : query.shape[1]]
     vector = np.linspace(-1, 1, units).astype(query.dtype)
-    call = additive_core.Call(library, query, key, value, vector)
+    call = core.AdditiveCall(library, query, key, value, vector)
     output, lse = call.forward()
     gradients = call.backward(output, d_out)
     wanted = reference.additive_attention(query, key, value, vector)
@@ -212,15 +198,17 @@ def test_not_a_number_reaches_whoever_sees_it(library) -> None:
     tensors = normal((2, 7, 10, 5, 3))
     query, key, value, vector, bias, d_out = tensors
     query[0, 1, 2] = key[1, 3, 0] = np.nan
-    output, lse = additive_core.Call(library, query, key, value, vector, bias).forward()
+    output, lse = core.AdditiveCall(library, query, key, value, vector, bias).forward()
     broken = np.zeros((2, 7), bool)
     broken[0, 1] = broken[1] = True
     np.testing.assert_array_equal(np.isnan(lse), broken)
     np.testing.assert_array_equal(np.isnan(output).any(-1), broken)
     np.testing.assert_array_equal(np.isnan(output).all(-1), broken)
 
-    rules = [{"rule": 0, "left": 1 << 30, "right": 0}]  # causal: key 3 is seen from query 3 on
-    call = additive_core.Call(library, query, key, value, vector, bias, rules=rules)
+    rules = [
+        {"rule": WINDOW, "left": NO_LIMIT, "right": 0}
+    ]  # causal: key 3 is seen from query 3 on
+    call = core.AdditiveCall(library, query, key, value, vector, bias, rules=rules)
     output, lse = call.forward()
     broken[1, :3] = False
     np.testing.assert_array_equal(np.isnan(lse), broken)
@@ -238,25 +226,24 @@ def test_not_a_number_reaches_whoever_sees_it(library) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"heads": 2, "groups": 2}, "one head"),
-        ({"width": 0}, "U and V"),
-        ({"value_width": 65537}, "U and V"),
+        ({"heads": 2, "kv_heads": 2}, "one head"),
+        ({"head_dim": 0}, "U, and V"),
+        ({"value_dim": 65537}, "U, and V"),
         ({"scale": 2.0}, "scale"),
         ({"soft_cap": 1.0}, "soft cap"),
-        ({"queries": -1}, "sizes"),
+        ({"query_length": -1}, "sizes"),
         ({"dropout": 1.0}, "dropout"),
-        ({"rules": 9}, "8 mask rules"),
-        ({"number": 4}, "number"),
+        ({"rule_count": 9}, "8 mask rules"),
+        ({"dtype": 4}, "dtype"),
         ({"score_vector": None}, "score vector"),
     ],
 )
 def test_arguments_that_cannot_be_right_are_refused(any_library, change: Any, message: str) -> None:
     tensors = normal((1, 2, 3, 4, 5))
-    call = additive_core.Call(any_library, *tensors[:5])
+    call = core.AdditiveCall(any_library, *tensors[:5])
     output, _ = call.forward()
     for name, value in change.items():
-        owner = call.additive if name == "score_vector" else call.additive.attention
-        setattr(owner, name, value)
+        setattr(call.attention, name, value)
     with pytest.raises(ValueError, match=message):
         call.forward()
     with pytest.raises(ValueError, match=message):
@@ -272,8 +259,8 @@ def test_not_a_number_in_any_share_of_the_keys(library, where: int, masked: bool
     mask = np.ones((1, 1, 3, 700), bool)
     if masked:
         mask[:, :, 1, where] = False
-    rules = [{"rule": 4, "dense": mask}] if masked else []
-    call = additive_core.Call(library, query, key, value, vector, bias, rules=rules)
+    rules = [{"rule": DENSE, "dense": mask}] if masked else []
+    call = core.AdditiveCall(library, query, key, value, vector, bias, rules=rules)
     output, lse = call.forward()
     sees = mask[0, 0, :, where]
     np.testing.assert_array_equal(np.isnan(lse[0]), sees)

@@ -14,29 +14,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from heed.ops.backends.tensorflow.native.library import library_path
 from tests import reference
 from tests.native import core
+from tests.native.core import DENSE, LENGTHS, LIBRARY, PREFIX, SEGMENTS, WINDOW
 from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY = library_path("core")
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
-
-WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE = range(5)
-
-
-@pytest.fixture(scope="module")
-def any_library():
-    return core.load(str(LIBRARY))
-
-
-@pytest.fixture(params=["baseline", "avx2", "avx512", "amx"])
-def library(any_library, request):
-    if not any_library.heed_use_instruction_set(request.param.encode()):
-        pytest.skip(f"this machine has no {request.param}")
-    yield any_library
-    any_library.heed_use_instruction_set(None)
 
 
 def random_rules(
@@ -76,13 +60,13 @@ def random_rules(
 def random_call(seed: int) -> tuple[list[np.ndarray], dict[str, Any], dict[str, Any]]:
     """Tensors, options of the core, and the same options for the reference, all from one seed."""
     rng = np.random.default_rng(seed)
-    batch, groups, members = (int(rng.integers(1, 4)) for _ in range(3))
-    heads = groups * members
+    batch, kv_heads, queries_per_kv = (int(rng.integers(1, 4)) for _ in range(3))
+    heads = kv_heads * queries_per_kv
     queries, keys = (int(rng.choice([1, 2, 5, 63, 64, 65, 128, 129, 150])) for _ in range(2))
     width, value_width = (int(rng.choice([1, 3, 8, 15, 16, 17, 40])) for _ in range(2))
     dtype = rng.choice([np.float32, np.float64])
-    shapes = [(batch, queries, heads, width), (batch, keys, groups, width)]
-    shapes += [(batch, keys, groups, value_width), (batch, queries, heads, value_width)]
+    shapes = [(batch, queries, heads, width), (batch, keys, kv_heads, width)]
+    shapes += [(batch, keys, kv_heads, value_width), (batch, queries, heads, value_width)]
     tensors = [rng.normal(size=shape).astype(dtype) for shape in shapes]
     rules, mask = random_rules(rng, batch, queries, keys)
     options: dict[str, Any] = {"rules": rules}
@@ -246,6 +230,7 @@ FEW_THREADS = """
 import resource, sys
 import numpy as np
 from tests.native import core
+from tests.native.core import DENSE, LENGTHS, LIBRARY, PREFIX, SEGMENTS, WINDOW
 
 library = core.load(sys.argv[1])
 x = np.ones((1, 512, 2, 16), np.float32)
@@ -281,19 +266,21 @@ def test_any_number_of_threads_may_be_asked_for(any_library) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"groups": 3}, "N must be a multiple of K"),
-        ({"width": 0}, "H and V"),
-        ({"queries": -1}, "sizes"),
-        ({"keys": 1 << 40}, "sizes"),
-        ({"batch": 1 << 31, "queries": 1 << 31}, "63 bits"),
+        ({"kv_heads": 3}, "N must be a multiple of K"),
+        ({"head_dim": 0}, "H or U, and V"),
+        ({"query_length": -1}, "sizes"),
+        ({"key_length": 1 << 40}, "sizes"),
+        ({"batch": 1 << 31, "query_length": 1 << 31}, "63 bits"),
         ({"scale": float("nan")}, "scale"),
         ({"soft_cap": -1.0}, "soft_cap"),
         ({"dropout": 1.0}, "dropout"),
-        ({"rules": 9}, "8 mask rules"),
-        ({"number": 4}, "number"),
-        ({"query": core.Rows()}, "`query` is missing"),
-        ({"key": core.Rows()}, "`key` is missing"),
-        ({"value": core.Rows()}, "`value` is missing"),
+        ({"rule_count": 9}, "8 mask rules"),
+        ({"rule_count": 1, "rules": None}, "rules are missing"),
+        ({"dtype": 4}, "dtype"),
+        ({"score": 2}, "score must be"),
+        ({"query": core.Tensor()}, "`query` is missing"),
+        ({"key": core.Tensor()}, "`key` is missing"),
+        ({"value": core.Tensor()}, "`value` is missing"),
     ],
 )
 def test_arguments_that_cannot_be_right_are_refused(any_library, change: Any, message: str) -> None:
@@ -303,6 +290,63 @@ def test_arguments_that_cannot_be_right_are_refused(any_library, change: Any, me
         setattr(call.attention, name, value)
     with pytest.raises(ValueError, match=message):
         call.forward()
+    assert re.search(message, any_library.heed_check(call.attention).decode())
+
+
+TWO, THREE = np.zeros(2, np.int64), np.zeros(3, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"rule": LENGTHS}, "`key_lengths` of the mask is missing"),
+        ({"rule": LENGTHS, "first": THREE}, r"`key_lengths` .* \(B,\). Received: shape \(3, 1\)"),
+        ({"rule": LENGTHS, "first": TWO, "second": THREE}, r"`query_lengths` .* \(B,\)"),
+        ({"rule": PREFIX}, "`n` of the mask is missing"),
+        ({"rule": WINDOW, "align": THREE}, r"`align` .* \(B,\)"),
+        ({"rule": WINDOW, "left": -1}, "a window must reach 0 or more"),
+        ({"rule": SEGMENTS, "first": [[0] * 4] * 2}, "`key_ids` of the mask is missing"),
+        ({"rule": SEGMENTS, "first": [[0] * 4], "second": [[0] * 6]}, r"`key_ids` .* \(B, S\)"),
+        ({"rule": SEGMENTS, "first": [[0] * 6]}, r"`query_ids` .* \(B, T\)"),
+        ({"rule": DENSE}, "the array of a dense mask is missing"),
+        ({"rule": 77}, "unknown kind of mask rule. Received: 77"),
+    ],
+)
+def test_rules_that_cannot_be_right_are_refused(any_library, rule: Any, message: str) -> None:
+    query, key = np.zeros((2, 4, 1, 8), np.float32), np.zeros((2, 5, 1, 8), np.float32)
+    with pytest.raises(ValueError, match=message):
+        core.Call(any_library, query, key, key, rules=[rule]).forward()
+
+
+@pytest.mark.parametrize("name", ["bias", "mask"])
+def test_what_does_not_broadcast_is_refused(any_library, name: str) -> None:
+    x = np.zeros((2, 4, 3, 8), np.float32)
+    array = np.zeros((2, 1, 4, 4))
+    options = {"bias": array} if name == "bias" else {"rules": [{"rule": DENSE, "dense": array}]}
+    call = core.Call(any_library, x, x, x, **options)
+    given = call.attention.bias if name == "bias" else call.attention.rules[0].dense
+    for shape, strides in (((2, 1, 4, 3), None), ((1, 1, 4, 4), None), (None, (16, 1, 4, 1))):
+        for axis in range(4):
+            given.shape[axis] = (shape or array.shape)[axis]
+            given.stride[axis] = (strides or (16, 0, 4, 1))[axis]
+        with pytest.raises(ValueError, match=f"`{name}` must broadcast to .B, N, T, S.. Received:"):
+            call.forward()
+
+
+def test_results_that_are_missing_are_refused(any_library) -> None:
+    x = np.zeros((1, 4, 2, 8), np.float32)
+    call = core.Call(any_library, x, x, x, bias=np.zeros((1, 1, 1, 4), np.float32))
+    output, _ = call.forward()
+    pass_ = call.received(output, x, None)
+    assert b"gradient" in any_library.heed_backward(call.attention, pass_, 1)
+    assert b"`bias_gradient`" in any_library.heed_bias_gradient(call.attention, pass_, 1)
+    pass_.softmax, pass_.bias_gradient = None, x.ctypes.data
+    assert b"`softmax`" in any_library.heed_bias_gradient(call.attention, pass_, 1)
+    for missing in ("output", "lse", "softmax"):
+        results = core.Forward(core.tensor(output), call.softmax.ctypes.data, x.ctypes.data)
+        setattr(results, missing, core.Tensor() if missing == "output" else None)
+        problem = any_library.heed_forward(call.attention, results, 1)
+        assert missing.encode() in problem
 
 
 def test_float16_denormals_count_in_every_thread(any_library) -> None:

@@ -14,15 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heed.ops.backends.tensorflow.native.library import library_path
 from tests import reference
 from tests.native import core, fuzz
+from tests.native.core import INSTRUCTION_SETS, LIBRARY
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY = library_path("core")
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
-SETS = ("baseline", "avx2", "avx512", "amx")
 COUNTS = dict.fromkeys(fuzz.MODES, 6000) | {
     "large": 20_000,
     "illegal": 4000,
@@ -44,32 +42,32 @@ def run(mode: str, instruction_set: str, first: int, count: int) -> None:
         pytest.fail(f"exit status {child.returncode} at: {last[0]}\n{child.stderr[-3000:]}")
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("mode", ["legal", "additive-legal"])
 def test_legal_calls_are_right_and_write_nowhere_else(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 150)
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("mode", ["page-end", "additive-page-end"])
 def test_nothing_beyond_the_last_number_is_touched(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 150)
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("mode", ["large", "additive-large"])
 def test_large_scores_are_right(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 200)
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("mode", ["illegal", "additive-illegal"])
 def test_illegal_calls_are_refused_in_words(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 260)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize(("mode", "count"), COUNTS.items())
 def test_many_more(mode: str, count: int, instruction_set: str) -> None:
     run(mode, instruction_set, FIRST_SEED, count)
@@ -104,8 +102,8 @@ def test_where_memory_does_not_suffice_the_call_is_refused() -> None:
     library = core.load(str(LIBRARY))
     row = np.zeros((1, 1, 1, 65536), np.float32)
     call = core.Call(library, row, row, row)
-    call.attention.keys = 2**31
-    call.attention.key = call.attention.value = core.Rows(row.ctypes.data, 0, 0, 0)
+    call.attention.key_length = 2**31
+    call.attention.key = call.attention.value = core.Tensor(row.ctypes.data, 0, 0, 0)
     call.softmax = np.ones((2, 1, 1), np.float32)
     with pytest.raises(ValueError, match="out of memory"):
         call.backward(row, row)
@@ -115,11 +113,12 @@ BEYOND = """
 import sys
 import numpy as np
 from tests.native import core, fuzz
+from tests.native.core import INSTRUCTION_SETS, LIBRARY
 
 make = fuzz.PageEnds(np.random.default_rng(0))
 x = make((1, 40, 1, 16), np.float32)
 call = core.Call(core.load(sys.argv[1]), x, x, x)
-call.attention.keys += int(sys.argv[2])
+call.attention.key_length += int(sys.argv[2])
 call.forward()
 """
 
@@ -158,14 +157,14 @@ wanted, _ = core.Call(library, query, key, value).forward()
 left, right = (int(n) for n in sys.argv[3:])
 window = {"rule": 0, "left": left, "right": right, "align": END - 1}
 call = core.Call(library, query, key, value, rules=[window])
-call.attention.keys = 4096
+call.attention.key_length = 4096
 for rows in (call.attention.key, call.attention.value):
     rows.data -= BEGIN * 64
 np.testing.assert_allclose(call.forward()[0], wanted, atol=1e-6)
 """
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize(
     ("left", "right", "status"),
     [(127, 0, 0), (128, 0, -signal.SIGSEGV), (127, 1, -signal.SIGSEGV)],

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.native import fuzz
+from tests.native.core import INSTRUCTION_SETS
 
 ROOT = Path(__file__).resolve().parents[2]
-SETS = ("baseline", "avx2", "avx512", "amx")
 pytestmark = pytest.mark.slow
 
 # Beside the interpreter lie the tools of the extra [dev].
@@ -89,7 +89,7 @@ def threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("threads"), "thread")
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize(("mode", "count"), [(m, 200) for m in fuzz.MODES])
 def test_random_calls_under_asan_and_ubsan(
     address: Path, mode: str, count: int, instruction_set: str

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "../attention.h"
+#include "../../include/heed.h"
 #include "tensorflow_c.h"
 
 namespace heed::tf {
@@ -18,6 +19,17 @@ struct Input {
   }
   int rank() const { return TF_NumDims(tensor); }
   int64_t dim(int axis) const { return TF_Dim(tensor, axis); }
+  std::vector<int64_t> dims() const {
+    std::vector<int64_t> result;
+    for (int axis = 0; axis < rank(); ++axis) result.push_back(dim(axis));
+    return result;
+  }
+  // ". Received: shape (2, 3)"
+  std::string described() const {
+    std::string text = ". Received: shape (";
+    for (int axis = 0; axis < rank(); ++axis) text += (axis ? ", " : "") + std::to_string(dim(axis));
+    return text + ")";
+  }
   template <class T = void>
   T* data() const {
     return static_cast<T*>(TF_TensorData(tensor));
@@ -27,8 +39,11 @@ struct Input {
 struct Output {
   TF_Tensor* tensor;
   explicit Output(TF_Tensor* t) : tensor(t) {}
+  Output(Output&& other) noexcept : tensor(other.tensor) { other.tensor = nullptr; }
   Output(const Output&) = delete;
-  ~Output() { TF_DeleteTensor(tensor); }
+  ~Output() {
+    if (tensor) TF_DeleteTensor(tensor);
+  }
   void* data() const { return TF_TensorData(tensor); }
 };
 
@@ -64,12 +79,12 @@ void guarded(TF_OpKernelContext* context, const Function& function) {
   TF_OpKernelContext_Failure(context, status.status);
 }
 
-inline Number number_of(int type) {
+inline int32_t dtype_of(int type) {
   switch (type) {
-    case kDouble: return Number::kFloat64;
-    case kBfloat16: return Number::kBfloat16;
-    case kHalf: return Number::kFloat16;
-    default: return Number::kFloat32;
+    case kDouble: return HEED_FLOAT64;
+    case kBfloat16: return HEED_BFLOAT16;
+    case kHalf: return HEED_FLOAT16;
+    default: return HEED_FLOAT32;
   }
 }
 

@@ -40,6 +40,7 @@ using Arguments = std::vector<const char*>;
 
 // `extra` inputs come after those that call.h lists up to `rules`. T is the type of query, key and value, C that of
 // computation.
-void register_op(const char* name, ShapeFunction shapes, Run run, const Arguments& extra, const Arguments& outputs);
+void register_op(const std::string& name, ShapeFunction shapes, Run run, const Arguments& extra,
+                 const Arguments& outputs);
 
 }  // namespace heed::tf

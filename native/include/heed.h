@@ -1,0 +1,174 @@
+// heed's kernels as a plain C interface: exact attention on the CPU, forward and backward, in memory that grows with
+// T + S. Every adapter (TensorFlow's ops, tests, other frameworks) fills the structs of this file and calls these
+// functions; nothing else of the library is visible.
+//
+// Letters: B batch, T query length, S key length, N query heads, K key/value heads, H head dim of query and key,
+// V head dim of value, U units of additive attention.
+//
+// Meaning, for each batch entry b, head n (whose key/value head is n / (N / K)), query i and key j:
+//   score   = scale * q_i . k_j, then soft_cap * tanh(score / soft_cap), then + bias, then - slope_n * |i + a - j|
+//             or, of additive attention, sum_u score_vector_u * tanh(q_iu + k_ju + unit_bias_u)
+//   weight  = softmax over the keys that the mask lets i see, with dropout after it
+//   output  = sum over j of weight * v_j
+// A query that sees no key gives output 0, log-sum-exp -inf and gradient 0. What a mask hides never reaches a result,
+// not even NaN. Scores, softmax and sums are computed in float (double for HEED_FLOAT64): the "compute type" below.
+//
+// Every struct may be zeroed before it is filled: 0 stands for "none" wherever something is optional.
+//
+// Memory is the caller's: the library keeps no pointer after a call, writes only to results, and frees nothing of the
+// caller's. Results must not overlap with what is read.
+//
+// Errors: functions that return a const char* return NULL, or say what is wrong in words. That text stays readable
+// until the same thread calls the library again. A call that is refused writes nothing; one that runs out of memory
+// may have written parts of its results. Nothing aborts, and no exception leaves the library.
+//
+// Threads: any number of threads may call at once. A call uses up to `threads` of them, itself included, from a pool
+// that all calls share (0 or less counts as 1, more than 256 as 256). Results depend neither on that number nor on
+// what runs beside: the same call gives the same bits with the same instruction set. A child after fork() may call too.
+#ifndef HEED_H
+#define HEED_H
+
+#include <stdint.h>
+
+// The version of this interface, raised whenever a struct, a function or a meaning changes: a program was compiled for
+// the library that it runs with if heed_version() == HEED_VERSION.
+#define HEED_VERSION 1
+
+// What numbers query, key, value, output and their gradients hold.
+enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };
+
+// How scores come about.
+enum HeedScore { HEED_DOT_PRODUCT = 0, HEED_ADDITIVE = 1 };
+
+// A bias of this or less hides its key, as -inf does.
+#define HEED_MASK_VALUE (-1e30)
+
+// A reach of a window that has no end: from here on.
+#define HEED_NO_LIMIT (INT64_C(1) << 30)
+
+// The rules of a mask; a pair counts if all rules allow it. With a = align[b], query i stands at key position i + a:
+//   HEED_WINDOW    i + a - left <= j <= i + a + right    left, right >= 0; HEED_NO_LIMIT or more: no end there
+//   HEED_PREFIX    j < first[b] or j <= i + a
+//   HEED_LENGTHS   j < first[b] and, if there is a second array, i < second[b]
+//   HEED_SEGMENTS  first[b][i] == second[b][j]
+//   HEED_DENSE     dense[b][n][i][j] != 0
+enum HeedMaskKind { HEED_WINDOW = 0, HEED_PREFIX = 1, HEED_LENGTHS = 2, HEED_SEGMENTS = 3, HEED_DENSE = 4 };
+
+#define HEED_MAX_RULES 8
+
+// A (B, length, heads, features) array. Features are contiguous; strides count numbers, not bytes, and may be anything
+// that stays within the caller's memory (0 repeats; heads-first and length-first layouts are both read in place).
+// `data` may be NULL only where the array is empty.
+typedef struct HeedTensor {
+  void* data;
+  int64_t batch_stride, row_stride, head_stride;
+} HeedTensor;
+
+// An array that broadcasts to (B, N, T, S). Strides count elements; along an axis of length 1 that is repeated it is 0.
+typedef struct HeedScores {
+  const void* data;  // NULL: none
+  int64_t shape[4];  // each 1, or as (B, N, T, S) has it
+  int64_t stride[4];
+} HeedScores;
+
+// Contiguous (rows, length) whole numbers: a row for each batch entry, or one for all.
+typedef struct HeedIntegers {
+  const int32_t* data;  // NULL: none
+  int64_t rows, length;
+} HeedIntegers;
+
+// One rule of a mask. What its kind does not name is not looked at.
+typedef struct HeedMaskRule {
+  int32_t kind;  // HeedMaskKind
+  int64_t left, right;
+  HeedIntegers align;          // (B or 1, 1); none: 0
+  HeedIntegers first, second;  // (B or 1, 1); of segments (B or 1, T) and (B or 1, S)
+  HeedScores dense;            // bytes
+} HeedMaskRule;
+
+// What to compute, and on which tensors: the one description that all functions take.
+typedef struct HeedAttention {
+  int32_t score;                         // HeedScore
+  int32_t dtype;                         // HeedDtype
+  int64_t batch, heads, kv_heads;        // B, N, K, each in [0, 2^31]; K divides N. Additive attention: N = K = 1
+  int64_t query_length, key_length;      // T, S in [0, 2^31]
+  int64_t head_dim, value_dim;           // H (U of additive attention) and V, in [1, 65536]
+  HeedTensor query, key, value;          // (B,T,N,H), (B,S,K,H), (B,S,K,V)
+  double scale;                          // finite; usually 1/sqrt(H). At most 1e30 in magnitude, but for HEED_FLOAT64
+  double soft_cap;                       // 0: none. Else in [1e-30, 1e30], but for HEED_FLOAT64
+  HeedScores bias;                       // of the scores, in the compute type
+  const void* alibi_slopes;              // (N,) in the compute type, or NULL
+  HeedIntegers alibi_align;              // (B or 1, 1): where query 0 stands for ALiBi; none: 0
+  const void *score_vector, *unit_bias;  // (U,) in the compute type, of additive attention alone; the bias may be NULL
+  double dropout;                        // in [0, 1): how likely a weight is dropped; others count 1 / (1 - dropout)
+  uint32_t seed[2];                      // with b, n, i, j decides which weights are dropped
+  int32_t rule_count;                    // at most HEED_MAX_RULES
+  const HeedMaskRule* rules;
+} HeedAttention;
+
+// What the forward pass writes. `lse` and `softmax` are contiguous in the compute type.
+typedef struct HeedForward {
+  HeedTensor output;  // (B,T,N,V)
+  void* lse;          // (B,N,T): log-sum-exp of the scores
+  // (2,B,N,T), for the backward pass alone: the score that weights are relative to, close to the largest of the row and
+  // in the units that a kernel computes in, and the sum of exp(score - that one); 0 for a row that sees nothing, NaN
+  // for one that sees what is not finite.
+  void* softmax;
+} HeedForward;
+
+// What the backward pass reads (of the forward pass and from above) and writes.
+typedef struct HeedBackward {
+  HeedTensor output;                                        // (B,T,N,V)
+  const void* softmax;                                      // (2,B,N,T)
+  HeedTensor output_gradient;                               // (B,T,N,V)
+  const void* lse_gradient;                                 // (B,N,T) in the compute type, contiguous, or NULL for 0
+  HeedTensor query_gradient, key_gradient, value_gradient;  // shaped as what they are the gradients of
+  void* score_vector_gradient;                              // (U,) in the compute type, of additive attention alone
+  // In the compute type, contiguous: of additive attention (U,), which heed_backward writes even without a bias; else
+  // of the shape of `bias`, which heed_bias_gradient writes.
+  void* bias_gradient;
+} HeedBackward;
+
+#if defined(__GNUC__)
+#define HEED_API __attribute__((visibility("default")))
+#else
+#define HEED_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// HEED_VERSION of the library.
+HEED_API int heed_version(void);
+
+// Why an attention cannot be computed; the functions below ask this too.
+HEED_API const char* heed_check(const HeedAttention* attention);
+
+HEED_API const char* heed_forward(const HeedAttention* attention, const HeedForward* results, int threads);
+
+// Writes all gradients but that of a bias of the scores.
+HEED_API const char* heed_backward(const HeedAttention* attention, const HeedBackward* pass, int threads);
+
+// Writes `bias_gradient` alone, of dot-product attention: a pass of its own, so that only who needs it pays for it.
+HEED_API const char* heed_bias_gradient(const HeedAttention* attention, const HeedBackward* pass, int threads);
+
+// How many processors this process may use.
+HEED_API int heed_available_threads(void);
+
+// The name of each instruction set that the library has kernels for, best first: index 0, 1, ...; then NULL.
+HEED_API const char* heed_instruction_set_name(int index);
+
+// The one in use: the best that this machine has, or what HEED_INSTRUCTION_SET in the environment asks for, if it has
+// that.
+HEED_API const char* heed_instruction_set(void);
+
+// Takes another from now on, for tests; NULL: the best. Returns 0, and changes nothing, if this machine lacks it. What
+// one set's forward pass gives, the backward pass of another must not be given.
+HEED_API int heed_use_instruction_set(const char* name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // HEED_H
