@@ -11,7 +11,7 @@ FAULTS = (
     # Masks
     Fault(
         "a separate key keeps what lies in its padding",
-        f"{_LAYERS}/multi_head_attention.py",
+        f"{_LAYERS}/attend.py",
         "key = value if key is None else masks.hide(key, columns)",
         "key = value if key is None else key",
         (f"{_OF_LAYERS}/test_poisoned_keys.py",),
@@ -47,15 +47,15 @@ FAULTS = (
     Fault(
         "attention_mask is dropped by layers with one head",
         f"{_LAYERS}/_single_head.py",
-        "                masks.padding(rows, columns, heads=False),\n                attention_mask,",
-        "                masks.padding(rows, columns, heads=False),",
+        "            masks.padding(rows, columns, heads=False),\n            attention_mask,",
+        "            masks.padding(rows, columns, heads=False),",
         (f"{_OF_LAYERS}/test_dot_product_attention.py", f"{_OF_LAYERS}/test_additive_attention.py"),
     ),
     Fault(
         "the output loses its mask",
-        f"{_LAYERS}/multi_head_attention.py",
-        "        if query_mask is not None:\n            output._keras_mask = query_mask",
-        "        if query_mask is not None:\n            pass",
+        f"{_LAYERS}/attend.py",
+        "masks.carry(output, query_mask)",
+        "masks.carry(output, None)",
         (f"{_OF_LAYERS}/test_multi_head_attention.py",),
     ),
     # The cache
@@ -76,37 +76,37 @@ FAULTS = (
     Fault(
         "keys in a cache are rotated as if they stood at its beginning",
         f"{_LAYERS}/multi_head_attention.py",
-        "keys, values = self._keys(key, rotary_key_positions, start), self._value_dense(value)",
-        "keys, values = self._keys(key, rotary_key_positions), self._value_dense(value)",
+        "key=functools.partial(self._keys, positions=rotary_key_positions, **place),",
+        "key=functools.partial(self._keys, positions=rotary_key_positions, length=length),",
         (f"{_OF_LAYERS}/test_beyond_keras.py",),
     ),
     # Multi-head attention
     Fault(
         "queries are not normalised",
-        f"{_LAYERS}/_multi_head.py",
+        f"{_LAYERS}/multi_head_attention.py",
         "projected = self._query_norm(projected)",
         "projected = projected * 1",
         (f"{_OF_LAYERS}/test_beyond_keras.py",),
     ),
     Fault(
         "sinks take from rows without looking at their sum",
-        f"{_LAYERS}/_multi_head.py",
+        f"{_LAYERS}/attend.py",
         "share = ops.sigmoid(lse - ops.reshape(sinks, (1, -1, 1)))",
         "share = ops.sigmoid(0 * lse - ops.reshape(sinks, (1, -1, 1)))",
         (f"{_OF_LAYERS}/test_beyond_keras.py",),
     ),
     Fault(
         "the gate reads what the attention gave",
-        f"{_LAYERS}/multi_head_attention.py",
-        "output = output * self._gate_dense(query)",
-        "output = output * (1 - self._gate_dense(query))",
+        f"{_LAYERS}/attend.py",
+        "heads = heads * self.gate(query)",
+        "heads = heads * (1 - self.gate(query))",
         (f"{_OF_LAYERS}/test_multi_head_attention.py::test_gate_agrees_with_stock",),
     ),
     Fault(
         "scores come without dropout in training",
-        f"{_LAYERS}/_multi_head.py",
-        "scores = attention_weights(flat_query, flat_key, **wanted.options, **options)",
-        'scores = attention_weights(flat_query, flat_key, **wanted.options, **{**options, "dropout": 0.0})',
+        f"{_LAYERS}/attend.py",
+        "dropped = dropout if scores_drop else {}",
+        "dropped: dict = {}",
         (f"{_OF_LAYERS}/test_multi_head_attention.py::test_dropout",),
     ),
     Fault(

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
-from heed.acceleration import _multi_head, _op, _single_head
+from heed.acceleration import _multi_head, _op, _single_head, _switch
 
 _INPUTS = ("query", "key", "value")
 _MASKS = ("query_mask", "value_mask", "key_mask", "attention_mask")
@@ -66,7 +66,7 @@ class Method:
 
     owner: Any
     name: str
-    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    make: _switch.Make
     parameters: tuple[str, ...]
     optional: tuple[str, ...] = ()
     text: str = ""
@@ -171,7 +171,7 @@ def keras_patches() -> list[Method]:
         method(
             GroupQueryAttention,
             "_compute_attention",
-            _multi_head.compute_grouped_attention,
+            _multi_head.compute_attention,
             *_COMPUTE,
             optional=causal,
         ),

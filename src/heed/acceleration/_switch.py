@@ -7,11 +7,15 @@ another library has wrapped it since, is harmless.
 from __future__ import annotations
 
 import collections
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]  # a replacement from the original
 
 _everywhere = False
 _inside: ContextVar[bool] = ContextVar("heed_inside_an_accelerated_layer", default=False)
@@ -65,3 +69,39 @@ def leave(target: str, reason: str, original: Callable[..., Any], *args: Any, **
     with _lock:
         left_to_keras[f"{target}: {reason}"] += 1
     return original(*args, **kwargs)
+
+
+def replacement(
+    name: str | Callable[[Any], str], leave_for: Callable[..., str | None]
+) -> Callable[[Callable[..., Any]], Make]:
+    """Turns a function that computes on heed into what makes the replacement of one of Keras.
+
+    Args:
+        name: for the report; or what gives it for the first argument, the layer.
+        leave_for: why a call is left to Keras, or None.
+
+    Both functions get the arguments by the names of the original, with its defaults.
+    """
+
+    def make_with(run: Callable[..., Any]) -> Make:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            signature = inspect.signature(original)
+
+            @functools.wraps(original)
+            def accelerated(*args: Any, **kwargs: Any) -> Any:
+                if not active():
+                    return original(*args, **kwargs)
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                reason = leave_for(**bound.arguments)
+                target = name if isinstance(name, str) else name(bound.args[0])
+                if reason:
+                    return leave(target, reason, original, *args, **kwargs)
+                count(target)
+                return run(**bound.arguments)
+
+            return accelerated
+
+        return make
+
+    return make_with

@@ -12,10 +12,11 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real
 from heed.layers import masks
+from heed.layers.attend import dropping
 from heed.layers.attention_layer import AttentionLayer
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import Shape, agree, broadcasts, built_widths, key_value_shapes
-from heed.ops import Mask, attention_weights, dot_product_attention
+from heed.ops import Mask
 
 _AXES = AttentionAxes(3, None)
 
@@ -83,62 +84,44 @@ class SingleHeadAttention(AttentionLayer):
             attention_mask = Mask.dense(attention_mask)
         elif attention_mask is not None:
             over = (query.shape[0], 1 if single else query.shape[1], value.shape[1])
-            attention_mask = masks.without_head(attention_mask, over, "attention_mask")
+            attention_mask = masks.without_head(attention_mask, over)
         if single:
             query = ops.expand_dims(query, 1)
             rows = None if rows is None else ops.expand_dims(rows, -1)
-        value_mask = masks.position_mask(value_mask, value, "value_mask")
-        key_mask = masks.position_mask(key_mask, key, "key_mask")
-        columns = masks.both(
-            _aligned(value_mask, value, "value_mask"), _aligned(key_mask, value, "key_mask")
-        )
-        rows = _aligned(rows, query, "query_mask")
+        rows = _AXES.align_positions(rows, query, "query_mask")
+        columns = masks.key_positions(_AXES, value, (value_mask, value), (key_mask, key))
         mask = masks.join(
-            [
-                masks.structure(use_causal_mask, None),
-                masks.padding(rows, columns, heads=False),
-                attention_mask,
-            ]
+            masks.structure(use_causal_mask, None),
+            masks.padding(rows, columns, heads=False),
+            attention_mask,
         )
         query, value = masks.hide(query, rows), masks.hide(value, columns)
         key = value if key is None else masks.hide(key, columns)
-        dropping = bool(training) and self.dropout > 0
         output, scores = self._attend(
             query,
             key,
             value,
             return_attention_scores,
-            {
-                "mask": mask,
-                "dropout": self.dropout if dropping else 0.0,
-                "seed": self.seed_generator.next() if dropping else None,
-            },
+            mask=mask,
+            scores_mask=mask,
+            **dropping(self.dropout, training, self),
         )
         if single:
             output = ops.squeeze(output, 1)
-            scores = ops.squeeze(scores, 1) if return_attention_scores else None
-        if query_mask is not None:
-            output._keras_mask = query_mask
-        if return_attention_scores:
-            return output, ops.cast(scores, self.compute_dtype)
-        return output
+        masks.carry(output, query_mask)
+        if not return_attention_scores:
+            return output
+        scores = ops.squeeze(scores, 1) if single else scores
+        return output, ops.cast(scores, self.compute_dtype)
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
         """Checks the widths and creates the variables."""
         raise NotImplementedError
 
     def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
     ) -> tuple[Any, Any]:
-        """The output (B, T, V), and the weights (B, T, S) or None.
-
-        Args:
-            query: (B, T, Dq).
-            key: (B, S, Dk).
-            value: (B, S, V).
-            with_scores: whether the weights are wanted.
-            options: mask, over (B, T, S), dropout and seed for the op.
-        """
+        """Output and weights, or None: `one_head` with these arguments, and with what the subclass adds to them."""
         raise NotImplementedError
 
     def compute_output_shape(
@@ -226,10 +209,6 @@ def _check_order(arguments: tuple[Any, ...]) -> None:
         )
 
 
-def _aligned(mask: Any, x: Any, name: str) -> Any:
-    return None if mask is None else _AXES.align_positions(mask, x, name)
-
-
 def _check_over_scores(shape: Shape, scores: Shape) -> None:
     """Checks an attention mask against the scores, (B, T, S) or (B, S)."""
     if len(shape) < 2 or not broadcasts(shape, scores):
@@ -237,15 +216,3 @@ def _check_over_scores(shape: Shape, scores: Shape) -> None:
             f"`attention_mask` must be broadcastable to the scores, of shape {scores}. "
             f"Received: attention_mask.shape={shape}"
         )
-
-
-def dot_product(
-    query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Dot-product attention with one head: (B, T, V), and the weights (B, T, S) or None."""
-    query, key, value = (ops.expand_dims(x, 2) for x in (query, key, value))
-    options = {**options, "mask": masks.with_head(options["mask"])}
-    output = ops.squeeze(dot_product_attention(query, key, value, **options), 2)
-    if not with_scores:
-        return output, None
-    return output, ops.squeeze(attention_weights(query, key, **options), 1)

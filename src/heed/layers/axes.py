@@ -7,20 +7,13 @@ batch and features, the usual case, everything here returns its argument.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
 
 from heed.layers.shapes import Shape, agree, broadcasts
-
-
-def product(sizes: Sequence[Any]) -> Any:
-    """The product of sizes; each is an int or, where unknown while tracing, an int tensor."""
-    result: Any = 1
-    for size in sizes:
-        result = result * size
-    return result
 
 
 class AttentionAxes:
@@ -79,7 +72,7 @@ class AttentionAxes:
         shape = ops.shape(x)
         batch, length = self._sizes(shape)
         x = ops.transpose(x, (*self._order, self.rank - 1, self.rank))
-        return ops.reshape(x, (product(batch), product(length), shape[-2], shape[-1]))
+        return ops.reshape(x, (math.prod(batch), math.prod(length), shape[-2], shape[-1]))
 
     def unflatten(self, x: Any, like: Any) -> Any:
         """(B', T, N, V) back to (B, d1, ..., dk, N, V), sized as `like` (B, d1, ..., dk, N, H)."""
@@ -129,7 +122,7 @@ class AttentionAxes:
         return full
 
     def flatten_scores_like(self, x: Any, query: Any, key: Any, heads: int, name: str) -> Any:
-        """A mask or bias over the scores as an array that broadcasts to (B', N, T, S).
+        """A mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
 
         Args:
             x: the mask or bias, see `complete_scores_like`.
@@ -138,6 +131,8 @@ class AttentionAxes:
             heads: N.
             name: the argument's name, for messages.
         """
+        if x is None:
+            return None
         target = self.scores_shape(tuple(query.shape), tuple(key.shape), heads)
         shape = tuple(x.shape)
         full = self.complete_scores_like(shape, target, name)
@@ -163,7 +158,7 @@ class AttentionAxes:
             # A group of ones stays one; any other must have its full size before it can merge.
             sizes = shape[group] if all(n == 1 for n in shape[group]) else target[group]
             broadcast.extend(sizes)
-            merged.append(product(sizes))
+            merged.append(math.prod(sizes))
         return ops.reshape(ops.broadcast_to(x, broadcast), merged)
 
     def check_positions(self, shape: Shape, tensor: Shape, name: str) -> bool:
@@ -193,21 +188,21 @@ class AttentionAxes:
         )
 
     def align_positions(self, mask: Any, x: Any, name: str) -> Any:
-        """A mask of positions as an array that broadcasts to (B, d1, ..., dk) of the tensor `x`."""
-        if self.check_positions(tuple(mask.shape), tuple(x.shape), name):
+        """A mask of positions as an array that broadcasts to (B, d1, ..., dk) of `x`; None stays None."""
+        if mask is None or self.check_positions(tuple(mask.shape), tuple(x.shape), name):
             return mask
         spread = [1] * (self.rank - 1)
         spread[0], spread[self.axes[0]] = ops.shape(mask)
         return ops.reshape(mask, spread)
 
     def flatten_positions(self, mask: Any, x: Any) -> Any:
-        """A mask from `align_positions` as (B', T)."""
-        if self.trivial:
+        """A mask from `align_positions` as (B', T); None stays None."""
+        if mask is None or self.trivial:
             return mask
         sizes = ops.shape(x)[: self.rank - 1]
         batch, length = self._sizes(sizes)
         mask = ops.transpose(ops.broadcast_to(mask, sizes), self._order)
-        return ops.reshape(mask, (product(batch), product(length)))
+        return ops.reshape(mask, (math.prod(batch), math.prod(length)))
 
     def _sizes(self, shape: Shape) -> tuple[Shape, Shape]:
         """The sizes of batch and free axes, and of the attended axes."""

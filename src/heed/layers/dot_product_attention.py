@@ -8,7 +8,8 @@ from typing import Any
 import keras
 
 from heed._numbers import check_real
-from heed.layers._single_head import SingleHeadAttention, dot_product
+from heed.layers._single_head import SingleHeadAttention
+from heed.layers.attend import one_head
 from heed.layers.shapes import same_width
 
 
@@ -83,7 +84,7 @@ class DotProductAttention(SingleHeadAttention):
         same_width(query_width, key_width)
 
     def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
     ) -> tuple[Any, Any]:
-        options = {**options, "scale": self.scale, "soft_cap": self.soft_cap}
-        return dot_product(query, key, value, with_scores, options)
+        options |= {"scale": self.scale, "soft_cap": self.soft_cap}
+        return one_head(query, key, value, with_scores, **options)

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 
 from heed.layers import _projections
-from heed.layers._single_head import SingleHeadAttention, dot_product
+from heed.layers._single_head import SingleHeadAttention
+from heed.layers.attend import one_head
 from heed.layers.shapes import same_width
 
 _SCORES = ("dot", "general", "scaled")
@@ -105,9 +106,9 @@ class LuongAttention(SingleHeadAttention):
         )
 
     def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
     ) -> tuple[Any, Any]:
         if self.score == "general":
             query = self._query_dense(query)
         scale = None if self.score == "scaled" else 1.0
-        return dot_product(query, key, value, with_scores, {**options, "scale": scale})
+        return one_head(query, key, value, with_scores, scale=scale, **options)

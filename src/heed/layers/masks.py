@@ -8,6 +8,8 @@ the way out: padding stays (B, T) and (B, S), the flags cost nothing.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from heed.layers.axes import AttentionAxes
 from heed.ops import Mask
 from heed.ops.checks import check_broadcast
 from heed.ops.mask_rules import Dense
+
+Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
 
 
 def to_bool(mask: Any, name: str) -> Any:
@@ -45,9 +49,13 @@ def implicit_mask(tensor: Any) -> Any:
     return getattr(tensor, "_keras_mask", None)
 
 
-def position_mask(
-    explicit: Any, tensor: Any, name: str, spread: Callable[[Any], Any] = lambda mask: mask
-) -> Any:
+def join(*masks: Any) -> Any:
+    """What all of them allow, arrays or Masks; None where none is given."""
+    given = [mask for mask in masks if mask is not None]
+    return functools.reduce(operator.and_, given) if given else None
+
+
+def position_mask(explicit: Any, tensor: Any, name: str, spread: Spread | None = None) -> Any:
     """The mask given for the positions of `tensor` and the one it carries, both or either.
 
     Args:
@@ -61,15 +69,40 @@ def position_mask(
     """
     carried = implicit_mask(tensor)
     given = [carried] if explicit is None or explicit is carried else [explicit, carried]
-    masks = [spread(to_bool(mask, name)) for mask in given if mask is not None]
-    return ops.logical_and(*masks) if len(masks) == 2 else next(iter(masks), None)
+    masks = [to_bool(mask, name) for mask in given if mask is not None]
+    return join(*(mask if spread is None else spread(name, mask) for mask in masks))
 
 
-def both(one: Any, other: Any) -> Any:
-    """`one & other`, for arrays or Masks of which either may be None."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one & other
+def key_positions(
+    axes: AttentionAxes,
+    x: Any,
+    value_mask: tuple[Any, Any],
+    key_mask: tuple[Any, Any],
+    spread: Spread | None = None,
+) -> Any:
+    """The masks of value and key, given and carried, together, over the positions of `x`; or None.
+
+    Args:
+        axes: what is attended over.
+        x: the value, or projected keys.
+        value_mask, key_mask: pairs of the mask that was given and of what may carry one.
+        spread: see `position_mask`.
+    """
+    return join(
+        *(
+            axes.align_positions(position_mask(*pair, name, spread), x, name)
+            for name, pair in (("value_mask", value_mask), ("key_mask", key_mask))
+        )
+    )
+
+
+def carry(output: Any, mask: Any) -> None:
+    """Leaves the mask of the queries on the output.
+
+    Not in `compute_mask`: Keras tells it of the mask that the first input carries alone, and not of one that was given.
+    """
+    if mask is not None:
+        output._keras_mask = mask
 
 
 def hide(x: Any, mask: Any) -> Any:
@@ -88,16 +121,15 @@ def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
 
     It is over (B, N, T, S), or without `heads` over (B, T, S).
     """
-    mask = None
+    columns = rows = None
     if key_mask is not None:
-        mask = Mask.dense(key_mask[:, None, None, :] if heads else key_mask[:, None, :])
+        columns = Mask.dense(key_mask[:, None, None, :] if heads else key_mask[:, None, :])
     if query_mask is not None:
-        rows = query_mask[:, None, :, None] if heads else query_mask[:, :, None]
-        mask = both(mask, Mask.dense(rows))
-    return mask
+        rows = Mask.dense(query_mask[:, None, :, None] if heads else query_mask[:, :, None])
+    return join(columns, rows)
 
 
-def without_head(mask: Mask, scores: Sequence[Any], name: str) -> Mask:
+def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
     """A Mask over (B, T, S), whose arrays may have an axis of length 1 for heads, without that axis.
 
     Raises:
@@ -110,29 +142,15 @@ def without_head(mask: Mask, scores: Sequence[Any], name: str) -> Mask:
         for rule in mask.rules
     ]
     mask = Mask(rules)
-    _check_arrays(mask, scores, "(B, T, S)", name)
+    _check_arrays(mask, scores, "(B, T, S)")
     return mask
 
 
-def _check_arrays(mask: Mask, scores: Sequence[Any], letters: str, name: str) -> None:
+def _check_arrays(attention_mask: Mask, scores: Sequence[Any], letters: str) -> None:
     """In the caller's words: the op knows neither the argument nor the shapes that it had."""
-    for rule in mask.rules:
+    for rule in attention_mask.rules:
         if isinstance(rule, Dense):
-            check_broadcast(name, rule.array, scores, letters)
-
-
-def with_head(mask: Mask | None) -> Mask | None:
-    """A Mask over (B, T, S) as one over (B, 1, T, S)."""
-    if mask is None:
-        return None
-    return Mask(
-        [
-            Dense(rule.array[:, None])
-            if isinstance(rule, Dense) and len(rule.array.shape) == 3
-            else rule
-            for rule in mask.rules
-        ]
-    )
+            check_broadcast("attention_mask", rule.array, scores, letters)
 
 
 def structure(
@@ -144,33 +162,20 @@ def structure(
         reach = sliding_window - 1
         # A causal mask already ends the window on the right.
         window = Mask.window(reach, None if use_causal_mask else reach, align=align)
-        mask = both(mask, window)
+        mask = join(mask, window)
     return mask
 
 
 def over_scores(
-    attention_mask: Any,
-    axes: AttentionAxes,
-    query: Any,
-    key: Any,
-    num_heads: int,
-    name: str = "attention_mask",
+    attention_mask: Any, axes: AttentionAxes, query: Any, key: Any, num_heads: int
 ) -> Mask | None:
     """`attention_mask` as a Mask: one is taken as it is, an array in Keras' rank conventions."""
     if attention_mask is None:
         return None
     if isinstance(attention_mask, Mask):
         if axes.trivial:
-            scores = (query.shape[0], num_heads, query.shape[1], key.shape[1])
-            _check_arrays(attention_mask, scores, "(B, N, T, S)", name)
+            scores = axes.scores_shape(query.shape, key.shape, num_heads)
+            _check_arrays(attention_mask, scores, "(B, N, T, S)")
         return attention_mask
-    dense = to_bool(attention_mask, name)
-    return Mask.dense(axes.flatten_scores_like(dense, query, key, num_heads, name))
-
-
-def join(masks: Sequence[Mask | None]) -> Mask | None:
-    """All masks together; None where none is given."""
-    joined: Mask | None = None
-    for mask in masks:
-        joined = both(joined, mask)
-    return joined
+    dense = to_bool(attention_mask, "attention_mask")
+    return Mask.dense(axes.flatten_scores_like(dense, query, key, num_heads, "attention_mask"))
