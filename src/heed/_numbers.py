@@ -35,13 +35,13 @@ def real(value: Any) -> float | None:
     return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
 
 
-def check_integer(name: str, value: Any, *, least: int = 0, optional: bool = False) -> int | None:
-    """The value as an int; None stays None if `optional`.
+def check_integer(name: str, value: Any, *, least: int | None = 0, optional: bool = False) -> Any:
+    """The value as an int; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.
         value: what was given.
-        least: the smallest that is allowed.
+        least: the smallest that is allowed; None for any.
         optional: whether None is allowed.
 
     Raises:
@@ -50,10 +50,13 @@ def check_integer(name: str, value: Any, *, least: int = 0, optional: bool = Fal
     >>> check_integer("heads", np.int64(3), least=1)
     3
     """
-    number = None if value is None and optional else integer(value)
-    if (value is None and optional) or (number is not None and number >= least):
+    if value is None and optional:
+        return None
+    number = integer(value)
+    if number is not None and (least is None or number >= least):
         return number
-    text = f"`{name}` must be an integer >= {least}{' or None' * optional}"
+    bound = "" if least is None else f" >= {least}"
+    text = f"`{name}` must be an integer{bound}{' or None' * optional}"
     raise ValueError(f"{text}. Received: {name}={value!r}")
 
 
@@ -65,13 +68,13 @@ def check_real(
     most: float = math.inf,
     exclusive: bool = False,
     optional: bool = False,
-) -> float | None:
-    """The value as a finite float; None stays None if `optional`.
+) -> Any:
+    """The value as a finite float; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.
         value: what was given.
-        least, most: the range that is allowed: [least, most), or (least, most) if `exclusive`.
+        least, most: the range that is allowed: [least, most), or (least, most) if `exclusive`; -inf and inf for any.
         exclusive: whether `least` itself is not allowed.
         optional: whether None is allowed.
 
@@ -81,14 +84,19 @@ def check_real(
     >>> check_real("rate", np.float32(0.5), least=0, most=1)
     0.5
     """
-    number = None if value is None and optional else real(value)
     if value is None and optional:
         return None
-    if number is not None and least <= number < most and not (exclusive and number == least):
+    number = real(value)
+    if (
+        number is not None
+        and math.isfinite(number)
+        and least <= number < most
+        and not (exclusive and number == least)
+    ):
         return number
     sign = "<" if exclusive else "<="
     bound = f" with {least:g} {sign} {name} < {most:g}"
     if most == math.inf:
-        bound = f" {'>' if exclusive else '>='} {least:g}"
+        bound = "" if least == -math.inf else f" {'>' if exclusive else '>='} {least:g}"
     text = f"`{name}` must be a finite number{bound}{' or None' * optional}"
     raise ValueError(f"{text}. Received: {name}={value!r}")

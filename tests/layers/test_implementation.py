@@ -61,7 +61,7 @@ class Late(keras.Model):
 MODELS: dict[str, Callable[[], keras.Model]] = {
     "multi-head": multi_head,
     "dot-product": lambda: functional(heed.layers.DotProductAttention()),
-    "Luong": lambda: functional(heed.layers.DotAttention()),
+    "Luong": lambda: functional(heed.layers.LuongAttention()),
     "additive": lambda: functional(heed.layers.AdditiveAttention(8)),
     "encoder layer": lambda: functional(heed.layers.TransformerEncoderLayer(2, 32)),
     "nested": Nested,
@@ -184,13 +184,13 @@ def test_with_an_accelerator_the_portable_form_runs_and_xla_may_compile(
     monkeypatch.setattr(
         tf.config, "list_logical_devices", lambda wanted=None: [device] if wanted == kind else []
     )
-    library._machine_reasons.cache_clear()
+    library.machine_reasons.cache_clear()
     try:
         assert heed.info()["implementation"] == "portable"
         assert kind in heed.info()["reason"]
         assert heed.layers.MultiHeadAttention(2, 8).supports_jit
     finally:
-        library._machine_reasons.cache_clear()
+        library.machine_reasons.cache_clear()
 
 
 def test_a_subclass_may_refuse_xla_altogether() -> None:

@@ -15,8 +15,9 @@ from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _switch
-from heed.layers import _checks, _masks
-from heed.layers._axes import AttentionAxes
+from heed.layers import masks
+from heed.layers.axes import AttentionAxes
+from heed.layers.shapes import built_widths
 from heed.ops import Mask, attention_weights, dot_product_attention
 
 # A subclass that overrides one of these has its own idea of attention.
@@ -101,25 +102,25 @@ def call(original: Callable[..., Any]) -> Callable[..., Any]:
             self._return_attention_scores = return_attention_scores
         _check_widths(self, query=query, value=value, key=value if key is None else key)
         axes, window = _axes(self, len(query.shape)), _option(self, "sliding_window")
-        query_mask = _masks.position_mask(query_mask, query, "query_mask")
+        query_mask = masks.position_mask(query_mask, query, "query_mask")
         rows = _aligned(axes, query_mask, query, "query_mask")
-        value_mask = _masks.position_mask(value_mask, value, "value_mask")
-        key_mask = _masks.position_mask(key_mask, key, "key_mask")
-        columns = _masks.both(
+        value_mask = masks.position_mask(value_mask, value, "value_mask")
+        key_mask = masks.position_mask(key_mask, key, "key_mask")
+        columns = masks.both(
             _aligned(axes, value_mask, value, "value_mask"),
             _aligned(axes, key_mask, value, "key_mask"),
         )
-        query, value = _masks.hide(query, rows), _masks.hide(value, columns)
-        key = value if key is None else _masks.hide(key, columns)
+        query, value = masks.hide(query, rows), masks.hide(value, columns)
+        key = value if key is None else masks.hide(key, columns)
         queries, keys = self._query_dense(query), self._key_dense(key)
-        mask = _masks.join(
+        mask = masks.join(
             [
-                _masks.structure(use_causal_mask, window),
-                _masks.padding(
+                masks.structure(use_causal_mask, window),
+                masks.padding(
                     None if rows is None else axes.flatten_positions(rows, queries),
                     None if columns is None else axes.flatten_positions(columns, keys),
                 ),
-                _masks.over_scores(attention_mask, axes, queries, keys, queries.shape[-2]),
+                masks.over_scores(attention_mask, axes, queries, keys, queries.shape[-2]),
             ]
         )
         output, scores = _attend(
@@ -219,8 +220,8 @@ def _projected(
     query, key, value, attention_mask, training = arguments[:5]
     with_scores = arguments[5] if len(arguments) > 5 else layer._return_attention_scores
     axes = _axes(layer, len(query.shape) - 1)
-    mask = _masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
-    mask = _masks.both(mask, _masks.structure(bool(causal), None))
+    mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
+    mask = masks.both(mask, masks.structure(bool(causal), None))
     return _attend(layer, query, key, value, mask, training, with_scores)
 
 
@@ -260,7 +261,7 @@ def _attend(
 def _check_widths(layer: Any, **inputs: Any) -> None:
     """Says which input has another width than when the layer was built."""
     projections = {name: getattr(layer, f"_{name}_dense") for name in inputs}
-    _checks.built_widths(
+    built_widths(
         {name: tuple(x.shape) for name, x in inputs.items()},
         {
             name: dense.kernel.shape[0]

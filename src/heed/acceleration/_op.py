@@ -12,7 +12,7 @@ from keras import ops
 from keras.backend import result_type, standardize_dtype
 
 from heed.acceleration import _switch
-from heed.layers._masks import to_bool
+from heed.layers.masks import to_bool
 from heed.ops import dot_product_attention
 
 NAME = "keras.ops.dot_product_attention"

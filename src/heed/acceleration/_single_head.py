@@ -11,7 +11,7 @@ from keras import ops
 from keras.layers import AdditiveAttention, Attention
 
 from heed.acceleration import _switch
-from heed.layers import _masks
+from heed.layers import masks
 from heed.ops import (
     Mask,
     additive_attention,
@@ -48,13 +48,13 @@ def call(original: Callable[..., Any]) -> Callable[..., Any]:
             self._return_attention_scores = return_attention_scores
         query, value, key = inputs[0], inputs[1], inputs[-1 if len(inputs) == 3 else 1]
         rows, columns = (mask[0], mask[1]) if mask else (None, None)
-        seen = _masks.both(_columns(columns), _masks.structure(use_causal_mask, None))
+        seen = masks.both(_columns(columns), masks.structure(use_causal_mask, None))
         dropping = bool(training) and self.dropout > 0
         options = {"dropout": self.dropout, "seed": self.seed_generator.next()} if dropping else {}
         leading, query, key, value = _flat(query, key, value)
         scoring = _Scoring.of(self, query, key)
         # The rows that `mask[0]` hides have an output of 0, but as in Keras they have scores.
-        output = scoring.output(value, _masks.both(seen, _rows(rows)), options)
+        output = scoring.output(value, masks.both(seen, _rows(rows)), options)
         if not return_attention_scores:
             return _unflat(output, leading)
         scores = ops.cast(scoring.scores(seen, options), self.compute_dtype)
@@ -92,14 +92,14 @@ def _unflat(x: Any, leading: Any) -> Any:
 
 def _rows(mask: Any) -> Mask | None:
     """`mask[0]` (B, T) as a mask over (B, T, S)."""
-    return None if mask is None else Mask.dense(_masks.to_bool(mask, "mask")[:, :, None])
+    return None if mask is None else Mask.dense(masks.to_bool(mask, "mask")[:, :, None])
 
 
 def _columns(mask: Any) -> Mask | None:
     """`mask[1]`, (B, S) or already (B, T or 1, S), as a mask over (B, T, S)."""
     if mask is None:
         return None
-    mask = _masks.to_bool(mask, "mask")
+    mask = masks.to_bool(mask, "mask")
     return Mask.dense(mask[:, None] if len(mask.shape) == 2 else mask)
 
 
@@ -132,7 +132,7 @@ class _Scoring:
             inputs = (self.query, self.key, value, self.vector)
             return additive_attention(*inputs, mask=mask, **dropping)
         heads = [ops.expand_dims(x, 2) for x in (self.query, self.key, value)]
-        mask = _masks.with_head(mask)
+        mask = masks.with_head(mask)
         return ops.squeeze(dot_product_attention(*heads, scale=1.0, mask=mask, **dropping), 2)
 
     def scores(self, mask: Mask | None, dropping: dict[str, Any]) -> Any:
@@ -141,5 +141,5 @@ class _Scoring:
             inputs = (self.query, self.key, self.vector)
             return additive_attention_weights(*inputs, mask=mask, **dropping)
         heads = [ops.expand_dims(x, 2) for x in (self.query, self.key)]
-        mask = _masks.with_head(mask)
+        mask = masks.with_head(mask)
         return ops.squeeze(attention_weights(*heads, scale=1.0, mask=mask, **dropping), 1)

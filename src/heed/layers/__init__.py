@@ -13,7 +13,7 @@ from heed.layers.additive_attention import AdditiveAttention
 from heed.layers.dot_product_attention import DotProductAttention
 from heed.layers.embedding import TokenEmbedding
 from heed.layers.feed_forward import FeedForward
-from heed.layers.luong_attention import DotAttention
+from heed.layers.luong_attention import LuongAttention
 from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.positions import LearnedPositions, RelativePositionBias, SinusoidalPositions
 from heed.layers.replacing import replace_attention
@@ -21,10 +21,10 @@ from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerE
 
 __all__ = [
     "AdditiveAttention",
-    "DotAttention",
     "DotProductAttention",
     "FeedForward",
     "LearnedPositions",
+    "LuongAttention",
     "MultiHeadAttention",
     "RelativePositionBias",
     "SinusoidalPositions",

@@ -8,13 +8,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _checks, _masks, _position, _projections, _scores
-from heed.layers._attention_layer import AttentionLayer
-from heed.layers._axes import AttentionAxes
+from heed._numbers import check_integer, check_real
+from heed.layers import _cache, _position, _projections, _scores, masks
 from heed.layers._cache import Cache
-from heed.layers._checks import Shape
 from heed.layers._rotation import rotate
+from heed.layers.attention_layer import AttentionLayer
+from heed.layers.axes import AttentionAxes
 from heed.layers.positions import RelativePositionBias
+from heed.layers.shapes import Shape, built_widths, key_value_shapes, optional_axes, optional_shape
 from heed.ops import attention_weights, dot_product_attention
 
 
@@ -51,14 +52,18 @@ class MultiHeadBase(AttentionLayer):
     ) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
-        self._num_heads = _checks.positive_int("num_heads", num_heads)
-        self._key_dim = _checks.positive_int("key_dim", key_dim)
-        self._value_dim = _checks.optional_positive_int("value_dim", value_dim) or self._key_dim
-        self._dropout = _checks.rate("dropout", dropout)
+        self._num_heads = check_integer("num_heads", num_heads, least=1)
+        self._key_dim = check_integer("key_dim", key_dim, least=1)
+        self._value_dim = (
+            check_integer("value_dim", value_dim, least=1, optional=True) or self._key_dim
+        )
+        self._dropout = check_real("dropout", dropout, least=0, most=1)
         self._use_bias = use_bias
-        self._output_shape = _checks.optional_shape("output_shape", output_shape)
-        self._attention_axes = _checks.optional_axes("attention_axes", attention_axes)
-        self._sliding_window = _checks.optional_positive_int("sliding_window", sliding_window)
+        self._output_shape = optional_shape("output_shape", output_shape)
+        self._attention_axes = optional_axes("attention_axes", attention_axes)
+        self._sliding_window = check_integer(
+            "sliding_window", sliding_window, least=1, optional=True
+        )
         self._flash_attention = flash_attention
         self._kernel_initializer = keras.initializers.get(kernel_initializer)
         self._bias_initializer = keras.initializers.get(bias_initializer)
@@ -68,15 +73,15 @@ class MultiHeadBase(AttentionLayer):
         self._kernel_constraint = keras.constraints.get(kernel_constraint)
         self._bias_constraint = keras.constraints.get(bias_constraint)
         self._use_gate = use_gate
-        self.seed = _checks.optional_int("seed", seed)
-        groups = _checks.optional_positive_int("num_key_value_heads", num_key_value_heads)
+        self.seed = check_integer("seed", seed, least=None, optional=True)
+        groups = check_integer("num_key_value_heads", num_key_value_heads, least=1, optional=True)
         self._num_key_value_heads = groups or self._num_heads
         if num_heads % self._num_key_value_heads:
             raise ValueError(
                 "`num_key_value_heads` must divide `num_heads`. "
                 f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
             )
-        self._soft_cap = _checks.optional_positive_float("soft_cap", soft_cap)
+        self._soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
         self._position = _position.resolve(position, self._key_dim)
         self._qk_norm = bool(qk_norm)
         self._use_sinks = bool(sinks)
@@ -173,7 +178,7 @@ class MultiHeadBase(AttentionLayer):
         key_shape: Sequence[Any] | None = None,
     ) -> None:
         """Creates the projections for inputs of these shapes."""
-        query, value, key = _checks.key_value_shapes(query_shape, value_shape, key_shape)
+        query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         rank = len(query)
         self._axes = AttentionAxes(rank, self._attention_axes)
         self._axes.check(query, value)
@@ -277,8 +282,8 @@ class MultiHeadBase(AttentionLayer):
             The heads (B, T, N, V), and the scores (B, N, T, S), those that are wanted, or None.
         """
         axes, heads = self._axes, self._num_heads
-        mask = _masks.over_scores(attention_mask, axes, query, key, heads)
-        mask = _masks.both(mask, _masks.structure(use_causal_mask, None))
+        mask = masks.over_scores(attention_mask, axes, query, key, heads)
+        mask = masks.both(mask, masks.structure(use_causal_mask, None))
         bias = position_bias
         if bias is not None:
             bias = axes.flatten_scores_like(bias, query, key, heads, "position_bias")
@@ -376,9 +381,9 @@ class MultiHeadBase(AttentionLayer):
         self._check_can_cache()
         value = ops.convert_to_tensor(value)
         key = value if key is None else ops.convert_to_tensor(key)
-        _, *shapes = _checks.key_value_shapes(value.shape, value.shape, key.shape)
+        _, *shapes = key_value_shapes(value.shape, value.shape, key.shape)
         received = dict(zip(("value", "key"), shapes, strict=True))
-        _checks.built_widths(received, self._widths)
+        built_widths(received, self._widths)
         return {"key": self._keys(key, None), "value": self._value_dense(value)}
 
     def _queries(self, query: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.layers import _checks
+from heed.layers.shapes import agree
 from heed.ops import rotary_embedding
 
 
@@ -24,7 +24,7 @@ def rotate(x: Any, positions: Any, name: str, options: dict[str, Any]) -> Any:
     """
     positions = ops.convert_to_tensor(positions)
     shape, sizes = tuple(positions.shape), tuple(x.shape)
-    if not _checks.agree(shape, sizes[1:2]) and not _checks.agree(shape, sizes[:2]):
+    if not agree(shape, sizes[1:2]) and not agree(shape, sizes[:2]):
         raise ValueError(
             f"`{name}` must have one position for each token, {sizes[1:2]} or {sizes[:2]}; the keys "
             "have those of the queries where `rotary_key_positions` is not given. "

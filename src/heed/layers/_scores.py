@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import integer
-from heed.layers._axes import AttentionAxes
-from heed.layers._checks import Shape
+from heed.layers.axes import AttentionAxes
+from heed.layers.shapes import Shape
 
 NAME = "return_attention_scores"
 

@@ -6,16 +6,9 @@ from typing import Any
 
 import keras
 
-from heed.layers._attention_layer import AttentionLayer
-from heed.layers._checks import (
-    optional_int,
-    optional_positive_float,
-    optional_positive_int,
-    positive_float,
-    positive_int,
-    rate,
-)
+from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
+from heed.layers.attention_layer import AttentionLayer
 from heed.layers.feed_forward import FeedForward
 from heed.layers.multi_head_attention import MultiHeadAttention
 
@@ -52,22 +45,26 @@ class TransformerLayer(AttentionLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads = positive_int("num_heads", num_heads)
-        self.feed_forward_width = positive_int("feed_forward_width", feed_forward_width)
-        self.num_key_value_heads = optional_positive_int("num_key_value_heads", num_key_value_heads)
-        self.key_dim = optional_positive_int("key_dim", key_dim)
-        self.value_dim = optional_positive_int("value_dim", value_dim)
-        self.dropout = rate("dropout", dropout)
-        self.attention_dropout = rate("attention_dropout", attention_dropout)
+        self.num_heads = check_integer("num_heads", num_heads, least=1)
+        self.feed_forward_width = check_integer("feed_forward_width", feed_forward_width, least=1)
+        self.num_key_value_heads = check_integer(
+            "num_key_value_heads", num_key_value_heads, least=1, optional=True
+        )
+        self.key_dim = check_integer("key_dim", key_dim, least=1, optional=True)
+        self.value_dim = check_integer("value_dim", value_dim, least=1, optional=True)
+        self.dropout = check_real("dropout", dropout, least=0, most=1)
+        self.attention_dropout = check_real("attention_dropout", attention_dropout, least=0, most=1)
         self.activation = keras.activations.get(activation)
         self.norm_first = bool(norm_first)
-        self.norm_epsilon = positive_float("norm_epsilon", norm_epsilon)
+        self.norm_epsilon = check_real("norm_epsilon", norm_epsilon, least=0, exclusive=True)
         self.use_bias = bool(use_bias)
-        self.soft_cap = optional_positive_float("soft_cap", soft_cap)
-        self.sliding_window = optional_positive_int("sliding_window", sliding_window)
+        self.soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
+        self.sliding_window = check_integer(
+            "sliding_window", sliding_window, least=1, optional=True
+        )
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.seed = optional_int("seed", seed)
+        self.seed = check_integer("seed", seed, least=None, optional=True)
         self.supports_masking = True
 
     def _seed(self, part: int) -> int | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from heed.layers import _checks, _projections
+from heed._numbers import check_integer
+from heed.layers import _projections
 from heed.layers._single_head import SingleHeadAttention
 from heed.ops import additive_attention, additive_attention_weights
 
@@ -79,7 +80,7 @@ class AdditiveAttention(SingleHeadAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(dropout=dropout, seed=seed, **kwargs)
-        self.units = _checks.positive_int("units", units)
+        self.units = check_integer("units", units, least=1)
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)

@@ -10,11 +10,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _checks, _masks, _position, _scores
-from heed.layers._axes import AttentionAxes
-from heed.layers._checks import Shape
+from heed.layers import _cache, _position, _scores, masks
 from heed.layers._from_keras import from_keras
 from heed.layers._multi_head import MultiHeadBase
+from heed.layers.axes import AttentionAxes
+from heed.layers.shapes import Shape, built_widths, key_value_shapes
 from heed.ops import Mask
 from heed.ops import alibi_slopes as slopes_of_alibi
 
@@ -152,20 +152,20 @@ class MultiHeadAttention(MultiHeadBase):
         self._check_call(
             self._axes, query, value, key, use_causal_mask, rotary_positions, cache, cache_index
         )
-        query_mask = _masks.position_mask(query_mask, query, "query_mask")
+        query_mask = masks.position_mask(query_mask, query, "query_mask")
         rows = self._align(query_mask, query, "query_mask")
         given = {"value_mask": (value_mask, value), "key_mask": (key_mask, key)}
         if rotary_key_positions is None:
             rotary_key_positions = rotary_positions
 
         start = 0 if cache_index is None else cache_index
-        query = _masks.hide(query, rows)
+        query = masks.hide(query, rows)
         length = self._text_length(query, value, rotary_positions, rotary_key_positions)
         queries = self._queries(query, rotary_positions, start, length)
         if cache is None:
             columns = self._columns(given, value)
-            value = _masks.hide(value, columns)
-            key = value if key is None else _masks.hide(key, columns)
+            value = masks.hide(value, columns)
+            key = value if key is None else masks.hide(key, columns)
             keys = self._keys(key, rotary_key_positions, start, length)
             values = self._value_dense(value)
         elif cache_index is None:
@@ -182,15 +182,15 @@ class MultiHeadAttention(MultiHeadBase):
         if wanted is not None:
             size = self._axes.scores_shape(tuple(queries.shape), tuple(keys.shape), self._num_heads)
             wanted.shape(size, self._axes)  # checks what is wanted
-        mask = _masks.join(
+        mask = masks.join(
             [
-                _masks.structure(
+                masks.structure(
                     use_causal_mask or cache_index is not None,
                     self._sliding_window,
                     "top_left" if cache_index is None else cache_index,
                 ),
-                _masks.padding(self._flat(rows, queries), self._flat(columns, keys)),
-                _masks.over_scores(attention_mask, self._axes, queries, keys, self._num_heads),
+                masks.padding(self._flat(rows, queries), self._flat(columns, keys)),
+                masks.over_scores(attention_mask, self._axes, queries, keys, self._num_heads),
             ]
         )
         if _position.options(self._position, "relative"):
@@ -230,8 +230,8 @@ class MultiHeadAttention(MultiHeadBase):
         columns = None
         for name, (explicit, carrier) in given.items():
             over = {} if spread is None else {"spread": functools.partial(spread, name)}
-            mask = _masks.position_mask(explicit, carrier, name, **over)
-            columns = _masks.both(columns, self._align(mask, x, name))
+            mask = masks.position_mask(explicit, carrier, name, **over)
+            columns = masks.both(columns, self._align(mask, x, name))
         return columns
 
     def _flat(self, mask: Any, x: Any) -> Any:
@@ -274,12 +274,10 @@ class MultiHeadAttention(MultiHeadBase):
             _cache.check(cache, query.shape[0], *self._cache_heads())
         received = {"query": tuple(query.shape)}
         if cache is None or cache_index is not None:
-            shapes = _checks.key_value_shapes(
-                query.shape, value.shape, None if key is None else key.shape
-            )
+            shapes = key_value_shapes(query.shape, value.shape, None if key is None else key.shape)
             axes.check(shapes[0], shapes[1])
             received = dict(zip(("query", "value", "key"), shapes, strict=True))
-        _checks.built_widths(received, self._widths)
+        built_widths(received, self._widths)
 
     def compute_output_shape(
         self,
@@ -290,7 +288,7 @@ class MultiHeadAttention(MultiHeadBase):
         return_attention_scores: bool | Sequence[int] | Mapping[str, Sequence[int]] = False,
     ) -> Any:
         """The shape of the output, or with `return_attention_scores` those of output and scores."""
-        query, value, key = _checks.key_value_shapes(query_shape, value_shape, key_shape)
+        query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         axes = AttentionAxes(len(query), self._attention_axes)
         axes.check(query, value)
         output = (*query[:-1], *(self._output_shape or query[-1:]))

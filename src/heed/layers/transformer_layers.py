@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers._masks import implicit_mask
 from heed.layers._transformer_layer import TransformerLayer, split
+from heed.layers.masks import implicit_mask
 
 __all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer"]
 

@@ -303,8 +303,8 @@ def cache_slot(index: Any, count: Any, length: Any) -> Any:
     """
     numbers = {"cache_index": index, "new positions": count, "length of the cache": length}
     text = "`cache_index` must leave room in the cache for all new positions. Received: "
-    known = [_values(x) for x in numbers.values()]
-    if all(x is not None for x in known):
+    known = [x for x in map(_values, numbers.values()) if x is not None]
+    if len(known) == len(numbers):
         if not 0 <= known[0] <= known[2] - known[1]:
             received = ", ".join(f"{name}={x}" for name, x in zip(numbers, known, strict=True))
             raise ValueError(text + received)
@@ -446,7 +446,7 @@ def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], letters: str) 
 def _values(given: Any) -> np.ndarray | None:
     """The numbers, if they are known now: those of a graph are not."""
     try:
-        return ops.convert_to_numpy(given) if ops.is_tensor(given) else np.asarray(given)
+        return np.asarray(given)
     except (NotImplementedError, TypeError, ValueError):
         return None
 

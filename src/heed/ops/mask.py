@@ -214,7 +214,7 @@ class Mask:
     @property
     def alignment(self) -> Any:
         """The `align` of the first rule that has one: where query 0 stands among the keys."""
-        return next((rule.align for rule in self.rules if "align" in rule.axes), 0)
+        return next((rule.align for rule in self.rules if hasattr(rule, "align")), 0)
 
     def to_dense(self, query_length: int, key_length: int) -> Any:
         """The mask as booleans of shape (B or 1, N or 1, T, S).
@@ -254,7 +254,7 @@ class Mask:
         return plot_mask(allowed, f"keeps {share:.3g} % of {query_length} x {key_length}")
 
     def _picture(self, query_length: int, key_length: int, batch: int, head: int) -> Any:
-        allowed = self.to_dense(query_length, key_length)
+        allowed = np.asarray(self.to_dense(query_length, key_length))
         return allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
 
     def get_config(self) -> dict[str, Any]:
@@ -293,13 +293,14 @@ def as_mask(value: Any) -> Mask:
     return Mask([mask_rules.Dense(checks.check_dense("mask", value))])
 
 
-def _to_keras(mask: Any) -> tuple[list[Any], tuple[mask_rules.Outline, ...]]:
+def _to_keras(mask: Any) -> Any:
     return mask_rules.take_apart(mask.rules)
 
 
-def _from_keras(outlines: Any, tensors: Any) -> Mask:
+def _from_keras(outlines: Any, tensors: Any) -> Any:
     return Mask(mask_rules.put_together(outlines, tensors))
 
 
 # To Keras a mask is a structure of tensors: then it may be part of a model's input, which takes nothing else.
-optree.register_pytree_node(Mask, _to_keras, _from_keras, namespace="keras")
+_kind: Any = Mask
+optree.register_pytree_node(_kind, _to_keras, _from_keras, namespace="keras")

@@ -32,8 +32,8 @@ class WireRule(NamedTuple):
     """
 
     kind: int
-    left: int = 0
-    right: int = 0
+    left: Any = 0
+    right: Any = 0
     align: Any = 0
     first: Any = None
     second: Any = None
@@ -71,17 +71,18 @@ def _grid(queries: Span, keys: Span) -> tuple[Any, Any]:
 class MaskRule:
     """One rule of a mask; a dataclass of plain values and tensors.
 
-    `kind` is its number in `native/include/heed.h`. `axes` names the fields that hold one entry a batch entry, with
-    the further axes of (B, N, T, S) that they have.
+    `kind` is its number in `native/include/heed.h`, and `wire` says where in a `WireRule` its fields go. `axes` names
+    the fields that hold one entry a batch entry, with the further axes of (B, N, T, S) that they have.
     """
 
     kind: ClassVar[int]
+    wire: ClassVar[dict[str, str]]
     axes: ClassVar[dict[str, tuple[int, ...]]] = {}
 
     @property
     def has_static_range(self) -> bool:
         """Whether `key_range` is known while tracing (given that T and S are)."""
-        return False
+        return all(map(is_plain, self.fields()))
 
     def fields(self) -> list[Any]:
         """The values of its fields, in order."""
@@ -103,12 +104,18 @@ class MaskRule:
 
     def to_wire(self) -> WireRule:
         """The rule for the native kernels."""
-        raise NotImplementedError
+        wire = WireRule(
+            self.kind, **{slot: getattr(self, name) for slot, name in self.wire.items()}
+        )
+        left, right = (FAR if reach is None else reach for reach in (wire.left, wire.right))
+        return wire._replace(left=left, right=right)
 
     @classmethod
     def from_wire(cls, wire: WireRule) -> MaskRule:
         """The inverse of `to_wire`."""
-        raise NotImplementedError
+        left, right = (None if reach == FAR else reach for reach in (wire.left, wire.right))
+        wire = wire._replace(left=left, right=right)
+        return cls(**{name: getattr(wire, slot) for slot, name in cls.wire.items()})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,15 +123,12 @@ class Window(MaskRule):
     """i + a - left <= j <= i + a + right; None for no limit."""
 
     kind: ClassVar = 0
+    wire: ClassVar = {"left": "left", "right": "right", "align": "align"}
     axes: ClassVar = {"align": ()}
 
     left: int | None
     right: int | None
     align: Any
-
-    @property
-    def has_static_range(self) -> bool:  # noqa: D102
-        return isinstance(self.align, (int, str))
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
         i, j = _grid(queries, keys)
@@ -143,29 +147,17 @@ class Window(MaskRule):
         hi = FAR if self.right is None else queries.end + most + self.right
         return lo, hi
 
-    def to_wire(self) -> WireRule:  # noqa: D102
-        left, right = (FAR if reach is None else reach for reach in (self.left, self.right))
-        return WireRule(self.kind, left, right, self.align)
-
-    @classmethod
-    def from_wire(cls, wire: WireRule) -> Window:  # noqa: D102
-        left, right = (None if reach == FAR else reach for reach in (wire.left, wire.right))
-        return cls(left, right, wire.align)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prefix(MaskRule):
     """j < n or j <= i + a."""
 
     kind: ClassVar = 1
+    wire: ClassVar = {"first": "n", "align": "align"}
     axes: ClassVar = {"n": (), "align": ()}
 
     n: Any
     align: Any
-
-    @property
-    def has_static_range(self) -> bool:  # noqa: D102
-        return isinstance(self.n, (int, np.integer)) and isinstance(self.align, (int, str))
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
         i, j = _grid(queries, keys)
@@ -176,19 +168,13 @@ class Prefix(MaskRule):
         _, most = _bounds(offset(self.align, query_length, key_length))
         return 0, maximum(_bounds(self.n)[1], queries.end + most)
 
-    def to_wire(self) -> WireRule:  # noqa: D102
-        return WireRule(self.kind, align=self.align, first=self.n)
-
-    @classmethod
-    def from_wire(cls, wire: WireRule) -> Prefix:  # noqa: D102
-        return cls(wire.first, wire.align)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lengths(MaskRule):
     """j < key_lengths[b] and, if there are query lengths, i < query_lengths[b]."""
 
     kind: ClassVar = 2
+    wire: ClassVar = {"first": "key_lengths", "second": "query_lengths"}
     axes: ClassVar = {"key_lengths": (), "query_lengths": ()}
 
     key_lengths: Any
@@ -209,19 +195,13 @@ class Lengths(MaskRule):
         any_query = queries.begin < ops.max(self.query_lengths, initial=0)
         return 0, ops.where(any_query, longest, 0)
 
-    def to_wire(self) -> WireRule:  # noqa: D102
-        return WireRule(self.kind, first=self.key_lengths, second=self.query_lengths)
-
-    @classmethod
-    def from_wire(cls, wire: WireRule) -> Lengths:  # noqa: D102
-        return cls(wire.first, wire.second)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Segments(MaskRule):
     """query_ids[b][i] == key_ids[b][j]."""
 
     kind: ClassVar = 3
+    wire: ClassVar = {"first": "query_ids", "second": "key_ids"}
     axes: ClassVar = {"query_ids": (2,), "key_ids": (3,)}
 
     query_ids: Any
@@ -242,19 +222,13 @@ class Segments(MaskRule):
         lo = ops.min(ops.where(near, position, FAR), initial=FAR)
         return lo, ops.max(ops.where(near, position + 1, 0), initial=0)
 
-    def to_wire(self) -> WireRule:  # noqa: D102
-        return WireRule(self.kind, first=self.query_ids, second=self.key_ids)
-
-    @classmethod
-    def from_wire(cls, wire: WireRule) -> Segments:  # noqa: D102
-        return cls(wire.first, wire.second)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(MaskRule):
     """array[b][n][i][j], broadcast."""
 
     kind: ClassVar = 4
+    wire: ClassVar = {"dense": "array"}
 
     array: Any
 
@@ -265,27 +239,17 @@ class Dense(MaskRule):
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
         return cut(self.array, queries, keys)
 
-    def to_wire(self) -> WireRule:  # noqa: D102
-        return WireRule(self.kind, dense=of_rank_4(self.array))
-
-    @classmethod
-    def from_wire(cls, wire: WireRule) -> Dense:  # noqa: D102
-        return cls(wire.dense)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dilated(MaskRule):
     """(i + a - j) mod step == 0."""
 
     kind: ClassVar = 5
+    wire: ClassVar = {"left": "step", "align": "align"}
     axes: ClassVar = {"align": ()}
 
     step: int
     align: Any
-
-    @property
-    def has_static_range(self) -> bool:  # noqa: D102
-        return isinstance(self.align, (int, str))
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
         i, j = _grid(queries, keys)
@@ -300,13 +264,6 @@ class Dilated(MaskRule):
         residues = [(i + align) % self.step for i in range(queries.begin, queries.end)]
         from_end = [(key_length - 1 - residue) % self.step for residue in residues]
         return min(residues, default=0), key_length - min(from_end, default=0)
-
-    def to_wire(self) -> WireRule:  # noqa: D102
-        return WireRule(self.kind, self.step, align=self.align)
-
-    @classmethod
-    def from_wire(cls, wire: WireRule) -> Dilated:  # noqa: D102
-        return cls(wire.left, wire.align)
 
 
 def of_rank_4(array: Any) -> Any:
@@ -335,8 +292,8 @@ def _plain(field: Any) -> Any:
     if not ops.is_tensor(field):
         return int(field) if isinstance(field, np.integer) else field
     try:
-        values = ops.convert_to_numpy(field)
-    except (NotImplementedError, AttributeError, TypeError) as error:
+        values = np.asarray(field)
+    except (NotImplementedError, TypeError) as error:
         raise TypeError(
             f"A mask of tensors that have no values yet cannot be saved. Received: {field!r}"
         ) from error

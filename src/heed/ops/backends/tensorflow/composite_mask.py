@@ -6,6 +6,7 @@ what it is.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,8 +79,13 @@ class MaskSpec(type_spec.BatchableTypeSpec):
         return MaskSpec(self._outlines, changed)
 
 
-_Composite = tf.__internal__.CompositeTensor
-_Composite.register(Mask)
-Mask._type_spec = property(MaskSpec.of)  # type: ignore[attr-defined]
-for _name in ("__tf_tracing_type__", "_shape_invariant_to_type_spec", "_consumers"):
-    setattr(Mask, _name, _Composite.__dict__[_name])
+def _tell_tensorflow() -> None:
+    composite = tf.__internal__.CompositeTensor
+    composite.register(Mask)
+    for name, member in vars(composite).items():
+        if isinstance(member, (property, types.FunctionType)):
+            setattr(Mask, name, member)
+    Mask._type_spec = property(MaskSpec.of)  # type: ignore[attr-defined]
+
+
+_tell_tensorflow()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.mask import Mask
-from heed.ops.mask_rules import RULES, WireRule, offset
+from heed.ops.mask_rules import RULES, WireRule, of_rank_4, offset
 from heed.ops.sizes import size
 from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
 
@@ -67,7 +67,7 @@ class Wire(NamedTuple):
         def array(value: Any) -> int:
             if value is None:
                 return -1
-            arrays.append(value)
+            arrays.append(of_rank_4(value))
             return len(arrays) - 1
 
         def row(wire: WireRule) -> list[int]:

@@ -11,10 +11,10 @@ import tensorflow as tf
 from heed.ops.backends.tensorflow.portable.blocks import Plan, visible_blocks
 from heed.ops.backends.tensorflow.portable.finite import (
     Operands,
-    break_where,
-    is_broken,
+    has_nonfinite,
+    nan_where,
     seen_by,
-    stand_in,
+    zero_nonfinite,
 )
 from heed.ops.backends.tensorflow.portable.forward import fresh_keys
 from heed.ops.backends.tensorflow.portable.loops import State, block_list, join, loop, put
@@ -35,14 +35,14 @@ class Incoming:
     Attributes:
         gradient: (B, K, G, t, V), of the output.
         delta: (B, K, G, t, 1): sum of output * its gradient, less the gradient of the log-sum-exp.
-        highest: (B, K, G, t, 1), the highest score of each row, or None where a block holds whole rows. With it,
-            gradient and delta are divided by the row's sum of exp(score - highest), which its weights are not. Huge
-            for rows that see nothing (or a broken key), so that their weights come out as 0.
+        row_max: (B, K, G, t, 1), the highest score of each row, or None where a block holds whole rows. With it,
+            gradient and delta are divided by the row's sum of exp(score - row_max), which its weights are not. Huge
+            for rows that see nothing (or a nonfinite key), so that their weights come out as 0.
     """
 
     gradient: tf.Tensor
     delta: tf.Tensor
-    highest: tf.Tensor | None
+    row_max: tf.Tensor | None
 
     def without(self, idle: tf.Tensor | None) -> Incoming:
         """The same with nothing coming in for the rows of `idle`."""
@@ -62,18 +62,18 @@ class Results:
     output_gradient: tf.Tensor
     lse_gradient: tf.Tensor | None
 
-    def broken_rows(self) -> tf.Tensor:
+    def nonfinite_rows(self) -> tf.Tensor:
         """(B, K, G, T, 1) ones where what comes in is not finite, else zeros."""
-        broken = is_broken(self.output_gradient)
+        nonfinite = has_nonfinite(self.output_gradient)
         if self.lse_gradient is not None:
-            broken = tf.maximum(broken, is_broken(self.lse_gradient))
-        if self.softmax is not None:  # NaN in rows that see something broken, in whatever block
-            broken = tf.maximum(broken, is_broken(self.softmax))
-        return broken
+            nonfinite = tf.maximum(nonfinite, has_nonfinite(self.lse_gradient))
+        if self.softmax is not None:  # NaN in rows that see something nonfinite, in whatever block
+            nonfinite = tf.maximum(nonfinite, has_nonfinite(self.softmax))
+        return nonfinite
 
     def cut(self, queries: Span, *, guarded: bool) -> Incoming:
         """What comes in for a block of queries; finite stand-ins if guarded."""
-        safe = stand_in if guarded else tf.identity
+        safe = zero_nonfinite if guarded else tf.identity
         gradient = slice_axis(self.output_gradient, 3, *queries)
         delta = tf.reduce_sum(
             safe(slice_axis(self.output, 3, *queries) * gradient), -1, keepdims=True
@@ -82,13 +82,13 @@ class Results:
             delta -= safe(slice_axis(self.lse_gradient, 3, *queries))
         if self.softmax is None:
             return Incoming(safe(gradient), delta, None)
-        highest, total = tf.split(slice_axis(self.softmax, 3, *queries), 2, axis=-1)
+        row_max, total = tf.split(slice_axis(self.softmax, 3, *queries), 2, axis=-1)
         usable = tf.not_equal(total, 0)
         if guarded:
             usable = tf.logical_and(usable, tf.math.is_finite(total))
         share = tf.where(usable, 1 / total, tf.zeros((), total.dtype))
-        highest = tf.where(usable, highest, total.dtype.max)
-        return Incoming(safe(gradient) * share, delta * share, highest)
+        row_max = tf.where(usable, row_max, total.dtype.max)
+        return Incoming(safe(gradient) * share, delta * share, row_max)
 
 
 def backward(
@@ -101,9 +101,9 @@ def backward(
 ) -> list[tf.Tensor]:
     """Gradients of query, key, value, bias (if given) and each parameter."""
     if operands.guarded:
-        # A query whose incoming gradient is broken spreads that to the keys it sees, and to no other.
-        broken = tf.maximum(operands.broken_query, results.broken_rows())
-        operands = dataclasses.replace(operands, broken_query=broken)
+        # A query whose incoming gradient is nonfinite spreads that to the keys it sees, and to no other.
+        nonfinite = tf.maximum(operands.nonfinite_query, results.nonfinite_rows())
+        operands = dataclasses.replace(operands, nonfinite_query=nonfinite)
     if plan.groups is not None:
         results = dataclasses.replace(results, softmax=None)
     if not attention.rate:
@@ -274,20 +274,20 @@ class _Pass:
         visible = attention.visible(queries, keys, fresh)
         addend = attention.addend(queries, keys, cut(self.bias, queries, keys), visible, dtype)
 
-        # Rows that must add nothing: those without keys, those of the block before, broken ones.
+        # Rows that must add nothing: those without keys, those of the block before, nonfinite ones.
         idle = None
         if addend is not None:
             seen = seen_rows(addend)
             idle = tf.logical_not(seen)
-            if incoming.highest is None:
+            if incoming.row_max is None:
                 addend = finite_rows(addend, seen)
         if plan.queries_overlap:
             old = (queries.positions < index * plan.query_block)[:, None]
             idle = old if idle is None else tf.logical_or(idle, old)
-        broken = block.broken_rows(visible)
-        if broken is not None:
-            broken = tf.logical_and(broken, tf.logical_not(idle))
-            idle = tf.logical_or(idle, broken)
+        nonfinite = block.nonfinite_rows(visible)
+        if nonfinite is not None:
+            nonfinite = tf.logical_and(nonfinite, tf.logical_not(idle))
+            idle = tf.logical_or(idle, nonfinite)
 
         incoming = incoming.without(idle)
         keep = attention.keep_factor(size(block.query, 0), queries, keys, dtype)
@@ -299,13 +299,13 @@ class _Pass:
             keep,
             incoming.gradient,
             incoming.delta,
-            incoming.highest,
+            incoming.row_max,
         )
         query, key, value = gradient.query, gradient.key, gradient.value
-        if broken is not None:
-            query = break_where(broken, query)
-            hit = seen_by(visible, broken)
-            key, value = break_where(hit, key), break_where(hit, value)
+        if nonfinite is not None:
+            query = nan_where(nonfinite, query)
+            hit = seen_by(visible, nonfinite)
+            key, value = nan_where(hit, key), nan_where(hit, value)
         bias = None
         if self.bias is not None:
             full = attention.join_heads(gradient.scores)

@@ -66,24 +66,30 @@ class Plan:
 
     @property
     def query_blocks(self) -> Size:
+        """How many blocks of queries there are."""
         return ceil_div(self.query_length, self.query_block)
 
     @property
     def key_blocks(self) -> Size:
+        """How many blocks of keys there are."""
         return ceil_div(self.key_length, self.key_block)
 
     def queries(self, index: Size) -> Span:
+        """One block of queries."""
         return block_span(index, self.query_block, self.query_length)
 
     def keys(self, index: Size) -> Span:
+        """One block of keys."""
         return block_span(index, self.key_block, self.key_length)
 
     @property
     def queries_overlap(self) -> bool:
+        """Whether the last block of queries overlaps the one before it."""
         return overlaps(self.query_length, self.query_block)
 
     @property
     def keys_overlap(self) -> bool:
+        """The same of keys."""
         return overlaps(self.key_length, self.key_block)
 
 
@@ -93,6 +99,7 @@ def block_span(index: Size, block: Size, length: Size) -> Span:
 
 
 def overlaps(length: Size, block: Size) -> bool:
+    """Whether the last block overlaps the one before it, or may do so."""
     return not is_static(length, block) or length % block != 0
 
 

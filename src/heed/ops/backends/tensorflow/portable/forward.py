@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.blocks import Plan, visible_blocks
-from heed.ops.backends.tensorflow.portable.finite import Operands, break_where
+from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
 from heed.ops.backends.tensorflow.portable.loops import State, block_list, join, loop
 from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows, weigh
 from heed.ops.mask_rules import cut
@@ -22,19 +22,19 @@ class Rows:
     Attributes:
         output: (B, K, G, t, V).
         lse: (B, K, G, t, 1), or None if nobody asked.
-        softmax: of tiles (B, K, G, t, 2), the highest score of each row and its sum of exp(score - highest); else None.
+        softmax: of tiles (B, K, G, t, 2), the highest score of each row and its sum of exp(score - row_max); else None.
         seen: which rows see any key: booleans that broadcast to (B, K, G, t, 1), or None for all.
-        broken: which rows see something that is not finite; the same shape, or None for "left as it comes".
+        nonfinite: which rows see something that is not finite; the same shape, or None for "left as it comes".
     """
 
     output: tf.Tensor
     lse: tf.Tensor | None
     softmax: tf.Tensor | None
     seen: tf.Tensor | None
-    broken: tf.Tensor | None
+    nonfinite: tf.Tensor | None
 
     def finished(self) -> list[tf.Tensor]:
-        """Those of the first three that there are: 0, -inf, 0 in rows that see nothing, NaN in broken ones."""
+        """Those of the first three that there are: 0, -inf, 0 in rows that see nothing, NaN in nonfinite ones."""
         parts = [(self.output, 0.0), (self.lse, float("-inf")), (self.softmax, 0.0)]
         results = []
         for x, unseen in parts:
@@ -42,8 +42,8 @@ class Rows:
                 continue
             if self.seen is not None:
                 x = tf.where(self.seen, x, tf.constant(unseen, x.dtype))
-            if self.broken is not None:
-                x = break_where(tf.logical_and(self.broken, self.seen), x)
+            if self.nonfinite is not None:
+                x = nan_where(tf.logical_and(self.nonfinite, self.seen), x)
             results.append(x)
         return results
 
@@ -75,7 +75,7 @@ def forward(
             queries = plan.queries(index)
             block = visible_keys.cut_queries(queries)
             if keys is None:
-                rows = streamed_rows(attention, plan, block, bias, parameters, queries)
+                rows = online_softmax(attention, plan, block, bias, parameters, queries)
             else:
                 bias_block = cut(bias, queries, keys)
                 rows = whole_rows(attention, block, bias_block, parameters, queries, keys, want_lse)
@@ -93,8 +93,8 @@ def forward(
     ]
     if not tiles:
         return joined[0], joined[1] if want_lse else None, None
-    highest, total = tf.split(joined[1], 2, axis=-1)
-    return joined[0], highest + tf.math.log(total) if want_lse else None, joined[1]
+    row_max, row_sum = tf.split(joined[1], 2, axis=-1)
+    return joined[0], row_max + tf.math.log(row_sum) if want_lse else None, joined[1]
 
 
 def whole_rows(
@@ -128,10 +128,10 @@ def whole_rows(
     keep = attention.keep_factor(size(block.query, 0), queries, keys, dtype)
     if keep is not None:
         weights *= keep
-    return Rows(weigh(weights, block.value), lse, None, seen, block.broken_rows(visible))
+    return Rows(weigh(weights, block.value), lse, None, seen, block.nonfinite_rows(visible))
 
 
-def streamed_rows(
+def online_softmax(
     attention: Attention,
     plan: Plan,
     block: Operands,
@@ -145,7 +145,7 @@ def streamed_rows(
     zeros = tf.zeros(tf.stack([*shape, 1]), dtype)
 
     def body(index: Size, state: State) -> State:
-        output, highest, total = state[:3]
+        output, row_max, row_sum = state[:3]
         keys = plan.keys(index)
         tile = block.cut_keys(keys)
         visible = attention.visible(queries, keys, fresh_keys(plan, index))
@@ -153,33 +153,33 @@ def streamed_rows(
         logits = attention.score(tile.query, tile.key, *parameters)
         if addend is not None:
             logits += addend
-        higher = tf.maximum(highest, tf.reduce_max(logits, -1, keepdims=True))
-        shrink = tf.exp(highest - higher)
-        weights = tf.exp(logits - higher)
-        total = total * shrink + tf.reduce_sum(weights, -1, keepdims=True)
+        new_max = tf.maximum(row_max, tf.reduce_max(logits, -1, keepdims=True))
+        shrink = tf.exp(row_max - new_max)
+        weights = tf.exp(logits - new_max)
+        row_sum = row_sum * shrink + tf.reduce_sum(weights, -1, keepdims=True)
         keep = attention.keep_factor(shape[0], queries, keys, dtype)
         if keep is not None:
             weights *= keep
-        following = [output * shrink + weigh(weights, tile.value), higher, total]
+        following = [output * shrink + weigh(weights, tile.value), new_max, row_sum]
         if block.guarded:
-            following.append(tf.logical_or(state[3], tile.broken_rows(visible)))
+            following.append(tf.logical_or(state[3], tile.nonfinite_rows(visible)))
         return following
 
     # Finite from the start: hidden pairs have -inf, and no difference of the two may be taken.
-    lowest = zeros + dtype.min
-    state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), lowest, zeros]
+    least_max = zeros + dtype.min
+    state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), least_max, zeros]
     if block.guarded:
         state.append(tf.zeros_like(zeros, tf.bool))
-    output, highest, total, *broken = loop(
+    output, row_max, row_sum, *nonfinite = loop(
         *visible_blocks(plan, attention.mask, queries), body, state
     )
-    seen = tf.not_equal(total, 0)
+    seen = tf.not_equal(row_sum, 0)
     return Rows(
-        output / tf.where(seen, total, tf.ones((), dtype)),
+        output / tf.where(seen, row_sum, tf.ones((), dtype)),
         None,
-        tf.concat([highest, total], -1),
+        tf.concat([row_max, row_sum], -1),
         seen,
-        broken[0] if broken else None,
+        nonfinite[0] if nonfinite else None,
     )
 
 

@@ -79,8 +79,8 @@ class Portable:
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `Implementation.statistics`."""
-        stopped = (None if x is None else tf.stop_gradient(x) for x in tensors[:4])
-        problem = Problem.of(spec, Tensors(*stopped, *tensors[4:]))
+        stopped = Tensors(*(None if x is None else tf.stop_gradient(x) for x in tensors))
+        problem = Problem.of(spec, stopped)
         chosen = checks.check_indices("keys", keys, problem.attention.lengths[1])
         rows = statistics_of(problem, chosen)
         entropy, distance, mass = (problem.attention.join_heads(x) for x in rows)

@@ -45,11 +45,11 @@ class Problem:
         heads = (spec.kv_heads, spec.queries_per_kv)
         if isinstance(spec.score, DotScore):
             score: Any = _Scaled(spec.score)
-            per_pair, parameters = batch * spec.heads[0], ()
+            per_pair, parameters = batch * spec.heads[0], []
             bias = _settled_bias(tensors.bias, (size(query, 0), spec.heads[0], *lengths))
         else:
             score, bias = additive_score, None
-            per_pair, parameters = batch * spec.widths[0], (tensors.score_vector,)
+            per_pair, parameters = batch * spec.widths[0], [tensors.score_vector]
             if tensors.bias is not None:
                 query += tensors.bias
         attention = Attention(

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.blocks import small_plan
-from heed.ops.backends.tensorflow.portable.finite import Operands, break_where
+from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
 from heed.ops.backends.tensorflow.portable.forward import whole_rows
 from heed.ops.backends.tensorflow.portable.loops import State, block_list, join, loop
 from heed.ops.backends.tensorflow.portable.tile import Attention
@@ -61,11 +61,11 @@ def second_gradient(
         weights = [cut_rows(cotangents[0], queries), *cotangents[1:]]
         if has_bias:
             weights[3] = cut(weights[3], queries, keys)
-        gradients, broken = _differentiate_twice(
+        gradients, nonfinite = _differentiate_twice(
             attention, first, has_bias, rows, weights, queries, keys
         )
-        if broken is not None:
-            gradients[0] = break_where(broken, gradients[0])
+        if nonfinite is not None:
+            gradients[0] = nan_where(nonfinite, gradients[0])
         lists = [state[0].write(index, gradients[0])]
         sums = [a + b for a, b in zip(state[1:3], gradients[1:3], strict=True)]
         rest, following = state[3:], gradients[3:]
@@ -123,5 +123,5 @@ def _differentiate_twice(
     result = outer.gradient(
         gradients, [*first, *incoming], cotangents, unconnected_gradients="zero"
     )
-    broken = None if rows.broken is None else tf.logical_and(rows.broken, rows.seen)
-    return result, broken
+    nonfinite = None if rows.nonfinite is None else tf.logical_and(rows.nonfinite, rows.seen)
+    return result, nonfinite

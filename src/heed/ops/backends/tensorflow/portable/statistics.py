@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.blocks import Plan, tile_plan, visible_blocks
-from heed.ops.backends.tensorflow.portable.finite import Operands, break_where
+from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
 from heed.ops.backends.tensorflow.portable.forward import fresh_keys
 from heed.ops.backends.tensorflow.portable.loops import State, block_list, join, loop
 from heed.ops.backends.tensorflow.portable.problem import Problem
@@ -64,7 +64,7 @@ def _rows(
     zeros = tf.zeros(tf.stack([*shape, 1]), dtype)
 
     def body(index: Size, state: State) -> State:
-        highest, total, below, far, mass = state[:5]
+        row_max, row_sum, below, far, mass = state[:5]
         keys = plan.keys(index)
         tile = block.cut_keys(keys)
         visible = attention.visible(queries, keys, fresh_keys(plan, index))
@@ -72,23 +72,23 @@ def _rows(
         logits = attention.score(tile.query, tile.key)
         if addend is not None:
             logits += addend
-        higher = tf.maximum(highest, tf.reduce_max(logits, -1, keepdims=True))
-        drop = tf.maximum(highest - higher, _FAR_BELOW)
+        new_max = tf.maximum(row_max, tf.reduce_max(logits, -1, keepdims=True))
+        drop = tf.maximum(row_max - new_max, _FAR_BELOW)
         shrink = tf.exp(drop)
-        logits -= higher
+        logits -= new_max
         # A hidden pair adds 0 to the second sum, not 0 * inf.
         logits = tf.where(logits < _FAR_BELOW, tf.constant(_FAR_BELOW, dtype), logits)
         weights = tf.exp(logits)
         distance = weights * attention.distance(queries, keys, dtype)[..., None, :, :]
         following = [
-            higher,
-            total * shrink + tf.reduce_sum(weights, -1, keepdims=True),
-            (below + drop * total) * shrink + tf.reduce_sum(weights * logits, -1, keepdims=True),
+            new_max,
+            row_sum * shrink + tf.reduce_sum(weights, -1, keepdims=True),
+            (below + drop * row_sum) * shrink + tf.reduce_sum(weights * logits, -1, keepdims=True),
             far * shrink + tf.reduce_sum(distance, -1, keepdims=True),
             mass * shrink + _shares(weights, tile.value),
         ]
         if block.guarded:
-            following.append(tf.logical_or(state[5], tile.broken_rows(visible)))
+            following.append(tf.logical_or(state[5], tile.nonfinite_rows(visible)))
         return following
 
     mass = zeros * tf.zeros((block.value.shape[3],), dtype)
@@ -96,14 +96,16 @@ def _rows(
     if block.guarded:
         state.append(tf.zeros_like(zeros, tf.bool))
     bounds = visible_blocks(plan, attention.mask, queries)
-    _, total, below, far, mass, *broken = loop(*bounds, body, state)
-    seen = tf.not_equal(total, 0)
-    total = tf.where(seen, total, tf.ones((), dtype))
-    entropy = tf.math.log(total) - below / total
-    rows = [tf.where(seen, x, tf.zeros((), dtype)) for x in (entropy, far / total, mass / total)]
-    if not broken:
+    _, row_sum, below, far, mass, *nonfinite = loop(*bounds, body, state)
+    seen = tf.not_equal(row_sum, 0)
+    row_sum = tf.where(seen, row_sum, tf.ones((), dtype))
+    entropy = tf.math.log(row_sum) - below / row_sum
+    rows = [
+        tf.where(seen, x, tf.zeros((), dtype)) for x in (entropy, far / row_sum, mass / row_sum)
+    ]
+    if not nonfinite:
         return rows
-    return [break_where(tf.logical_and(broken[0], seen), x) for x in rows]
+    return [nan_where(tf.logical_and(nonfinite[0], seen), x) for x in rows]
 
 
 def _shares(weights: tf.Tensor, marks: tf.Tensor) -> tf.Tensor:

@@ -98,8 +98,8 @@ class Attention:
         """What dropout multiplies the weights with: 0 or 1 / (1 - rate); None without dropout."""
         if not self.rate:
             return None
-        groups, members = self.heads
-        keep = dropout.kept(self.rate, self.seed, batch, groups * members, queries, keys)
+        kv_heads, queries_per_kv = self.heads
+        keep = dropout.kept(self.rate, self.seed, batch, kv_heads * queries_per_kv, queries, keys)
         return self._split_heads(
             tf.where(keep, tf.constant(1 / (1 - self.rate), dtype), tf.zeros((), dtype))
         )
@@ -108,11 +108,11 @@ class Attention:
         """(B or 1, N or 1, t, s) to (B or 1, K or 1, G or 1, t, s)."""
         if x.shape[1] == 1:
             return x[:, :, None]
-        groups, members = self.heads
+        kv_heads, queries_per_kv = self.heads
         batch, heads, queries, keys = sizes(x)
         if not isinstance(heads, int):
-            x = tf.broadcast_to(x, tf.stack([batch, groups * members, queries, keys]))
-        return tf.reshape(x, tf.stack([batch, groups, members, queries, keys]))
+            x = tf.broadcast_to(x, tf.stack([batch, kv_heads * queries_per_kv, queries, keys]))
+        return tf.reshape(x, tf.stack([batch, kv_heads, queries_per_kv, queries, keys]))
 
     def join_heads(self, x: tf.Tensor) -> tf.Tensor:
         """(B, K, G, t, s) to (B, N, t, s)."""
@@ -141,16 +141,16 @@ def fold(x: tf.Tensor) -> tf.Tensor:
     """(B, K, G, t, x) to (B, K, G * t, x): one matrix product serves all query heads of a key head."""
     if x.shape[2] == 1:
         return tf.squeeze(x, 2)
-    batch, heads, members, rows, width = sizes(x)
-    return tf.reshape(x, tf.stack([batch, heads, members * rows, width]))
+    batch, heads, queries_per_kv, rows, width = sizes(x)
+    return tf.reshape(x, tf.stack([batch, heads, queries_per_kv * rows, width]))
 
 
-def unfold(x: tf.Tensor, members: int) -> tf.Tensor:
+def unfold(x: tf.Tensor, queries_per_kv: int) -> tf.Tensor:
     """The inverse of `fold`."""
-    if members == 1:
+    if queries_per_kv == 1:
         return tf.expand_dims(x, 2)  # the gradient of x[:, :, None] would copy
     batch, heads, rows, width = sizes(x)
-    return tf.reshape(x, tf.stack([batch, heads, members, rows // members, width]))
+    return tf.reshape(x, tf.stack([batch, heads, queries_per_kv, rows // queries_per_kv, width]))
 
 
 def weigh(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -182,7 +182,7 @@ def block_gradient(
     keep: tf.Tensor | None,
     output_gradient: tf.Tensor,
     delta: tf.Tensor,
-    highest: tf.Tensor | None,
+    row_max: tf.Tensor | None,
 ) -> BlockGradient:
     """Backward through one block.
 
@@ -190,7 +190,7 @@ def block_gradient(
         addend, keep: of this block, see `Attention`.
         output_gradient: (B, K, G, t, V).
         delta: (B, K, G, t, 1), the sum of output * output_gradient, less the gradient of lse.
-        highest: (B, K, G, t, 1) highest score of the whole rows, whose sum of exp(score - highest) divides
+        row_max: (B, K, G, t, 1) highest score of the whole rows, whose sum of exp(score - row_max) divides
             output_gradient and delta; None if the block holds the whole rows. exp(score - lse) would bring in the
             rounding of lse.
     """
@@ -199,7 +199,7 @@ def block_gradient(
         tape.watch(inputs)
         scores = attention.score(*inputs)
     logits = scores if addend is None else scores + addend
-    weights = tf.nn.softmax(logits) if highest is None else tf.exp(logits - highest)
+    weights = tf.nn.softmax(logits) if row_max is None else tf.exp(logits - row_max)
     dropped = weights if keep is None else weights * keep
     if keep is None:
         # The product subtracts delta: a pass over the whole block less.

@@ -9,7 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from heed.ops.backends.tensorflow.portable.finite import break_where, is_broken, sees, stand_in
+from heed.ops.backends.tensorflow.portable.finite import (
+    has_nonfinite,
+    nan_where,
+    sees,
+    zero_nonfinite,
+)
 from heed.ops.backends.tensorflow.portable.problem import Problem
 from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows
 from heed.ops.backends.tensorflow.run_time_checks import check_operands
@@ -100,25 +105,25 @@ def _block(
         )
     seen = seen_rows(addend)
     addend = finite_rows(addend, seen)
-    logits = attention.score(stand_in(query), stand_in(key), *parameters)
+    logits = attention.score(zero_nonfinite(query), zero_nonfinite(key), *parameters)
     if addend is not None:
         logits += addend
     weights = tf.nn.softmax(logits) if lse is None else tf.exp(logits - lse)
     if keep is not None:
         weights *= keep
-    broken = is_broken(query) > 0
+    nonfinite = has_nonfinite(query) > 0
     if visible is None:
-        broken = tf.logical_or(
-            broken, tf.reduce_any(is_broken(key) > 0, axis=2, keepdims=True)[:, :, None]
+        nonfinite = tf.logical_or(
+            nonfinite, tf.reduce_any(has_nonfinite(key) > 0, axis=2, keepdims=True)[:, :, None]
         )
-        weights = break_where(broken, weights)
+        weights = nan_where(nonfinite, weights)
     else:
-        broken = tf.logical_or(broken, sees(visible, is_broken(key)))
-        weights = tf.where(visible, break_where(broken, weights), tf.zeros((), dtype))
+        nonfinite = tf.logical_or(nonfinite, sees(visible, has_nonfinite(key)))
+        weights = tf.where(visible, nan_where(nonfinite, weights), tf.zeros((), dtype))
     if seen is not None:
         weights = tf.where(seen, weights, tf.zeros((), dtype))
-    batch, groups, members, rows, columns = (size(weights, axis) for axis in range(5))
-    return tf.reshape(weights, tf.stack([batch, groups * members, rows, columns]))
+    batch, kv_heads, queries_per_kv, rows, columns = (size(weights, axis) for axis in range(5))
+    return tf.reshape(weights, tf.stack([batch, kv_heads * queries_per_kv, rows, columns]))
 
 
 def _pick(x: tf.Tensor | None, heads: list[int], split: tuple[int, int]) -> tf.Tensor | None:

@@ -14,7 +14,7 @@ from typing import Any
 from keras import ops
 from keras.backend import standardize_dtype
 
-from heed.layers._axes import AttentionAxes
+from heed.layers.axes import AttentionAxes
 from heed.ops import Mask
 from heed.ops.checks import check_broadcast
 from heed.ops.mask_rules import Dense

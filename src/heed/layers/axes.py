@@ -12,7 +12,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.layers._checks import Shape, agree, broadcasts
+from heed.layers.shapes import Shape, agree, broadcasts
 
 
 def product(sizes: Sequence[Any]) -> Any:

@@ -1,101 +1,16 @@
-"""Checks that the layers share: constructor arguments and shapes, each with its message.
+"""Shapes that the layers check in the words of their caller; the rest is for the op to say.
 
-Every message names the argument, says what it must be, and ends with what was received. Shapes are
-checked where they are known; `None` agrees with any size.
+`None` agrees with any size.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from heed._numbers import integer, real
+from heed._numbers import integer
 
 Shape = tuple[Any, ...]
-
-
-def positive_int(name: str, value: Any) -> int:
-    """Returns `value` as an int if it is an integer above 0.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    number = integer(value)
-    if number is None or number <= 0:
-        raise ValueError(
-            f"The argument `{name}` must be a positive integer. Received: {name}={value!r}"
-        )
-    return number
-
-
-def optional_positive_int(name: str, value: Any) -> int | None:
-    """Returns `value` if it is None or, as an int, an integer above 0.
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    return None if value is None else positive_int(name, value)
-
-
-def optional_int(name: str, value: Any) -> int | None:
-    """Returns `value` if it is None or, as an int, an integer.
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    number = None if value is None else integer(value)
-    if number is None and value is not None:
-        raise ValueError(
-            f"The argument `{name}` must be None or an integer. Received: {name}={value!r}"
-        )
-    return number
-
-
-def positive_float(name: str, value: Any) -> float:
-    """Returns `value` as a float if it is a finite number above 0.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    number = real(value)
-    if number is None or not 0 < number < math.inf:
-        raise ValueError(f"`{name}` must be a positive number. Received: {name}={value!r}")
-    return number
-
-
-def optional_positive_float(name: str, value: Any) -> float | None:
-    """Returns `value` as a float if it is None or a number above 0.
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    number = None if value is None else real(value)
-    if value is not None and (number is None or not number > 0):
-        raise ValueError(
-            f"The argument `{name}` must be None or a number above 0. Received: {name}={value!r}"
-        )
-    return number
-
-
-def rate(name: str, value: Any) -> float:
-    """Returns `value` as a float if it is a rate, 0 <= value < 1.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    number = real(value)
-    if number is None or not 0 <= number < 1:
-        raise ValueError(
-            f"The argument `{name}` must be a number from 0 up to, but not including, 1. "
-            f"Received: {name}={value!r}"
-        )
-    return number
-
-
-def shape_tuple(shape: Sequence[Any] | None) -> Shape | None:
-    """The shape as a tuple; None stays None."""
-    return None if shape is None else tuple(shape)
 
 
 def agree(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -173,20 +88,6 @@ def optional_axes(name: str, value: Any) -> Shape | None:
             f"`{name}` must be an int, list, or tuple of ints. Received: {name}={value!r}"
         )
     return axes
-
-
-def optional_float(name: str, value: Any) -> float | None:
-    """Returns `value` as a float if it is None or a number.
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    number = None if value is None else real(value)
-    if number is None and value is not None:
-        raise ValueError(
-            f"The argument `{name}` must be None or a number. Received: {name}={value!r}"
-        )
-    return number
 
 
 def same_width(query: int, key: int) -> None:
