@@ -120,10 +120,15 @@ def test_wrong_arguments(heed, words, message):
     [
         (["train"], "say what to train"),
         (["train", "numbers", "--resume", "x"], "say what to train"),
-        (["train", "numbers", "--source", "a", "--target", "b"], "say what to train"),
+        (["train", "numbers", "--source", "a", "--target", "b"], "--source is for own text"),
+        (["train", "--languages", "en"], "say what to train"),
+        (["train", "text"], "own text needs --source and --target"),
         (["train", "--source", "a"], "needs --source and --target"),
         (["train", "--source", "a", "--target", "b"], "cannot read a: No such file"),
-        (["train", "--source", "a", "--target", "b", "--languages", "en"], "no --languages"),
+        (
+            ["train", "--source", "a", "--target", "b", "--languages", "en"],
+            "--languages is for numbers",
+        ),
         (["train", "--resume", "x"], "x does not exist"),
         (["train", "--resume", ".", "--steps", "9"], "leave out --steps"),
         (["train", "--resume", ".", "--batch-size", "9"], "leave out --batch-size"),

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from heed.seq2seq import run_folder, start_numbers, start_text
+from heed.seq2seq import NumbersTask, TextTask, run_folder, start_run
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder, free_path, write_atomically
 from heed.seq2seq.trained_model import model_config
@@ -177,7 +176,7 @@ def opened(path):
 @pytest.mark.parametrize("name", ["config.json", "target.model"])
 def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
     """Each byte changed, and the file cut at each length. Only config.json is for people to change."""
-    run = start_numbers(tmp_path / "run", ("en",))
+    run = start_run(tmp_path / "run", NumbersTask(("en",)))
     path = run.path / name
     whole = opened(run.path)
     tried = refused = 0
@@ -216,7 +215,7 @@ def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
     ],
 )
 def test_a_config_that_says_nonsense(tmp_path, part, values, message):
-    run = start_numbers(tmp_path / "run", ("en",))
+    run = start_run(tmp_path / "run", NumbersTask(("en",)))
     run.write_json("config.json", {**run.config, part: {**run.config[part], **values}})
     with pytest.raises(TaskError, match=message):
         opened(run.path)
@@ -224,7 +223,7 @@ def test_a_config_that_says_nonsense(tmp_path, part, values, message):
 
 def test_the_files_of_own_text_are_checked_too(tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
-    run = start_text(tmp_path / "run", source, target, vocabulary_size=60)
+    run = start_run(tmp_path / "run", TextTask.create(source, target, 60))
     for name in run.task().files():
         path = run.path / name
         whole = path.read_bytes()

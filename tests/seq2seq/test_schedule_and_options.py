@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from heed.seq2seq import start_text
+from heed.seq2seq import TextTask, start_run
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.schedule import learning_rate
@@ -41,7 +41,7 @@ def test_warm_up_follows_the_steps(steps, warmup):
 def test_warm_up_on_own_text_follows_the_steps(tmp_path, steps, warmup):
     """With 1,000 steps of warm-up and 500 in all the highest rate would never be reached."""
     source, target = tiny.write_parallel_text(tmp_path)
-    options = start_text(tmp_path / "run", source, target, vocabulary_size=60, steps=steps).options
+    options = start_run(tmp_path / "run", TextTask.create(source, target, 60), steps=steps).options
     assert options.warmup_steps == warmup
     assert max(rates(options)) == options.learning_rate
 

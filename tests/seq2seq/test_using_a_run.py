@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from heed.seq2seq import TaskError, Translator, evaluate, number_words, start_text, train
+from heed.seq2seq import TaskError, TextTask, Translator, evaluate, number_words, start_run, train
 from heed.seq2seq import translate as translate_module
 from heed.seq2seq.attention import attention_of
 from heed.seq2seq.demo import report, run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Item
-from heed.seq2seq.text_task import TextTask
 from heed.seq2seq.translate import translate_stream
 from tests.seq2seq import tiny
 
@@ -29,7 +28,7 @@ def text_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     source, target = tiny.write_parallel_text(folder)
     options = {**tiny.TINY, "steps": 6, "patience": 0}
-    run = start_text(folder / "run", source, target, vocabulary_size=60, **options)
+    run = start_run(folder / "run", TextTask.create(source, target, 60), **options)
     train(run, progress=False)
     return run
 
@@ -99,7 +98,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     """More than 128 tokens: refused in translation, counted in training, validation and evaluation."""
     source, target = tiny.write_parallel_text(tmp_path)
     lines = source.read_text().splitlines()
-    run = start_text(tmp_path / "plain", source, target, vocabulary_size=60, **tiny.TINY)
+    run = start_run(tmp_path / "plain", TextTask.create(source, target, 60), **tiny.TINY)
     assert run.task().notes() == []
     validation = run.task()._held_out("validation").source
     evaluation = run.task()._held_out("evaluation").source
@@ -111,7 +110,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     target.write_text("".join(f"{x}\n" for x in [*translations, ""]))
     source.write_text("".join(f"{x}\n" for x in [*lines, ""]))
     options = {**tiny.TINY, "steps": 1, "patience": 0}
-    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **options)
+    run = start_run(tmp_path / "run", TextTask.create(source, target, 60), **options)
     notes = [
         "1 pair is left out, because a side is empty",
         "2 pairs are left out of training, because a side has more than 128 tokens",
@@ -238,7 +237,7 @@ def test_an_unfinished_run_translates_with_its_checkpoint(tmp_path, finished_run
 def test_own_text_from_files_to_scores(text_run, tmp_path):
     translator = Translator(text_run)
     assert len(translator(["aa bb", "cc"])) == 2
-    with pytest.raises(TaskError, match="for runs on numbers only"):
+    with pytest.raises(TaskError, match=r"cannot be chosen in this run\. Received: en"):
         translator(["aa"], "en")
     with pytest.raises(TaskError, match="must not be empty"):
         translator(["  "])
@@ -260,10 +259,10 @@ def test_a_resumed_run_on_own_text_is_the_same(tmp_path, monkeypatch):
     from tests.seq2seq.test_training import CrashError, stop_at
 
     source, target = tiny.write_parallel_text(tmp_path)
-    options = {**tiny.TINY, "vocabulary_size": 60, "steps": 9, "patience": 0}
-    straight = start_text(tmp_path / "straight", source, target, **options)
+    options = {**tiny.TINY, "steps": 9, "patience": 0}
+    straight = start_run(tmp_path / "straight", TextTask.create(source, target, 60), **options)
     train(straight, progress=False)
-    stopped = start_text(tmp_path / "stopped", source, target, **options)
+    stopped = start_run(tmp_path / "stopped", TextTask.create(source, target, 60), **options)
     with monkeypatch.context() as patch:
         stop_at(patch, 6, CrashError())
         with pytest.raises(CrashError):
@@ -274,7 +273,7 @@ def test_a_resumed_run_on_own_text_is_the_same(tmp_path, monkeypatch):
 
 def test_a_changed_text_is_noticed(tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
-    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **tiny.TINY)
+    run = start_run(tmp_path / "run", TextTask.create(source, target, 60), **tiny.TINY)
     source.write_text(source.read_text().replace("aa", "bb", 1))
     with pytest.raises(TaskError, match=r"source\.txt has changed since the run began"):
         train(run, progress=False)

@@ -10,8 +10,9 @@ from typing import Any
 from heed.seq2seq import number_words
 from heed.seq2seq.attention import attention_of
 from heed.seq2seq.evaluation import Answer, Evaluation, evaluate
-from heed.seq2seq.recipes import start_numbers
+from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.start import start_run
 from heed.seq2seq.training import Trained, train
 from heed.seq2seq.translate import Translator
 
@@ -39,7 +40,7 @@ class Demo:
 
 def run_demo(
     path: Path | str,
-    languages: Sequence[str] = ("en",),
+    languages: str | Sequence[str] = ("en",),
     *,
     say: Callable[[str], object] = print,
     progress: bool = True,
@@ -52,15 +53,17 @@ def run_demo(
         languages: some of "en", "de", "fr", "es".
         say: is called with each line of the report.
         progress: whether to show progress on stderr.
-        **options: as for :func:`heed.seq2seq.start_numbers`.
+        **options: as for :func:`heed.seq2seq.start_run`.
 
     Raises:
         TaskError: if the folder is in use, or a value is bad.
     """
-    run = start_numbers(path, languages, **options)
+    RunFolder.check_free(Path(path))
+    task = NumbersTask(languages)
+    run = start_run(path, task, **options)
     say(
         f"heed learns to write the numbers 0 to {number_words.LARGEST:,} in words "
-        f"({', '.join(languages)}); one in twenty of those from 100 on is held out"
+        f"({', '.join(task.languages)}); one in twenty of those from 100 on is held out"
     )
     trained = train(run, progress=progress)
     say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s")
@@ -74,7 +77,7 @@ def run_demo(
     say(f"{len(shown)} of the numbers that it never saw:")
     for answer in shown:
         mark = "" if answer.right else f"   WRONG, it is: {answer.reference}"
-        language = f"  {answer.group}" if len(languages) > 1 else ""
+        language = f"  {answer.group}" if len(task.languages) > 1 else ""
         say(f"  {answer.source:>7}{language}  {answer.said}{mark}")
     found = attention_of(translator, shown[-1].source, shown[-1].group)
     picture = found.draw(run.path / "attention.png")

@@ -8,6 +8,7 @@ the held-out numbers are the same on every machine and for every version of NumP
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -181,23 +182,28 @@ def spell(number: int, language: str = "en") -> str:
     return str(num2words(int(number), lang=language))
 
 
-def check_languages(languages: tuple[str, ...]) -> tuple[str, ...]:
-    """The same languages, if each is known and none is said twice.
+def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
+    """The languages, if each is known and none is said twice.
+
+    Args:
+        languages: their names, or one text with commas between them.
 
     Raises:
         TaskError: otherwise.
 
     Example:
-        >>> check_languages(("en", "fr"))
-        ('en', 'fr')
+        >>> check_languages(("en", "fr")), check_languages("en, fr")
+        (('en', 'fr'), ('en', 'fr'))
     """
+    if isinstance(languages, str):
+        languages = [name.strip() for name in languages.split(",")]
     unknown = [language for language in languages if language not in LANGUAGES]
     if unknown or not languages or len(set(languages)) != len(languages):
         raise TaskError(
             f"languages must be some of {','.join(LANGUAGES)}, each once. "
             f"Received: {','.join(languages) or 'none'}"
         )
-    return languages
+    return tuple(languages)
 
 
 _PLAIN = re.compile(r"[0-9]+(?: +[0-9]+)*")

@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.task import Task, whole_number
-from heed.seq2seq.text_task import TextTask
-from heed.seq2seq.tokenizer import SubwordTokenizer
+from heed.seq2seq.task import Task
+from heed.seq2seq.tasks import TASKS
 
 _FORMAT, _VERSION = "heed run", 2
 
@@ -206,12 +204,8 @@ class RunFolder:
         """
         config = self.config["task"]
         try:
-            if config["kind"] == NumbersTask.kind:
-                words = SubwordTokenizer(self.read("target.model"))
-                longest = whole_number(config, "longest_target", 1)
-                return NumbersTask(config["languages"], words, longest)
-            if config["kind"] == TextTask.kind:
-                return TextTask(config, self.read)
+            if config["kind"] in tuple(TASKS):
+                return TASKS[config["kind"]].load(config, self.read)
         except TaskError:
             raise
         except KeyError as error:

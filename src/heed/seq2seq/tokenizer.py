@@ -23,7 +23,7 @@ class DigitTokenizer:
     number. That is learned in two thirds of the steps that reading order needs.
 
     Args:
-        languages: some of "en", "de", "fr", "es", each once.
+        languages: some of "en", "de", "fr", "es", each once, or their names with commas between.
 
     Example:
         >>> tokenizer = DigitTokenizer(("en", "de"))
@@ -35,8 +35,8 @@ class DigitTokenizer:
 
     longest = 1 + len(str(LARGEST))
 
-    def __init__(self, languages: Sequence[str]) -> None:
-        self.languages = check_languages(tuple(languages))
+    def __init__(self, languages: str | Sequence[str]) -> None:
+        self.languages = check_languages(languages)
 
     @property
     def vocabulary_size(self) -> int:
