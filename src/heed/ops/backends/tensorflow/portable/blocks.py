@@ -152,10 +152,12 @@ def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) ->
     count = min(_GROUPS, blocks)
     bounds = [number * blocks // count for number in range(count + 1)]
     groups: list[Group] = []
+    reach = 0
     for first, last in itertools.pairwise(bounds):
         begin, end = first * block, min(last * block, query_length)
-        # From the first key on, so that the ranges of the groups are nested in each other.
-        keys = Span(0, mask.key_range(Span(begin, end - begin), query_length, key_length)[1])
+        # From the first key on and never back again, so that the ranges of the groups are nested in each other.
+        reach = max(reach, mask.key_range(Span(begin, end - begin), query_length, key_length)[1])
+        keys = Span(0, reach)
         if groups and groups[-1].keys == keys:  # one loop, and one sum in the backward pass
             groups[-1] = dataclasses.replace(groups[-1], last=last)
         else:
