@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from heed.ops import spec
 from heed.ops.backends import as_written
@@ -13,17 +13,17 @@ from heed.ops.observe import shown
 
 @as_written
 def additive_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    score_vector: Any,
+    query: Annotated[Any, "B T U"],
+    key: Annotated[Any, "B S U"],
+    value: Annotated[Any, "B S V"],
+    score_vector: Annotated[Any, "U"],
     *,
-    bias: Any = None,
+    bias: Annotated[Any, "U"] = None,
     mask: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
     return_lse: bool = False,
-) -> Any:
+) -> Annotated[Any, "B T V"]:
     """Additive attention that never holds the (B, T, S, U) tensor.
 
     output_i = sum_j dropout(softmax_j(sum_u score_vector_u * tanh(query_iu + key_ju + bias_u))) value_j
@@ -71,16 +71,16 @@ def additive_attention(
 
 @as_written
 def additive_attention_weights(
-    query: Any,
-    key: Any,
-    score_vector: Any,
+    query: Annotated[Any, "B T U"],
+    key: Annotated[Any, "B S U"],
+    score_vector: Annotated[Any, "U"],
     *,
-    bias: Any = None,
+    bias: Annotated[Any, "U"] = None,
     mask: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
     rows: Sequence[int] | None = None,
-) -> Any:
+) -> Annotated[Any, "B T S"]:
     """The weights that `additive_attention` gives the values, for looking at them.
 
     Args:

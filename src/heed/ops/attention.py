@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from keras import ops
 
@@ -18,21 +18,21 @@ from heed.ops.sizes import shape_of, size, sizes
 
 @as_written
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Annotated[Any, "B T N H"],
+    key: Annotated[Any, "B S K H"],
+    value: Annotated[Any, "B S K V"],
     *,
     mask: Any = None,
     bias: Any = None,
     is_causal: bool = False,
     scale: float | None = None,
     soft_cap: float | None = None,
-    alibi_slopes: Any = None,
+    alibi_slopes: Annotated[Any, "N"] = None,
     dropout: float = 0.0,
     seed: Any = None,
     layout: str = "BTNH",
     return_lse: bool = False,
-) -> Any:
+) -> Annotated[Any, "B T N V"]:
     """Exact attention that never holds the T x S score matrix.
 
     output_i = sum_j dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows)) v_j,
@@ -102,23 +102,23 @@ def dot_product_attention(
 
 @as_written
 def attention_weights(
-    query: Any,
-    key: Any,
+    query: Annotated[Any, "B T N H"],
+    key: Annotated[Any, "B S K H"],
     *,
     mask: Any = None,
     bias: Any = None,
     is_causal: bool = False,
     scale: float | None = None,
     soft_cap: float | None = None,
-    alibi_slopes: Any = None,
+    alibi_slopes: Annotated[Any, "N"] = None,
     dropout: float = 0.0,
     seed: Any = None,
     layout: str = "BTNH",
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
-    lse: Any = None,
-) -> Any:
+    lse: Annotated[Any, "B N T"] = None,
+) -> Annotated[Any, "B N T S"]:
     """The weights that `dot_product_attention` gives the values, for looking at them.
 
     weight_ij = dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows))
@@ -167,9 +167,9 @@ def attention_weights(
 
 @as_written
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Annotated[Any, "... T H"],
+    key: Annotated[Any, "... S H"],
+    value: Annotated[Any, "... S V"],
     mask: Any = None,
     *,
     is_causal: bool = False,
@@ -177,7 +177,7 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     seed: Any = None,
     return_weights: bool = False,
-) -> Any:
+) -> Annotated[Any, "... T V"]:
     """Scaled dot-product attention over any leading dimensions.
 
     output = softmax(scale * query key^T, where mask allows) value

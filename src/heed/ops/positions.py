@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from keras import ops
@@ -44,7 +44,7 @@ def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10
 
 @as_written
 def rotary_embedding(
-    x: Any,
+    x: Annotated[Any, "B T N H"],
     positions: Any = None,
     *,
     max_wavelength: float = 10000.0,
@@ -53,7 +53,7 @@ def rotary_embedding(
     length: Any = None,
     interleaved: bool = False,
     layout: str = "BTNH",
-) -> Any:
+) -> Annotated[Any, "B T N H"]:
     """Rotates pairs of features by an angle that grows with the position (RoPE).
 
     (x_c, x_c') -> (x_c cos a - x_c' sin a, x_c sin a + x_c' cos a), a = position / scaling_factor *
@@ -144,7 +144,7 @@ def _angles(positions: Any, pairs: int, step: float, max_wavelength: float) -> A
     return ops.cast(positions, dtype)[..., None] * frequencies
 
 
-def alibi_slopes(num_heads: int) -> Any:
+def alibi_slopes(num_heads: int) -> Annotated[Any, "N"]:
     """The slopes of ALiBi, for `dot_product_attention(..., alibi_slopes=...)`.
 
     A geometric sequence that starts at 2^(-8/n) and has that ratio, where n is num_heads; for an n that is no power of
@@ -222,14 +222,14 @@ def relative_position_buckets(
 
 @as_written
 def relative_position_bias(
-    table: Any,
+    table: Annotated[Any, "* N"],
     query_length: Any,
     key_length: Any,
     *,
     offset: Any = 0,
     bidirectional: bool = True,
     max_distance: int = 128,
-) -> Any:
+) -> Annotated[Any, "1 N T S"]:
     """T5's learned bias by distance, for `dot_product_attention(..., bias=...)`.
 
     bias_nij = table[bucket(j - (i + offset)), n]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from heed.ops import spec
 from heed.ops.backends import as_written
@@ -25,22 +25,22 @@ class AttentionStatistics(NamedTuple):
     ([[[0.5, 0.5]]], [[[[0.5], [0.5]]]])
     """
 
-    entropy: Any
-    distance: Any
-    mass: Any
+    entropy: Annotated[Any, "B N T"]
+    distance: Annotated[Any, "B N T"]
+    mass: Annotated[Any, "B N T *"]
 
 
 @as_written
 def attention_statistics(
-    query: Any,
-    key: Any,
+    query: Annotated[Any, "B T N H"],
+    key: Annotated[Any, "B S K H"],
     *,
     mask: Any = None,
     bias: Any = None,
     is_causal: bool = False,
     scale: float | None = None,
     soft_cap: float | None = None,
-    alibi_slopes: Any = None,
+    alibi_slopes: Annotated[Any, "N"] = None,
     layout: str = "BTNH",
     keys: Sequence[int] = (),
 ) -> AttentionStatistics:
