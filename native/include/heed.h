@@ -52,7 +52,15 @@ enum HeedScore { HEED_DOT_PRODUCT = 0, HEED_ADDITIVE = 1 };
 //   HEED_LENGTHS   j < first[b] and, if there is a second array, i < second[b]
 //   HEED_SEGMENTS  first[b][i] == second[b][j]
 //   HEED_DENSE     dense[b][n][i][j] != 0
-enum HeedMaskKind { HEED_WINDOW = 0, HEED_PREFIX = 1, HEED_LENGTHS = 2, HEED_SEGMENTS = 3, HEED_DENSE = 4 };
+//   HEED_DILATED   (i + a - j) mod left == 0             left >= 1
+enum HeedMaskKind {
+  HEED_WINDOW = 0,
+  HEED_PREFIX = 1,
+  HEED_LENGTHS = 2,
+  HEED_SEGMENTS = 3,
+  HEED_DENSE = 4,
+  HEED_DILATED = 5
+};
 
 #define HEED_MAX_RULES 8
 

@@ -109,8 +109,8 @@ HEED_INLINE bool block_has_nonfinite(const HeedAttention& a, const uint8_t* fini
 }
 
 template <class Stored, class Integer>
-inline void mark_nonfinite(const HeedAttention& a, const Block& block, int64_t kv_head, BlockMask mask,
-                           const Integer* hidden, bool* nonfinite) {
+__attribute__((noinline)) void mark_nonfinite(const HeedAttention& a, const Block& block, int64_t kv_head,
+                                              BlockMask mask, const Integer* hidden, bool* nonfinite) {
   for (int y = 0; y < block.keys.length; ++y) {
     const int64_t j = block.keys.begin + y;
     if (row_is_finite<Stored>(a.key, block.b, j, kv_head, a.head_dim) &&

@@ -153,6 +153,46 @@ struct Dense {
   }
 };
 
+struct Dilated {
+  static constexpr int32_t kKind = HEED_DILATED;
+  static const char* problem(const HeedMaskRule& rule) {
+    return rule.left < 1 ? "a dilation must be 1 or more" : nullptr;
+  }
+  static constexpr RuleNeeds kNeeds = {{}, {}, false, problem};
+
+  // No difference of positions is as large as the most that it can be here, and nothing overflows.
+  static int64_t dilation(const HeedMaskRule& rule) { return least(rule.left, int64_t{1} << 40); }
+  static int64_t modulo(int64_t x, int64_t d) { return x % d < 0 ? x % d + d : x % d; }
+  // The least x mod d of consecutive numbers.
+  static int64_t least_modulo(int64_t first, int64_t count, int64_t d) {
+    const int64_t rest = modulo(first, d);
+    return rest + count > d ? 0 : rest;
+  }
+
+  static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
+    const int64_t first = queries.begin + align_of(rule.align, b), d = dilation(rule);
+    *lo += least_modulo(first - *lo, queries.length, d);
+    *hi -= least_modulo(*hi - first - queries.length, queries.length, d);
+  }
+  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
+    const int64_t least_difference = block.queries.begin + align_of(rule.align, block.b) - block.last_key();
+    const int64_t differences = block.queries.length + block.keys.length - 1, d = dilation(rule);
+    return least_modulo(least_difference, differences, d) != 0 ? BlockMask::kEmpty : full_if(d == 1);
+  }
+  template <class Integer>
+  static void hide(const HeedMaskRule& rule, const Block& block, int columns, Integer* hidden) {
+    // Key y is seen by queries x = first, first + d, ...: those whose rest is that of `first`, if that is in the block.
+    const int64_t d = dilation(rule);
+    Integer rest[kQueryTile];
+    for (int x = 0; x < columns; ++x) rest[x] = static_cast<Integer>(x % least(d, kQueryTile));
+    int64_t first = modulo(block.keys.begin - align_of(rule.align, block.b) - block.queries.begin, d);
+    for (int y = 0; y < block.keys.length; ++y, first = first + 1 < d ? first + 1 : 0) {
+      const Integer seen = static_cast<Integer>(least(first, kQueryTile));
+      for (int x = 0; x < columns; ++x) hidden[y * kQueryTile + x] |= -Integer(rest[x] != seen);
+    }
+  }
+};
+
 // All rules, and a way from the kind of one to its struct.
 template <class... Rules>
 struct RuleList {
@@ -162,7 +202,7 @@ struct RuleList {
     (void)((kind == Rules::kKind && (function(Rules{}), true)) || ...);
   }
 };
-using MaskRules = RuleList<Window, Prefix, Lengths, Segments, Dense>;
+using MaskRules = RuleList<Window, Prefix, Lengths, Segments, Dense, Dilated>;
 
 inline const RuleNeeds* rule_needs(int32_t kind) {
   const RuleNeeds* needs = nullptr;

@@ -25,7 +25,7 @@ import numpy as np
 VERSION = 1
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 DOT_PRODUCT, ADDITIVE = range(2)
-WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE = RULES = range(5)
+WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE, DILATED = RULES = range(6)
 NO_LIMIT = 1 << 30
 MAX_RULES = 8
 

@@ -211,7 +211,10 @@ def _kind(call: core.Call, rng: np.random.Generator) -> None:
 
 def _reach(call: core.Call, rng: np.random.Generator) -> None:
     rule = _some_rule(call, rng)
-    rule.kind = core.WINDOW
+    rule.kind, rule.right = int(rng.choice([core.WINDOW, core.DILATED])), 0
+    if rule.kind == core.DILATED:
+        rule.left = int(rng.choice([0, -1, -(2**63)]))
+        return
     setattr(rule, rng.choice(["left", "right"]), int(rng.choice([-1, -(2**63)])))
 
 

@@ -40,12 +40,13 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
         "value": tensor(keys, groups, value_width),
         "settings": np.array([0.5, 0, 0, 1, 1, 2], np.float64),
         "seed": np.zeros(2, np.uint32),
-        # Lengths, segments, a dense mask, and where ALiBi stands.
+        # Lengths, segments, a dense mask, dilation, and where ALiBi stands.
         "rules": np.array(
             [
                 [2, 0, 0, -1, 0, -1, -1],
                 [3, 0, 0, -1, 1, 2, -1],
                 [4, 0, 0, -1, -1, -1, 0],
+                [5, 2, 0, 0, -1, -1, -1],
                 [-1, 0, 0, 0, -1, -1, -1],
             ],
             np.int64,

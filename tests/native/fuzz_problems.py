@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from tests import reference
-from tests.native.core import LENGTHS, NO_LIMIT, PREFIX, RULES, SEGMENTS, WINDOW
+from tests.native.core import DILATED, LENGTHS, NO_LIMIT, PREFIX, RULES, SEGMENTS, WINDOW
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 LENGTHS_DRAWN = (0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 193, 257)
@@ -238,6 +238,11 @@ def random_rule(
         return {"rule": kind, "first": first, "second": second}, (
             first[:, None, :, None] == second[:, None, None, :]
         )
+    if kind == DILATED:
+        align, dilations = numbers(keys), [1, 2, 3, 5, 64, 129, queries + keys + 1, 2**63 - 1]
+        dilation = int(rng.choice(np.array(dilations, object)))
+        allowed = (i + over(align) - j) % dilation == 0
+        return {"rule": kind, "left": dilation, "align": align}, allowed
     sides = [n if rng.random() < 0.7 else 1 for n in shape]
     dense = rng.random(sides) < rng.choice([0.1, 0.7, 1.0])
     return {"rule": kind, "dense": dense}, dense

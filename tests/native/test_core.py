@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests import reference
-from tests.native import core
-from tests.native.core import DENSE, LENGTHS, LIBRARY, PREFIX, SEGMENTS, WINDOW
+from tests.native import core, fuzz_problems
+from tests.native.core import DENSE, DILATED, LENGTHS, LIBRARY, PREFIX, RULES, SEGMENTS, WINDOW
 from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def random_rules(
     i, j = np.arange(queries)[:, None], np.arange(keys)[None]
     rules: list[dict[str, Any]] = []
     mask = np.ones((batch, 1, queries, keys), bool)
-    for kind in rng.permutation(5)[: rng.integers(0, 4)]:
+    for kind in rng.permutation(RULES)[: rng.integers(0, 4)]:
         align = rng.integers(-3, keys, batch)
         at = i + align[:, None, None, None]
         if kind == WINDOW:
@@ -50,6 +50,10 @@ def random_rules(
             second = np.sort(rng.integers(0, 3, (batch, keys)))
             rules.append({"rule": kind, "first": first, "second": second})
             mask = mask & (first[:, None, :, None] == second[:, None, None, :])
+        elif kind == DILATED:
+            dilation = int(rng.integers(1, rng.choice([3, 40, 2 * keys + 2])))
+            rules.append({"rule": kind, "left": dilation, "align": align})
+            mask = mask & ((at - j) % dilation == 0)
         else:
             dense = rng.random((batch if rng.random() < 0.5 else 1, 1, queries, keys)) < 0.7
             rules.append({"rule": kind, "dense": dense})
@@ -147,6 +151,39 @@ def test_few_queries_against_many_keys(library, queries: int, keys: int) -> None
         np.testing.assert_array_equal(call.forward(threads)[0], output)
 
 
+@pytest.mark.parametrize("queries", [1, 5, 130])
+@pytest.mark.parametrize("dilation", [1, 3, 64, 128, 129, 300, 1000, 2**63 - 1])
+def test_dilation(library, queries: int, dilation: int) -> None:
+    """Also by itself far beyond T + S, where key i + a alone is left, with alignments of either sign."""
+    keys, kinds = 300, ((np.float32, 0.0), (np.float32, 0.25), (ml_dtypes.bfloat16, 0.0))
+    rng = np.random.default_rng(dilation % 1000)
+    tensors = [rng.normal(size=(3, n, 1, 24)) for n in (queries, keys, keys, queries)]
+    align = np.array([-(2**31), -77, keys - 2], np.int64)
+    at = np.arange(queries)[:, None] + align[:, None, None, None]
+    mask = (at - np.arange(keys)) % dilation == 0
+    for dtype, dropout in kinds:
+        query, key, value, d_out = (x.astype(dtype) for x in tensors)
+        rules = [{"rule": DILATED, "left": dilation, "align": align}]
+        options: dict[str, Any] = {"mask": mask}
+        if dropout:
+            kept = fuzz_problems.kept(dropout, (1, 2), (3, 1, queries, keys))
+            options |= {"dropout": dropout, "keep": kept}
+        call = core.Call(library, query, key, value, rules=rules, dropout=dropout, seed=(1, 2))
+        output, lse = call.forward()
+        name = np.dtype(dtype).name
+        wide = [x.astype(np.float64) for x in (query, key, value)]
+        wanted = reference.dot_product_attention(*wide, **options)
+        assert_values(output, wanted.out, name)
+        assert_statistics(lse, wanted.lse, name)
+        backward = reference.dot_product_attention_backward(
+            *wide, d_out.astype(np.float64), **options
+        )
+        for which, actual in zip(
+            ("query", "key", "value"), call.backward(output, d_out), strict=True
+        ):
+            assert_gradients(actual, getattr(backward, which), name, which)
+
+
 @pytest.mark.parametrize("queries", [1, 70])
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_row_that_is_not_a_number_gives_none(library, queries: int, masked: bool) -> None:
@@ -229,8 +266,8 @@ def test_keys_without_queries_get_gradients_of_zero(library) -> None:
 FEW_THREADS = """
 import resource, sys
 import numpy as np
-from tests.native import core
-from tests.native.core import DENSE, LENGTHS, LIBRARY, PREFIX, SEGMENTS, WINDOW
+from tests.native import core, fuzz_problems
+from tests.native.core import DENSE, DILATED, LENGTHS, LIBRARY, PREFIX, RULES, SEGMENTS, WINDOW
 
 library = core.load(sys.argv[1])
 x = np.ones((1, 512, 2, 16), np.float32)
@@ -305,6 +342,7 @@ TWO, THREE = np.zeros(2, np.int64), np.zeros(3, np.int64)
         ({"rule": PREFIX}, "`n` of the mask is missing"),
         ({"rule": WINDOW, "align": THREE}, r"`align` .* \(B,\)"),
         ({"rule": WINDOW, "left": -1}, "a window must reach 0 or more"),
+        ({"rule": DILATED, "left": 0}, "a dilation must be 1 or more"),
         ({"rule": SEGMENTS, "first": [[0] * 4] * 2}, "`key_ids` of the mask is missing"),
         ({"rule": SEGMENTS, "first": [[0] * 4], "second": [[0] * 6]}, r"`key_ids` .* \(B, S\)"),
         ({"rule": SEGMENTS, "first": [[0] * 6]}, r"`query_ids` .* \(B, T\)"),

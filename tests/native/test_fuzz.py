@@ -183,6 +183,50 @@ def test_decoding_reads_the_keys_of_its_window_alone(
     assert child.returncode == status, child.stderr
 
 
+SKIPPED = """
+import ctypes, mmap, sys
+import numpy as np
+from tests.native import core
+
+KEYS, BLOCK, DILATION = 4096, 128, 256  # rows of 64 bytes; every other block has no key that is seen
+protect = ctypes.CDLL(None).mprotect
+held = [mmap.mmap(-1, KEYS * 64) for _ in range(2)]
+key, value = (np.frombuffer(x, np.float32).reshape(1, KEYS, 1, 16) for x in held)
+rng = np.random.default_rng(0)
+query = rng.normal(size=(1, 1, 1, 16)).astype(np.float32)
+key[...], value[...] = rng.normal(size=(2, *key.shape))
+library = core.load(sys.argv[1])
+if not library.heed_use_instruction_set(sys.argv[2].encode()):
+    sys.exit(77)
+first, first_protected = 5, int(sys.argv[3]) * BLOCK
+seen = slice(first, None, DILATION)
+wanted, _ = core.Call(library, query, key[:, seen].copy(), value[:, seen].copy()).forward()
+
+for x in (key, value):
+    for j in range(first_protected, KEYS, DILATION):
+        at = ctypes.c_void_p(x.ctypes.data + j * 64)
+        assert protect(at, ctypes.c_size_t(BLOCK * 64), 0) == 0
+rules = [{"rule": core.DILATED, "left": DILATION, "align": first - 7 * DILATION}]
+output, _ = core.Call(library, query, key, value, rules=rules).forward()
+np.testing.assert_allclose(output, wanted, atol=1e-6)
+"""
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize(
+    ("block", "status"), [(1, 0), (0, -signal.SIGSEGV)], ids=["none is seen", "one is seen"]
+)
+def test_decoding_skips_blocks_that_dilation_rules_out(
+    block: int, status: int, instruction_set: str
+) -> None:
+    """Memory lacks every other block of the keys."""
+    command = [sys.executable, "-c", SKIPPED, str(LIBRARY), instruction_set, str(block)]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    if child.returncode == 77:
+        pytest.skip(f"this machine has no {instruction_set}")
+    assert child.returncode == status, child.stderr
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_guards_see_what_is_written_outside(seed: int) -> None:
     guards = fuzz.Guards(np.random.default_rng(seed))

@@ -354,6 +354,28 @@ def test_values_that_are_not_numbers_or_denormal(dtype: str) -> None:
     np.testing.assert_allclose(out[1], expected[1], rtol=2e-2, atol=2 * steps)
 
 
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_the_ops_take_dilation(heads_first: bool) -> None:
+    query, key, value = (np.array(x) for x in tensors(1))
+    axes = (0, 2, 1, 3) if heads_first else (0, 1, 2, 3)
+    op = _native.ops().heed_attention_heads if heads_first else _native.ops().heed_attention
+    align = np.array([-7, 5], np.int32)
+    output, lse, _ = op(
+        *(x.transpose(axes) for x in (query, key, value)),
+        settings=np.array([0.25, 0, 0, 0, 0, 0]),
+        seed=np.zeros(2, np.uint32),
+        rules=np.array([[5, 3, 0, 0, -1, -1, -1]], np.int64),
+        reals=[np.float32(0)],
+        numbers=[align],
+        arrays=[],
+    )
+    i, j = np.arange(150)[:, None], np.arange(150)
+    mask = (i + align[:, None, None, None] - j) % 3 == 0
+    wanted = reference.dot_product_attention(query, key, value, mask=mask, scale=0.25)
+    tolerances.assert_values(output.numpy().transpose(axes), wanted.out, "float32")
+    tolerances.assert_statistics(lse, wanted.lse, "float32")
+
+
 def test_malformed_ops_end_in_errors() -> None:
     """In a process of its own: see `fuzz_ops.py`."""
     child = subprocess.run(

@@ -56,6 +56,27 @@ FAULTS = (
         (_CORE,),
     ),
     Fault(
+        "dilation takes the remainder of negative differences as C does",
+        f"{_KERNELS}/rules.h",
+        "return x % d < 0 ? x % d + d : x % d;",
+        "return x % d;",
+        (f"{_CORE}::test_dilation",),
+    ),
+    Fault(
+        "a dilated mask skips blocks of one key too many",
+        f"{_KERNELS}/rules.h",
+        "return rest + count > d ? 0 : rest;",
+        "return rest + count > d + 1 ? 0 : rest;",
+        (f"{_CORE}::test_dilation",),
+    ),
+    Fault(
+        "decoding reads blocks that a mask rules out",
+        f"{_KERNELS}/decode.h",
+        "if (ruled_out(a, {b, 0, queries, keys})) continue;",
+        "",
+        (f"{_FUZZ}::test_decoding_skips_blocks_that_dilation_rules_out",),
+    ),
+    Fault(
         "ALiBi forgets the alignment",
         f"{_KERNELS}/scores.h",
         "const Real d = static_cast<Real>(queries.begin + x + align - keys.begin - y);",
