@@ -111,7 +111,7 @@ FAULTS = (
     ),
     Fault(
         "all dropouts of a Transformer layer share one seed",
-        f"{_LAYERS}/_transformer_layer.py",
+        f"{_LAYERS}/transformer_layers.py",
         "return None if self.seed is None else self.seed + part",
         "return self.seed",
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
@@ -133,14 +133,14 @@ FAULTS = (
     ),
     Fault(
         "post-norm normalises before the sum",
-        f"{_LAYERS}/_transformer_layer.py",
+        f"{_LAYERS}/transformer_layers.py",
         "return x if self.norm_first else norm(x)",
         "return x",
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
     ),
     Fault(
         "the activation is not that of the arguments",
-        f"{_LAYERS}/_transformer_layer.py",
+        f"{_LAYERS}/transformer_layers.py",
         "            activation=self.activation,\n            dropout",
         '            activation="relu",\n            dropout',
         (f"{_OF_LAYERS}/test_transformer_layers.py",),

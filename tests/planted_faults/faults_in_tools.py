@@ -61,7 +61,7 @@ FAULTS = (
     Fault(
         "a patch that was taken out cannot be put in again",
         f"{_ACCELERATION}/_patches.py",
-        "self._original = self._replacement = None",
+        "self._original = self._replaced_by = None",
         "pass",
         (f"{_OF_ACCELERATION}/test_accelerate.py",),
     ),

@@ -112,8 +112,7 @@ def call(
     return (output, scores) if wanted else output
 
 
-def compute_output_spec(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`compute_output_spec` of `MultiHeadAttention`, with the scores' own shape."""
+def _with_shape_of_scores(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -128,6 +127,10 @@ def compute_output_spec(original: Callable[..., Any]) -> Callable[..., Any]:
         return result[0], KerasTensor(shape, dtype=result[1].dtype)
 
     return accelerated
+
+
+# Of `MultiHeadAttention`.
+compute_output_spec = _switch.Replacement(_with_shape_of_scores, call.required)
 
 
 def _leave_projected(self: Any, **_: Any) -> str | None:

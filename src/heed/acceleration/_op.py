@@ -63,8 +63,8 @@ def backend_op(
     return ops.cast(output, dtype)
 
 
-def public_op(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The op itself, with the soft-cap that Keras refuses on TensorFlow."""
+def _with_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The soft-cap is what Keras refuses on TensorFlow."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -84,3 +84,7 @@ def public_op(original: Callable[..., Any]) -> Callable[..., Any]:
         return (op.symbolic_call if any_symbolic_tensors(inputs) else op.call)(*inputs, **options)
 
     return accelerated
+
+
+# The op itself.
+public_op = _switch.Replacement(_with_soft_cap, backend_op.required)

@@ -13,9 +13,25 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
-Make = Callable[[Callable[..., Any]], Callable[..., Any]]  # a replacement from the original
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What takes the place of a function of Keras.
+
+    Attributes:
+        make: makes it from the original.
+        required, optional: the parameters that the original must and may have.
+    """
+
+    make: Callable[[Function], Function]
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
 
 _everywhere = False
 _inside: ContextVar[bool] = ContextVar("heed_inside_an_accelerated_layer", default=False)
@@ -73,18 +89,19 @@ def leave(target: str, reason: str, original: Callable[..., Any], *args: Any, **
 
 def replacement(
     name: str | Callable[[Any], str], leave_for: Callable[..., str | None]
-) -> Callable[[Callable[..., Any]], Make]:
-    """Turns a function that computes on heed into what makes the replacement of one of Keras.
+) -> Callable[[Function], Replacement]:
+    """Turns a function that computes on heed into the replacement of one of Keras with these parameters.
 
     Args:
         name: for the report; or what gives it for the first argument, the layer.
         leave_for: why a call is left to Keras, or None.
 
-    Both functions get the arguments by the names of the original, with its defaults.
+    Both functions get the arguments by name, with the defaults of the original. Parameters of the function that have a
+    default are those that the original may lack.
     """
 
-    def make_with(run: Callable[..., Any]) -> Make:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+    def replace_with(run: Function) -> Replacement:
+        def make(original: Function) -> Function:
             signature = inspect.signature(original)
 
             @functools.wraps(original)
@@ -102,6 +119,10 @@ def replacement(
 
             return accelerated
 
-        return make
+        parameters = inspect.signature(run).parameters.values()
+        required = tuple(x.name for x in parameters if x.default is x.empty)
+        return Replacement(
+            make, required, tuple(x.name for x in parameters if x.default is not x.empty)
+        )
 
-    return make_with
+    return replace_with

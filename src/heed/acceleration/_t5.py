@@ -17,10 +17,6 @@ from heed.layers.attend import dropping
 from heed.ops import dot_product_attention
 
 NAME = "keras_hub.T5MultiHeadAttention"
-PARAMETERS = (
-    *("self", "hidden_states", "mask", "key_value_states", "position_bias"),
-    *("cache", "cache_update_index", "training"),
-)
 _NOTE = "_heed_bias_and_mask"
 
 

@@ -22,8 +22,7 @@ from heed.layers.shapes import (
     agree,
     built_widths,
     key_value_shapes,
-    optional_axes,
-    optional_shape,
+    optional_integers,
 )
 from heed.ops import Mask, rotary_embedding
 from heed.ops import alibi_slopes as slopes_of_alibi
@@ -201,8 +200,8 @@ class MultiHeadAttention(AttentionLayer):
         )
         self._dropout = check_real("dropout", dropout, least=0, most=1)
         self._use_bias = use_bias
-        self._output_shape = optional_shape("output_shape", output_shape)
-        self._attention_axes = optional_axes("attention_axes", attention_axes)
+        self._output_shape = optional_integers("output_shape", output_shape, least=1)
+        self._attention_axes = optional_integers("attention_axes", attention_axes)
         self._sliding_window = check_integer(
             "sliding_window", sliding_window, least=1, optional=True
         )

@@ -57,37 +57,21 @@ def key_value_shapes(
     return query, value, key
 
 
-def optional_shape(name: str, value: Any) -> Shape | None:
-    """Returns `value`, an int or a sequence of ints above 0, as a tuple; None stays None.
+def optional_integers(name: str, value: Any, *, least: int | None = None) -> Shape | None:
+    """Returns `value`, an integer or a list or tuple of them, all `least` or more, as a tuple; None stays None.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if it is something else.
     """
     if value is None:
         return None
-    dims = tuple(map(integer, value if isinstance(value, list | tuple) else (value,)))
-    if not dims or any(n is None or n <= 0 for n in dims):
+    numbers = tuple(map(integer, value if isinstance(value, list | tuple) else (value,)))
+    if not numbers or any(n is None or (least is not None and n < least) for n in numbers):
+        bound = "" if least is None else f" >= {least}"
         raise ValueError(
-            f"Invalid `{name}`: it must be a positive integer or a tuple of them. "
-            f"Received: {name}={value!r}"
+            f"`{name}` must be an integer{bound}, a tuple of such, or None. Received: {name}={value!r}"
         )
-    return dims
-
-
-def optional_axes(name: str, value: Any) -> Shape | None:
-    """Returns `value`, an int or a sequence of ints, as a tuple; None stays None.
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    if value is None:
-        return None
-    axes = tuple(map(integer, value if isinstance(value, list | tuple) else (value,)))
-    if None in axes:
-        raise ValueError(
-            f"`{name}` must be an int, list, or tuple of ints. Received: {name}={value!r}"
-        )
-    return axes
+    return numbers
 
 
 def same_width(query: int, key: int) -> None:
