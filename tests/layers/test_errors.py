@@ -71,7 +71,9 @@ def test_constructors_of_the_others():
         (LuongAttention, ()),
         (DotProductAttention, ()),
     ):
-        with pytest.raises(ValueError, match="`dropout` must be a finite number with 0 <= dropout < 1"):
+        with pytest.raises(
+            ValueError, match="`dropout` must be a finite number with 0 <= dropout < 1"
+        ):
             cls(*arguments, dropout=2)
 
 
