@@ -426,7 +426,11 @@ def test_own_text(heed, tmp_path):
     assert err.startswith("heed: line 2: a sentence to translate must have at most 128 tokens")
     for size in ("0", "-1"):
         result = heed("train", "--source", source, "--target", target, "--vocabulary-size", size)
-        fails(result, 1, f"`vocabulary_size` must be a whole number above 4. Received: {size}")
+        fails(
+            result,
+            1,
+            f"`vocabulary_size` must be an integer >= 5. Received: vocabulary_size={size}",
+        )
     target.write_text(target.read_text() + "one more\n")
     result = heed("train", "--source", source, "--target", target, "--run", "other")
     fails(result, 1, "must have as many lines")

@@ -25,14 +25,19 @@ def integer(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """The value as a float, or None if it is no real number.
+    """The value as a float, or None if it is no real number, or larger than any float.
 
     >>> real(np.float32(0.5)), real(1), real("1")
     (0.5, 1.0, None)
     """
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def check_integer(name: str, value: Any, *, least: int | None = 0, optional: bool = False) -> Any:

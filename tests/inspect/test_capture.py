@@ -398,7 +398,7 @@ def test_unknown_layers_list_those_that_exist():
         ({"rows": [1, 1]}, "must not repeat"),
         ({"heads": []}, "must not be empty"),
         ({"tokens": [-1]}, r"`tokens` must be in \[0, S\)"),
-        ({"size": 0}, "`size` must be an integer > 0"),
+        ({"size": 0}, "`size` must be an integer >= 1 or None"),
         ({"layers": []}, "`layers` must not be empty"),
     ],
 )

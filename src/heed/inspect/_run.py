@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._numbers import check_integer
 from heed.inspect import _kinds, _names
 from heed.inspect._capture import Capture
 from heed.inspect._picture import picture_of
@@ -72,8 +73,7 @@ def capture(
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     check_model(model)
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise ValueError(f"`size` must be an integer > 0, or None. Received: size={size!r}")
+    size = check_integer("size", size, least=1, optional=True)
     wanted = _names.Choice(layers)
     fulls: list[str] = []
     taken: dict[str, _Taken] = {}

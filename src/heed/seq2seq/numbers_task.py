@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from heed._numbers import check_integer
 from heed.seq2seq import number_words
-from heed.seq2seq.task import Batch, Item, Option, Task, padded, whole_number
+from heed.seq2seq.task import Batch, Item, Option, Task, padded
 from heed.seq2seq.tokenizer import DigitTokenizer, SubwordTokenizer
 
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
@@ -71,7 +72,8 @@ class NumbersTask(Task):
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> NumbersTask:
         """The task of a run folder."""
         words = SubwordTokenizer(read("target.model"))
-        return cls(config["languages"], words, whole_number(config, "longest_target", 1))
+        longest = check_integer("longest_target", config["longest_target"], least=1)
+        return cls(config["languages"], words, longest)
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -167,22 +167,6 @@ class Task(abc.ABC):
         return list(range(len(ids)))
 
 
-def whole_number(config: Mapping[str, Any], name: str, least: int) -> int:
-    """A whole number of a task's config.
-
-    Raises:
-        KeyError, ValueError: if it is missing, something else, or below `least`.
-
-    Example:
-        >>> whole_number({"longest_target": 5}, "longest_target", 1)
-        5
-    """
-    value = config[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"`{name}` must be a whole number of {least} or more. Received: {value!r}")
-    return value
-
-
 def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) -> NDArray[np.int32]:
     """Rows of ids as one array, filled with padding.
 

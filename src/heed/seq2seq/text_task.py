@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._numbers import check_integer
 from heed.seq2seq import parallel_text
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.parallel_text import Pairs
-from heed.seq2seq.task import Batch, Item, Option, Task, padded, whole_number
+from heed.seq2seq.task import Batch, Item, Option, Task, padded
 from heed.seq2seq.tokenizer import SubwordTokenizer
 
 LONGEST = 128  # tokens in a sentence, its end included; longer ones are not trained on
@@ -82,8 +83,8 @@ class TextTask(Task):
         self._target = SubwordTokenizer(self._files["target.model"])
         self.source_vocabulary_size = self._source.vocabulary_size
         self.target_vocabulary_size = self._target.vocabulary_size
-        self.longest_target = whole_number(config, "longest_target", 1)
-        self._empty_pairs = whole_number(config, "empty_pairs", 0)
+        self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
+        self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
         self._originals = [Path(config[f"{side}_file"]) for side in ("source", "target")]
 
     @classmethod
