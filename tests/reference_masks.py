@@ -57,6 +57,12 @@ def window(
     return _fill(batch, queries, keys, rule)
 
 
+def dilated(batch: int, queries: int, keys: int, step: int, align: Any = "top_left") -> Array:
+    """Key j is visible to query i if step divides i + a - j."""
+    start = resolve_align(align, batch, queries, keys)
+    return _fill(batch, queries, keys, lambda b, i, j: (i + start[b] - j) % step == 0)
+
+
 def lengths(
     batch: int, queries: int, keys: int, key_lengths: Any, query_lengths: Any = None
 ) -> Array:

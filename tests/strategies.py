@@ -155,6 +155,19 @@ def window_masks(draw: st.DrawFn, shape: Shape, align: Any = None) -> MaskCase:
 
 
 @st.composite
+def dilated_masks(draw: st.DrawFn, shape: Shape, align: Any = None) -> MaskCase:
+    """Steps beyond T + S too, by which whole blocks see nothing."""
+    step = draw(st.integers(1, shape.T + shape.S + 3))
+    align = draw(aligns(shape)) if align is None else align
+    return MaskCase(
+        f"dilated({step}, align={align!r})",
+        lambda: _mask_class().dilated(step, align=align),
+        reference_masks.dilated(shape.B, shape.T, shape.S, step, align),
+        _position(align, shape),
+    )
+
+
+@st.composite
 def prefix_masks(draw: st.DrawFn, shape: Shape, align: Any = None) -> MaskCase:
     number = st.integers(0, shape.S + 1)
     if draw(st.booleans()):
@@ -260,7 +273,7 @@ def blocked_masks(draw: st.DrawFn, shape: Shape) -> MaskCase:
     )
 
 
-ALIGNED = (causal_masks, window_masks, prefix_masks)
+ALIGNED = (causal_masks, window_masks, prefix_masks, dilated_masks)
 OTHERS = (lengths_masks, segments_masks, dense_masks, blocked_masks)
 # Kinds that say nothing of heads, for additive attention.
 HEADLESS = (*ALIGNED, lengths_masks, segments_masks)

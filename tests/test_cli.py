@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from heed import cli
-from heed.seq2seq import RunFolder, numbers, train
+from heed.seq2seq import RunFolder, number_words, train
 from heed.seq2seq.numbers_task import NumbersTask
 from tests.inspect import test_page as page_reader
 from tests.seq2seq import tiny
@@ -120,10 +120,15 @@ def test_wrong_arguments(heed, words, message):
     [
         (["train"], "say what to train"),
         (["train", "numbers", "--resume", "x"], "say what to train"),
-        (["train", "numbers", "--source", "a", "--target", "b"], "say what to train"),
+        (["train", "numbers", "--source", "a", "--target", "b"], "--source is for own text"),
+        (["train", "--languages", "en"], "say what to train"),
+        (["train", "text"], "own text needs --source and --target"),
         (["train", "--source", "a"], "needs --source and --target"),
         (["train", "--source", "a", "--target", "b"], "cannot read a: No such file"),
-        (["train", "--source", "a", "--target", "b", "--languages", "en"], "no --languages"),
+        (
+            ["train", "--source", "a", "--target", "b", "--languages", "en"],
+            "--languages is for numbers",
+        ),
         (["train", "--resume", "x"], "x does not exist"),
         (["train", "--resume", ".", "--steps", "9"], "leave out --steps"),
         (["train", "--resume", ".", "--batch-size", "9"], "leave out --batch-size"),
@@ -375,7 +380,7 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
 
 
 def test_evaluate_writes_the_figures(heed, run_path, monkeypatch):
-    monkeypatch.setattr(numbers, "evaluation_numbers", lambda: np.array([1, 20, 300]))
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([1, 20, 300]))
     status, out, _ = heed("evaluate", run_path)
     assert status == 0
     assert "of 6 held-out answers are right" in out
@@ -395,7 +400,7 @@ def test_train_then_resume_in_the_default_folder(heed, run_path):
 
 
 def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
-    monkeypatch.setattr(numbers, "evaluation_numbers", lambda: np.array([382764, 20, 300]))
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([382764, 20, 300]))
     (tmp_path / "heed-runs" / "numbers").mkdir(parents=True)
     status, out, err = heed("demo", *DEMO_OPTIONS)
     assert status == 0, err
@@ -421,7 +426,11 @@ def test_own_text(heed, tmp_path):
     assert err.startswith("heed: line 2: a sentence to translate must have at most 128 tokens")
     for size in ("0", "-1"):
         result = heed("train", "--source", source, "--target", target, "--vocabulary-size", size)
-        fails(result, 1, f"`vocabulary_size` must be a whole number above 4. Received: {size}")
+        fails(
+            result,
+            1,
+            f"`vocabulary_size` must be an integer >= 5. Received: vocabulary_size={size}",
+        )
     target.write_text(target.read_text() + "one more\n")
     result = heed("train", "--source", source, "--target", target, "--run", "other")
     fails(result, 1, "must have as many lines")

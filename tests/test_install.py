@@ -101,8 +101,8 @@ def test_nothing_advises_to_install_the_package_of_somebody_else():
     ("package", "call", "extra"),
     [
         ("sentencepiece", "heed.seq2seq.tokenizer:_sentencepiece()", "demo"),
-        ("num2words", "heed.seq2seq.numbers:spell(7)", "demo"),
-        ("matplotlib", "heed.ops._figure:new_figure(1, 1)", "demo"),
+        ("num2words", "heed.seq2seq.number_words:spell(7)", "demo"),
+        ("matplotlib", "heed._figure:new_figure(1, 1)", "demo"),
     ],
 )
 def test_each_message_says_it(monkeypatch, package, call, extra):

@@ -52,7 +52,7 @@ inline void apply_score_mods(const HeedAttention& a, const Block& block, int col
   }
 }
 
-// Dropout by counter, as heed/ops/_dropout.py has it: all arithmetic is modulo 2^32.
+// Dropout by counter, as heed/ops/backends/tensorflow/portable/dropout.py has it: all arithmetic is modulo 2^32.
 struct Dropout {
   static HEED_INLINE uint32_t half_mixed(uint32_t x) {
     x *= 0x7FEB352Du;

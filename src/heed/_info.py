@@ -46,13 +46,17 @@ def info() -> dict[str, str]:
     except ImportError:
         pass  # what follows says what is missing
     try:
-        importlib.import_module("heed.ops._backend").check()
-        dispatch = importlib.import_module("heed.ops._dispatch")
+        backends = importlib.import_module("heed.ops.backends")
+        backends.check()
+        dispatch = importlib.import_module("heed.ops.dispatch").explain()
     except (ImportError, RuntimeError) as error:
         answer["reason"] = str(error)
         return answer
-    answer["implementation"], answer["reason"] = dispatch.implementation_in_use()
-    answer["instruction_set"] = dispatch.instruction_set()
+    answer["implementation"], answer["reason"] = (
+        dispatch.implementation,
+        "; ".join(dispatch.reasons),
+    )
+    answer["instruction_set"] = backends.current().instruction_set()
     return answer
 
 

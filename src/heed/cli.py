@@ -104,7 +104,7 @@ def _drop_output() -> None:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _parser()
+    parser = _parser(next(iter(arguments), None))
     for word in arguments:
         if not _is_utf8(word):
             parser.error(f"the arguments must be UTF-8 text. Received: {word!r}")
@@ -155,7 +155,7 @@ def _explained(error: Exception) -> str | None:
     return None
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="heed", description="Learn to translate one sequence into another, and see how."
     )
@@ -170,17 +170,18 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = add("demo", _demo, "Learn numbers in words, evaluate, and draw the attention.")
     demo.add_argument("--run", type=Path, help=f"run folder to make (default: {RUNS}/numbers)")
-    _add_languages(demo)
+    demo.add_argument("--languages", help="some of en,de,fr,es (default: en)")
     _add_options(demo, _TRAINING_OPTIONS)
 
     train = add("train", _train, "Train a new run, or continue one that was stopped.")
-    train.add_argument("task", nargs="?", choices=["numbers"], help="learn numbers in words")
-    train.add_argument("--source", type=Path, help="own text: sentences, one a line (UTF-8)")
-    train.add_argument("--target", type=Path, help="own text: their translations, line by line")
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue this run")
     train.add_argument("--run", type=Path, help=f"run folder to make (default: in {RUNS})")
-    train.add_argument("--vocabulary-size", type=int, help="own text: most subwords a side")
-    _add_languages(train)
+    if command == "train":  # else there is no need to load the tasks
+        from heed.seq2seq.tasks import TASKS
+
+        train.add_argument("task", nargs="?", choices=list(TASKS), help="what to learn")
+        options = {option.name: option[:3] for task in TASKS.values() for option in task.options}
+        _add_options(train, list(options.values()))
     _add_options(train, _TRAINING_OPTIONS + _MODEL_OPTIONS)
 
     evaluate = add("evaluate", _evaluate, "Judge a run on pairs that it never saw.")
@@ -217,13 +218,9 @@ class _Version(argparse.Action):
         parser.exit(0, f"heed {__version__}\n")
 
 
-def _add_languages(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--languages", help="numbers: some of en,de,fr,es (default: en)")
-
-
 def _add_options(parser: argparse.ArgumentParser, options: Sequence[tuple[str, Any, str]]) -> None:
     for name, kind, text in options:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+        parser.add_argument(_option(name), type=kind, help=text)
 
 
 def _said(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -235,13 +232,6 @@ def _said(parsed: argparse.Namespace) -> dict[str, Any]:
 def _given(parsed: argparse.Namespace, *names: str) -> list[str]:
     """Those of the options that were given, also with an empty value or 0."""
     return [name for name in names if getattr(parsed, name, None) is not None]
-
-
-def _languages(parsed: argparse.Namespace) -> tuple[str, ...]:
-    from heed.seq2seq.numbers import check_languages
-
-    said = "en" if parsed.languages is None else parsed.languages
-    return check_languages(tuple(name.strip() for name in said.split(",")))
 
 
 def _new_path(parsed: argparse.Namespace, name: str) -> Path:
@@ -261,56 +251,79 @@ def _note(line: str) -> None:
 
 
 def _demo(parsed: argparse.Namespace) -> None:
-    languages, path = _languages(parsed), _new_path(parsed, "numbers")
+    from heed.seq2seq.number_words import check_languages
+
+    languages = check_languages("en" if parsed.languages is None else parsed.languages)
+    path = _new_path(parsed, "numbers")
     _start()
     from heed.seq2seq.demo import run_demo
 
-    run_demo(path, languages, say=_say, write_page=_write_page, **_said(parsed))
+    run_demo(path, languages, say=_say, **_said(parsed))
 
 
 def _train(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.errors import TaskError
     from heed.seq2seq.run_folder import RunFolder
+    from heed.seq2seq.tasks import TASKS
 
-    own_text = parsed.source is not None or parsed.target is not None
-    if (parsed.task is not None) + own_text + (parsed.resume is not None) != 1:
-        raise TaskError(
-            "say what to train: `heed train numbers`, `heed train --source FILE --target FILE` or "
-            "`heed train --resume RUN`"
-        )
+    # A task is named, or it is that whose files are given.
+    kinds = [parsed.task] if parsed.task else []
+    if parsed.task is None and parsed.resume is None:
+        kinds = [k for k, task in TASKS.items() if _given(parsed, *_names(task, required=True))]
+    if len(kinds) + (parsed.resume is not None) != 1:
+        ways = ", ".join(f"`heed train {kind}`" for kind in TASKS)
+        raise TaskError(f"say what to train: {ways} or `heed train --resume RUN`")
     if parsed.resume is not None:
-        others = [*_said(parsed), *_given(parsed, "run", "languages", "vocabulary_size")]
+        names = [name for task in TASKS.values() for name in _names(task)]
+        others = [*_said(parsed), *_given(parsed, "run", *names)]
         if others:
-            raise TaskError(
-                f"--resume continues a run as it is: leave out --{others[0].replace('_', '-')}"
-            )
+            raise TaskError(f"--resume continues a run as it is: leave out {_option(others[0])}")
         run = RunFolder.open(parsed.resume)
         _start()
-    elif own_text:
-        if None in (parsed.source, parsed.target) or parsed.languages is not None:
-            raise TaskError("own text needs --source and --target, and no --languages")
-        path = _new_path(parsed, "text")
-        _start()
-        from heed.seq2seq.recipes import start_text
-
-        size = dict.fromkeys(_given(parsed, "vocabulary_size"), parsed.vocabulary_size)
-        run = start_text(path, parsed.source, parsed.target, **size, **_said(parsed))
     else:
-        if _given(parsed, "vocabulary_size"):
-            raise TaskError(
-                "--vocabulary-size is for own text: numbers have a vocabulary of theirs"
-            )
-        languages, path = _languages(parsed), _new_path(parsed, "numbers")
+        values = _task_options(parsed, kinds[0])
+        path = _new_path(parsed, kinds[0])
+        task = TASKS[kinds[0]].create(**values)
         _start()
-        from heed.seq2seq.recipes import start_numbers
+        from heed.seq2seq.start import start_run
 
-        run = start_numbers(path, languages, **_said(parsed))
+        run = start_run(path, task, **_said(parsed))
     from heed.seq2seq.training import train
 
     trained = train(run)
     early = f", stopped early; best at {trained.best_step:,}" if trained.stopped_early else ""
     _say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
     _say(f"the run: {run.path}")
+
+
+def _task_options(parsed: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """Those of the task's options that were given.
+
+    Raises:
+        TaskError: if one that it needs is missing, or one of another task is there.
+    """
+    from heed.seq2seq.errors import TaskError
+    from heed.seq2seq.tasks import TASKS
+
+    needed = _names(TASKS[kind], required=True)
+    if len(_given(parsed, *needed)) < len(needed):
+        raise TaskError(f"{TASKS[kind].title} needs {' and '.join(map(_option, needed))}")
+    own = _names(TASKS[kind])
+    for other in TASKS.values():
+        if wrong := [name for name in _given(parsed, *_names(other)) if name not in own]:
+            raise TaskError(
+                f"{_option(wrong[0])} is for {other.title}: leave it out for {TASKS[kind].title}"
+            )
+    return {name: getattr(parsed, name) for name in _given(parsed, *own)}
+
+
+def _names(task: Any, required: bool = False) -> list[str]:
+    """The names of a task's options, or of those that it needs."""
+    return [option.name for option in task.options if option.required or not required]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _translator(path: Path) -> Any:
@@ -349,17 +362,17 @@ def _translate(parsed: argparse.Namespace) -> int | None:
             raise TaskError("--picture needs the text as an argument: it draws one translation")
         if sys.stdin is None:
             raise TaskError("standard input is closed: give the text as an argument")
-        task.encode("1", parsed.language)  # a language that the run lacks: once, not for each line
+        task.check_language(parsed.language)  # once, not for each line
         return _translate_lines(_translator(parsed.run), parsed.language)
     text = " ".join(parsed.text)
     task.encode(text, parsed.language)
     translator = _translator(parsed.run)
     _say(translator([text], parsed.language)[0])
     if parsed.picture:
-        from heed.seq2seq.demo import picture_of_run
+        from heed.seq2seq.attention import attention_of
 
-        picture = picture_of_run(translator, text, parsed.language)
-        print(f"picture: {picture}", file=sys.stderr)
+        found = attention_of(translator, text, parsed.language)
+        print(f"picture: {found.draw(parsed.run / 'attention.png')}", file=sys.stderr)
     return None
 
 
@@ -390,8 +403,7 @@ def _input() -> Iterator[str]:
 
 def _explain(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.errors import TaskError
-    from heed.seq2seq.picture_format import picture_format
-    from heed.seq2seq.run_folder import RunFolder
+    from heed.seq2seq.run_folder import RunFolder, picture_format
 
     text = " ".join(parsed.text)
     RunFolder.open(parsed.run).task().encode(text, parsed.language)
@@ -403,23 +415,12 @@ def _explain(parsed: argparse.Namespace) -> None:
         picture_format(parsed.png)
     translator = _translator(parsed.run)
     from heed.seq2seq.attention import attention_of
-    from heed.seq2seq.demo import draw
 
     found = attention_of(translator, text, parsed.language)
     _say(found.translation)
-    _say(f"every head: {_write_page(found, out)}")
+    _say(f"every head: {found.write_page(out)}")
     if parsed.png is not None:
-        _say(f"picture: {draw(found, parsed.png, parsed.language)}")
-
-
-def _write_page(found: Any, path: Path) -> Path:
-    from heed.inspect import Capture, page
-    from heed.seq2seq.run_folder import write_atomically
-
-    capture = Capture(found.weights, found.kinds)
-    made = page(capture, found.tokens, title=f"{found.line} → {found.translation}")
-    write_atomically(path, lambda file: file.write(made.html.encode()))
-    return path
+        _say(f"picture: {found.draw(parsed.png)}")
 
 
 def _info(_: argparse.Namespace) -> None:

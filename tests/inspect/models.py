@@ -99,8 +99,8 @@ MODELS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
         sequence(),
         {"value": sequence(S, 1)},
     ),
-    "heed DotAttention": lambda: (
-        heed_layers.DotAttention("general", name="luong"),
+    "heed LuongAttention": lambda: (
+        heed_layers.LuongAttention("general", name="luong"),
         sequence(),
         {"value": sequence(S, 1)},
     ),

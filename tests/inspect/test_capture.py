@@ -398,7 +398,7 @@ def test_unknown_layers_list_those_that_exist():
         ({"rows": [1, 1]}, "must not repeat"),
         ({"heads": []}, "must not be empty"),
         ({"tokens": [-1]}, r"`tokens` must be in \[0, S\)"),
-        ({"size": 0}, "`size` must be an integer > 0"),
+        ({"size": 0}, "`size` must be an integer >= 1 or None"),
         ({"layers": []}, "`layers` must not be empty"),
     ],
 )
@@ -463,7 +463,7 @@ def test_a_layer_inside_a_program_says_so():
 def _places():
     from keras.src.backend.tensorflow import nn
 
-    from heed.ops._watch import _watcher
+    from heed.ops.observe import _watcher
 
     return (keras.layers.Layer.__call__, nn.softmax, nn.dot_product_attention, _watcher.get())
 

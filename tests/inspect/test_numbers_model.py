@@ -29,9 +29,9 @@ def rings(translator, number: int) -> list[tuple[str, str, int]]:
 
 @pytest.mark.slow
 def test_words_read_the_digits_that_they_name(tmp_path):
-    from heed.seq2seq import Translator, start_numbers, train
+    from heed.seq2seq import NumbersTask, Translator, start_run, train
 
-    run = start_numbers(tmp_path / "numbers")
+    run = start_run(tmp_path / "numbers", NumbersTask())
     train(run, progress=False)
     translator = Translator(run)
     digits = np.random.default_rng(0).integers(2, 10, (20, 6))  # no zero and no "eleven"

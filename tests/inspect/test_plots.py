@@ -14,6 +14,7 @@ from heed.inspect import (
     Capture,
     by_head,
     plot_alignment,
+    plot_cross_attention,
     plot_heads,
     plot_map,
     plot_model,
@@ -150,6 +151,44 @@ def test_plot_alignment_means_over_layers_and_heads_and_rings_the_largest():
     assert both.get_title(loc="left") == "2 layers of cross-attention, head 0, mean of 2 heads"
 
 
+@pytest.mark.parametrize(
+    ("layers", "heads", "T", "S"), [(1, 1, 1, 2), (2, 4, 15, 7), (3, 8, 40, 30)]
+)
+def test_plot_cross_attention_of_any_size(layers, heads, T, S):
+    weights = {f"cross {i}": random_weights(1, heads, T, S, seed=i) for i in range(layers)}
+    capture = Capture({"self": random_weights(1, 2, T, T), **weights},
+                      {"self": "causal", **dict.fromkeys(weights, "cross")})  # fmt: skip
+    source, target = [str(i % 10) for i in range(S)], [f"▁word {i}" for i in range(T)]
+    figure = plot_cross_attention(capture, source, target, title="$5 in words")
+    assert_saves(figure)
+    mean, *panels, bar = figure.axes
+    assert figure.get_suptitle() == "$5 in words"
+    assert bar.get_ylabel() == "attention weight"
+    np.testing.assert_allclose(image_of(mean), np.mean(list(weights.values()), axis=(0, 1, 2)))
+    assert (texts(mean.xaxis), texts(mean.yaxis)) == (source, [f"word {i}" for i in range(T)])
+    assert no_overlap(mean.xaxis)
+    assert no_overlap(mean.yaxis)
+    assert [axes.get_title() for axes in panels] == [f"head {n + 1}" for n in range(heads)] * layers
+    assert [axes.get_ylabel() for axes in panels[::heads]] == [
+        f"layer {i + 1}" for i in range(layers)
+    ]
+    for number, axes in enumerate(panels):
+        picture = weights[f"cross {number // heads}"][0, number % heads]
+        np.testing.assert_array_equal(image_of(axes), picture)
+        assert axes.get_images()[0].get_clim() == (0, 1)
+        assert texts(axes.xaxis) == (source if S <= 10 else [])
+
+
+def test_plot_cross_attention_of_layers_with_fewer_heads():
+    weights = {"a": random_weights(2, 3, 2, 2), "b": random_weights(2, 1, 2, 2, seed=1)}
+    capture = Capture(weights, dict.fromkeys(weights, "cross"))
+    figure = plot_cross_attention(capture, ["1", "2"], ["one", "two"], example=1)
+    assert_saves(figure)
+    assert [axes.get_visible() for axes in figure.axes] == [True] * 5 + [False] * 2 + [True]
+    both = np.concatenate([weights["a"][1], weights["b"][1]])
+    np.testing.assert_allclose(image_of(figure.axes[0]), both.mean(0))
+
+
 def test_plot_model_shows_each_head_by_a_measure():
     capture = Capture(
         {"a": random_weights(1, 2, 4, 4), "b": random_weights(1, 1, 4, 4)},
@@ -220,6 +259,10 @@ def test_pyplot_knows_of_none_of_them():
         ),
         (lambda c: plot_alignment(c, TARGET, TARGET), "`source` must be a list of 5.*Received: 3"),
         (lambda c: plot_alignment(c, SOURCE, SOURCE), "`target` must be a list of 3.*Received: 5"),
+        (
+            lambda c: plot_cross_attention(c, TARGET, TARGET),
+            "`source` must be a list of 5.*Received: 3",
+        ),
         (lambda c: plot_model(c, "size"), "`measure` must be one of"),
         (lambda c: plot_model({"a": [[1.0]]}), r"\(N,\) numbers.*'a': \(1, 1\)"),
         (lambda c: plot_model({}), "must hold"),
@@ -233,6 +276,8 @@ def test_what_cannot_be_drawn_says_so(draw, text):
 def test_an_alignment_needs_one_cross_attention():
     with pytest.raises(ValueError, match=r"a layer of cross-attention.*Received: 'a' \(self\)"):
         plot_alignment(planted(), SOURCE, TARGET)
+    with pytest.raises(ValueError, match="a layer of cross-attention"):
+        plot_cross_attention(planted(), SOURCE, TARGET)
     w = random_weights(1, 1, 3, 5)
     capture = Capture({"a": w, "b": w[..., :4]}, {"a": "cross", "b": "cross"})
     with pytest.raises(ValueError, match=r"`layer` must be given.*\(3, 5\), \(3, 4\)"):

@@ -253,7 +253,7 @@ def test_more_errors():
     layer = MultiHeadAttention(4, 6)
     with pytest.raises(ValueError, match="build the layer"):
         layer.project_cache(np.ones((2, 3, 8)))
-    with pytest.raises(ValueError, match="`length` must be a positive integer"):
+    with pytest.raises(ValueError, match="`length` must be an integer >= 1"):
         layer.make_cache(2, 0)
     layer = built()
     x = randoms((2, 2, 8))[0]

@@ -150,5 +150,5 @@ def test_float_ids_count_as_integers():
 )
 def test_bad_sizes_are_named(options):
     name = next(iter(options))
-    with pytest.raises(ValueError, match=rf"`{name}` must be a positive integer.*{name}="):
+    with pytest.raises(ValueError, match=rf"`{name}` must be an integer >= 1.*{name}="):
         TokenEmbedding(**{"vocabulary_size": 3, "width": 2, **options})

@@ -9,10 +9,10 @@ import pytest
 
 from heed.layers import (
     AdditiveAttention,
-    DotAttention,
     DotProductAttention,
     FeedForward,
     LearnedPositions,
+    LuongAttention,
     MultiHeadAttention,
     SinusoidalPositions,
     TransformerEncoderLayer,
@@ -28,22 +28,24 @@ INTEGERS = [0, -2, 1.5, "3", True]
 )
 def test_integers(name, bad):
     arguments = {"num_heads": 4, "key_dim": 4, name: bad}
-    with pytest.raises(ValueError, match=f"argument `{name}` must be.*Received: {name}="):
+    with pytest.raises(ValueError, match=f"`{name}` must be an integer >= 1.*Received: {name}="):
         MultiHeadAttention(**arguments)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dropout": 1.0}, "`dropout` must be a number from 0.*=1.0"),
-        ({"dropout": -0.1}, "`dropout` must be a number from 0.*=-0.1"),
-        ({"soft_cap": 0}, "`soft_cap` must be None or a number above 0.*=0"),
-        ({"soft_cap": float("nan")}, "`soft_cap` must be None or a number above 0"),
-        ({"output_shape": 8.0}, "Invalid `output_shape`.*=8.0"),
-        ({"output_shape": (3, 0)}, "Invalid `output_shape`"),
-        ({"output_shape": ()}, "Invalid `output_shape`"),
-        ({"attention_axes": 1.0}, "`attention_axes` must be an int, list, or tuple"),
-        ({"attention_axes": "12"}, "`attention_axes` must be an int, list, or tuple"),
+        ({"dropout": 1.0}, "`dropout` must be a finite number with 0 <= dropout < 1.*=1.0"),
+        ({"dropout": -0.1}, "`dropout` must be a finite number with 0 <= dropout < 1.*=-0.1"),
+        ({"soft_cap": 0}, "`soft_cap` must be a finite number > 0 or None.*=0"),
+        ({"soft_cap": float("inf")}, "`soft_cap` must be a finite number > 0 or None.*=inf"),
+        ({"soft_cap": float("nan")}, "`soft_cap` must be a finite number > 0 or None"),
+        ({"output_shape": 8.0}, "`output_shape` must be an integer >= 1, a tuple.*=8.0"),
+        ({"output_shape": (3, 0)}, "`output_shape` must be an integer >= 1"),
+        ({"output_shape": ()}, "`output_shape` must be an integer >= 1"),
+        ({"attention_axes": 1.0}, "`attention_axes` must be an integer, a tuple"),
+        ({"attention_axes": ()}, "`attention_axes` must be an integer, a tuple"),
+        ({"attention_axes": "12"}, "`attention_axes` must be an integer, a tuple"),
         ({"num_key_value_heads": 3}, "`num_key_value_heads` must divide `num_heads`"),
     ],
 )
@@ -52,7 +54,7 @@ def test_constructor(arguments, message):
         MultiHeadAttention(4, 4, **arguments)
 
 
-@pytest.mark.parametrize("make", [lambda **o: MultiHeadAttention(2, 4, **o), DotAttention])
+@pytest.mark.parametrize("make", [lambda **o: MultiHeadAttention(2, 4, **o), LuongAttention])
 def test_an_unknown_option(make):
     with pytest.raises((ValueError, TypeError), match=r"[Uu]nrecognized keyword.*heads_of_state"):
         make(heads_of_state=3)
@@ -60,16 +62,19 @@ def test_an_unknown_option(make):
 
 def test_constructors_of_the_others():
     for bad in INTEGERS:
-        with pytest.raises(ValueError, match="argument `units` must be a positive integer"):
+        with pytest.raises(ValueError, match="`units` must be an integer >= 1"):
             AdditiveAttention(bad)
-    with pytest.raises(ValueError, match="`scale` must be None or a number"):
-        DotProductAttention(scale="big")
+    for bad in ("big", float("-inf"), True):
+        with pytest.raises(ValueError, match="`scale` must be a finite number or None"):
+            DotProductAttention(scale=bad)
     for cls, arguments in (
         (AdditiveAttention, (3,)),
-        (DotAttention, ()),
+        (LuongAttention, ()),
         (DotProductAttention, ()),
     ):
-        with pytest.raises(ValueError, match="`dropout` must be a number from 0"):
+        with pytest.raises(
+            ValueError, match="`dropout` must be a finite number with 0 <= dropout < 1"
+        ):
             cls(*arguments, dropout=2)
 
 
@@ -161,14 +166,14 @@ def test_rotary_positions():
         MultiHeadAttention(2, 3)(query, query, rotary_positions=np.arange(5))
 
 
-@pytest.mark.parametrize("cls", [DotProductAttention, DotAttention])
+@pytest.mark.parametrize("cls", [DotProductAttention, LuongAttention])
 def test_dot_products_need_equal_widths(cls):
     with pytest.raises(ValueError, match=r"must have as many features as `query`.*6\), .*8\)"):
         cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)))
     cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)), np.ones((2, 7, 6)))
 
 
-@pytest.mark.parametrize("layer", [DotProductAttention(), DotAttention(), AdditiveAttention(3)])
+@pytest.mark.parametrize("layer", [DotProductAttention(), LuongAttention(), AdditiveAttention(3)])
 def test_layers_with_one_head(layer):
     x, state = np.ones((2, 5, 8)), np.ones((2, 8))
     with pytest.raises(ValueError, match="`use_causal_mask` needs a sequence of queries"):
@@ -182,7 +187,7 @@ def test_layers_with_one_head(layer):
 
 
 @pytest.mark.parametrize(
-    "layer", [MultiHeadAttention(2, 4), AdditiveAttention(3), DotAttention("general")]
+    "layer", [MultiHeadAttention(2, 4), AdditiveAttention(3), LuongAttention("general")]
 )
 def test_a_later_call_with_another_width_is_refused(layer):
     x, other = np.ones((2, 5, 8), "float32"), np.ones((2, 5, 6), "float32")
@@ -198,7 +203,7 @@ def test_a_later_call_with_another_width_is_refused(layer):
         (MultiHeadAttention(2, 4), r"\(B, N, T, S\) = \(2, 2, 5, 7\)"),
         (AdditiveAttention(3), r"\(B, T, S\) = \(2, 5, 7\)"),
         (DotProductAttention(), r"\(B, T, S\) = \(2, 5, 7\)"),
-        (DotAttention(), r"\(B, T, S\) = \(2, 5, 7\)"),
+        (LuongAttention(), r"\(B, T, S\) = \(2, 5, 7\)"),
     ],
 )
 @pytest.mark.parametrize("shape", [(5, 6), (2, 1, 5, 6)])
@@ -257,14 +262,15 @@ def test_numbers_of_numpy_are_numbers():
 
 @pytest.mark.parametrize("bad", [True, "3", 1.5, np.bool_(True)])
 def test_a_seed_is_an_integer(bad):
-    for make in (lambda **o: MultiHeadAttention(2, 4, **o), DotAttention):
+    for make in (lambda **o: MultiHeadAttention(2, 4, **o), LuongAttention):
         with pytest.raises(
-            ValueError, match=r"`seed` must be None or an integer\. Received: seed="
+            ValueError, match=r"`seed` must be an integer or None\. Received: seed="
         ):
             make(seed=bad)
+        assert make(seed=-3).seed == -3
 
 
-@pytest.mark.parametrize("layer", [AdditiveAttention(3), DotAttention("general")])
+@pytest.mark.parametrize("layer", [AdditiveAttention(3), LuongAttention("general")])
 def test_keys_and_values_by_position(layer):
     """(query, keys, values), as tutorials have it, swaps them."""
     query, keys, values = (
@@ -282,7 +288,7 @@ def test_keys_and_values_by_position(layer):
         fresh(query, keys, key=values)
 
 
-@pytest.mark.parametrize("layer", [AdditiveAttention(3), DotAttention(), DotProductAttention()])
+@pytest.mark.parametrize("layer", [AdditiveAttention(3), LuongAttention(), DotProductAttention()])
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_arguments_as_a_list(layer, kind):
     x = np.ones((2, 5, 8), "float32")
@@ -292,7 +298,7 @@ def test_arguments_as_a_list(layer, kind):
         layer(kind([keras.Input((5, 8)), keras.Input((5, 8))]))
 
 
-@pytest.mark.parametrize("cls", [DotProductAttention, DotAttention])
+@pytest.mark.parametrize("cls", [DotProductAttention, LuongAttention])
 def test_a_key_of_another_width_names_the_order(cls):
     query, keys, values = (
         np.ones((2, n, width), "float32") for n, width in ((5, 8), (7, 8), (7, 4))

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import heed
-from heed.ops import _native
+from heed.ops.backends.tensorflow.native import library
 from tests.graphs import Traced, traced
 
 X = np.random.default_rng(0).normal(size=(8, 6, 16)).astype("float32")
@@ -61,7 +61,7 @@ class Late(keras.Model):
 MODELS: dict[str, Callable[[], keras.Model]] = {
     "multi-head": multi_head,
     "dot-product": lambda: functional(heed.layers.DotProductAttention()),
-    "Luong": lambda: functional(heed.layers.DotAttention()),
+    "Luong": lambda: functional(heed.layers.LuongAttention()),
     "additive": lambda: functional(heed.layers.AdditiveAttention(8)),
     "encoder layer": lambda: functional(heed.layers.TransformerEncoderLayer(2, 32)),
     "nested": Nested,
@@ -178,19 +178,19 @@ def test_where_keras_would_choose_xla_the_native_kernels_stay(
 def test_with_an_accelerator_the_portable_form_runs_and_xla_may_compile(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    if _native.library_path("core") is None:
+    if library.library_path("core") is None:
         pytest.skip("installed without the native library")
     device = tf.config.LogicalDevice(f"/device:{kind}:0", kind)
     monkeypatch.setattr(
         tf.config, "list_logical_devices", lambda wanted=None: [device] if wanted == kind else []
     )
-    _native._machine_reasons.cache_clear()
+    library.machine_reasons.cache_clear()
     try:
         assert heed.info()["implementation"] == "portable"
         assert kind in heed.info()["reason"]
         assert heed.layers.MultiHeadAttention(2, 8).supports_jit
     finally:
-        _native._machine_reasons.cache_clear()
+        library.machine_reasons.cache_clear()
 
 
 def test_a_subclass_may_refuse_xla_altogether() -> None:

@@ -7,10 +7,10 @@ import pytest
 import heed.layers
 from heed.layers import (
     AdditiveAttention,
-    DotAttention,
     DotProductAttention,
     FeedForward,
     LearnedPositions,
+    LuongAttention,
     MultiHeadAttention,
     SinusoidalPositions,
     TokenEmbedding,
@@ -81,9 +81,11 @@ CASES = [
         scores=True,
         carries_mask=False,
     ),
-    LayerCase("luong_dot", make(DotAttention), CROSS, scores=True),
-    LayerCase("luong_general", make(DotAttention, "general"), WIDTHS, scores=True),
-    LayerCase("luong_state", make(DotAttention, "general"), STATE, scores=True, carries_mask=False),
+    LayerCase("luong_dot", make(LuongAttention), CROSS, scores=True),
+    LayerCase("luong_general", make(LuongAttention, "general"), WIDTHS, scores=True),
+    LayerCase(
+        "luong_state", make(LuongAttention, "general"), STATE, scores=True, carries_mask=False
+    ),
     LayerCase(
         "embedding",
         make(TokenEmbedding, 11, 8),

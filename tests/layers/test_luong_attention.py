@@ -1,10 +1,10 @@
-"""DotAttention: Luong's dot, general and scaled scores."""
+"""LuongAttention: Luong's dot, general and scaled scores."""
 
 import keras
 import numpy as np
 import pytest
 
-from heed.layers import DotAttention
+from heed.layers import LuongAttention
 from tests import reference
 from tests.layers.stock import assert_close, randomise, randoms
 from tests.tolerances import assert_values
@@ -13,7 +13,7 @@ SHAPES = [(2, 4, 6), (2, 5, 6)]
 
 
 def built(score, *shapes, **options):
-    layer = DotAttention(score, **options)
+    layer = LuongAttention(score, **options)
     layer.build(*shapes)
     randomise(layer)
     return layer
@@ -62,7 +62,7 @@ def test_general_has_one_kernel_and_takes_any_widths():
 
 def test_dot_is_keras_attention():
     arrays = randoms(*SHAPES)
-    ours = DotAttention()(*arrays, return_attention_scores=True)
+    ours = LuongAttention()(*arrays, return_attention_scores=True)
     assert_close(ours, keras.layers.Attention()(arrays, return_attention_scores=True))
 
 
@@ -83,7 +83,7 @@ def test_the_state_of_an_lstm_asks_its_encoder():
     tokens = keras.Input((None,), dtype="int32")
     embedded = keras.layers.Embedding(10, 8, mask_zero=True)(tokens)
     encoded, *state = keras.layers.LSTM(8, return_sequences=True, return_state=True)(embedded)
-    context, scores = DotAttention("general")(state[0], encoded, return_attention_scores=True)
+    context, scores = LuongAttention("general")(state[0], encoded, return_attention_scores=True)
     model = keras.Model(tokens, [keras.layers.Dense(1)(context), scores])
     ids = np.array([[3, 4, 5, 0], [6, 0, 0, 0]])
     _, weights = model(ids)
@@ -91,7 +91,9 @@ def test_the_state_of_an_lstm_asks_its_encoder():
 
 
 def test_dropout_and_initializers():
-    layer = DotAttention("general", dropout=0.5, kernel_regularizer="l2", kernel_initializer="ones")
+    layer = LuongAttention(
+        "general", dropout=0.5, kernel_regularizer="l2", kernel_initializer="ones"
+    )
     layer.build(*SHAPES)
     assert np.all(layer._query_dense.kernel.numpy() == 1)
     assert len(layer.losses) == 1
@@ -103,4 +105,4 @@ def test_dropout_and_initializers():
 
 def test_an_unknown_score_is_refused():
     with pytest.raises(ValueError, match=r"`score` must be one of .*Received: score='concat'"):
-        DotAttention("concat")
+        LuongAttention("concat")

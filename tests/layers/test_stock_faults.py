@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from heed.layers import (
     AdditiveAttention,
-    DotAttention,
     DotProductAttention,
+    LuongAttention,
     MultiHeadAttention,
-    _masks,
+    masks,
 )
-from heed.ops import _mask_terms
+from heed.ops import mask_rules
 from tests import reference
 from tests.layers.stock import assert_close, pair, randomise, randoms
 
@@ -143,11 +143,11 @@ def test_what_lies_in_padding_stays_there(poison):
     stock_is_wrong(not np.all(np.isfinite(stock(clean[0], dirty[1], value_mask=mask))))
 
 
-@pytest.mark.parametrize("cls", [AdditiveAttention, DotAttention, DotProductAttention])
+@pytest.mark.parametrize("cls", [AdditiveAttention, LuongAttention, DotProductAttention])
 def test_padding_stays_out_of_the_layers_with_one_head(cls):
     layer = {
         AdditiveAttention: lambda: AdditiveAttention(4),
-        DotAttention: lambda: DotAttention("general"),
+        LuongAttention: lambda: LuongAttention("general"),
         DotProductAttention: DotProductAttention,
     }[cls]()
     clean, dirty = randoms(*CROSS), randoms(*CROSS)
@@ -221,13 +221,13 @@ def test_float64_scale_is_a_float64():
 
 def test_flags_build_no_dense_masks():
     for mask in (
-        _masks.structure(True, None),
-        _masks.structure(False, 3),
-        _masks.structure(True, 3, align=2),
+        masks.structure(True, None),
+        masks.structure(False, 3),
+        masks.structure(True, 3, align=2),
     ):
-        assert not any(isinstance(term, _mask_terms.Dense) for term in mask.terms)
-    padding = _masks.padding(np.ones((2, 5), bool), np.ones((2, 7), bool))
-    assert max(np.prod(term.array.shape) for term in padding.terms) == 14
+        assert not any(isinstance(rule, mask_rules.Dense) for rule in mask.rules)
+    padding = masks.padding(np.ones((2, 5), bool), np.ones((2, 7), bool))
+    assert max(np.prod(rule.array.shape) for rule in padding.rules) == 14
 
 
 def test_scores_of_cross_attention_have_their_shape():
@@ -338,7 +338,8 @@ def test_values_may_have_another_width_than_keys():
 
 
 @pytest.mark.parametrize(
-    "layer", [AdditiveAttention(4), DotAttention("general"), DotAttention(), DotProductAttention()]
+    "layer",
+    [AdditiveAttention(4), LuongAttention("general"), LuongAttention(), DotProductAttention()],
 )
 def test_a_single_state_leaves_no_dimension_behind(layer):
     """The tutorials test the rank of the query after they expanded it."""

@@ -533,6 +533,9 @@ def test_lists_and_empty_batches():
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"seed": "a"}, "seed"),
+        ({"top_k": True}, "top_k"),
+        ({"temperature": np.bool_(True)}, "temperature"),
+        ({"length_penalty": 10**400}, "length_penalty"),
     ],
 )
 def test_bad_options_are_named(options, name):

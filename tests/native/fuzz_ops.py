@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from heed.ops import _native
+from heed.ops.backends.tensorflow.native import library
 
 # What TensorFlow raises for bad input, while tracing and when running.
 REFUSALS = (tf.errors.InvalidArgumentError, ValueError, TypeError, tf.errors.ResourceExhaustedError)
@@ -113,7 +113,7 @@ def call(seed: int) -> bool:
     for _ in range(int(rng.integers(0, 3))):
         spoil(rng, arguments)
     name = f"heed_attention{'_heads' * heads_first}{'_gradient' * gradient}"
-    op = getattr(_native._load()[1], name)
+    op = getattr(library._load()[1], name)
     run = tf.function(lambda: op(**arguments)) if rng.random() < 0.2 else lambda: op(**arguments)
     try:
         run()

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 import heed
 from heed import ops
-from heed.ops import Mask, _native
+from heed.ops import Mask
+from heed.ops.backends.tensorflow.native import library
 from tests import reference, tolerances
 from tests.graphs import traced
 
@@ -76,7 +77,7 @@ def test_bitwise_the_same_over_100_repeats_and_for_any_number_of_threads(
     inputs = tensors(0, dtype)
     found = set()
     for threads in (1, 2, 5):
-        monkeypatch.setattr(_native, "_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(library, "threads", lambda threads=threads: threads)
         with traced() as graphs:
             run = tf.function(step)
             found |= {tuple(bits(run(*inputs))) for _ in range(100)}

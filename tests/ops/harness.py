@@ -20,9 +20,9 @@ ARGUMENTS = ("query", "key", "value")
 @contextmanager
 def small_blocks(block: tuple[int, int]) -> Iterator[None]:
     """Forces the portable implementation to work in blocks of (queries, keys)."""
-    from heed.ops import _portable
+    from heed.ops.backends.tensorflow.portable import blocks as portable
 
-    with _portable.block_sizes(*block):
+    with portable.block_sizes(*block):
         yield
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 import heed
 from heed import ops
 from heed.ops import Mask
-from heed.ops._dispatch import choice
+from heed.ops.dispatch import choice
 from tests import reference, tolerances
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape

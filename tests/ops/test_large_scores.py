@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import heed
 from heed import ops
-from heed.ops._portable import block_sizes
+from heed.ops.backends.tensorflow.portable.blocks import block_sizes
 from tests import reference
 from tests.native import fuzz_large
 

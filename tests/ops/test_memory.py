@@ -16,9 +16,9 @@ import tensorflow as tf
 import heed
 from heed import ops
 from heed.ops import Mask
-from heed.ops._blocks import block_sizes
-from heed.ops._sizes import Span
-from heed.ops._tile import Attention
+from heed.ops.backends.tensorflow.portable.blocks import block_sizes
+from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.sizes import Span
 from tests.strategies import Shape
 
 LENGTH = 4096

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import heed
 from heed import Mask, ops
-from heed.ops._portable import block_sizes
+from heed.ops.backends.tensorflow.portable.blocks import block_sizes
 
 FORMS = {
     "native": ("native", (64, 64)),

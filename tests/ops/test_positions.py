@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from heed import ops
-from heed.ops import _rotary_scaling as rotary_scaling
+from heed.ops import rotary_scaling
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape
 

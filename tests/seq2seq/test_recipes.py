@@ -2,8 +2,8 @@
 
 import pytest
 
-from heed.seq2seq import Translator, evaluate, start_numbers, train
-from heed.seq2seq.numbers import LANGUAGES
+from heed.seq2seq import NumbersTask, Translator, evaluate, start_run, train
+from heed.seq2seq.number_words import LANGUAGES
 
 
 @pytest.mark.slow
@@ -11,7 +11,7 @@ from heed.seq2seq.numbers import LANGUAGES
 def test_all_numbers_below_a_thousand_and_nearly_all_held_out_ones_are_right(
     tmp_path, languages, held_out
 ):
-    run = start_numbers(tmp_path / "run", languages)
+    run = start_run(tmp_path / "run", NumbersTask(languages))
     train(run, progress=False)
     result = evaluate(Translator(run))
     assert len(result.answers) == 2000 * len(languages)

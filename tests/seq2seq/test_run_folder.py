@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from heed.seq2seq import run_folder, start_numbers, start_text
+from heed.seq2seq import NumbersTask, TextTask, run_folder, start_run
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder, free_path, write_atomically
 from heed.seq2seq.trained_model import model_config
@@ -177,7 +176,7 @@ def opened(path):
 @pytest.mark.parametrize("name", ["config.json", "target.model"])
 def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
     """Each byte changed, and the file cut at each length. Only config.json is for people to change."""
-    run = start_numbers(tmp_path / "run", ("en",))
+    run = start_run(tmp_path / "run", NumbersTask(("en",)))
     path = run.path / name
     whole = opened(run.path)
     tried = refused = 0
@@ -200,23 +199,23 @@ def test_any_damage_is_one_error_or_another_config(tmp_path, task, name, kind):
 @pytest.mark.parametrize(
     ("part", "values", "message"),
     [
-        ("task", {"longest_target": 0}, "`longest_target` must be a whole number of 1 or more"),
-        ("task", {"longest_target": -1}, r"of 1 or more\. Received: -1"),
-        ("task", {"longest_target": "5"}, r"of 1 or more\. Received: '5'"),
-        ("task", {"longest_target": float("inf")}, r"of 1 or more\. Received: inf"),
+        ("task", {"longest_target": 0}, "`longest_target` must be an integer >= 1"),
+        ("task", {"longest_target": -1}, r">= 1\. Received: longest_target=-1"),
+        ("task", {"longest_target": "5"}, r">= 1\. Received: longest_target='5'"),
+        ("task", {"longest_target": float("inf")}, r">= 1\. Received: longest_target=inf"),
         ("task", {"languages": [1]}, "its task is not one"),
         ("task", {"languages": ["eo"]}, "languages must be some of"),
         ("task", {"kind": ["numbers"]}, "a task that is not known"),
         ("training", {"steps": 0}, "is damaged: `steps` must be"),
         ("training", {"wings": 2}, "is damaged: training options must be known ones"),
-        ("training", {"learning_rate": 10**400}, "`learning_rate` must be a number"),
+        ("training", {"learning_rate": 10**400}, "`learning_rate` must be a finite number > 0"),
         ("model", {"width": 0}, "its model cannot be made"),
         ("model", {"width": [8]}, "its model cannot be made"),
         ("model", {"dropout": None}, "its model cannot be made"),
     ],
 )
 def test_a_config_that_says_nonsense(tmp_path, part, values, message):
-    run = start_numbers(tmp_path / "run", ("en",))
+    run = start_run(tmp_path / "run", NumbersTask(("en",)))
     run.write_json("config.json", {**run.config, part: {**run.config[part], **values}})
     with pytest.raises(TaskError, match=message):
         opened(run.path)
@@ -224,7 +223,7 @@ def test_a_config_that_says_nonsense(tmp_path, part, values, message):
 
 def test_the_files_of_own_text_are_checked_too(tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
-    run = start_text(tmp_path / "run", source, target, vocabulary_size=60)
+    run = start_run(tmp_path / "run", TextTask.create(source, target, 60))
     for name in run.task().files():
         path = run.path / name
         whole = path.read_bytes()

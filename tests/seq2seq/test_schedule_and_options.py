@@ -1,11 +1,13 @@
 """The learning rate of each step, and the checks of the options."""
 
+import json
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from heed.seq2seq import start_text
+from heed.seq2seq import TextTask, start_run
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.schedule import learning_rate
@@ -41,7 +43,7 @@ def test_warm_up_follows_the_steps(steps, warmup):
 def test_warm_up_on_own_text_follows_the_steps(tmp_path, steps, warmup):
     """With 1,000 steps of warm-up and 500 in all the highest rate would never be reached."""
     source, target = tiny.write_parallel_text(tmp_path)
-    options = start_text(tmp_path / "run", source, target, vocabulary_size=60, steps=steps).options
+    options = start_run(tmp_path / "run", TextTask.create(source, target, 60), steps=steps).options
     assert options.warmup_steps == warmup
     assert max(rates(options)) == options.learning_rate
 
@@ -58,6 +60,12 @@ def test_options_come_back():
         TrainingOptions.from_dict({"colour": 1})
 
 
+def test_numbers_of_numpy_are_like_those_of_python():
+    options = TrainingOptions(steps=np.int64(9), seed=np.uint8(3), learning_rate=np.float32(0.5))
+    assert options == TrainingOptions(steps=9, seed=3, learning_rate=0.5)
+    assert json.loads(json.dumps(options.to_dict())) == options.to_dict()
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -68,6 +76,9 @@ def test_options_come_back():
         {"warmup_steps": -1},
         {"patience": -1},
         {"seed": -1},
+        {"steps": np.bool_(True)},
+        {"learning_rate": True},
+        {"learning_rate": 10**400},
         {"seed": 2**31},
         {"learning_rate": 0},
         {"learning_rate": math.inf},

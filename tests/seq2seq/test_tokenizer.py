@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from heed.seq2seq import numbers
+from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.task import Item
@@ -14,7 +14,7 @@ from heed.seq2seq.tokenizer import END_ID, DigitTokenizer, SubwordTokenizer
 
 @pytest.fixture(scope="module")
 def task():
-    return NumbersTask(numbers.LANGUAGES)
+    return NumbersTask(number_words.LANGUAGES)
 
 
 def test_digits_stand_at_their_place_value():
@@ -32,10 +32,10 @@ def test_digits_stand_at_their_place_value():
 
 def test_all_words_come_back_to_the_letter(task):
     words = task._words
-    for language in numbers.LANGUAGES:
+    for language in number_words.LANGUAGES:
         texts = [
-            numbers.spell(n, language)
-            for n in [*range(120), *numbers.evaluation_numbers()[:300].tolist()]
+            number_words.spell(n, language)
+            for n in [*range(120), *number_words.evaluation_numbers()[:300].tolist()]
         ]
         rows = words.encode(texts)
         assert words.decode(rows) == texts
@@ -56,11 +56,13 @@ def test_the_same_text_gives_the_same_tokenizer():
 
 def test_the_tokenizer_is_learned_from_training_numbers_only(monkeypatch):
     spelled = []
-    spell = numbers.spell
-    monkeypatch.setattr(numbers, "spell", lambda n, lang="en": spelled.append(n) or spell(n, lang))
+    spell = number_words.spell
+    monkeypatch.setattr(
+        number_words, "spell", lambda n, lang="en": spelled.append(n) or spell(n, lang)
+    )
     NumbersTask(("en",))
     assert spelled
-    assert not numbers.held_out(spelled).any()
+    assert not number_words.held_out(spelled).any()
 
 
 def test_a_small_text_gets_fewer_pieces_than_asked_for():
@@ -82,10 +84,10 @@ def test_a_batch_has_one_shape_and_holds_all_languages(task):
     batches = [task.training_batch(0, step, 8) for step in range(5)]
     assert len({(batch.source.shape, batch.target.shape) for batch in batches}) == 1
     batch = task.training_batch(0, 0, 8)
-    assert {task.source_labels(row)[0] for row in batch.source} == set(numbers.LANGUAGES)
+    assert {task.source_labels(row)[0] for row in batch.source} == set(number_words.LANGUAGES)
     digits = ["".join(reversed(task.source_labels(row)[1:])) for row in batch.source]
     languages = [task.source_labels(row)[0] for row in batch.source]
-    expected = [numbers.spell(int(n), lang) for n, lang in zip(digits, languages, strict=True)]
+    expected = [number_words.spell(int(n), lang) for n, lang in zip(digits, languages, strict=True)]
     assert task.decode(batch.target) == expected
     assert (batch.target[:, 0] != 1).all(), "a target has no start token"
 
@@ -96,7 +98,7 @@ def test_each_length_comes_as_often_in_each_language(task, size):
     rows = np.concatenate([task.training_batch(0, s, size).source for s in range(-(-1600 // size))])
     found = Counter((task.source_labels(row)[0], len(task.source_labels(row)) - 1) for row in rows)
     for digits, share in enumerate((1, 2, 2, 3, 4, 4), 1):
-        for language in numbers.LANGUAGES:
+        for language in number_words.LANGUAGES:
             assert abs(found[language, digits] - share * 25) <= 2 * share
 
 
@@ -110,7 +112,7 @@ def test_the_numbers_below_a_thousand_are_judged_too(task):
     ((name, items),) = task.extra_evaluations().items()
     assert name == "numbers below 1,000"
     assert [(item.text, item.group) for item in items] == [
-        (str(n), language) for language in numbers.LANGUAGES for n in range(1000)
+        (str(n), language) for language in number_words.LANGUAGES for n in range(1000)
     ]
     assert items[1007] == Item(task.encode("7", "de"), "7", "sieben", "de")
 
@@ -118,6 +120,6 @@ def test_the_numbers_below_a_thousand_are_judged_too(task):
 def test_evaluation_judges_each_number_in_each_language(task):
     items = task.evaluation_items()
     assert len(items) == 2000 * 4
-    assert {item.group for item in items} == set(numbers.LANGUAGES)
+    assert {item.group for item in items} == set(number_words.LANGUAGES)
     item = items[2000]
-    assert item.reference == numbers.spell(int(item.text.replace(",", "")), item.group)
+    assert item.reference == number_words.spell(int(item.text.replace(",", "")), item.group)

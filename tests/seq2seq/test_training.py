@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from heed.seq2seq import TaskError, TrainingInterrupted, checkpoint, start_text, train
+from heed.seq2seq import TaskError, TextTask, TrainingInterrupted, checkpoint, start_run, train
 from heed.seq2seq import training as training_module
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
@@ -95,7 +95,7 @@ def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys):
 
 def test_the_first_line_on_own_text(tmp_path, monkeypatch, capsys):
     source, target = tiny.write_parallel_text(tmp_path)
-    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **tiny.TINY)
+    run = start_run(tmp_path / "run", TextTask.create(source, target, 60), **tiny.TINY)
     stop_at(monkeypatch, 0, CrashError())
     with pytest.raises(CrashError):
         train(run)

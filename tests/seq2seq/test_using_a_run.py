@@ -1,20 +1,18 @@
 """Translating, evaluating and drawing with a finished run, and a run on own text."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from heed.seq2seq import TaskError, Translator, evaluate, start_text, train
-from heed.seq2seq import numbers as numbers_module
+from heed.seq2seq import TaskError, TextTask, Translator, evaluate, number_words, start_run, train
 from heed.seq2seq import translate as translate_module
-from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
 from heed.seq2seq.attention import attention_of
-from heed.seq2seq.demo import picture_of_run, report, run_demo
+from heed.seq2seq.demo import report, run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Item
-from heed.seq2seq.text_task import TextTask
 from heed.seq2seq.translate import translate_stream
 from tests.seq2seq import tiny
 
@@ -30,7 +28,7 @@ def text_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     source, target = tiny.write_parallel_text(folder)
     options = {**tiny.TINY, "steps": 6, "patience": 0}
-    run = start_text(folder / "run", source, target, vocabulary_size=60, **options)
+    run = start_run(folder / "run", TextTask.create(source, target, 60), **options)
     train(run, progress=False)
     return run
 
@@ -100,7 +98,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     """More than 128 tokens: refused in translation, counted in training, validation and evaluation."""
     source, target = tiny.write_parallel_text(tmp_path)
     lines = source.read_text().splitlines()
-    run = start_text(tmp_path / "plain", source, target, vocabulary_size=60, **tiny.TINY)
+    run = start_run(tmp_path / "plain", TextTask.create(source, target, 60), **tiny.TINY)
     assert run.task().notes() == []
     validation = run.task()._held_out("validation").source
     evaluation = run.task()._held_out("evaluation").source
@@ -112,7 +110,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     target.write_text("".join(f"{x}\n" for x in [*translations, ""]))
     source.write_text("".join(f"{x}\n" for x in [*lines, ""]))
     options = {**tiny.TINY, "steps": 1, "patience": 0}
-    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **options)
+    run = start_run(tmp_path / "run", TextTask.create(source, target, 60), **options)
     notes = [
         "1 pair is left out, because a side is empty",
         "2 pairs are left out of training, because a side has more than 128 tokens",
@@ -150,7 +148,7 @@ def test_a_language_that_the_run_does_not_know(translator):
 
 
 def test_evaluation_counts_right_answers(finished_run, monkeypatch):
-    monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5, 60, 700]))
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([5, 60, 700]))
     translator = Translator(finished_run)
     monkeypatch.setattr(translator.task, "extra_evaluations", dict)
     right = {("5", "en"), ("60", "en"), ("700", "de")}
@@ -176,7 +174,7 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
 
 def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypatch):
     """What people type first is no part of the held-out numbers, and has its own line."""
-    monkeypatch.setattr(numbers_module, "evaluation_numbers", lambda: np.array([5000, 60_000]))
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([5000, 60_000]))
     translator = Translator(finished_run)
     task, wrong = translator.task, {(0, "en"), (1, "de"), (55, "de")}
 
@@ -184,7 +182,7 @@ def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypat
         asked = [task.source_labels(row) for row in rows]
         pairs = [(int("".join(reversed(digits))), language) for language, *digits in asked]
         return task._words.encode(
-            ["x" if pair in wrong else numbers_module.spell(*pair) for pair in pairs]
+            ["x" if pair in wrong else number_words.spell(*pair) for pair in pairs]
         )
 
     monkeypatch.setattr(translator, "decode", decode)
@@ -239,7 +237,7 @@ def test_an_unfinished_run_translates_with_its_checkpoint(tmp_path, finished_run
 def test_own_text_from_files_to_scores(text_run, tmp_path):
     translator = Translator(text_run)
     assert len(translator(["aa bb", "cc"])) == 2
-    with pytest.raises(TaskError, match="for runs on numbers only"):
+    with pytest.raises(TaskError, match=r"cannot be chosen in this run\. Received: en"):
         translator(["aa"], "en")
     with pytest.raises(TaskError, match="must not be empty"):
         translator(["  "])
@@ -251,8 +249,9 @@ def test_own_text_from_files_to_scores(text_run, tmp_path):
     references = Evaluation([Answer(a.source, a.reference, a.reference, "text")
                              for a in result.answers], 0.0)  # fmt: skip
     assert references.exact == 1.0
-    columns, rows, weights = cross_attention(translator, "aa bb")
-    assert weights.shape[2:] == (len(rows), len(columns))
+    found = attention_of(translator, "aa bb")
+    assert found.source[-1] == "end"
+    assert found.capture.weights["cross 1"].shape[2:] == (len(found.written), len(found.source))
 
 
 @pytest.mark.slow
@@ -260,10 +259,10 @@ def test_a_resumed_run_on_own_text_is_the_same(tmp_path, monkeypatch):
     from tests.seq2seq.test_training import CrashError, stop_at
 
     source, target = tiny.write_parallel_text(tmp_path)
-    options = {**tiny.TINY, "vocabulary_size": 60, "steps": 9, "patience": 0}
-    straight = start_text(tmp_path / "straight", source, target, **options)
+    options = {**tiny.TINY, "steps": 9, "patience": 0}
+    straight = start_run(tmp_path / "straight", TextTask.create(source, target, 60), **options)
     train(straight, progress=False)
-    stopped = start_text(tmp_path / "stopped", source, target, **options)
+    stopped = start_run(tmp_path / "stopped", TextTask.create(source, target, 60), **options)
     with monkeypatch.context() as patch:
         stop_at(patch, 6, CrashError())
         with pytest.raises(CrashError):
@@ -274,7 +273,7 @@ def test_a_resumed_run_on_own_text_is_the_same(tmp_path, monkeypatch):
 
 def test_a_changed_text_is_noticed(tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
-    run = start_text(tmp_path / "run", source, target, vocabulary_size=60, **tiny.TINY)
+    run = start_run(tmp_path / "run", TextTask.create(source, target, 60), **tiny.TINY)
     source.write_text(source.read_text().replace("aa", "bb", 1))
     with pytest.raises(TaskError, match=r"source\.txt has changed since the run began"):
         train(run, progress=False)
@@ -284,8 +283,9 @@ def test_a_changed_text_is_noticed(tmp_path):
 
 
 def test_cross_attention_is_in_reading_order_and_adds_up_to_one(translator):
-    columns, rows, weights = cross_attention(translator, "12 34", "de")
-    assert columns == ["de", "1", "2", "3", "4"]
+    found = attention_of(translator, "12 34", "de")
+    rows, weights = found.written, found.capture.weights["cross 1"]
+    assert found.source == ["de", "1", "2", "3", "4"]
     assert weights.shape == (1, 2, len(rows), 5)
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
     # The same weights as the model gives, with the columns moved.
@@ -306,16 +306,17 @@ def test_every_attention_of_a_translation(translator):
     assert found.source == ["de", "1", "2", "3", "4"]
     assert found.translation == translator(["1234"], "de")[0]
     T = len(found.written)
-    assert found.kinds == {"encoder 1": "self", "decoder 1": "causal", "cross 1": "cross"}
+    kinds, weights = found.capture.kinds, found.capture.weights
+    assert kinds == {"encoder 1": "self", "decoder 1": "causal", "cross 1": "cross"}
     assert found.tokens["decoder 1"] == (found.written, ["start", *found.written[:-1]])
-    assert found.weights["decoder 1"].shape == (1, 2, T, T)
-    assert (np.triu(found.weights["decoder 1"][0, 0], 1) == 0).all()
+    assert weights["decoder 1"].shape == (1, 2, T, T)
+    assert (np.triu(weights["decoder 1"][0, 0], 1) == 0).all()
     # The encoder's rows and columns are moved alike: the model reads the units first.
     source = translator.task.encode("1234", "de")
     _, scores = translator.model.encode(np.array([source]), return_attention_scores=True)
     order = [0, 4, 3, 2, 1]
     direct = np.asarray(scores[0])[:, :, order][..., order]
-    np.testing.assert_allclose(found.weights["encoder 1"], direct, atol=1e-6)
+    np.testing.assert_allclose(weights["encoder 1"], direct, atol=1e-6)
 
 
 def test_ids_that_are_no_text_have_labels_too(translator, monkeypatch):
@@ -324,44 +325,38 @@ def test_ids_that_are_no_text_have_labels_too(translator, monkeypatch):
     found = attention_of(translator, "7")
     assert len(found.written) == 6
     assert (found.written[1], found.written[2], found.written[5]) == ("pad", "start", "end")
-    assert found.weights["cross 1"].shape[2:] == (6, 2)
-
-
-@pytest.mark.parametrize(
-    ("layers", "heads", "T", "S"), [(1, 1, 1, 2), (2, 4, 15, 7), (3, 8, 40, 30)]
-)
-def test_a_picture_of_any_size(tmp_path, layers, heads, T, S):
-    weights = np.random.default_rng(0).dirichlet(np.ones(S), (layers, heads, T))
-    path = draw_cross_attention(
-        tmp_path / "a.png", ["1"] * S, ["▁one"] * T, weights.astype(np.float32), "title"
-    )
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert data.rstrip().endswith(b"IEND\xaeB`\x82")
+    assert found.capture.weights["cross 1"].shape[2:] == (6, 2)
 
 
 @pytest.mark.parametrize(
     ("name", "start"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")]
 )
-def test_the_name_of_a_picture_says_what_it_is(tmp_path, name, start):
-    weights = np.full((1, 1, 2, 2), 0.5, np.float32)
-    path = draw_cross_attention(tmp_path / name, ["1", "2"], ["one", "two"], weights)
-    assert path.read_bytes().startswith(start)
+def test_the_name_of_a_picture_says_what_it_is(translator, tmp_path, name, start):
+    found = attention_of(translator, "1234")
+    assert found.draw(tmp_path / name).read_bytes().startswith(start)
     for bad in ("a", "a.jpg", "a.png.txt"):
         with pytest.raises(TaskError, match=r"must be a \.png, \.svg or \.pdf file"):
-            draw_cross_attention(tmp_path / bad, ["1", "2"], ["one", "two"], weights)
+            found.draw(tmp_path / bad)
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_a_picture_goes_to_the_run_folder(translator):
-    path = picture_of_run(translator, "1234")
-    assert path == translator.run.path / "attention.png"
+def test_a_picture_and_a_page_of_a_translation(translator, tmp_path, monkeypatch):
+    found = attention_of(translator, "1234", "de")
+    path = found.draw(tmp_path / "a.png")
+    assert path == tmp_path / "a.png"
     assert path.stat().st_size > 10_000
+    assert (
+        f"<title>1234 → {found.translation}</title>"
+        in found.write_page(tmp_path / "a.html").read_text()
+    )
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(TaskError, match="pictures need matplotlib: pip install"):
+        found.draw(path)
 
 
 def test_the_demo_tells_all(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        numbers_module, "evaluation_numbers", lambda: np.array([382764, 5, 60, 700, 8000])
+        number_words, "evaluation_numbers", lambda: np.array([382764, 5, 60, 700, 8000])
     )
     lines = []
     options = {k: v for k, v in tiny.TINY.items() if k != "dropout"} | {"steps": 4}
@@ -371,7 +366,7 @@ def test_the_demo_tells_all(tmp_path, monkeypatch):
     assert "382,764" in text
     assert str(made.picture) in text
     assert made.picture.exists()
-    assert made.page is None
+    assert "<title>382,764 → " in made.page.read_text(encoding="utf-8")
     assert (made.run.path / "evaluation.json").exists()
     with pytest.raises(TaskError, match="exists already"):
         run_demo(tmp_path / "run", say=lines.append, progress=False, **options)

@@ -22,9 +22,10 @@ TINY = {
 
 def start(path: Path, **options):
     """A new tiny run on numbers, with a task whose validation is quick."""
-    from heed.seq2seq import start_numbers
+    from heed.seq2seq import NumbersTask, start_run
 
-    return start_numbers(path, options.pop("languages", ("en",)), **{**TINY, **options})
+    task = NumbersTask(options.pop("languages", ("en",)))
+    return start_run(path, task, **{**TINY, **options})
 
 
 def weights(run) -> dict[str, np.ndarray]:

@@ -15,8 +15,8 @@ import keras
 from heed.acceleration import _models, _switch
 from heed.acceleration._hub import Hub
 from heed.acceleration._patches import Method, check_keras
-from heed.ops._dispatch import implementation_in_use
-from heed.ops._watch import patching
+from heed.ops.dispatch import explain
+from heed.ops.observe import patching
 
 __all__ = ["Acceleration", "Report", "accelerate", "decelerate"]
 
@@ -99,7 +99,7 @@ class Acceleration:
         patched = tuple(patch.text for patch in _installed)
         return Report(
             keras.__version__,
-            implementation_in_use()[0],
+            explain().implementation,
             scope,
             patched + _keras_hub.state if patched else (),
             dict(_switch.calls),

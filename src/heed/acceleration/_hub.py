@@ -33,12 +33,12 @@ def fused_attention_op_available(original: Callable[..., bool]) -> Callable[...,
 def _question(module: ModuleType, text: str) -> Method:
     """In all modules: every model has a copy of the function's name."""
     name, package = "fused_attention_op_available", sys.modules[_PACKAGE]
-    return Function(module, name, fused_attention_op_available, (), (), text, package)
+    return Function(module, name, _QUESTION, text, package)
 
 
 def _t5_layer(module: ModuleType, text: str) -> Method:
     owner = getattr(module, "T5MultiHeadAttention", None)
-    return Method(owner, "call", _t5.call, _t5.PARAMETERS, (), text, sys.modules[_PACKAGE])
+    return Method(owner, "call", _t5.call, text, sys.modules[_PACKAGE])
 
 
 def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]:
@@ -58,8 +58,11 @@ def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]
 def _decision(module: ModuleType, text: str) -> Method:
     owner = getattr(module, text.split(".")[1], None)
     name, package = "_use_fused_attention_op", sys.modules[_PACKAGE]
-    return Method(owner, name, use_fused_attention_op, ("self",), (), text, package)
+    return Method(owner, name, _DECISION, text, package)
 
+
+_QUESTION = _switch.Replacement(fused_attention_op_available, ())
+_DECISION = _switch.Replacement(use_fused_attention_op, ("self",))
 
 # What is patched: module, name for a report, and how.
 _Make = Callable[[ModuleType, str], Method]

@@ -8,6 +8,7 @@ causal or window masks, and leaves grouped heads as they are. `compute_output_sp
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,11 @@ from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _switch
-from heed.layers import _checks, _masks
-from heed.layers._axes import AttentionAxes
-from heed.ops import Mask, attention_weights, dot_product_attention
+from heed.layers import masks
+from heed.layers.attend import MultiHead, Wanted, dropping, many_heads
+from heed.layers.axes import AttentionAxes
+from heed.layers.shapes import built_widths
+from heed.ops import Mask
 
 # A subclass that overrides one of these has its own idea of attention.
 _OWN = (
@@ -71,196 +74,125 @@ def is_training(training: bool | None) -> bool:
     return bool(training)
 
 
-def call(original: Callable[..., Any]) -> Callable[..., Any]:
+def _leave_call(self: Any, **_: Any) -> str | None:
+    return _overridden(self, "_compute_attention", *_OWN)
+
+
+@_switch.replacement(_name, _leave_call)
+def call(
+    self: Any,
+    query: Any,
+    value: Any,
+    key: Any,
+    query_mask: Any,
+    value_mask: Any,
+    key_mask: Any,
+    attention_mask: Any,
+    return_attention_scores: bool,
+    training: bool | None,
+    use_causal_mask: bool,
+) -> Any:
     """`call` of either class."""
+    if hasattr(
+        self, "_return_attention_scores"
+    ):  # Keras' shapes and `_compute_attention` look there
+        self._return_attention_scores = return_attention_scores
+    _check_widths(self, query=query, value=value, key=value if key is None else key)
+    axes, wanted = _axes(self, len(query.shape)), Wanted.of(return_attention_scores)
+    output, scores, _ = MultiHead(
+        axes=axes,
+        query=self._query_dense,
+        key=self._key_dense,
+        value=self._value_dense,
+        output=self._output_dense,
+        attend=functools.partial(_attend, self, axes, training, wanted),
+        gate=self._gate_dense if _option(self, "use_gate") else None,
+        sliding_window=_option(self, "sliding_window"),
+    )(query, value, key, query_mask, value_mask, key_mask, attention_mask, use_causal_mask)
+    return (output, scores) if wanted else output
+
+
+def _with_shape_of_scores(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def accelerated(
-        self: Any,
-        query: Any,
-        value: Any,
-        key: Any = None,
-        query_mask: Any = None,
-        value_mask: Any = None,
-        key_mask: Any = None,
-        attention_mask: Any = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-    ) -> Any:
-        arguments = (query, value, key, query_mask, value_mask, key_mask, attention_mask)
-        flags = (return_attention_scores, training, use_causal_mask)
-        if not _switch.active():
-            return original(self, *arguments, *flags)
-        if reason := _overridden(self, "_compute_attention", *_OWN):
-            return _switch.leave(_name(self), reason, original, self, *arguments, *flags)
-        _switch.count(_name(self))
-        if hasattr(
-            self, "_return_attention_scores"
-        ):  # what Keras' shapes and `_compute_attention` look at
-            self._return_attention_scores = return_attention_scores
-        _check_widths(self, query=query, value=value, key=value if key is None else key)
-        axes, window = _axes(self, len(query.shape)), _option(self, "sliding_window")
-        query_mask = _masks.position_mask(query_mask, query, "query_mask")
-        rows = _aligned(axes, query_mask, query, "query_mask")
-        value_mask = _masks.position_mask(value_mask, value, "value_mask")
-        key_mask = _masks.position_mask(key_mask, key, "key_mask")
-        columns = _masks.both(
-            _aligned(axes, value_mask, value, "value_mask"),
-            _aligned(axes, key_mask, value, "key_mask"),
-        )
-        query, value = _masks.hide(query, rows), _masks.hide(value, columns)
-        key = value if key is None else _masks.hide(key, columns)
-        queries, keys = self._query_dense(query), self._key_dense(key)
-        mask = _masks.join(
-            [
-                _masks.structure(use_causal_mask, window),
-                _masks.padding(
-                    None if rows is None else axes.flatten_positions(rows, queries),
-                    None if columns is None else axes.flatten_positions(columns, keys),
-                ),
-                _masks.over_scores(attention_mask, axes, queries, keys, queries.shape[-2]),
-            ]
-        )
-        output, scores = _attend(
-            self, queries, keys, self._value_dense(value), mask, training, return_attention_scores
-        )
-        if _option(self, "use_gate"):
-            output = output * self._gate_dense(query)
-        output = self._output_dense(output)
-        if query_mask is not None:
-            output._keras_mask = query_mask
-        return (output, scores) if return_attention_scores else output
-
-    return accelerated
-
-
-def compute_output_spec(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`compute_output_spec` of `MultiHeadAttention`, with the scores' own shape."""
-
-    @functools.wraps(original)
-    def accelerated(
-        self: Any,
-        query: Any,
-        value: Any,
-        key: Any = None,
-        query_mask: Any = None,
-        value_mask: Any = None,
-        key_mask: Any = None,
-        attention_mask: Any = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-    ) -> Any:
-        masks = (query_mask, value_mask, key_mask, attention_mask)
-        flags = (return_attention_scores, training, use_causal_mask)
-        result = original(self, query, value, key, *masks, *flags)
-        if not _switch.active() or not return_attention_scores:
+    def accelerated(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        if not _switch.active() or not given.get("return_attention_scores"):
             return result
-        axes = _axes(self, len(query.shape))
-        shape = axes.scores_shape(tuple(query.shape), tuple(value.shape), self.num_heads)
+        layer, query, value = (given[name] for name in ("self", "query", "value"))
+        axes = _axes(layer, len(query.shape))
+        shape = axes.scores_shape(tuple(query.shape), tuple(value.shape), layer.num_heads)
         return result[0], KerasTensor(shape, dtype=result[1].dtype)
 
     return accelerated
 
 
-def compute_attention(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_compute_attention` of `MultiHeadAttention`."""
-
-    @functools.wraps(original)
-    def accelerated(
-        self: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        training: bool | None = None,
-        return_attention_scores: bool = False,
-        use_causal_mask: bool = False,
-    ) -> Any:
-        causal = {"use_causal_mask": True} if use_causal_mask else {}
-        arguments = (query, key, value, attention_mask, training, return_attention_scores)
-        return _projected(original, self, arguments, causal)
-
-    return accelerated
+# Of `MultiHeadAttention`.
+compute_output_spec = _switch.Replacement(_with_shape_of_scores, call.required)
 
 
-def compute_grouped_attention(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_compute_attention` of `GroupQueryAttention`, whose `call` says elsewhere that it wants the scores."""
-
-    @functools.wraps(original)
-    def accelerated(
-        self: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-    ) -> Any:
-        causal = {"use_causal_mask": True} if use_causal_mask else {}
-        return _projected(original, self, (query, key, value, attention_mask, training), causal)
-
-    return accelerated
+def _leave_projected(self: Any, **_: Any) -> str | None:
+    reason = _overridden(self, *_OWN)
+    if reason is None and (_option(self, "dropout") or 0.0) >= 1:
+        return "dropout of everything"
+    return reason
 
 
-def _projected(
-    original: Callable[..., Any], layer: Any, arguments: tuple[Any, ...], causal: dict[str, bool]
+@_switch.replacement(_name, _leave_projected)
+def compute_attention(
+    self: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    training: bool | None,
+    return_attention_scores: bool | None = None,
+    use_causal_mask: bool = False,
 ) -> Any:
-    """Attention of tensors that a subclass, or Keras' own `call`, has projected."""
-    if not _switch.active():
-        return original(layer, *arguments, **causal)
-    reason = _overridden(layer, *_OWN)
-    if reason is None and (_option(layer, "dropout") or 0.0) >= 1:
-        reason = "dropout of everything"
-    if reason:
-        return _switch.leave(_name(layer), reason, original, layer, *arguments, **causal)
-    _switch.count(_name(layer))
-    query, key, value, attention_mask, training = arguments[:5]
-    with_scores = arguments[5] if len(arguments) > 5 else layer._return_attention_scores
-    axes = _axes(layer, len(query.shape) - 1)
-    mask = _masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
-    mask = _masks.both(mask, _masks.structure(bool(causal), None))
-    return _attend(layer, query, key, value, mask, training, with_scores)
+    """`_compute_attention` of either class, for a subclass, or Keras' own `call`, that has projected.
+
+    That of `GroupQueryAttention` is told elsewhere that the scores are wanted.
+    """
+    if return_attention_scores is None:
+        return_attention_scores = self._return_attention_scores
+    axes, wanted = _axes(self, len(query.shape) - 1), Wanted.of(return_attention_scores)
+    mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
+    mask = masks.join(mask, masks.structure(use_causal_mask, None))
+    return _attend(self, axes, training, wanted, query, key, value, mask)
 
 
 def _attend(
     layer: Any,
+    axes: AttentionAxes,
+    training: bool | None,
+    wanted: Wanted | None,
     query: Any,
     key: Any,
     value: Any,
     mask: Mask | None,
-    training: bool | None,
-    with_scores: bool,
 ) -> tuple[Any, Any]:
     """The heads (B, T, N, V), and the scores before dropout, as Keras returns them, or None."""
-    rate = _option(layer, "dropout") or 0.0
-    dropping = rate > 0 and is_training(training)
-    axes = _axes(layer, len(query.shape) - 1)
-    options = {
-        "mask": mask,
-        "scale": _option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),
-    }
-    flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
-    output = dot_product_attention(
-        flat_query,
-        flat_key,
-        flat_value,
-        dropout=rate if dropping else 0.0,
-        seed=layer._dropout_layer.seed_generator.next() if dropping else None,
-        **options,
+    rate = _option(layer, "dropout")
+    heads, scores = many_heads(
+        axes,
+        query,
+        key,
+        value,
+        wanted,
+        dropout=dropping(rate, is_training(training), layer._dropout_layer) if rate else {},
+        scores_drop=False,
+        mask=mask,
+        scale=_option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),
     )
-    output = axes.unflatten(output, query)
-    if not with_scores:
-        return output, None
-    scores = axes.unflatten_scores(attention_weights(flat_query, flat_key, **options), query, key)
-    return output, ops.cast(scores, layer.compute_dtype)
+    return heads, None if scores is None else ops.cast(scores, layer.compute_dtype)
 
 
 def _check_widths(layer: Any, **inputs: Any) -> None:
     """Says which input has another width than when the layer was built."""
     projections = {name: getattr(layer, f"_{name}_dense") for name in inputs}
-    _checks.built_widths(
+    built_widths(
         {name: tuple(x.shape) for name, x in inputs.items()},
         {
             name: dense.kernel.shape[0]
@@ -268,7 +200,3 @@ def _check_widths(layer: Any, **inputs: Any) -> None:
             if getattr(dense, "quantization_mode", None) is None
         },
     )
-
-
-def _aligned(axes: AttentionAxes, mask: Any, x: Any, name: str) -> Any:
-    return None if mask is None else axes.align_positions(mask, x, name)

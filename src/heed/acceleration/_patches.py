@@ -6,7 +6,6 @@ import functools
 import inspect
 import pathlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -14,14 +13,8 @@ from typing import Any
 import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
-from heed.acceleration import _multi_head, _op, _single_head
+from heed.acceleration import _multi_head, _op, _single_head, _switch
 
-_INPUTS = ("query", "key", "value")
-_MASKS = ("query_mask", "value_mask", "key_mask", "attention_mask")
-_FLAGS = ("return_attention_scores", "training", "use_causal_mask")
-_OP = (*_INPUTS, "bias", "mask", "scale", "is_causal", "flash_attention", "attn_logits_soft_cap")
-_LAYER_CALL = ("self", "query", "value", "key", *_MASKS, *_FLAGS)
-_COMPUTE = ("self", *_INPUTS, "attention_mask", "training")
 # What a constructor may take. A new argument may be a new way to attend, which the replacement would ignore.
 _COMMON = (
     "self dropout use_bias sliding_window flash_attention kernel_initializer bias_initializer kernel_regularizer "
@@ -58,41 +51,46 @@ class Method:
 
     Attributes:
         owner, name: the attribute.
-        make: the replacement from the original.
-        parameters: that the original may have, and those it must have.
+        replacement: what takes its place.
         text: its name for a report.
         package: where the original must come from.
     """
 
     owner: Any
     name: str
-    make: Callable[[Callable[..., Any]], Callable[..., Any]]
-    parameters: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    text: str = ""
+    replacement: _switch.Replacement
+    text: str
     package: ModuleType = keras
     _original: Any = field(default=None, repr=False)
-    _replacement: Any = field(default=None, repr=False)
+    _replaced_by: Any = field(default=None, repr=False)
 
     def problem(self) -> str | None:
         """Why the original cannot be replaced, or None."""
         original = self._original or getattr(self.owner, self.name, None)
         if original is None:
             return f"{self.text} does not exist"
-        return _unexpected(original, self.text, self.parameters, self.optional, self.package)
+        source = pathlib.Path(inspect.unwrap(original).__code__.co_filename)
+        folder = pathlib.Path(self.package.__file__ or "").parent
+        if hasattr(original, "__wrapped__") or folder not in source.parents:
+            return f"{self.text} has been replaced by something else, in {source}"
+        required, optional = self.replacement.required, self.replacement.optional
+        names = tuple(inspect.signature(original).parameters)
+        if names != (*required, *(name for name in optional if name in names)):
+            return f"{self.text} takes {names}, expected {required}"
+        return None
 
     def install(self) -> None:
         """Puts the replacement in, unless it is there or below what another library put there since."""
-        if self._replacement is None:
+        if self._replaced_by is None:
             self._original = getattr(self.owner, self.name)
-            self._replacement = self.make(self._original)
-            self._replace(self._original, self._replacement)
+            self._replaced_by = self.replacement.make(self._original)
+            self._replace(self._original, self._replaced_by)
 
     def uninstall(self) -> None:
         """Takes it out; where another library has wrapped it since, it stays and passes calls on."""
-        if getattr(self.owner, self.name) is self._replacement:
-            self._replace(self._replacement, self._original)
-            self._original = self._replacement = None
+        if getattr(self.owner, self.name) is self._replaced_by:
+            self._replace(self._replaced_by, self._original)
+            self._original = self._replaced_by = None
 
     def _replace(self, old: Any, new: Any) -> None:
         setattr(self.owner, self.name, new)
@@ -114,72 +112,27 @@ class Function(Method):
                 names[self.name] = new
 
 
-def _unexpected(
-    function: Callable[..., Any],
-    text: str,
-    required: tuple[str, ...],
-    optional: tuple[str, ...],
-    package: ModuleType,
-) -> str | None:
-    source = pathlib.Path(inspect.unwrap(function).__code__.co_filename)
-    folder = pathlib.Path(package.__file__ or "").parent
-    if hasattr(function, "__wrapped__") or folder not in source.parents:
-        return f"{text} has been replaced by something else, in {source}"
-    names = tuple(inspect.signature(function).parameters)
-    if names != tuple(name for name in (*required, *optional) if name in names or name in required):
-        return f"{text} takes {names}, expected {required}"
-    return None
-
-
 @functools.cache
 def keras_patches() -> list[Method]:
     """Everything that is replaced in Keras, in the order in which a report names it."""
     from keras.src.backend.tensorflow import nn as backend_nn
     from keras.src.ops import nn as ops_nn
 
-    def method(owner: Any, name: str, make: Any, *parameters: str, optional: Any = ()) -> Method:
-        layer = "GroupQueryAttention" if owner is GroupQueryAttention else owner.__name__
-        text = f"keras.layers.{layer}.{name}"
-        return Method(owner, name, make, parameters, optional, text)
-
-    causal = ("use_causal_mask",)
+    layers: list[tuple[type, str, _switch.Replacement]] = [
+        (MultiHeadAttention, "call", _multi_head.call),
+        (MultiHeadAttention, "_compute_attention", _multi_head.compute_attention),
+        (MultiHeadAttention, "compute_output_spec", _multi_head.compute_output_spec),
+        (GroupQueryAttention, "call", _multi_head.call),
+        (GroupQueryAttention, "_compute_attention", _multi_head.compute_attention),
+        (Attention, "call", _single_head.call),
+    ]
+    public = {GroupQueryAttention: "GroupQueryAttention"}  # which is not its `__name__`
     return [
-        Method(backend_nn, "dot_product_attention", _op.backend_op, _OP, text=_op.NAME),
-        Function(
-            ops_nn,
-            "dot_product_attention",
-            _op.public_op,
-            _OP,
-            text=f"{_op.NAME} (soft-cap)",
-        ),
-        method(MultiHeadAttention, "call", _multi_head.call, *_LAYER_CALL),
-        method(
-            MultiHeadAttention,
-            "_compute_attention",
-            _multi_head.compute_attention,
-            *_COMPUTE,
-            "return_attention_scores",
-            optional=causal,
-        ),
-        method(
-            MultiHeadAttention,
-            "compute_output_spec",
-            _multi_head.compute_output_spec,
-            *_LAYER_CALL,
-        ),
-        method(GroupQueryAttention, "call", _multi_head.call, *_LAYER_CALL),
-        method(
-            GroupQueryAttention,
-            "_compute_attention",
-            _multi_head.compute_grouped_attention,
-            *_COMPUTE,
-            optional=causal,
-        ),
-        method(
-            Attention,
-            "call",
-            _single_head.call,
-            *("self", "inputs", "mask", "training", "return_attention_scores", "use_causal_mask"),
+        Method(backend_nn, "dot_product_attention", _op.backend_op, _op.NAME),
+        Function(ops_nn, "dot_product_attention", _op.public_op, f"{_op.NAME} (soft-cap)"),
+        *(
+            Method(cls, name, made, f"keras.layers.{public.get(cls, cls.__name__)}.{name}")
+            for cls, name, made in layers
         ),
     ]
 

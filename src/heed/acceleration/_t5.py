@@ -7,70 +7,50 @@ the note reads the parts, of which the bias is the same for all items and the ma
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from keras import ops
 
 from heed.acceleration import _switch
 from heed.acceleration._multi_head import is_training
+from heed.layers.attend import dropping
 from heed.ops import dot_product_attention
 
 NAME = "keras_hub.T5MultiHeadAttention"
-PARAMETERS = (
-    *("self", "hidden_states", "mask", "key_value_states", "position_bias"),
-    *("cache", "cache_update_index", "training"),
-)
 _NOTE = "_heed_bias_and_mask"
 
 
-def call(original: Callable[..., Any]) -> Callable[..., Any]:
+def _reason_to_leave(self: Any, cache: Any, cache_update_index: Any, **_: Any) -> str | None:
+    if cache is None and cache_update_index is not None:
+        return "a cache index without a cache"  # for which KerasHub has a message
+    return "dropout of everything" if self.dropout_layer.rate >= 1 else None
+
+
+@_switch.replacement(NAME, _reason_to_leave)
+def call(
+    self: Any,
+    hidden_states: Any,
+    mask: Any,
+    key_value_states: Any,
+    position_bias: Any,
+    cache: Any,
+    cache_update_index: Any,
+    training: bool | None,
+) -> Any:
     """`call` of KerasHub's layer."""
-
-    @functools.wraps(original)
-    def accelerated(
-        self: Any,
-        hidden_states: Any,
-        mask: Any = None,
-        key_value_states: Any = None,
-        position_bias: Any = None,
-        cache: Any = None,
-        cache_update_index: Any = None,
-        training: bool | None = False,
-    ) -> Any:
-        given = (hidden_states, mask, key_value_states, position_bias, cache, cache_update_index)
-        if not _switch.active():
-            return original(self, *given, training)
-        if cache is None and cache_update_index is not None:
-            reason = "a cache index without a cache"  # for which KerasHub has a message
-            return _switch.leave(NAME, reason, original, self, *given, training)
-        if self.dropout_layer.rate >= 1:
-            return _switch.leave(NAME, "dropout of everything", original, self, *given, training)
-        _switch.count(NAME)
-        query = _heads(self, self.query_projector(hidden_states))
-        source = hidden_states if key_value_states is None else key_value_states
-        key, value, cache = _keys_and_values(self, source, cache, cache_update_index)
-        if position_bias is None:
-            bias, mask = _bias(self, query, key, cache_update_index), _over_heads(mask)
-            position_bias = _joined(self, bias, mask, query, key)
-        else:
-            bias, mask = getattr(position_bias, _NOTE, (position_bias, None))
-        dropping = self.dropout_layer.rate > 0 and is_training(training)
-        output = dot_product_attention(
-            query,
-            key,
-            value,
-            mask=mask,
-            bias=bias,
-            scale=1.0,
-            dropout=self.dropout_layer.rate if dropping else 0.0,
-            seed=self.dropout_layer.seed_generator.next() if dropping else None,
-        )
-        shape = (*ops.shape(output)[:2], self.inner_dim)
-        return self.output_projector(ops.reshape(output, shape)), position_bias, cache
-
-    return accelerated
+    query = _heads(self, self.query_projector(hidden_states))
+    source = hidden_states if key_value_states is None else key_value_states
+    key, value, cache = _keys_and_values(self, source, cache, cache_update_index)
+    if position_bias is None:
+        bias, mask = _bias(self, query, key, cache_update_index), _over_heads(mask)
+        position_bias = _joined(self, bias, mask, query, key)
+    else:
+        bias, mask = getattr(position_bias, _NOTE, (position_bias, None))
+    rate = self.dropout_layer.rate
+    dropout = dropping(rate, is_training(training), self.dropout_layer) if rate else {}
+    output = dot_product_attention(query, key, value, mask=mask, bias=bias, scale=1.0, **dropout)
+    output = ops.reshape(output, (*ops.shape(output)[:2], self.inner_dim))
+    return self.output_projector(output), position_bias, cache
 
 
 def _heads(layer: Any, x: Any) -> Any:

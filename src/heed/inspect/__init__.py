@@ -4,7 +4,13 @@ from heed.inspect._capture import Capture
 from heed.inspect._interventions import Ablation, HeadCost, ablate, gradient_times_attention
 from heed.inspect._measures import by_head, head_similarity, rollout
 from heed.inspect._page import Page, page
-from heed.inspect._plots import plot_alignment, plot_heads, plot_map, plot_model
+from heed.inspect._plots import (
+    plot_alignment,
+    plot_cross_attention,
+    plot_heads,
+    plot_map,
+    plot_model,
+)
 from heed.inspect._run import capture
 from heed.inspect._statistics import RowStatistics
 
@@ -21,6 +27,7 @@ __all__ = [
     "head_similarity",
     "page",
     "plot_alignment",
+    "plot_cross_attention",
     "plot_heads",
     "plot_map",
     "plot_model",

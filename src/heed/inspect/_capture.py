@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._npz import read_npz
+from heed.inspect import _names
 from heed.inspect._statistics import RowStatistics, statistics_of
 
 Floats = NDArray[np.floating[Any]]
@@ -154,14 +155,13 @@ class Capture:
             ValueError: if no layer has such a key; or where the weights are not all there, if the key was not among
                 the `tokens` of the capture.
         """
-        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-            raise TypeError(f"`token` must be an integer. Received: token={token!r}")
+        token = _names.whole("token", token)
         longest = max(length for _, length in self.lengths.values())
         if not 0 <= token < longest:
             raise ValueError(f"`token` must be in [0, {longest}). Received: token={token}")
         return MappingProxyType(
             {
-                name: self._share(name, "tokens", int(token))
+                name: self._share(name, "tokens", token)
                 for name in self.names
                 if token < self.lengths[name][1]
             }
@@ -177,11 +177,8 @@ class Capture:
         Raises:
             ValueError: where the weights are not all there, if the offset was not captured: -1, 0 and 1 always are.
         """
-        if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)):
-            raise TypeError(f"`offset` must be an integer. Received: offset={offset!r}")
-        return MappingProxyType(
-            {name: self._share(name, "offsets", int(offset)) for name in self.names}
-        )
+        offset = _names.whole("offset", offset)
+        return MappingProxyType({name: self._share(name, "offsets", offset) for name in self.names})
 
     def _share(self, name: str, kind: str, which: int) -> Floats:
         """The statistic "tokens" or "offsets" of one token or offset."""

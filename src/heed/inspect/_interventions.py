@@ -13,7 +13,7 @@ from heed.inspect import _names
 from heed.inspect._run import check_model, run
 from heed.inspect._seen import Seen
 from heed.inspect._watch import Sight
-from heed.ops._watch import new_tape
+from heed.ops.backends import current
 
 Floats = NDArray[np.floating[Any]]
 
@@ -182,7 +182,7 @@ def gradient_times_attention(
             seen[full] = sight.seen
         return sight.seen.output
 
-    with new_tape() as tape:
+    with current().gradient_tape() as tape:
         value = target(run(model, inputs, call_arguments, take))
     wanted.check(fulls)
     if tuple(getattr(value, "shape", (0,))) != ():

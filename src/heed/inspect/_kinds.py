@@ -8,25 +8,17 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from heed.layers._attention_layer import AttentionLayer
-
 if TYPE_CHECKING:
     from heed.inspect._seen import Seen
     from heed.inspect._watch import Frame
 
-_ATTENTIONS = (
-    AttentionLayer,
-    keras.layers.MultiHeadAttention,
-    keras.layers.GroupQueryAttention,
-    keras.layers.Attention,  # AdditiveAttention too
-)
 # Arguments by which layers of the world take what they read besides their own sequence.
 _SOURCES = ("key_value", "encoder", "encoded", "context", "memory")
 
 
 def is_attention(layer: Any) -> bool:
-    """Whether a softmax inside this layer gives attention weights: by its class, or the name of that."""
-    return isinstance(layer, _ATTENTIONS) or "attention" in type(layer).__name__.lower()
+    """Whether a softmax inside this layer gives attention weights: by the name of its class, or of one above it."""
+    return any("attention" in kind.__name__.lower() for kind in type(layer).__mro__)
 
 
 def kind_of(frame: Frame, seen: Seen) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from typing import Any
 
-import numpy as np
+from heed._numbers import integer
 
 
 def full_name(path: Sequence[str], others: Collection[str]) -> str:
@@ -91,11 +92,21 @@ def check_example(weights: Mapping[str, Sized], name: str, example: int) -> int:
         TypeError: if it is not an integer.
         ValueError: if there is no such entry.
     """
-    count = len(weights[name])
-    if isinstance(example, bool) or not isinstance(example, (int, np.integer)):
-        raise TypeError(f"`example` must be an integer. Received: example={example!r}")
-    if not 0 <= example < count:
+    count, number = len(weights[name]), whole("example", example)
+    if not 0 <= number < count:
         raise ValueError(
             f"`example` must be in [0, {count}), the batch of {name!r}. Received: example={example}"
         )
-    return int(example)
+    return number
+
+
+def whole(option: str, value: Any) -> int:
+    """The value of an option as an int.
+
+    Raises:
+        TypeError: if it is no integer.
+    """
+    number = integer(value)
+    if number is None:
+        raise TypeError(f"`{option}` must be an integer. Received: {option}={value!r}")
+    return number

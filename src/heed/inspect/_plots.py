@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.inspect import _drawing as drawing
+from heed._figure import new_figure
 from heed.inspect import _names
 from heed.inspect._capture import Capture
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import by_head
-from heed.ops._figure import new_figure
 
 Floats = NDArray[np.floating[Any]]
 
+# One hue from light to dark, and two that meet in white: both read the same for every kind of colour vision, the first
+# also in print.
+_WEIGHTS, _SIGNED = "Blues", "PuOr_r"
+_MUTED, _INK = "#5b6670", "#1b2126"
+_TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)
+_MOST_LABELS = 160  # positions beyond which only some are labelled
 _FEW = 16  # tokens that are named beside small panels
 _UNITS = {
     "entropy": "entropy (nats)",
@@ -80,18 +85,16 @@ def plot_heads(
     for axes in grid.ravel()[count:]:
         axes.set_visible(False)
     for axes, head, picture, nats in zip(grid.ravel(), chosen, pictures, entropy, strict=False):
-        image = drawing.weights_panel(axes, picture, most)
+        image = _weights_panel(axes, picture, most)
         axes.set_title(f"head {head}", fontsize=8, loc="left", pad=3)
-        axes.set_title(
-            f"{nats.mean():.2f} nats", fontsize=7, loc="right", pad=3, color=drawing.MUTED
-        )
+        axes.set_title(f"{nats.mean():.2f} nats", fontsize=7, loc="right", pad=3, color=_MUTED)
         if small:
-            drawing.label_axis(axes.xaxis, columns, 6.5, rotation=90)
-            drawing.label_axis(axes.yaxis, rows, 6.5)
+            _label_axis(axes.xaxis, columns, 6.5, rotation=90)
+            _label_axis(axes.yaxis, rows, 6.5)
         else:
             axes.set_xticks([])
             axes.set_yticks([])
-    drawing.colour_bar(figure, image, grid)
+    _colour_bar(figure, image, grid)
     figure.suptitle(f"{layer}  ({capture.kinds[layer]})", fontsize=10, x=0.01, ha="left")
     return figure
 
@@ -126,8 +129,8 @@ def plot_map(
     picture = capture.weights[layer][example, capture.head(layer, head)]
     rows, columns = _tokens(capture, layer, tokens, key_tokens)
     figure = _map(picture, rows, columns, f"{layer}, head {head}")
-    figure.axes[0].set_xlabel("read: key", fontsize=8, color=drawing.MUTED)
-    figure.axes[0].set_ylabel("reads: query", fontsize=8, color=drawing.MUTED)
+    figure.axes[0].set_xlabel("read: key", fontsize=8, color=_MUTED)
+    figure.axes[0].set_ylabel("reads: query", fontsize=8, color=_MUTED)
     return figure
 
 
@@ -157,35 +160,16 @@ def plot_alignment(
     >>> plot_alignment(capture, ["Guten", "Tag"], ["good", "day"]).axes[0].get_title(loc="left")
     'cross, mean of 1 head'
     """
-    names = [name for name in capture if capture.kinds[name] == "cross"]
-    names = names if layer is None else [capture.layer(layer)]
-    if not names:
-        raise ValueError(
-            "`capture` must have a layer of cross-attention, or `layer` must be given. "
-            f"Received: {', '.join(f'{name!r} ({kind})' for name, kind in capture.kinds.items())}"
-        )
-    pictures = []
-    for name in names:
-        _names.check_example(capture.weights, name, example)
-        heads = capture.heads[name] if head is None else [head]
-        pictures += [capture.weights[name][example, capture.head(name, one)] for one in heads]
-    if len({x.shape for x in pictures}) > 1 or len({capture.lengths[name] for name in names}) > 1:
-        raise ValueError(
-            "`layer` must be given where layers of cross-attention differ in T and S. "
-            f"Received: layer=None, (T, S) of {', '.join(str(capture.lengths[x]) for x in names)}"
-        )
-    places = drawing.picture_places(capture, names[0])
-    T, S = capture.lengths[names[0]]
-    rows = drawing.labels("target", target, T, places[0])
-    columns = drawing.labels("source", source, S, places[1])
-    mean = np.mean(pictures, axis=0)
-    of = f"mean of {len(pictures)} head{'s' if len(pictures) > 1 else ''}"
-    of = of if head is None else f"head {head}" + (f", {of}" if len(names) > 1 else "")
-    where = names[0] if len(names) == 1 else f"{len(names)} layers of cross-attention"
+    layers, rows, columns = _cross_attention(capture, source, target, layer, head, example)
+    mean = np.mean(np.concatenate(list(layers.values())), axis=0)
+    count = sum(map(len, layers.values()))
+    of = f"mean of {count} head{'s' if count > 1 else ''}"
+    of = of if head is None else f"head {head}" + (f", {of}" if len(layers) > 1 else "")
+    where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
     figure = _map(mean, rows, columns, f"{where}, {of}", cell=0.3)
     axes = figure.axes[0]
-    axes.set_xlabel("read: source", fontsize=8, color=drawing.MUTED)
-    axes.set_ylabel("written: target", fontsize=8, color=drawing.MUTED)
+    axes.set_xlabel("read: source", fontsize=8, color=_MUTED)
+    axes.set_ylabel("written: target", fontsize=8, color=_MUTED)
     reading = np.flatnonzero(mean.sum(1) > 0)
     axes.scatter(
         mean[reading].argmax(1),
@@ -195,6 +179,63 @@ def plot_alignment(
         edgecolors="#d95f02",
         linewidths=1.2,
     )
+    return figure
+
+
+def plot_cross_attention(
+    capture: Capture,
+    source: Sequence[Any],
+    target: Sequence[Any],
+    *,
+    title: str = "",
+    example: int = 0,
+) -> Any:
+    """Where a decoder looked in one picture: the mean of all heads and, beside it, each head of each layer.
+
+    Args:
+        capture: the weights of a decoder; every layer of cross-attention is drawn.
+        source: S tokens, what was read.
+        target: T tokens, what was written: row t of the weights led to target[t].
+        title: a line above the picture.
+        example: which one of the batch, in [0, B).
+
+    Returns, Raises: as `plot_alignment`.
+
+    >>> import numpy as np
+    >>> capture = Capture({"cross": np.eye(2)[None, None]}, {"cross": "cross"})
+    >>> figure = plot_cross_attention(capture, ["Guten", "Tag"], ["good", "day"])
+    >>> [axes.get_title() for axes in figure.axes[:2]]
+    ['mean of all heads', 'head 1']
+    """
+    layers, rows, columns = _cross_attention(capture, source, target, None, None, example)
+    T, S, heads = len(rows), len(columns), max(map(len, layers.values()))
+    # Sizes in inches from the numbers of cells and the labels, so that these never overlap.
+    widest = max(map(len, columns), default=1)
+    mean_width = 2.2 + S * max(0.42, 0.1 * widest + 0.06)
+    heads_width = heads * min(2.2, max(1.0, 0.2 * S))
+    figure = new_figure(mean_width + heads_width + 1.6, 1.6 + max(0.3 * T, 1.5 * len(layers)))
+    left, right = figure.subfigures(1, 2, width_ratios=[mean_width, heads_width + 1.2])
+    figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
+
+    axes = left.subplots()
+    image = _weights_panel(axes, np.mean(np.concatenate(list(layers.values())), axis=0), 1.0)
+    axes.set_title("mean of all heads", fontsize=9)
+    _label_axis(axes.xaxis, columns, 10)
+    _label_axis(axes.yaxis, rows, 10)
+    axes.set_xlabel("read: the source")
+    axes.set_ylabel("written: the target, from top to bottom")
+
+    grid = right.subplots(len(layers), heads, squeeze=False)
+    for number, (line, pictures) in enumerate(zip(grid, layers.values(), strict=True), 1):
+        line[0].set_ylabel(f"layer {number}")
+        for axes in line[len(pictures) :]:
+            axes.set_visible(False)
+        for head, (axes, picture) in enumerate(zip(line, pictures, strict=False), 1):
+            _weights_panel(axes, picture, 1.0)
+            axes.set_title(f"head {head}", fontsize=9)
+            _label_axis(axes.xaxis, columns if widest <= 2 and S <= 10 else [], 6)
+            _label_axis(axes.yaxis, [], 6)
+    _colour_bar(figure, image, grid)
     return figure
 
 
@@ -245,9 +286,9 @@ def plot_model(
     known = table[np.isfinite(table)]
     low, most = np.min(known, initial=0.0), float(np.max(np.abs(known), initial=0.0)) or 1.0
     digits = max(0, (2 if most >= 1 else 1) - math.floor(math.log10(most)))
-    colours = {"cmap": drawing.SIGNED, "vmin": -most, "vmax": most}
+    colours = {"cmap": _SIGNED, "vmin": -most, "vmax": most}
     if low >= 0:
-        colours = {"cmap": drawing.WEIGHTS, "vmin": 0.0, "vmax": most}
+        colours = {"cmap": _WEIGHTS, "vmin": 0.0, "vmax": most}
     image = axes.imshow(table, aspect="auto", interpolation="nearest", **colours)
     axes.set_facecolor("#f4f5f7")  # a layer with fewer heads
     for (i, j), x in np.ndenumerate(table):
@@ -260,14 +301,14 @@ def plot_model(
                 ha="center",
                 va="center",
                 fontsize=6.5,
-                color="white" if dark else drawing.INK,
+                color="white" if dark else _INK,
             )
-    drawing.label_axis(axes.xaxis, [str(head) for head in names], 8)
-    drawing.label_axis(axes.yaxis, list(numbers), 8)
-    axes.set_xlabel("head", fontsize=8, color=drawing.MUTED)
+    _label_axis(axes.xaxis, [str(head) for head in names], 8)
+    _label_axis(axes.yaxis, list(numbers), 8)
+    axes.set_xlabel("head", fontsize=8, color=_MUTED)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    drawing.slim_bar(figure, image, axes, label)
+    _slim_bar(figure, image, axes, label)
     return figure
 
 
@@ -284,15 +325,47 @@ def _map(
     width = max(2.0, cell * S + 1.1, 0.085 * len(title))
     figure = new_figure(left + width, top + max(1.4, cell * T) + 0.8)
     axes = figure.add_subplot()
-    image = drawing.weights_panel(axes, picture)
+    image = _weights_panel(axes, picture)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("bottom")
     upright = max(map(len, columns), default=0) <= 2
-    drawing.label_axis(axes.xaxis, columns, size, rotation=0 if upright else 90)
-    drawing.label_axis(axes.yaxis, rows, size)
+    _label_axis(axes.xaxis, columns, size, rotation=0 if upright else 90)
+    _label_axis(axes.yaxis, rows, size)
     axes.set_title(title, fontsize=10, loc="left", pad=8)
-    drawing.colour_bar(figure, image, axes)
+    _colour_bar(figure, image, axes)
     return figure
+
+
+def _cross_attention(
+    capture: Capture,
+    source: Sequence[Any],
+    target: Sequence[Any],
+    layer: str | None,
+    head: int | None,
+    example: int,
+) -> tuple[dict[str, Floats], list[str], list[str]]:
+    """By layer name the weights (heads, T, S) of one layer or all of cross-attention; labels of rows and columns."""
+    names = [name for name in capture if capture.kinds[name] == "cross"]
+    names = names if layer is None else [capture.layer(layer)]
+    if not names:
+        raise ValueError(
+            "`capture` must have a layer of cross-attention, or `layer` must be given. "
+            f"Received: {', '.join(f'{name!r} ({kind})' for name, kind in capture.kinds.items())}"
+        )
+    layers = {}
+    for name in names:
+        _names.check_example(capture.weights, name, example)
+        heads = slice(None) if head is None else [capture.head(name, head)]
+        layers[name] = capture.weights[name][example, heads]
+    lengths = [capture.lengths[name] for name in names]
+    if len({x.shape[1:] for x in layers.values()}) > 1 or len(set(lengths)) > 1:
+        raise ValueError(
+            "`layer` must be given where layers of cross-attention differ in T and S. "
+            f"Received: layer=None, (T, S) of {', '.join(map(str, lengths))}"
+        )
+    rows, columns = _picture_places(capture, names[0])
+    T, S = lengths[0]
+    return layers, _labels("target", target, T, rows), _labels("source", source, S, columns)
 
 
 def _panel_size(T: int, S: int, side: float) -> tuple[float, float]:
@@ -310,6 +383,100 @@ def _tokens(
     T, S = capture.lengths[layer]
     if key_tokens is None and capture.kinds[layer] != "cross" and T == S:
         key_tokens = tokens
-    places = drawing.picture_places(capture, layer)
-    rows = drawing.labels("tokens", tokens, T, places[0])
-    return rows, drawing.labels("key_tokens", key_tokens, S, places[1])
+    places = _picture_places(capture, layer)
+    rows = _labels("tokens", tokens, T, places[0])
+    return rows, _labels("key_tokens", key_tokens, S, places[1])
+
+
+def _shown(token: Any) -> str:
+    """A token as people read it: marks of spaces go, what has no shape of its own gets one."""
+    text = str(token)
+    for mark in ("▁", "Ġ", "##"):
+        text = text.removeprefix(mark) or "␣"
+    text = text.replace("\n", "⏎").replace("\t", "⇥")
+    return text if text.strip() else "␣"
+
+
+def _labels(
+    option: str, tokens: Sequence[Any] | None, length: int, places: Sequence[int]
+) -> list[str]:
+    """What stands at the rows or columns of a picture.
+
+    Args:
+        option: the argument's name.
+        tokens: of all positions, or None for their numbers.
+        length: how many positions there are.
+        places: those of the rows or columns.
+
+    Raises:
+        ValueError: if there are more or fewer tokens than positions.
+    """
+    if tokens is None:
+        return [str(place) for place in places]
+    if isinstance(tokens, str) or len(tokens) != length:
+        raise ValueError(
+            f"`{option}` must be a list of {length} tokens, one for each position. "
+            f"Received: {len(tokens)}{' characters' if isinstance(tokens, str) else ''}"
+        )
+    return [_shown(tokens[place]) for place in places]
+
+
+def _picture_places(capture: Capture, layer: str) -> tuple[Sequence[int], Sequence[int]]:
+    """Which query and key each row and column of a layer's picture is, or begins with."""
+    return capture.rows[layer], range(0, capture.lengths[layer][1], capture.cells[layer][1])
+
+
+def _weights_panel(axes: Any, weights: Floats, most: float | None = None) -> Any:
+    """Draws weights (rows, columns); colours grow with their square root, so that small ones show.
+
+    Args:
+        axes: where.
+        weights: drawn signed if some are negative.
+        most: the darkest weight. Default: the largest.
+    """
+    from matplotlib.colors import Normalize, PowerNorm
+
+    signed = bool(np.nanmin(weights, initial=0.0) < 0)
+    most = most or float(np.nanmax(np.abs(weights), initial=0.0)) or 1.0
+    norm = Normalize(-most, most) if signed else PowerNorm(0.5, 0.0, most)
+    image = axes.imshow(
+        weights,
+        cmap=_SIGNED if signed else _WEIGHTS,
+        norm=norm,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.tick_params(length=0)
+    axes.spines[:].set_color("#c5ccd3")
+    axes.spines[:].set_linewidth(0.6)
+    return image
+
+
+def _label_axis(axis: Any, texts: Sequence[str], size: float, **options: Any) -> None:
+    """Labels positions 0, 1, ...: all, or so many that they do not touch."""
+    step = max(1, -(-len(texts) // _MOST_LABELS))
+    # A token may hold dollar signs, which would be formulas.
+    axis.set_ticks(
+        range(0, len(texts), step), texts[::step], fontsize=size, parse_math=False, **options
+    )
+
+
+def _colour_bar(figure: Any, image: Any, axes: Any, label: str = "attention weight") -> None:
+    """The scale of a picture, with a few rounded numbers."""
+    bar = _slim_bar(figure, image, axes, label)
+    low, high = image.get_clim()
+    if low == 0:
+        bar.set_ticks([x for x in _TICKS if x <= high], minor=False)
+        bar.set_ticklabels([f"{x:g}" for x in _TICKS if x <= high])
+
+
+def _slim_bar(figure: Any, image: Any, axes: Any, label: str) -> Any:
+    """A scale as wide as a letter is high, however large the picture."""
+    width, height = figure.get_size_inches()
+    bar = figure.colorbar(
+        image, ax=axes, fraction=0.3 / width, pad=0.12 / width, aspect=height / 0.16
+    )
+    bar.set_label(label, fontsize=8, color=_MUTED)
+    bar.ax.tick_params(labelsize=7, length=0)
+    bar.outline.set_visible(False)
+    return bar

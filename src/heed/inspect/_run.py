@@ -10,13 +10,14 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from heed._numbers import check_integer
 from heed.inspect import _kinds, _names
 from heed.inspect._capture import Capture
 from heed.inspect._picture import picture_of
 from heed.inspect._statistics import RowStatistics
 from heed.inspect._watch import Session, Sight, watch
 
-Choice = Sequence[int] | Mapping[str, Sequence[int]] | None
+Some = Sequence[int] | Mapping[str, Sequence[int]] | None
 
 
 def capture(
@@ -24,8 +25,8 @@ def capture(
     inputs: Any,
     *,
     layers: Sequence[str] | None = None,
-    heads: Choice = None,
-    rows: Choice = None,
+    heads: Some = None,
+    rows: Some = None,
     size: int | None = 512,
     tokens: Sequence[int] = (0,),
     call_arguments: Mapping[str, Any] | None = None,
@@ -72,8 +73,7 @@ def capture(
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     check_model(model)
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise ValueError(f"`size` must be an integer > 0, or None. Received: size={size!r}")
+    size = check_integer("size", size, least=1, optional=True)
     wanted = _names.Choice(layers)
     fulls: list[str] = []
     taken: dict[str, _Taken] = {}
@@ -180,7 +180,7 @@ def _missed(model: Any, session: Session) -> list[str]:
     ]
 
 
-def _chosen(option: str, given: Choice, full: str, limit: int) -> tuple[int, ...] | None:
+def _chosen(option: str, given: Some, full: str, limit: int) -> tuple[int, ...] | None:
     """The heads or rows of one layer, or None for all."""
     if isinstance(given, Mapping):
         given = next((x for name, x in given.items() if _names.answers(name, full)), None)

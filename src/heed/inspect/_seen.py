@@ -9,10 +9,10 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from heed.ops._mask import Mask
-from heed.ops._mask_terms import Dense, Window
-from heed.ops._watch import Watched
-from heed.ops.attention import DotCall
+from heed.ops import Mask
+from heed.ops.dispatch import everywhere
+from heed.ops.mask_rules import Dense, Window, offset
+from heed.ops.spec import AttentionSpec, DotScore, Tensors, dot_product
 
 Floats = NDArray[np.floating[Any]]
 
@@ -57,49 +57,54 @@ class Seen(Protocol):
 class FusedAttention:
     """An attention whose weights nobody held: they are computed anew, block by block."""
 
-    def __init__(self, output: Any, watched: Watched) -> None:
+    def __init__(self, output: Any, spec: AttentionSpec, tensors: Tensors) -> None:
         self.output = output
-        self._watched = watched
-        attention = watched.attention
-        groups, members = attention.heads
-        T, S = (int(n) for n in attention.lengths)
-        self.sizes = (int(output.shape[0]), groups * members, T, S)
-        self.start = np.asarray(watched.start)
-        self.numbers_per_weight = watched.numbers_per_weight
+        self._spec, self._tensors = spec, tensors
+        axis = 1 if spec.heads_axis is None else 3 - spec.heads_axis
+        T, S = (int(x.shape[axis]) for x in (tensors.query, tensors.key))
+        self.sizes = (int(output.shape[0]), spec.heads[0], T, S)
+        align = 0 if spec.mask is None else spec.mask.alignment
+        self.start = np.asarray(offset(align, T, S))
+        self.numbers_per_weight = 1 if isinstance(spec.score, DotScore) else spec.widths[0]
 
     @property
     def causal(self) -> bool:
         """See `Seen`."""
-        mask = self._watched.attention.mask
-        return mask is not None and any(map(self._hides_the_future, mask.terms))
+        mask = self._spec.mask
+        return mask is not None and any(map(self._hides_the_future, mask.rules))
 
-    def _hides_the_future(self, term: Any) -> bool:
-        if isinstance(term, Window):
-            return term.right == 0
-        return isinstance(term, Dense) and _is_lower_triangle(np.asarray(term.array), self.sizes)
+    def _hides_the_future(self, rule: Any) -> bool:
+        if isinstance(rule, Window):
+            return rule.right == 0
+        return isinstance(rule, Dense) and _is_lower_triangle(np.asarray(rule.array), self.sizes)
 
     def weights(self, rows: range, heads: Sequence[int]) -> Floats:
         """See `Seen`."""
         every = tuple(heads) == tuple(range(self.sizes[1]))
-        return self._watched.weights(rows=list(rows), heads=None if every else list(heads)).numpy()
+        chosen = None if every else list(heads)
+        return ops.convert_to_numpy(
+            everywhere().weights(
+                self._spec, self._tensors, heads=chosen, rows=list(rows), keys=None, lse=None
+            )
+        )
 
     def without(self, head: int) -> Any:
         """See `Seen`."""
-        axis = self._watched.heads_axis
+        axis = self._spec.heads_axis
         if axis is None:
             return ops.zeros_like(self.output)
         return _without(self.output, head, axis)
 
     def weights_gradient(self, gradient: Any) -> Floats:
         """See `Seen`: dL/dw_ij = dL/do_i . v_j."""
-        gradient, value = self._heads_first(gradient), self._heads_first(self._watched.value)
+        gradient, value = self._heads_first(gradient), self._heads_first(self._tensors.value)
         value = ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)
         return np.asarray(ops.matmul(gradient, ops.transpose(value, (0, 1, 3, 2))))
 
     def _heads_first(self, x: Any) -> Any:
         """(B, N, T, V) in float32, or float64."""
         x = ops.cast(x, "float64" if "float64" in str(x.dtype) else "float32")
-        axis = self._watched.heads_axis
+        axis = self._spec.heads_axis
         if axis is None:
             return x[:, None]
         return ops.transpose(x, (0, 2, 1, 3)) if axis == 2 else x
@@ -119,20 +124,21 @@ def keras_attention(
 ) -> FusedAttention:
     """What the attention of Keras' TensorFlow backend has computed, from its arguments."""
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    call = DotCall.of(
+    spec, tensors = dot_product(
         query,
         ops.cast(key, query.dtype),
-        None if mask is None else Mask.dense(ops.cast(mask, "bool")),
-        None if bias is None else ops.cast(bias, "float32"),
-        is_causal,
-        None if scale is None else float(scale),
-        None,  # Keras ignores its soft cap on TensorFlow
-        None,
-        0.0,
-        None,
-        "BTNH",
+        ops.cast(value, query.dtype),
+        mask=None if mask is None else Mask.dense(ops.cast(mask, "bool")),
+        bias=None if bias is None else ops.cast(bias, "float32"),
+        is_causal=is_causal,
+        scale=None if scale is None else float(scale),
+        soft_cap=None,  # Keras ignores its soft cap on TensorFlow
+        alibi_slopes=None,
+        dropout=0.0,
+        seed=None,
+        layout="BTNH",
     )
-    return FusedAttention(output, call.watched(query, ops.cast(key, query.dtype), value))
+    return FusedAttention(output, spec, tensors)
 
 
 class SoftmaxWeights:

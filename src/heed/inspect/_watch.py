@@ -22,7 +22,8 @@ import keras
 
 from heed.inspect import _kinds
 from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
-from heed.ops._watch import Watched, patching, watching
+from heed.ops.observe import patching, watching
+from heed.ops.spec import AttentionSpec, Tensors
 
 # What a watcher returns goes on in place of the output that it was shown.
 Watcher = Callable[["Sight"], Any]
@@ -86,9 +87,9 @@ class Session:
             return output
         return self.show(output, lambda: keras_attention(output, *args, **kwargs))
 
-    def heed(self, watched: Watched, output: Any) -> Any:
+    def heed(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
         """An attention of heed's ops."""
-        return self.show(output, lambda: FusedAttention(output, watched))
+        return self.show(output, lambda: FusedAttention(output, spec, tensors))
 
     def show(self, output: Any, describe: Callable[[], Seen]) -> Any:
         """Shows the watcher an attention; returns the output that goes on."""

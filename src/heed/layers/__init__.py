@@ -4,7 +4,7 @@ Attention layers take `(query, value, key=None)`, masks of every kind that Keras
 `heed.Mask`, and return the weights on request without changing the output by a bit.
 """
 
-from heed.ops import _backend  # noqa: F401  (first: it says what is missing)
+import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
 
@@ -13,7 +13,7 @@ from heed.layers.additive_attention import AdditiveAttention
 from heed.layers.dot_product_attention import DotProductAttention
 from heed.layers.embedding import TokenEmbedding
 from heed.layers.feed_forward import FeedForward
-from heed.layers.luong_attention import DotAttention
+from heed.layers.luong_attention import LuongAttention
 from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.positions import LearnedPositions, RelativePositionBias, SinusoidalPositions
 from heed.layers.replacing import replace_attention
@@ -21,10 +21,10 @@ from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerE
 
 __all__ = [
     "AdditiveAttention",
-    "DotAttention",
     "DotProductAttention",
     "FeedForward",
     "LearnedPositions",
+    "LuongAttention",
     "MultiHeadAttention",
     "RelativePositionBias",
     "SinusoidalPositions",

@@ -12,8 +12,9 @@ from typing import Any
 
 from keras import ops
 
-from heed.layers._checks import Shape, agree, positive_int
-from heed.ops._at_run_time import cache_slot
+from heed._numbers import check_integer
+from heed.layers.shapes import Shape, agree
+from heed.ops.checks import cache_slot
 
 Cache = dict[str, Any]
 Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
@@ -23,7 +24,7 @@ def make(
     batch_size: Any, length: int, key: tuple[int, int], value: tuple[int, int], dtype: str
 ) -> Cache:
     """A cache of zeros for `length` positions; `key` is (K, H), `value` is (K, V)."""
-    positive_int("length", length)
+    check_integer("length", length, least=1)
     return {
         "key": ops.zeros((batch_size, length, *key), dtype=dtype),
         "value": ops.zeros((batch_size, length, *value), dtype=dtype),

@@ -10,11 +10,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _checks, _masks
-from heed.layers._attention_layer import AttentionLayer
-from heed.layers._axes import AttentionAxes
-from heed.layers._checks import Shape
-from heed.ops import Mask, attention_weights, dot_product_attention
+from heed._numbers import check_integer, check_real
+from heed.layers import masks
+from heed.layers.attend import dropping
+from heed.layers.attention_layer import AttentionLayer
+from heed.layers.axes import AttentionAxes
+from heed.layers.shapes import Shape, agree, broadcasts, built_widths, key_value_shapes
+from heed.ops import Mask
 
 _AXES = AttentionAxes(3, None)
 
@@ -29,8 +31,8 @@ class SingleHeadAttention(AttentionLayer):
     def __init__(self, dropout: float = 0.0, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.dropout = _checks.rate("dropout", dropout)
-        self.seed = _checks.optional_int("seed", seed)
+        self.dropout = check_real("dropout", dropout, least=0, most=1)
+        self.seed = check_integer("seed", seed, least=None, optional=True)
         if self.dropout > 0:
             self.seed_generator = keras.random.SeedGenerator(self.seed)
         self._widths: dict[str, int] = {}
@@ -71,73 +73,55 @@ class SingleHeadAttention(AttentionLayer):
         """Attends; see the class for the arguments."""
         single = self._check_single(query, use_causal_mask)
         shapes = self._check_shapes(query.shape, value.shape, None if key is None else key.shape)
-        _checks.built_widths({"query": shapes[0], "key": shapes[2]}, self._widths)
-        query_mask = _masks.position_mask(query_mask, query, "query_mask")
+        built_widths({"query": shapes[0], "key": shapes[2]}, self._widths)
+        query_mask = masks.position_mask(query_mask, query, "query_mask")
         rows = query_mask
         if attention_mask is not None and not isinstance(attention_mask, Mask):
-            attention_mask = _masks.to_bool(attention_mask, "attention_mask")
+            attention_mask = masks.to_bool(attention_mask, "attention_mask")
             _check_over_scores(tuple(attention_mask.shape), (*query.shape[:-1], value.shape[1]))
             if single:
                 attention_mask = ops.expand_dims(attention_mask, 1)
             attention_mask = Mask.dense(attention_mask)
         elif attention_mask is not None:
             over = (query.shape[0], 1 if single else query.shape[1], value.shape[1])
-            attention_mask = _masks.without_head(attention_mask, over, "attention_mask")
+            attention_mask = masks.without_head(attention_mask, over)
         if single:
             query = ops.expand_dims(query, 1)
             rows = None if rows is None else ops.expand_dims(rows, -1)
-        value_mask = _masks.position_mask(value_mask, value, "value_mask")
-        key_mask = _masks.position_mask(key_mask, key, "key_mask")
-        columns = _masks.both(
-            _aligned(value_mask, value, "value_mask"), _aligned(key_mask, value, "key_mask")
+        rows = _AXES.align_positions(rows, query, "query_mask")
+        columns = masks.key_positions(_AXES, value, (value_mask, value), (key_mask, key))
+        mask = masks.join(
+            masks.structure(use_causal_mask, None),
+            masks.padding(rows, columns, heads=False),
+            attention_mask,
         )
-        rows = _aligned(rows, query, "query_mask")
-        mask = _masks.join(
-            [
-                _masks.structure(use_causal_mask, None),
-                _masks.padding(rows, columns, heads=False),
-                attention_mask,
-            ]
-        )
-        query, value = _masks.hide(query, rows), _masks.hide(value, columns)
-        key = value if key is None else _masks.hide(key, columns)
-        dropping = bool(training) and self.dropout > 0
+        query, value = masks.hide(query, rows), masks.hide(value, columns)
+        key = value if key is None else masks.hide(key, columns)
         output, scores = self._attend(
             query,
             key,
             value,
             return_attention_scores,
-            {
-                "mask": mask,
-                "dropout": self.dropout if dropping else 0.0,
-                "seed": self.seed_generator.next() if dropping else None,
-            },
+            mask=mask,
+            scores_mask=mask,
+            **dropping(self.dropout, training, self),
         )
         if single:
             output = ops.squeeze(output, 1)
-            scores = ops.squeeze(scores, 1) if return_attention_scores else None
-        if query_mask is not None:
-            output._keras_mask = query_mask
-        if return_attention_scores:
-            return output, ops.cast(scores, self.compute_dtype)
-        return output
+        masks.carry(output, query_mask)
+        if not return_attention_scores:
+            return output
+        scores = ops.squeeze(scores, 1) if single else scores
+        return output, ops.cast(scores, self.compute_dtype)
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
         """Checks the widths and creates the variables."""
         raise NotImplementedError
 
     def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
     ) -> tuple[Any, Any]:
-        """The output (B, T, V), and the weights (B, T, S) or None.
-
-        Args:
-            query: (B, T, Dq).
-            key: (B, S, Dk).
-            value: (B, S, V).
-            with_scores: whether the weights are wanted.
-            options: mask, over (B, T, S), dropout and seed for the op.
-        """
+        """Output and weights, or None: `one_head` with these arguments, and with what the subclass adds to them."""
         raise NotImplementedError
 
     def compute_output_shape(
@@ -184,7 +168,7 @@ class SingleHeadAttention(AttentionLayer):
         value_shape: Sequence[Any],
         key_shape: Sequence[Any] | None,
     ) -> tuple[Shape, Shape, Shape]:
-        query, value, key = _checks.key_value_shapes(query_shape, value_shape, key_shape)
+        query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         if len(query) not in (2, 3) or len(value) != 3:
             raise ValueError(
                 "`query` must have the shape (B, T, D), or (B, D) for a single state, and `value` "
@@ -216,7 +200,7 @@ def _check_order(arguments: tuple[Any, ...]) -> None:
             f"`query` must be a tensor; {order}. Received: query={type(first).__name__}"
         )
     widths = [x.shape[-1] for x in arguments[1:3] if getattr(x, "shape", ())]
-    if len(widths) == 2 and not _checks.agree(widths[:1], widths[1:]):
+    if len(widths) == 2 and not agree(widths[:1], widths[1:]):
         warnings.warn(
             f"`value` and `key` differ in width and were given by position; {order}, not (query, key, value). With "
             f"`key=` this is clear. Received: value.shape={tuple(arguments[1].shape)}, "
@@ -225,26 +209,10 @@ def _check_order(arguments: tuple[Any, ...]) -> None:
         )
 
 
-def _aligned(mask: Any, x: Any, name: str) -> Any:
-    return None if mask is None else _AXES.align_positions(mask, x, name)
-
-
 def _check_over_scores(shape: Shape, scores: Shape) -> None:
     """Checks an attention mask against the scores, (B, T, S) or (B, S)."""
-    if len(shape) < 2 or not _checks.broadcasts(shape, scores):
+    if len(shape) < 2 or not broadcasts(shape, scores):
         raise ValueError(
             f"`attention_mask` must be broadcastable to the scores, of shape {scores}. "
             f"Received: attention_mask.shape={shape}"
         )
-
-
-def dot_product(
-    query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Dot-product attention with one head: (B, T, V), and the weights (B, T, S) or None."""
-    query, key, value = (ops.expand_dims(x, 2) for x in (query, key, value))
-    options = {**options, "mask": _masks.with_head(options["mask"])}
-    output = ops.squeeze(dot_product_attention(query, key, value, **options), 2)
-    if not with_scores:
-        return output, None
-    return output, ops.squeeze(attention_weights(query, key, **options), 1)

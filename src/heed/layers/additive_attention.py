@@ -6,9 +6,10 @@ from typing import Any
 
 import keras
 
-from heed.layers import _checks, _projections
+from heed._numbers import check_integer
+from heed.layers import _projections
 from heed.layers._single_head import SingleHeadAttention
-from heed.ops import additive_attention, additive_attention_weights
+from heed.layers.attend import one_head
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -79,7 +80,7 @@ class AdditiveAttention(SingleHeadAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(dropout=dropout, seed=seed, **kwargs)
-        self.units = _checks.positive_int("units", units)
+        self.units = check_integer("units", units, least=1)
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
@@ -137,13 +138,9 @@ class AdditiveAttention(SingleHeadAttention):
         )
 
     def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
     ) -> tuple[Any, Any]:
+        options["bias"] = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
+        options["score_vector"] = keras.ops.convert_to_tensor(self.score_vector)
         query, key = self._query_dense(query), self._key_dense(key)
-        vector = keras.ops.convert_to_tensor(self.score_vector)
-        bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
-        options = {**options, "bias": bias}
-        output = additive_attention(query, key, value, vector, **options)
-        if not with_scores:
-            return output, None
-        return output, additive_attention_weights(query, key, vector, **options)
+        return one_head(query, key, value, with_scores, **options)

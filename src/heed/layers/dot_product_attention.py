@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 
-from heed.layers import _checks
-from heed.layers._single_head import SingleHeadAttention, dot_product
+from heed._numbers import check_real
+from heed.layers._single_head import SingleHeadAttention
+from heed.layers.attend import one_head
+from heed.layers.shapes import same_width
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -70,18 +73,18 @@ class DotProductAttention(SingleHeadAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(dropout=dropout, seed=seed, **kwargs)
-        self.scale = _checks.optional_float("scale", scale)
-        self.soft_cap = _checks.optional_positive_float("soft_cap", soft_cap)
+        self.scale = check_real("scale", scale, least=-math.inf, optional=True)
+        self.soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""
         return {**super().get_config(), "scale": self.scale, "soft_cap": self.soft_cap}
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
-        _checks.same_width(query_width, key_width)
+        same_width(query_width, key_width)
 
     def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
     ) -> tuple[Any, Any]:
-        options = {**options, "scale": self.scale, "soft_cap": self.soft_cap}
-        return dot_product(query, key, value, with_scores, options)
+        options |= {"scale": self.scale, "soft_cap": self.soft_cap}
+        return one_head(query, key, value, with_scores, **options)

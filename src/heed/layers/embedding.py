@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers._checks import positive_int
+from heed._numbers import check_integer
 
 __all__ = ["TokenEmbedding"]
 
@@ -82,8 +82,8 @@ class TokenEmbedding(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.vocabulary_size = positive_int("vocabulary_size", vocabulary_size)
-        self.width = positive_int("width", width)
+        self.vocabulary_size = check_integer("vocabulary_size", vocabulary_size, least=1)
+        self.width = check_integer("width", width, least=1)
         self.mask_zero = bool(mask_zero)
         self.scale = bool(scale)
         if embeddings_initializer is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from heed.layers._checks import optional_int, positive_int, rate
+from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
 
 __all__ = ["FeedForward"]
@@ -60,13 +60,13 @@ class FeedForward(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden_width = positive_int("hidden_width", hidden_width)
+        self.hidden_width = check_integer("hidden_width", hidden_width, least=1)
         self.activation = keras.activations.get(activation)
-        self.dropout = rate("dropout", dropout)
+        self.dropout = check_real("dropout", dropout, least=0, most=1)
         self.use_bias = bool(use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.seed = optional_int("seed", seed)
+        self.seed = check_integer("seed", seed, least=None, optional=True)
         self.supports_masking = True
 
     def _dense(self, units: int, activation: Any, name: str) -> keras.layers.Dense:

@@ -6,14 +6,16 @@ from typing import Any
 
 import keras
 
-from heed.layers import _checks, _projections
-from heed.layers._single_head import SingleHeadAttention, dot_product
+from heed.layers import _projections
+from heed.layers._single_head import SingleHeadAttention
+from heed.layers.attend import one_head
+from heed.layers.shapes import same_width
 
 _SCORES = ("dot", "general", "scaled")
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class DotAttention(SingleHeadAttention):
+class LuongAttention(SingleHeadAttention):
     r"""Luong's multiplicative attention of a decoder to the states of an encoder.
 
         output = softmax(score(Q, K), masked) V
@@ -52,9 +54,9 @@ class DotAttention(SingleHeadAttention):
 
     Example:
         >>> import numpy as np
-        >>> from heed.layers import DotAttention
+        >>> from heed.layers import LuongAttention
         >>> state, encoded = np.ones((2, 4), "float32"), np.ones((2, 5, 6), "float32")
-        >>> context, scores = DotAttention("general")(state, encoded, return_attention_scores=True)
+        >>> context, scores = LuongAttention("general")(state, encoded, return_attention_scores=True)
         >>> tuple(context.shape), tuple(scores.shape)
         ((2, 6), (2, 5))
     """
@@ -89,7 +91,7 @@ class DotAttention(SingleHeadAttention):
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
         if self.score != "general":
-            _checks.same_width(query_width, key_width)
+            same_width(query_width, key_width)
             return
         self._query_dense = _projections.to_width(
             "query",
@@ -104,9 +106,9 @@ class DotAttention(SingleHeadAttention):
         )
 
     def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, options: dict[str, Any]
+        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
     ) -> tuple[Any, Any]:
         if self.score == "general":
             query = self._query_dense(query)
         scale = None if self.score == "scaled" else 1.0
-        return dot_product(query, key, value, with_scores, {**options, "scale": scale})
+        return one_head(query, key, value, with_scores, scale=scale, **options)

@@ -10,17 +10,72 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers import _cache, _checks, _masks, _position, _scores
-from heed.layers._axes import AttentionAxes
-from heed.layers._checks import Shape
-from heed.layers._from_keras import from_keras
-from heed.layers._multi_head import MultiHeadBase
-from heed.ops import Mask
+from heed._numbers import check_integer, check_real
+from heed.layers import _cache, _projections, masks
+from heed.layers._cache import Cache
+from heed.layers.attend import MultiHead, Wanted, dropping, many_heads
+from heed.layers.attention_layer import AttentionLayer
+from heed.layers.axes import AttentionAxes
+from heed.layers.positions import RelativePositionBias
+from heed.layers.shapes import (
+    Shape,
+    agree,
+    built_widths,
+    key_value_shapes,
+    optional_integers,
+)
+from heed.ops import Mask, rotary_embedding
 from heed.ops import alibi_slopes as slopes_of_alibi
+from heed.ops.rotary_scaling import check_scaling, depends_on_length
+
+# Arguments of GroupQueryAttention by the names that MultiHeadAttention has for them.
+GROUPED = {"num_query_heads": "num_heads", "head_dim": "key_dim"}
+
+# The options of each kind, with their defaults: those of `rotary_embedding` and of `RelativePositionBias`.
+_POSITIONS: dict[str, dict[str, Any]] = {
+    "rotary": {
+        "max_wavelength": 10000.0,
+        "scaling_factor": 1.0,
+        "scaling": None,
+        "interleaved": False,
+    },
+    "alibi": {},
+    "relative": {"num_buckets": 32, "max_distance": 128, "bidirectional": True},
+}
+
+
+def _resolve_position(position: Any, key_dim: int) -> dict[str, Any] | None:
+    """All options of a position, with its `kind`, or None.
+
+    Raises:
+        ValueError: for an unknown kind or option, a scaling that is none, or an odd `key_dim` that cannot be rotated.
+    """
+    if position is None:
+        return None
+    given = {"kind": position} if isinstance(position, str) else position
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    if kind not in _POSITIONS:
+        raise ValueError(
+            f"`position` must be one of {', '.join(_POSITIONS)}, or a dictionary with such a `kind` and its options. "
+            f"Received: position={position!r}"
+        )
+    unknown = set(given) - {"kind", *_POSITIONS[kind]}
+    if unknown:
+        raise ValueError(
+            f"`position` of kind {kind!r} has the options {sorted(_POSITIONS[kind])}. Received: position={position!r}"
+        )
+    if kind == "rotary" and key_dim % 2:
+        raise ValueError(
+            f"`key_dim` must be even where `position` rotates pairs. Received: key_dim={key_dim}"
+        )
+    resolved = {**_POSITIONS[kind], **given}
+    if kind == "rotary":
+        resolved["scaling"] = check_scaling(resolved["scaling"])
+    return resolved
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class MultiHeadAttention(MultiHeadBase):
+class MultiHeadAttention(AttentionLayer):
     r"""Multi-head attention: h heads attend in their own projections of the same inputs.
 
         head_n = softmax(cap(Q W^Q_n (K W^K_n)^T / sqrt(H)) + bias, masked) V W^V_n
@@ -108,6 +163,236 @@ class MultiHeadAttention(MultiHeadBase):
         ((2, 6, 16), (2, 4, 6, 6))
     """
 
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        output_shape: int | Sequence[int] | None = None,
+        attention_axes: int | Sequence[int] | None = None,
+        sliding_window: int | None = None,
+        flash_attention: bool | None = None,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        use_gate: bool = False,
+        seed: int | None = None,
+        *,
+        num_key_value_heads: int | None = None,
+        soft_cap: float | None = None,
+        position: Any = None,
+        qk_norm: bool = False,
+        sinks: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self._num_heads = check_integer("num_heads", num_heads, least=1)
+        self._key_dim = check_integer("key_dim", key_dim, least=1)
+        self._value_dim = (
+            check_integer("value_dim", value_dim, least=1, optional=True) or self._key_dim
+        )
+        self._dropout = check_real("dropout", dropout, least=0, most=1)
+        self._use_bias = use_bias
+        self._output_shape = optional_integers("output_shape", output_shape, least=1)
+        self._attention_axes = optional_integers("attention_axes", attention_axes)
+        self._sliding_window = check_integer(
+            "sliding_window", sliding_window, least=1, optional=True
+        )
+        self._flash_attention = flash_attention
+        self._kernel_initializer = keras.initializers.get(kernel_initializer)
+        self._bias_initializer = keras.initializers.get(bias_initializer)
+        self._kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self._bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self._activity_regularizer = keras.regularizers.get(activity_regularizer)
+        self._kernel_constraint = keras.constraints.get(kernel_constraint)
+        self._bias_constraint = keras.constraints.get(bias_constraint)
+        self._use_gate = use_gate
+        self.seed = check_integer("seed", seed, least=None, optional=True)
+        groups = check_integer("num_key_value_heads", num_key_value_heads, least=1, optional=True)
+        self._num_key_value_heads = groups or self._num_heads
+        if num_heads % self._num_key_value_heads:
+            raise ValueError(
+                "`num_key_value_heads` must divide `num_heads`. "
+                f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
+            )
+        self._soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
+        self._position = _resolve_position(position, self._key_dim)
+        self._qk_norm = bool(qk_norm)
+        self._use_sinks = bool(sinks)
+        self._widths: dict[str, int] = {}
+
+    @property
+    def num_heads(self) -> int:
+        """N, number of query heads."""
+        return self._num_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """K, number of key/value heads."""
+        return self._num_key_value_heads
+
+    @property
+    def key_dim(self) -> int:
+        """H, width of a query or key head."""
+        return self._key_dim
+
+    @property
+    def value_dim(self) -> int:
+        """V, width of a value head."""
+        return self._value_dim
+
+    @property
+    def dropout(self) -> float:
+        """Rate at which attention weights are dropped in training."""
+        return self._dropout
+
+    @property
+    def use_bias(self) -> bool:
+        """Whether the projections have a bias."""
+        return self._use_bias
+
+    @property
+    def attention_axes(self) -> tuple[int, ...] | None:
+        """The axes attended over; None: all between first and last."""
+        return self._attention_axes
+
+    @property
+    def query_dense(self) -> keras.layers.Layer:
+        """The projection of the query."""
+        return self._query_dense
+
+    @property
+    def key_dense(self) -> keras.layers.Layer:
+        """The projection of the key."""
+        return self._key_dense
+
+    @property
+    def value_dense(self) -> keras.layers.Layer:
+        """The projection of the value."""
+        return self._value_dense
+
+    @property
+    def output_dense(self) -> keras.layers.Layer:
+        """The projection of the heads to the output."""
+        return self._output_dense
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {
+            **super().get_config(),
+            "num_heads": self._num_heads,
+            "key_dim": self._key_dim,
+            "value_dim": self._value_dim,
+            "dropout": self._dropout,
+            "use_bias": self._use_bias,
+            "output_shape": self._output_shape,
+            "attention_axes": self._attention_axes,
+            "sliding_window": self._sliding_window,
+            "flash_attention": self._flash_attention,
+            "kernel_initializer": keras.initializers.serialize(self._kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self._bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self._kernel_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self._bias_regularizer),
+            "activity_regularizer": keras.regularizers.serialize(self._activity_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self._kernel_constraint),
+            "bias_constraint": keras.constraints.serialize(self._bias_constraint),
+            "use_gate": self._use_gate,
+            "seed": self.seed,
+            "num_key_value_heads": self._num_key_value_heads,
+            "soft_cap": self._soft_cap,
+            "position": self._position,
+            "qk_norm": self._qk_norm,
+            "sinks": self._use_sinks,
+        }
+
+    def build(
+        self,
+        query_shape: Sequence[Any],
+        value_shape: Sequence[Any] | None = None,
+        key_shape: Sequence[Any] | None = None,
+    ) -> None:
+        """Creates the projections for inputs of these shapes."""
+        query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
+        rank = len(query)
+        self._axes = AttentionAxes(rank, self._attention_axes)
+        self._axes.check(query, value)
+        self._widths = {"query": query[-1], "value": value[-1], "key": key[-1]}
+        heads, groups = self._num_heads, self._num_key_value_heads
+
+        def to_heads(
+            name: str, count: int, width: int, shape: Shape, activation: str | None = None
+        ) -> Any:
+            options = {**self._projection_options(), "activation": activation}
+            dense = _projections.to_heads(name, rank, count, width, self._use_bias, options)
+            dense.build(shape)
+            return dense
+
+        # In Keras' order, which is that of the weights.
+        self._query_dense = to_heads("query", heads, self._key_dim, query)
+        self._key_dense = to_heads("key", groups, self._key_dim, key)
+        if self._use_gate:
+            self._gate_dense = to_heads("gate", heads, self._value_dim, query, "sigmoid")
+        self._value_dense = to_heads("value", groups, self._value_dim, value)
+        self._dropout_layer = keras.layers.Dropout(
+            self._dropout, seed=self.seed, dtype=self.dtype_policy
+        )
+        self._output_dense = _projections.from_heads(
+            "attention_output",
+            rank,
+            self._output_shape or query[-1:],
+            self._use_bias,
+            self._projection_options(),
+        )
+        self._output_dense.build((*query[:-1], heads, self._value_dim))
+        self._build_extras()
+
+    def _build_extras(self) -> None:
+        """What Keras' layer does not have, after what it has."""
+        if self._position is not None and not self._axes.trivial:
+            raise ValueError(
+                "`position` needs inputs of the shape (B, T, D). "
+                f"Received: position={self._position}, for inputs of rank {self._axes.rank}"
+            )
+        if self._qk_norm:
+            self._query_norm = self._make_norm("query_norm", self._num_heads)
+            self._key_norm = self._make_norm("key_norm", self._num_key_value_heads)
+        if relative := self._position_options("relative"):
+            self._relative_bias = RelativePositionBias(
+                self._num_heads, **relative, dtype=self.dtype_policy, name="relative_bias"
+            )
+            self._relative_bias.build()
+        self.sinks = None
+        if self._use_sinks:
+            # They meet float32 scores: narrowing them would only cost precision.
+            self.sinks = self.add_weight(
+                name="sinks", shape=(self._num_heads,), initializer="zeros", autocast=False
+            )
+
+    def _make_norm(self, name: str, heads: int) -> keras.layers.Layer:
+        norm = keras.layers.RMSNormalization(axis=-1, dtype=self.dtype_policy, name=name)
+        norm.build((None, None, heads, self._key_dim))
+        return norm
+
+    def _projection_options(self) -> dict[str, Any]:
+        """What all projections share; each gets its own copy of the initializers."""
+        return {
+            "kernel_initializer": _projections.clone_initializer(self._kernel_initializer),
+            "bias_initializer": _projections.clone_initializer(self._bias_initializer),
+            "kernel_regularizer": self._kernel_regularizer,
+            "bias_regularizer": self._bias_regularizer,
+            "activity_regularizer": self._activity_regularizer,
+            "kernel_constraint": self._kernel_constraint,
+            "bias_constraint": self._bias_constraint,
+            "dtype": self.dtype_policy,
+        }
+
     @classmethod
     def from_keras(cls, layer: keras.layers.Layer) -> MultiHeadAttention:
         """This layer with the arguments and, if it is built, the weights of one of Keras.
@@ -126,7 +411,35 @@ class MultiHeadAttention(MultiHeadBase):
         >>> bool(np.allclose(MultiHeadAttention.from_keras(stock)(x, x), expected, atol=1e-5))
         True
         """
-        return from_keras(cls, layer)
+        stock = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+        if not isinstance(layer, stock):
+            raise TypeError(
+                "`layer` must be a keras.layers.MultiHeadAttention or GroupQueryAttention. "
+                f"Received: layer={layer!r}"
+            )
+        config = {GROUPED.get(name, name): value for name, value in layer.get_config().items()}
+        # Keras keeps this one out of the config.
+        config["flash_attention"] = getattr(layer, "_flash_attention", None) or None
+        names = ("query", "key", "gate", "value", "output")
+        found = {name: getattr(layer, f"_{name}_dense", None) for name in names}
+        parts = {name: part for name, part in found.items() if part is not None}
+        if any(getattr(part, "quantization_mode", None) for part in parts.values()):
+            raise ValueError(
+                "`layer` must not be quantised: convert it first, then quantise the result. "
+                f"Received: layer={layer.name}"
+            )
+        made = cls.from_config(config)
+        if layer.built:
+            # The shapes of its inputs, but for batch and lengths.
+            free = (None,) * (len(parts["query"].equation.split(",")[0]) - 1)
+            made.build(
+                *((*free, parts[name].kernel.shape[0]) for name in ("query", "value", "key"))
+            )
+            for name, part in parts.items():
+                weights = [part.kernel] if part.bias is None else [part.kernel, part.bias]
+                arrays = [keras.ops.convert_to_numpy(x) for x in weights]
+                getattr(made, f"_{name}_dense").set_weights(arrays)
+        return made
 
     def call(
         self,
@@ -148,71 +461,46 @@ class MultiHeadAttention(MultiHeadBase):
         cache_index: Any = None,
     ) -> Any:
         """Attends; see the class for the arguments."""
-        wanted = _scores.wanted(return_attention_scores)
+        wanted = Wanted.of(return_attention_scores)
         self._check_call(
             self._axes, query, value, key, use_causal_mask, rotary_positions, cache, cache_index
         )
-        query_mask = _masks.position_mask(query_mask, query, "query_mask")
-        rows = self._align(query_mask, query, "query_mask")
-        given = {"value_mask": (value_mask, value), "key_mask": (key_mask, key)}
         if rotary_key_positions is None:
             rotary_key_positions = rotary_positions
-
         start = 0 if cache_index is None else cache_index
-        query = _masks.hide(query, rows)
         length = self._text_length(query, value, rotary_positions, rotary_key_positions)
-        queries = self._queries(query, rotary_positions, start, length)
-        if cache is None:
-            columns = self._columns(given, value)
-            value = _masks.hide(value, columns)
-            key = value if key is None else _masks.hide(key, columns)
-            keys = self._keys(key, rotary_key_positions, start, length)
-            values = self._value_dense(value)
-        elif cache_index is None:
-            keys, values = cache["key"], cache["value"]
-            columns = self._columns(given, keys)
-        else:
-            key = value if key is None else key
-            keys, values = self._keys(key, rotary_key_positions, start), self._value_dense(value)
-            spread = _cache.spread(cache, keys, cache_index)
-            cache = _cache.write(cache, keys, values, cache_index)
-            keys, values = cache["key"], cache["value"]
-            columns = self._columns(given, keys, spread)
+        place = {"start": start, "length": length}
 
-        if wanted is not None:
-            size = self._axes.scores_shape(tuple(queries.shape), tuple(keys.shape), self._num_heads)
-            wanted.shape(size, self._axes)  # checks what is wanted
-        mask = _masks.join(
-            [
-                _masks.structure(
-                    use_causal_mask or cache_index is not None,
-                    self._sliding_window,
-                    "top_left" if cache_index is None else cache_index,
-                ),
-                _masks.padding(self._flat(rows, queries), self._flat(columns, keys)),
-                _masks.over_scores(attention_mask, self._axes, queries, keys, self._num_heads),
-            ]
-        )
-        if _position.options(self._position, "relative"):
-            bias = self._relative_bias(
-                query_length=ops.shape(queries)[1],
-                key_length=ops.shape(keys)[1],
-                start_index=start,
+        def attend(queries: Any, keys: Any, values: Any, mask: Mask | None) -> tuple[Any, Any]:
+            if wanted is not None:  # checked with the sizes that are there now
+                size = self._axes.scores_shape(queries.shape, keys.shape, self._num_heads)
+                wanted.shape(size, self._axes)
+            extras = self._scores_extras(queries, keys, start, position_bias, alibi_slopes)
+            return self._compute_attention(
+                queries, keys, values, mask, training, wanted or False, **extras
             )
-            position_bias = bias if position_bias is None else position_bias + bias
-        if _position.options(self._position, "alibi") is not None and alibi_slopes is None:
-            alibi_slopes = slopes_of_alibi(self._num_heads)
-        # Only what is asked for, so that subclasses with Keras' signature of the method work.
-        extras = {"position_bias": position_bias, "alibi_slopes": alibi_slopes}
-        extras = {name: value for name, value in extras.items() if value is not None}
-        output, scores = self._compute_attention(
-            queries, keys, values, mask, training, return_attention_scores, **extras
+
+        output, scores, cache = MultiHead(
+            axes=self._axes,
+            query=functools.partial(self._queries, positions=rotary_positions, **place),
+            key=functools.partial(self._keys, positions=rotary_key_positions, **place),
+            value=self._value_dense,
+            output=self._output_dense,
+            attend=attend,
+            gate=self._gate_dense if self._use_gate else None,
+            sliding_window=self._sliding_window,
+        )(
+            query,
+            value,
+            key,
+            query_mask,
+            value_mask,
+            key_mask,
+            attention_mask,
+            use_causal_mask,
+            cache,
+            cache_index,
         )
-        if self._use_gate:
-            output = output * self._gate_dense(query)
-        output = self._output_dense(output)
-        if query_mask is not None:
-            output._keras_mask = query_mask
         returned = [output]
         if wanted is not None:
             returned.append(scores)
@@ -220,22 +508,201 @@ class MultiHeadAttention(MultiHeadBase):
             returned.append(cache)
         return returned[0] if len(returned) == 1 else tuple(returned)
 
-    def _align(self, mask: Any, x: Any, name: str) -> Any:
-        return None if mask is None else self._axes.align_positions(mask, x, name)
+    def _scores_extras(
+        self, queries: Any, keys: Any, start: Any, position_bias: Any, alibi_slopes: Any
+    ) -> dict[str, Any]:
+        """What is added to the scores: what was given, and what `position` says."""
+        if self._position_options("relative") is not None:
+            bias = self._relative_bias(
+                query_length=ops.shape(queries)[1],
+                key_length=ops.shape(keys)[1],
+                start_index=start,
+            )
+            position_bias = bias if position_bias is None else position_bias + bias
+        if self._position_options("alibi") is not None and alibi_slopes is None:
+            alibi_slopes = slopes_of_alibi(self._num_heads)
+        # Only what there is, so that subclasses with Keras' signature of `_compute_attention` work.
+        extras = {"position_bias": position_bias, "alibi_slopes": alibi_slopes}
+        return {name: value for name, value in extras.items() if value is not None}
 
-    def _columns(
-        self, given: dict[str, tuple[Any, Any]], x: Any, spread: _cache.Spread | None = None
-    ) -> Any:
-        """The masks of value and key, given and carried, together, or None."""
-        columns = None
-        for name, (explicit, carrier) in given.items():
-            over = {} if spread is None else {"spread": functools.partial(spread, name)}
-            mask = _masks.position_mask(explicit, carrier, name, **over)
-            columns = _masks.both(columns, self._align(mask, x, name))
-        return columns
+    def _compute_attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+        return_attention_scores: Any = False,
+        use_causal_mask: bool = False,
+        position_bias: Any = None,
+        alibi_slopes: Any = None,
+    ) -> tuple[Any, Any]:
+        """Attends with projected tensors; to be overridden, with the arguments of Keras' method.
 
-    def _flat(self, mask: Any, x: Any) -> Any:
-        return None if mask is None else self._axes.flatten_positions(mask, x)
+        Args:
+            query: (B, T, N, H), or (B, d1, ..., dk, N, H).
+            key: (B, S, K, H).
+            value: (B, S, K, V).
+            attention_mask: `Mask` over (B', N, T, S), which holds all other masks too, or booleans
+                as in a call of the layer.
+            training: whether dropout is on.
+            return_attention_scores: whether the scores are wanted; which, as a `Wanted` or in a call of the layer.
+            use_causal_mask: whether query i sees only keys j <= i, beside `attention_mask`.
+            position_bias: added to the scores, as in a call of the layer.
+            alibi_slopes: (N,), as in a call of the layer.
+
+        Returns:
+            The heads (B, T, N, V), and the scores (B, N, T, S), those that are wanted, or None.
+        """
+        axes, heads = self._axes, self._num_heads
+        mask = attention_mask
+        if not isinstance(mask, Mask):
+            mask = masks.over_scores(mask, axes, query, key, heads)
+        output, scores = many_heads(
+            axes,
+            query,
+            key,
+            value,
+            Wanted.of(return_attention_scores),
+            dropout=dropping(self._dropout, training, self._dropout_layer),
+            sinks=self.sinks,
+            mask=masks.join(mask, masks.structure(use_causal_mask, None)),
+            bias=axes.flatten_scores_like(position_bias, query, key, heads, "position_bias"),
+            alibi_slopes=alibi_slopes,
+            soft_cap=self._soft_cap,
+        )
+        return output, None if scores is None else ops.cast(scores, self.compute_dtype)
+
+    def make_cache(self, batch_size: Any, length: int, dtype: str | None = None) -> Cache:
+        """An empty cache of keys and values, for self-attention step by step.
+
+        Args:
+            batch_size: B, an int or an int tensor ().
+            length: L, how many positions it can hold, an int above 0.
+            dtype: of its tensors. Default: the compute dtype of the layer.
+
+        Returns:
+            {"key": (B, L, K, H), "value": (B, L, K, V)}, all zeros.
+
+        Raises:
+            ValueError: if `length` is not a positive integer.
+
+        Example:
+            >>> from heed.layers import MultiHeadAttention
+            >>> cache = MultiHeadAttention(num_heads=4, key_dim=8).make_cache(2, 10)
+            >>> tuple(cache["key"].shape)
+            (2, 10, 4, 8)
+        """
+        return _cache.make(batch_size, length, *self._cache_heads(), dtype or self.compute_dtype)
+
+    def project_cache(self, value: Any, key: Any = None) -> Cache:
+        """A complete cache of projected keys and values, for cross-attention step by step.
+
+        Args:
+            value: (B, S, Dv).
+            key: (B, S, Dk). Default: `value`.
+
+        Returns:
+            {"key": (B, S, K, H), "value": (B, S, K, V)}, to be read with `cache_index=None`. The
+            mask that `value` carries is not part of it: give it as `value_mask` to each call.
+
+        Raises:
+            ValueError: if the layer is not built, or the shapes do not fit.
+
+        Example:
+            >>> import numpy as np
+            >>> from heed.layers import MultiHeadAttention
+            >>> layer = MultiHeadAttention(num_heads=2, key_dim=4)
+            >>> x, encoded = np.ones((1, 1, 8), "float32"), np.ones((1, 5, 8), "float32")
+            >>> direct = layer(x, encoded)
+            >>> cached, _ = layer(x, None, cache=layer.project_cache(encoded))
+            >>> bool(np.array_equal(direct, cached))
+            True
+        """
+        if not self.built:
+            raise ValueError(
+                "`project_cache` needs the projections: build the layer or call it once before. "
+                "Received: a layer that is not built"
+            )
+        if not self._axes.trivial:
+            raise ValueError(
+                "`project_cache` needs inputs of the shape (B, T, D). "
+                f"Received: value.shape={tuple(value.shape)}"
+            )
+        self._check_can_cache()
+        value = ops.convert_to_tensor(value)
+        key = value if key is None else ops.convert_to_tensor(key)
+        _, *shapes = key_value_shapes(value.shape, value.shape, key.shape)
+        received = dict(zip(("value", "key"), shapes, strict=True))
+        built_widths(received, self._widths)
+        return {"key": self._keys(key, None), "value": self._value_dense(value)}
+
+    def _queries(self, query: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:
+        """Projected queries (B, T, N, H), normalised and rotated."""
+        projected = self._query_dense(query)
+        if self._qk_norm:
+            projected = self._query_norm(projected)
+        return self._rotate(projected, positions, start, length, "rotary_positions")
+
+    def _keys(self, key: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:
+        """Projected keys (B, S, K, H), normalised and rotated."""
+        projected = self._key_dense(key)
+        if self._qk_norm:
+            projected = self._key_norm(projected)
+        return self._rotate(projected, positions, start, length, "rotary_key_positions")
+
+    def _rotate(self, x: Any, positions: Any, start: Any, length: Any, name: str) -> Any:
+        """Rotated by their positions, which are start, start + 1, ... where none are given and all are rotated."""
+        rotary = self._position_options("rotary")
+        if positions is None:
+            if rotary is None:
+                return x
+            positions = ops.arange(ops.shape(x)[1], dtype="int32") + start
+        positions = ops.convert_to_tensor(positions)
+        shape, sizes = tuple(positions.shape), tuple(x.shape)
+        if not agree(shape, sizes[1:2]) and not agree(shape, sizes[:2]):
+            raise ValueError(
+                f"`{name}` must have one position for each token, {sizes[1:2]} or {sizes[:2]}; the keys "
+                "have those of the queries where `rotary_key_positions` is not given. "
+                f"Received: {name}.shape={shape}"
+            )
+        if self._key_dim % 2:
+            raise ValueError(
+                f"`key_dim` must be even, as `{name}` rotate pairs. Received: key_dim={self._key_dim}"
+            )
+        return rotary_embedding(x, positions, **(rotary or {}), length=length)
+
+    def _position_options(self, kind: str) -> dict[str, Any] | None:
+        """The options of `position` if it is of this kind, else None."""
+        if self._position is None or self._position["kind"] != kind:
+            return None
+        return {name: value for name, value in self._position.items() if name != "kind"}
+
+    def _rotation_depends_on_length(self) -> bool:
+        rotary = self._position_options("rotary")
+        return rotary is not None and depends_on_length(rotary["scaling"])
+
+    def _text_length(self, query: Any, key: Any, positions: Any, key_positions: Any) -> Any:
+        """How long the text is that queries and keys stand in, where their rotation depends on it, else None."""
+        if not self._rotation_depends_on_length():
+            return None
+        lengths = [
+            ops.shape(x)[1] if given is None else ops.max(ops.convert_to_tensor(given)) + 1
+            for x, given in ((query, positions), (key, key_positions))
+        ]
+        return ops.maximum(*lengths)
+
+    def _check_can_cache(self) -> None:
+        if self._rotation_depends_on_length():
+            raise ValueError(
+                "`cache` cannot be used where the rotation depends on the length of the text: the keys in it would "
+                f"keep the rotation of a shorter one. Received: position={self._position}"
+            )
+
+    def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(K, H) and (K, V)."""
+        groups = self._num_key_value_heads
+        return (groups, self._key_dim), (groups, self._value_dim)
 
     def _check_call(
         self,
@@ -274,12 +741,10 @@ class MultiHeadAttention(MultiHeadBase):
             _cache.check(cache, query.shape[0], *self._cache_heads())
         received = {"query": tuple(query.shape)}
         if cache is None or cache_index is not None:
-            shapes = _checks.key_value_shapes(
-                query.shape, value.shape, None if key is None else key.shape
-            )
+            shapes = key_value_shapes(query.shape, value.shape, None if key is None else key.shape)
             axes.check(shapes[0], shapes[1])
             received = dict(zip(("query", "value", "key"), shapes, strict=True))
-        _checks.built_widths(received, self._widths)
+        built_widths(received, self._widths)
 
     def compute_output_shape(
         self,
@@ -290,11 +755,11 @@ class MultiHeadAttention(MultiHeadBase):
         return_attention_scores: bool | Sequence[int] | Mapping[str, Sequence[int]] = False,
     ) -> Any:
         """The shape of the output, or with `return_attention_scores` those of output and scores."""
-        query, value, key = _checks.key_value_shapes(query_shape, value_shape, key_shape)
+        query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         axes = AttentionAxes(len(query), self._attention_axes)
         axes.check(query, value)
         output = (*query[:-1], *(self._output_shape or query[-1:]))
-        wanted = _scores.wanted(return_attention_scores)
+        wanted = Wanted.of(return_attention_scores)
         if wanted is None:
             return output
         return output, wanted.shape(axes.scores_shape(query, key, self._num_heads), axes)
@@ -324,7 +789,7 @@ class MultiHeadAttention(MultiHeadBase):
         )
         dtype = self.compute_dtype
         returned: list[Any] = [keras.KerasTensor(shape, dtype=dtype)]
-        wanted = _scores.wanted(call["return_attention_scores"])
+        wanted = Wanted.of(call["return_attention_scores"])
         if wanted is not None:
             returned.append(keras.KerasTensor(wanted.shape(scores_shape, axes), dtype=dtype))
         if cache is not None:

@@ -7,9 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers._checks import positive_float, positive_int
+from heed._numbers import check_integer, check_real, integer
 from heed.ops import relative_position_bias, sinusoidal_positions
-from heed.ops._numbers import integer
 
 __all__ = ["LearnedPositions", "RelativePositionBias", "SinusoidalPositions"]
 
@@ -48,7 +47,7 @@ class SinusoidalPositions(keras.layers.Layer):
 
     def __init__(self, max_wavelength: float = 10000.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.max_wavelength = positive_float("max_wavelength", max_wavelength)
+        self.max_wavelength = check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
         self.supports_masking = True
 
     def build(self, input_shape: Any = None) -> None:
@@ -106,7 +105,7 @@ class LearnedPositions(keras.layers.Layer):
 
     def __init__(self, max_length: int, embeddings_initializer: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.max_length = positive_int("max_length", max_length)
+        self.max_length = check_integer("max_length", max_length, least=1)
         if embeddings_initializer is None:
             embeddings_initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -195,9 +194,9 @@ class RelativePositionBias(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads = positive_int("num_heads", num_heads)
-        self.num_buckets = positive_int("num_buckets", num_buckets)
-        self.max_distance = positive_int("max_distance", max_distance)
+        self.num_heads = check_integer("num_heads", num_heads, least=1)
+        self.num_buckets = check_integer("num_buckets", num_buckets, least=1)
+        self.max_distance = check_integer("max_distance", max_distance, least=1)
         self.bidirectional = bool(bidirectional)
         if embeddings_initializer is None:
             embeddings_initializer = keras.initializers.RandomNormal(stddev=0.02)

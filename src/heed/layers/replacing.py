@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from heed.layers._from_keras import GROUPED
+from heed.layers.multi_head_attention import GROUPED
 
 _OURS = "heed>MultiHeadAttention"
 _STOCK = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")

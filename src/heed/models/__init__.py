@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from heed.ops import _backend  # noqa: F401  (first: it says what is missing)
+import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
 

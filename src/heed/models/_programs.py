@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from heed.ops._dispatch import choice
+from heed.ops.dispatch import choice
 
 # A model keeps as many, those that ran last.
 _MOST = 8

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
-from heed.ops._numbers import integer, real
+from heed._numbers import check_integer, check_real
 
 __all__ = ["POSITIONS", "TransformerConfig"]
 
@@ -67,7 +67,7 @@ class TransformerConfig:
         >>> TransformerConfig(16, 40, dropout=1.5)
         Traceback (most recent call last):
         ...
-        ValueError: `dropout` must be a number in [0, 1). Received: dropout=1.5
+        ValueError: `dropout` must be a finite number with 0 <= dropout < 1. Received: dropout=1.5
     """
 
     source_vocabulary_size: int
@@ -92,15 +92,14 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            self._integer(name, 1)
-        if self.num_key_value_heads is not None:
-            self._integer("num_key_value_heads", 1)
+            self._check(name, check_integer, least=1)
+        self._check("num_key_value_heads", check_integer, least=1, optional=True)
         for name in ("dropout", "attention_dropout"):
-            self._rate(name)
+            self._check(name, check_real, least=0, most=1)
+        for name in ("pad_id", "start_id", "end_id"):
+            self._check(name, check_integer)
         for name in ("norm_first", "tie_embeddings", "share_embeddings"):
             self._require(isinstance(getattr(self, name), bool), name, "be True or False")
-        for name in ("pad_id", "start_id", "end_id"):
-            self._integer(name, 0)
         self._check_names()
         self._check_heads()
         self._check_vocabulary()
@@ -204,14 +203,6 @@ class TransformerConfig:
             received = ", ".join(f"{field}={getattr(self, field)!r}" for field in shown or (name,))
             raise ValueError(f"`{name}` must {requirement}. Received: {received}")
 
-    def _integer(self, name: str, least: int) -> None:
-        value = integer(getattr(self, name))
-        holds = value is not None and value >= least
-        self._require(holds, name, f"be an integer of at least {least}")
-        # NumPy's integers become plain ones, so that `to_dict` can be written as JSON.
-        object.__setattr__(self, name, value)
-
-    def _rate(self, name: str) -> None:
-        value = real(getattr(self, name))
-        self._require(value is not None and 0 <= value < 1, name, "be a number in [0, 1)")
-        object.__setattr__(self, name, value)
+    def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
+        # NumPy's numbers become plain ones, so that `to_dict` can be written as JSON.
+        object.__setattr__(self, name, check(name, getattr(self, name), **bounds))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import keras
 from keras import ops
 
+from heed._numbers import check_integer, check_real
 from heed.models._programs import compiled
 from heed.models._step import Stepper
 from heed.models.beam import beam_search
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.models.transformer import Transformer
-from heed.ops._numbers import integer, real
 
 __all__ = ["METHODS", "generate"]
 
@@ -93,17 +92,28 @@ def generate(
     if not isinstance(model, Transformer):
         raise TypeError(f"`model` must be a heed.models.Transformer. Received: model={model!r}")
     options = {
-        "max_length": max_length,
+        "max_length": check_integer("max_length", max_length, least=1),
         "method": method,
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
+        "beam_size": check_integer("beam_size", beam_size, least=1),
+        "length_penalty": check_real("length_penalty", length_penalty, least=0),
+        "temperature": check_real("temperature", temperature, least=0, exclusive=True),
+        "top_k": check_integer("top_k", top_k, least=1, optional=True),
+        "top_p": check_real("top_p", top_p, least=0, exclusive=True, optional=True),
         "use_cache": bool(use_cache),
-        "seed": seed,
+        "seed": check_integer("seed", seed, least=None, optional=True),
     }
-    options = _checked(model, options)
+    if method not in METHODS:
+        raise ValueError(
+            f"`method` must be one of {', '.join(map(repr, METHODS))}. Received: method={method!r}"
+        )
+    if (options["top_p"] or 1) > 1:
+        raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={top_p!r}")
+    config = model.config
+    if config.position == "learned" and options["max_length"] > config.max_length:
+        raise ValueError(
+            "`max_length` must be at most the config's `max_length` for learned positions. "
+            f"Received: max_length={max_length}, config.max_length={config.max_length}"
+        )
     source = ops.convert_to_tensor(source)
     if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
         raise ValueError(
@@ -161,42 +171,3 @@ def _concrete(tensor: Any) -> bool:
     except Exception:  # Each backend has its own error for a tensor without a value.
         return False
     return True
-
-
-def _checked(model: Transformer, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of `generate` as plain numbers.
-
-    Raises:
-        ValueError: If one is out of its range.
-    """
-    checked = dict(options)
-
-    def require(name: str, number: Any, holds: bool, requirement: str) -> None:
-        if number is None or not holds:
-            raise ValueError(f"`{name}` must {requirement}. Received: {name}={options[name]!r}")
-        checked[name] = number
-
-    def number(name: str, kind: Any, least: float, most: float, requirement: str) -> None:
-        value = kind(options[name])
-        require(name, value, value is not None and least <= value <= most, requirement)
-
-    most, above_0 = sys.float_info.max, sys.float_info.min
-    method = options["method"]
-    require("method", method, method in METHODS, f"be one of {', '.join(map(repr, METHODS))}")
-    number("max_length", integer, 1, most, "be an integer of at least 1")
-    number("beam_size", integer, 1, most, "be an integer of at least 1")
-    number("length_penalty", real, 0, most, "be a number of at least 0")
-    number("temperature", real, above_0, most, "be a positive number")
-    if options["top_k"] is not None:
-        number("top_k", integer, 1, most, "be None or an integer of at least 1")
-    if options["top_p"] is not None:
-        number("top_p", real, above_0, 1, "be None or in (0, 1]")
-    if options["seed"] is not None:
-        number("seed", integer, -most, most, "be an integer or None")
-    config = model.config
-    if config.position == "learned" and checked["max_length"] > config.max_length:
-        raise ValueError(
-            "`max_length` must be at most the config's `max_length` for learned positions. "
-            f"Received: max_length={checked['max_length']}, config.max_length={config.max_length}"
-        )
-    return checked

@@ -4,19 +4,18 @@ Letters: B batch, T query length, S key length, N query heads, K key/value heads
 V features of value, U units of additive attention. In every mask True means "attend".
 """
 
-from heed.ops import _backend  # noqa: F401  (first: it says what is missing)
+from heed.ops import backends  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-from heed.ops._dispatch import Dispatch, set_implementation
-from heed.ops._mask import Mask
-from heed.ops._native import register_ops
 from heed.ops.additive import additive_attention, additive_attention_weights
 from heed.ops.attention import (
     attention_weights,
     dot_product_attention,
     scaled_dot_product_attention,
 )
+from heed.ops.dispatch import Dispatch, set_implementation
 from heed.ops.explain import explain_dispatch
+from heed.ops.mask import Mask
 from heed.ops.positions import (
     alibi_slopes,
     relative_position_bias,
@@ -25,9 +24,6 @@ from heed.ops.positions import (
     sinusoidal_positions,
 )
 from heed.ops.statistics import AttentionStatistics, attention_statistics
-
-# Now, not at the first call: a SavedModel that holds native ops loads once this package is imported.
-register_ops()
 
 __all__ = [
     "AttentionStatistics",

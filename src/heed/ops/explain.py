@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from heed.ops import additive, attention
-from heed.ops._dispatch import Dispatch
+from heed.ops import spec
+from heed.ops.additive import additive_attention
+from heed.ops.attention import dot_product_attention
+from heed.ops.dispatch import Dispatch, explain
 
 
 def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
@@ -26,5 +29,14 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
     ...     print(heed.explain_dispatch(x, x, x, is_causal=True))
     portable: chosen with heed.set_implementation
     """
-    which = additive if "score_vector" in options else attention
-    return which.dispatch_of(query, key, value, **options)
+    additive = "score_vector" in options
+    op = additive_attention if additive else dot_product_attention
+    signature = inspect.signature(op)
+    if unknown := sorted(set(options) - set(signature.parameters)):
+        raise TypeError(
+            f"`options` must be arguments of {op.__name__}. Received: {', '.join(unknown)}"
+        )
+    bound = signature.bind(query, key, value, **options)
+    bound.apply_defaults()
+    del bound.arguments["return_lse"]
+    return explain((spec.additive if additive else spec.dot_product)(**bound.arguments)[0])

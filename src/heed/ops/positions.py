@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-import tensorflow as tf
+import numpy as np
+from keras import ops
 
-from heed.ops import _checks, _rotary_scaling
+from heed.ops import checks, rotary_scaling
+from heed.ops.backends import as_written
+from heed.ops.sizes import shape_of
 
 
-@tf.autograph.experimental.do_not_convert
-def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10000.0) -> tf.Tensor:
+@as_written
+def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10000.0) -> Any:
     """Sinusoidal position vectors.
 
     vector_2c = sin(position / max_wavelength^(2c / dim)), vector_2c+1 = cos of the same.
@@ -32,16 +35,16 @@ def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10
     >>> sinusoidal_positions([0, 1], 4).numpy().round(3).tolist()[0]
     [0.0, 1.0, 0.0, 1.0]
     """
-    _checks.check_count("dim", dim)
+    checks.check_count("dim", dim)
     pairs = (dim + 1) // 2
     angles = _angles(positions, pairs, 2.0 / dim, max_wavelength)
-    waves = tf.stack([tf.sin(angles), tf.cos(angles)], -1)
-    return tf.reshape(waves, tf.concat([tf.shape(angles)[:-1], [2 * pairs]], 0))[..., :dim]
+    waves = ops.stack([ops.sin(angles), ops.cos(angles)], -1)
+    return ops.reshape(waves, [*ops.shape(angles)[:-1], 2 * pairs])[..., :dim]
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def rotary_embedding(
-    x: Any,
+    x: Annotated[Any, "B T N H"],
     positions: Any = None,
     *,
     max_wavelength: float = 10000.0,
@@ -50,7 +53,7 @@ def rotary_embedding(
     length: Any = None,
     interleaved: bool = False,
     layout: str = "BTNH",
-) -> tf.Tensor:
+) -> Annotated[Any, "B T N H"]:
     """Rotates pairs of features by an angle that grows with the position (RoPE).
 
     (x_c, x_c') -> (x_c cos a - x_c' sin a, x_c sin a + x_c' cos a), a = position / scaling_factor *
@@ -94,51 +97,54 @@ def rotary_embedding(
     2023; in yarn the line over c is that of their code, in dynamic the factor beside the length is that of Hugging
     Face's transformers. llama3: `apply_scaling` in the code of Llama 3.1, 2024.
 
-    >>> x = tf.ones((1, 3, 2, 4))
-    >>> bool(tf.reduce_all(rotary_embedding(x)[:, 0] == x[:, 0]))
+    >>> x = np.ones((1, 3, 2, 4), "float32")
+    >>> bool(np.all(rotary_embedding(x)[:, 0] == x[:, 0]))
     True
     """
-    (x,), dtype = _checks.common_type(x=x)
-    _checks.check_layout(layout)
-    _checks.check_rank("x", x, 4, "(B, T, N, H)" if layout == "BTNH" else "(B, N, T, H)")
+    (x,), dtype = checks.common_type(x=x)
+    checks.check_layout(layout)
+    checks.check_rank("x", x, 4, "(B, T, N, H)" if layout == "BTNH" else "(B, N, T, H)")
     width = x.shape[3]
     if width is None or width % 2:
-        raise _checks.bad("`x` must have a known, even number of features (H)", x=x)
-    _checks.check_positive("scaling_factor", scaling_factor)
-    _checks.check_positive("max_wavelength", max_wavelength)
-    scaling = _rotary_scaling.check_scaling(scaling)
+        raise checks.bad("`x` must have a known, even number of features (H)", x=x)
+    checks.check_positive("scaling_factor", scaling_factor)
+    checks.check_positive("max_wavelength", max_wavelength)
+    scaling = rotary_scaling.check_scaling(scaling)
     axis = 1 if layout == "BTNH" else 2
-    positions = (
-        tf.range(tf.shape(x)[axis]) if positions is None else tf.convert_to_tensor(positions)
-    )
-    if positions.shape.rank not in (1, 2) or _checks.differ(positions.shape[-1], x.shape[axis]):
-        raise _checks.bad("`positions` must have shape (T,) or (B, T)", positions=positions, x=x)
-    compute = _checks.compute_type(dtype)
-    if length is None and _rotary_scaling.depends_on_length(scaling):
-        length = tf.reduce_max(positions) + 1
-    turns, multiplier = _rotary_scaling.turns(width, max_wavelength, scaling, length, compute)
-    angles = (tf.cast(positions, compute) / scaling_factor)[..., None] * turns
-    angles = tf.expand_dims(angles, -2 if layout == "BTNH" else -3)
-    sine, cosine = tf.sin(angles) * multiplier, tf.cos(angles) * multiplier
-    wide = tf.cast(x, compute)
-    first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else tf.split(wide, 2, -1)
-    turned = first * cosine - second * sine, first * sine + second * cosine
-    joined = tf.reshape(tf.stack(turned, -1), tf.shape(x)) if interleaved else tf.concat(turned, -1)
-    return tf.cast(joined, dtype)
+    if positions is None:
+        positions = ops.arange(ops.shape(x)[axis], dtype="int32")
+    positions = ops.convert_to_tensor(positions)
+    if len(shape_of(positions) or ()) not in (1, 2) or checks.differ(
+        positions.shape[-1], x.shape[axis]
+    ):
+        raise checks.bad("`positions` must have shape (T,) or (B, T)", positions=positions, x=x)
+    compute = checks.compute_type(dtype)
+    if length is None and rotary_scaling.depends_on_length(scaling):
+        length = ops.max(positions, initial=-1) + 1
+    turns, multiplier = rotary_scaling.turns(width, max_wavelength, scaling, length, compute)
+    angles = (ops.cast(positions, compute) / scaling_factor)[..., None] * turns
+    angles = ops.expand_dims(angles, -2 if layout == "BTNH" else -3)
+    sine, cosine = ops.sin(angles) * multiplier, ops.cos(angles) * multiplier
+    wide = ops.cast(x, compute)
+    first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else ops.split(wide, 2, -1)
+    turned = [first * cosine - second * sine, first * sine + second * cosine]
+    if interleaved:
+        joined = ops.reshape(ops.stack(turned, -1), ops.shape(x))
+    else:
+        joined = ops.concatenate(turned, -1)
+    return ops.cast(joined, dtype)
 
 
-def _angles(positions: Any, pairs: int, step: float, max_wavelength: float) -> tf.Tensor:
+def _angles(positions: Any, pairs: int, step: float, max_wavelength: float) -> Any:
     """positions.shape + (pairs,): position * max_wavelength^(-step * c)."""
-    _checks.check_positive("max_wavelength", max_wavelength)
-    positions = tf.convert_to_tensor(positions)
-    if not positions.dtype.is_floating:
-        positions = tf.cast(positions, tf.float32)
-    dtype = _checks.compute_type(positions.dtype)
-    frequencies = tf.exp(tf.range(pairs, dtype=dtype) * (-step * math.log(max_wavelength)))
-    return tf.cast(positions, dtype)[..., None] * frequencies
+    checks.check_positive("max_wavelength", max_wavelength)
+    positions = ops.convert_to_tensor(positions)
+    dtype = checks.compute_type(checks.dtype_of(positions))
+    frequencies = ops.exp(ops.arange(pairs, dtype=dtype) * (-step * math.log(max_wavelength)))
+    return ops.cast(positions, dtype)[..., None] * frequencies
 
 
-def alibi_slopes(num_heads: int) -> tf.Tensor:
+def alibi_slopes(num_heads: int) -> Annotated[Any, "N"]:
     """The slopes of ALiBi, for `dot_product_attention(..., alibi_slopes=...)`.
 
     A geometric sequence that starts at 2^(-8/n) and has that ratio, where n is num_heads; for an n that is no power of
@@ -157,21 +163,21 @@ def alibi_slopes(num_heads: int) -> tf.Tensor:
     >>> alibi_slopes(4).numpy().tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    _checks.check_count("num_heads", num_heads)
+    checks.check_count("num_heads", num_heads)
     below = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]
     slopes += [2.0 ** (-8 * (2 * i + 1) / (2 * below)) for i in range(num_heads - below)]
-    return tf.constant(slopes, tf.float32)
+    return ops.convert_to_tensor(slopes, "float32")
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def relative_position_buckets(
     relative_position: Any,
     *,
     bidirectional: bool = True,
     num_buckets: int = 32,
     max_distance: int = 128,
-) -> tf.Tensor:
+) -> Any:
     """T5's buckets of distances: exact ones nearby, then logarithmic ones up to max_distance.
 
     Args:
@@ -190,7 +196,7 @@ def relative_position_buckets(
     >>> relative_position_buckets([-200, -1, 0, 1, 200]).numpy().tolist()
     [15, 1, 0, 17, 31]
     """
-    _checks.check_count("num_buckets", num_buckets)
+    checks.check_count("num_buckets", num_buckets)
     one_side = num_buckets // 2 if bidirectional else num_buckets
     exact = one_side // 2
     if exact < 1 or (bidirectional and num_buckets % 2):
@@ -200,31 +206,30 @@ def relative_position_buckets(
         raise ValueError(
             f"`max_distance` must be more than {exact}. Received: max_distance={max_distance}"
         )
-    relative = tf.cast(tf.convert_to_tensor(relative_position), tf.int32)
-    distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
+    relative = ops.cast(ops.convert_to_tensor(relative_position), "int32")
+    distance = ops.abs(relative) if bidirectional else ops.maximum(-relative, 0)
     # The bounds of the logarithmic buckets as integers: no rounding decides where a distance falls.
     bounds = [
         math.ceil(exact * (max_distance / exact) ** (step / (one_side - exact)) - 1e-9)
         for step in range(1, one_side - exact)
     ]
-    beyond = tf.searchsorted(
-        tf.constant(bounds, tf.int32), tf.reshape(distance, [-1]), side="right"
-    )
-    far = exact + tf.reshape(beyond, tf.shape(distance))
-    bucket = tf.where(distance < exact, distance, far)
-    return bucket + tf.where(relative > 0, one_side, 0) if bidirectional else bucket
+    bounds = ops.convert_to_tensor(np.array(bounds, np.int32))
+    beyond = ops.searchsorted(bounds, ops.reshape(distance, [-1]), side="right")
+    far = exact + ops.cast(ops.reshape(beyond, ops.shape(distance)), "int32")
+    bucket = ops.where(distance < exact, distance, far)
+    return bucket + ops.where(relative > 0, one_side, 0) if bidirectional else bucket
 
 
-@tf.autograph.experimental.do_not_convert
+@as_written
 def relative_position_bias(
-    table: Any,
+    table: Annotated[Any, "* N"],
     query_length: Any,
     key_length: Any,
     *,
     offset: Any = 0,
     bidirectional: bool = True,
     max_distance: int = 128,
-) -> tf.Tensor:
+) -> Annotated[Any, "1 N T S"]:
     """T5's learned bias by distance, for `dot_product_attention(..., bias=...)`.
 
     bias_nij = table[bucket(j - (i + offset)), n]
@@ -242,18 +247,18 @@ def relative_position_bias(
 
     Source: Raffel et al., 2020, section 2.1.
 
-    >>> relative_position_bias(tf.zeros((32, 4)), 3, 5).shape
+    >>> relative_position_bias(np.zeros((32, 4), "float32"), 3, 5).shape
     TensorShape([1, 4, 3, 5])
     """
-    table = tf.convert_to_tensor(table)
-    _checks.check_rank("table", table, 2, "(num_buckets, N)")
-    query_positions = tf.range(query_length) + tf.cast(offset, tf.int32)
+    table = ops.convert_to_tensor(table)
+    checks.check_rank("table", table, 2, "(num_buckets, N)")
+    query_positions = ops.arange(query_length, dtype="int32") + ops.cast(offset, "int32")
     buckets = relative_position_buckets(
-        tf.range(key_length)[None, :] - query_positions[:, None],
+        ops.arange(key_length, dtype="int32")[None, :] - query_positions[:, None],
         bidirectional=bidirectional,
         num_buckets=table.shape[0],
         max_distance=max_distance,
     )
     # Gathered along axis 1, not 0: the gradient of the table is then one dense tensor. Slices with a
     # row for each score would be as large as the bias, and Keras' Adam takes repeated rows amiss.
-    return tf.gather(tf.transpose(table), buckets, axis=1)[None]
+    return ops.take(ops.transpose(table), buckets, axis=1)[None]

@@ -1,9 +1,10 @@
 """Sequence to sequence: from data to a trained, evaluated model in one run folder.
 
-- `start_numbers`, `start_text`: make a run folder; `train(run)` trains it, also after a stop.
+- `NumbersTask`, `TextTask`: what is learned; `Task` is what they have in common.
+- `start_run(path, task)` makes a run folder; `train(run)` trains it, also after a stop.
 - `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
 - `Translator`, `evaluate`: use a trained run, and judge it on what it never saw.
-- `attention_of`, `cross_attention`, `draw_cross_attention`: where it looked.
+- `attention_of`: where it looked, as weights, a picture and a page.
 - `run_demo`: all of it on numbers.
 - `TaskError`: the error that a person can put right.
 
@@ -16,52 +17,54 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heed.seq2seq.alignment_plot import cross_attention, draw_cross_attention
     from heed.seq2seq.attention import TranslationAttention, attention_of
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
     from heed.seq2seq.evaluation import Evaluation, evaluate
+    from heed.seq2seq.numbers_task import NumbersTask
     from heed.seq2seq.options import TrainingOptions
-    from heed.seq2seq.recipes import start_numbers, start_text
     from heed.seq2seq.run_folder import RunFolder
+    from heed.seq2seq.start import start_run
+    from heed.seq2seq.task import Task
+    from heed.seq2seq.text_task import TextTask
     from heed.seq2seq.training import Trained, TrainingInterrupted, train
     from heed.seq2seq.translate import Translator
 
 __all__ = [
     "Evaluation",
+    "NumbersTask",
     "RunFolder",
+    "Task",
     "TaskError",
+    "TextTask",
     "Trained",
     "TrainingInterrupted",
     "TrainingOptions",
     "TranslationAttention",
     "Translator",
     "attention_of",
-    "cross_attention",
-    "draw_cross_attention",
     "evaluate",
     "run_demo",
-    "start_numbers",
-    "start_text",
+    "start_run",
     "train",
 ]
 
 _LAZY = {
     "Evaluation": "evaluation",
+    "NumbersTask": "numbers_task",
     "RunFolder": "run_folder",
+    "Task": "task",
     "TaskError": "errors",
+    "TextTask": "text_task",
     "Trained": "training",
     "TrainingInterrupted": "training",
     "TrainingOptions": "options",
     "TranslationAttention": "attention",
     "Translator": "translate",
     "attention_of": "attention",
-    "cross_attention": "alignment_plot",
     "run_demo": "demo",
-    "draw_cross_attention": "alignment_plot",
     "evaluate": "evaluation",
-    "start_numbers": "recipes",
-    "start_text": "recipes",
+    "start_run": "start",
     "train": "training",
 }
 

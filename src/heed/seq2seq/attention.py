@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from heed.inspect import Capture, page, plot_cross_attention
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.run_folder import picture_format, write_atomically
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 from heed.seq2seq.translate import Translator
 
@@ -18,34 +21,53 @@ _KINDS = {"encoder": "self", "decoder": "causal", "cross": "cross"}
 
 @dataclasses.dataclass(frozen=True)
 class TranslationAttention:
-    """The attention weights of one translation.
+    """The attention of one translation.
 
     Args:
         line: what was translated.
+        language: which language was asked for, or None.
         translation: the answer.
         source: S labels. The digits of a number are in reading order.
         written: T labels of the tokens that were written; the last is the end, if it was reached.
-        weights: by name, "encoder 1" and so on, then "decoder 1" and "cross 1" ...: (1, N, S, S), (1, N, T, T) and
-            (1, N, T, S). Row t of the last two says where the decoder looked when it wrote token t.
-        kinds: by name "self", "causal" or "cross".
+        capture: the weights, by name "encoder 1" and so on, then "decoder 1" and "cross 1" ...: (1, N, S, S),
+            (1, N, T, T) and (1, N, T, S). Row t of the last two says where the decoder looked when it wrote token t.
         tokens: by name the labels of the rows and those of the columns. The decoder's columns are the tokens that it
             had read by then: "start", then all but the last that it wrote.
     """
 
     line: str
+    language: str | None
     translation: str
     source: list[str]
     written: list[str]
-    weights: dict[str, NDArray[np.float32]]
-    kinds: dict[str, str]
+    capture: Capture
     tokens: dict[str, tuple[list[str], list[str]]]
 
-    @property
-    def cross(self) -> NDArray[np.float32]:
-        """The cross-attention of all layers, (layers, N, T, S)."""
-        return np.concatenate(
-            [self.weights[name] for name in self.weights if self.kinds[name] == "cross"]
-        )
+    def draw(self, path: Path) -> Path:
+        """Draws the cross-attention, the mean over all heads and each head, to a .png, .svg or .pdf file.
+
+        Returns:
+            `path`.
+
+        Raises:
+            TaskError: for another kind of file, or without the matplotlib library.
+            OSError: if the file cannot be written.
+        """
+        kind = picture_format(path)
+        title = f"Where heed looked to write {self.line}"
+        title += f" ({self.language})" if self.language else ""
+        try:
+            figure = plot_cross_attention(self.capture, self.source, self.written, title=title)
+        except ImportError as error:
+            raise TaskError(str(error)) from None
+        write_atomically(path, lambda file: figure.savefig(file, format=kind))
+        return path
+
+    def write_page(self, path: Path) -> Path:
+        """Writes one HTML page of every head to a file, and returns its path."""
+        made = page(self.capture, self.tokens, title=f"{self.line} → {self.translation}")
+        write_atomically(path, lambda file: file.write(made.html.encode()))
+        return path
 
 
 def attention_of(
@@ -64,32 +86,32 @@ def attention_of(
     task = translator.task
     source = task.encode(line, language)
     found = translator.decode([source])[0]
-    length = found.index(END_ID) + 1 if END_ID in found else len(found)
-    target = found[:length]
-    read = [translator.model.config.start_id, *target[:-1]]
+    target = found[: found.index(END_ID) + 1] if END_ID in found else found
+    read = [START_ID, *target[:-1]]
     inputs = {"source": np.array([source], np.int32), "target": np.array([read], np.int32)}
     _, scores = translator.model(inputs, return_attention_scores=True)
 
-    labels = {"source": [_shown(piece) for piece in task.source_labels(source)]}
-    labels["written"], labels["read"] = _target_labels(task, target), _target_labels(task, read)
-    order = np.arange(len(source))
-    if task.kind == "numbers":  # the language, then the digits, units first
-        order[1:] = order[:0:-1]
-    labels["source"] = [labels["source"][i] for i in order]
-    axes = {
-        "encoder": ("source", "source"),
-        "decoder": ("written", "read"),
-        "cross": ("written", "source"),
-    }
-    weights, kinds, tokens = {}, {}, {}
-    for part, (rows, columns) in axes.items():
-        for number, layer in enumerate(scores[part], 1):
+    order = task.reading_order(source)
+    pieces = task.source_labels(source)
+    sources = [_shown(pieces[place]) for place in order]
+    written, reading = _target_labels(task, target), _target_labels(task, read)
+    sides = {"self": (sources, sources), "causal": (written, reading), "cross": (written, sources)}
+    weights, kinds = {}, {}
+    for part, layers in scores.items():
+        for number, layer in enumerate(layers, 1):
             name, array = f"{part} {number}", np.asarray(layer, np.float32)
-            array = array[:, :, order] if rows == "source" else array
-            weights[name] = array[..., order] if columns == "source" else array
-            kinds[name], tokens[name] = _KINDS[part], (labels[rows], labels[columns])
+            kinds[name] = _KINDS[part]
+            rows, columns = sides[kinds[name]]
+            array = array[:, :, order] if rows is sources else array
+            weights[name] = array[..., order] if columns is sources else array
     return TranslationAttention(
-        line, task.decode([target])[0], labels["source"], labels["written"], weights, kinds, tokens
+        line,
+        language,
+        task.decode([target])[0],
+        sources,
+        written,
+        Capture(weights, kinds),
+        {name: sides[kind] for name, kind in kinds.items()},
     )
 
 

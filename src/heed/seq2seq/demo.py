@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heed.seq2seq import numbers
-from heed.seq2seq.alignment_plot import draw_cross_attention
-from heed.seq2seq.attention import TranslationAttention, attention_of
+from heed.seq2seq import number_words
+from heed.seq2seq.attention import attention_of
 from heed.seq2seq.evaluation import Answer, Evaluation, evaluate
-from heed.seq2seq.recipes import start_numbers
+from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.start import start_run
 from heed.seq2seq.training import Trained, train
 from heed.seq2seq.translate import Translator
 
@@ -28,23 +28,22 @@ class Demo:
         trained: how training ended.
         evaluation: the answers to the held-out numbers.
         picture: where the picture of the cross-attention is.
-        page: where the page of every attention is, if one was made.
+        page: where the page of every attention is.
     """
 
     run: RunFolder
     trained: Trained
     evaluation: Evaluation
     picture: Path
-    page: Path | None = None
+    page: Path
 
 
 def run_demo(
     path: Path | str,
-    languages: Sequence[str] = ("en",),
+    languages: str | Sequence[str] = ("en",),
     *,
     say: Callable[[str], object] = print,
     progress: bool = True,
-    write_page: Callable[[TranslationAttention, Path], Path] | None = None,
     **options: Any,
 ) -> Demo:
     """Trains on numbers, evaluates on 2,000 held-out ones and all below 1,000, and draws where it looked.
@@ -54,16 +53,17 @@ def run_demo(
         languages: some of "en", "de", "fr", "es".
         say: is called with each line of the report.
         progress: whether to show progress on stderr.
-        write_page: writes what it is given to a file, and returns its path; None makes no page.
-        **options: as for :func:`heed.seq2seq.start_numbers`.
+        **options: as for :func:`heed.seq2seq.start_run`.
 
     Raises:
         TaskError: if the folder is in use, or a value is bad.
     """
-    run = start_numbers(path, languages, **options)
+    RunFolder.check_free(Path(path))
+    task = NumbersTask(languages)
+    run = start_run(path, task, **options)
     say(
-        f"heed learns to write the numbers 0 to {numbers.LARGEST:,} in words "
-        f"({', '.join(languages)}); one in twenty of those from 100 on is held out"
+        f"heed learns to write the numbers 0 to {number_words.LARGEST:,} in words "
+        f"({', '.join(task.languages)}); one in twenty of those from 100 on is held out"
     )
     trained = train(run, progress=progress)
     say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s")
@@ -77,16 +77,14 @@ def run_demo(
     say(f"{len(shown)} of the numbers that it never saw:")
     for answer in shown:
         mark = "" if answer.right else f"   WRONG, it is: {answer.reference}"
-        language = f"  {answer.group}" if len(languages) > 1 else ""
+        language = f"  {answer.group}" if len(task.languages) > 1 else ""
         say(f"  {answer.source:>7}{language}  {answer.said}{mark}")
     found = attention_of(translator, shown[-1].source, shown[-1].group)
-    picture = draw(found, run.path / "attention.png", shown[-1].group)
+    picture = found.draw(run.path / "attention.png")
+    page = found.write_page(run.path / "attention.html")
     say("")
     say(f"where it looked:  {picture}")
-    page = None
-    if write_page is not None:
-        page = write_page(found, run.path / "attention.html")
-        say(f"every head:       {page}")
+    say(f"every head:       {page}")
     say(f"the run:          {run.path}")
     say(f'try:              heed translate {run.path} "1 2 3 4"')
     return Demo(run, trained, evaluation, picture, page)
@@ -127,27 +125,6 @@ def _by_group(evaluation: Evaluation) -> list[str]:
         f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
         for name, group in groups.items()
     ]
-
-
-def picture_of_run(translator: Translator, line: str, language: str | None = None) -> Path:
-    """Draws the cross-attention for one line to attention.png in the run folder.
-
-    Args:
-        translator: the run's model.
-        line: what to translate.
-        language: for numbers, one of the run's languages.
-
-    Returns:
-        The path of the picture.
-    """
-    found = attention_of(translator, line, language)
-    return draw(found, translator.run.path / "attention.png", language)
-
-
-def draw(found: TranslationAttention, path: Path, language: str | None = None) -> Path:
-    """Draws the cross-attention of a translation to a file, and returns its path."""
-    title = f"Where heed looked to write {found.line}" + (f" ({language})" if language else "")
-    return draw_cross_attention(path, found.source, found.written, found.cross, title)
 
 
 def _examples(evaluation: Evaluation) -> list[Answer]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class TaskError(ValueError):
     """Something in a command, a file or a run folder that the person can put right.
@@ -15,3 +18,22 @@ class TaskError(ValueError):
         ...
         heed.seq2seq.errors.TaskError: `runs/x` is not a run folder
     """
+
+
+@contextlib.contextmanager
+def values_from_people() -> Iterator[None]:
+    """A ValueError of the block becomes a TaskError: the value came from a person.
+
+    Example:
+        >>> with values_from_people():
+        ...     int("x")
+        Traceback (most recent call last):
+        ...
+        heed.seq2seq.errors.TaskError: invalid literal for int() with base 10: 'x'
+    """
+    try:
+        yield
+    except TaskError:
+        raise
+    except ValueError as error:
+        raise TaskError(str(error)) from None

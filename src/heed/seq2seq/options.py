@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from heed.seq2seq.errors import TaskError
+from heed._numbers import check_integer, check_real
+from heed.seq2seq.errors import TaskError, values_from_people
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TrainingOptions:
         >>> TrainingOptions(steps=0)
         Traceback (most recent call last):
         ...
-        heed.seq2seq.errors.TaskError: `steps` must be a whole number of 1 or more. Received: 0
+        heed.seq2seq.errors.TaskError: `steps` must be an integer >= 1. Received: steps=0
     """
 
     steps: int = 600
@@ -53,37 +53,22 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "validate_every", "checkpoint_every"):
-            self._whole(name, 1, None)
-        if self.warmup_steps is None:
-            object.__setattr__(self, "warmup_steps", min(1_000, self.steps // 3))
-        for name in ("warmup_steps", "patience"):
-            self._whole(name, 0, None)
-        self._whole("seed", 0, 2**31 - 1)
-        for name in ("learning_rate", "clip_norm"):
-            value = self._number(name)
-            if not (value > 0 and math.isfinite(value)):
-                raise TaskError(f"`{name}` must be a positive number. Received: {value}")
-        if not 0 <= self._number("label_smoothing") < 1:
-            raise TaskError(
-                f"`label_smoothing` must be in [0, 1). Received: {self.label_smoothing}"
-            )
+        with values_from_people():
+            for name in ("steps", "batch_size", "validate_every", "checkpoint_every"):
+                self._check(name, check_integer, least=1)
+            if self.warmup_steps is None:
+                object.__setattr__(self, "warmup_steps", min(1_000, self.steps // 3))
+            for name in ("warmup_steps", "patience", "seed"):
+                self._check(name, check_integer)
+            for name in ("learning_rate", "clip_norm"):
+                self._check(name, check_real, least=0, exclusive=True)
+            self._check("label_smoothing", check_real, least=0, most=1)
+            if self.seed >= 2**31:
+                raise ValueError(f"`seed` must be below 2**31. Received: seed={self.seed}")
 
-    def _whole(self, name: str, least: int, most: int | None) -> None:
-        value = getattr(self, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or value < least or (most is not None and value > most):
-            bound = f"of {least} or more" if most is None else f"from {least} to {most}"
-            raise TaskError(f"`{name}` must be a whole number {bound}. Received: {value}")
-
-    def _number(self, name: str) -> float:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TaskError(f"`{name}` must be a number. Received: {value!r}")
-        try:
-            return float(value)
-        except OverflowError:
-            raise TaskError(f"`{name}` must be a number that is not so large") from None
+    def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
+        # NumPy's numbers become plain ones, so that `to_dict` can be written as JSON.
+        object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values, ready for JSON."""

@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.task import Task, whole_number
-from heed.seq2seq.text_task import TextTask
-from heed.seq2seq.tokenizer import SubwordTokenizer
+from heed.seq2seq.task import Task
+from heed.seq2seq.tasks import TASKS
 
 _FORMAT, _VERSION = "heed run", 2
 
@@ -71,6 +69,22 @@ def _sync_folder(path: Path) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def picture_format(path: Path) -> str:
+    """The kind of picture that the file's name asks for: "png", "svg" or "pdf".
+
+    Raises:
+        TaskError: for any other name.
+
+    Example:
+        >>> picture_format(Path("a.SVG"))
+        'svg'
+    """
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg", "pdf"):
+        raise TaskError(f"a picture must be a .png, .svg or .pdf file. Received: {path}")
+    return kind
 
 
 class RunFolder:
@@ -190,12 +204,8 @@ class RunFolder:
         """
         config = self.config["task"]
         try:
-            if config["kind"] == NumbersTask.kind:
-                words = SubwordTokenizer(self.read("target.model"))
-                longest = whole_number(config, "longest_target", 1)
-                return NumbersTask(config["languages"], words, longest)
-            if config["kind"] == TextTask.kind:
-                return TextTask(config, self.read)
+            if config["kind"] in tuple(TASKS):
+                return TASKS[config["kind"]].load(config, self.read)
         except TaskError:
             raise
         except KeyError as error:

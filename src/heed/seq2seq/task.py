@@ -1,13 +1,15 @@
-"""What training, evaluation and translation need to know of a task."""
+"""What a task is: everything that training, evaluation and translation need to know of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.seq2seq.errors import TaskError
 from heed.seq2seq.tokenizer import PAD_ID
 
 
@@ -34,74 +36,135 @@ class Item(NamedTuple):
     cut: bool = False
 
 
-class Task(Protocol):
-    """What training, evaluation and translation need to know of a task."""
+class Option(NamedTuple):
+    """One option of `heed train` that a task brings.
 
-    kind: str
+    Args:
+        name: of the argument of the task's `create`; `--name` on the command line.
+        type: makes the value from a word, as `argparse` has it.
+        help: what it says, for people.
+        required: whether the task needs it.
+    """
+
+    name: str
+    type: Callable[[str], Any]
+    help: str
+    required: bool = False
+
+
+class Task(abc.ABC):
+    """What is learned: the data, the tokens, and what training, evaluation and translation need to know of them.
+
+    A new task is such a class in a file of its own and a line in `heed.seq2seq.tasks`.
+
+    Attributes:
+        kind: its name, on the command line and in config.json.
+        title: what its data is called in a sentence.
+        options: what `heed train` takes for it.
+        one_shape: whether nearly all training batches have the same shape.
+        languages: which languages an answer can be in, the usual one first; none where there is no choice.
+        has_corpus_scores: whether BLEU and chrF say something of its answers.
+        longest_target: the most tokens of an answer, its end included.
+        source_vocabulary_size, target_vocabulary_size: numbers of token ids.
+    """
+
+    kind: ClassVar[str]
+    title: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]] = ()
+    one_shape: ClassVar[bool] = False
+    has_corpus_scores: ClassVar[bool] = False
+    languages: tuple[str, ...] = ()
     longest_target: int
-    one_shape: bool  # whether nearly all training batches have the same shape
-    has_corpus_scores: bool  # whether BLEU and chrF say something of its answers
+    source_vocabulary_size: int
+    target_vocabulary_size: int
+
+    # Made anew, and read back
+
+    @classmethod
+    @abc.abstractmethod
+    def create(cls, *args: Any, **options: Any) -> Task:
+        """A new task; the arguments are those that `options` names. TaskError if they do not serve."""
+
+    @classmethod
+    @abc.abstractmethod
+    def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> Task:
+        """The task of a run folder, from what `to_config` returned; `read` gives the contents of one of `files`.
+
+        Raises:
+            KeyError, TypeError, ValueError: if the config is not one of this task.
+        """
+
+    @abc.abstractmethod
+    def to_config(self) -> dict[str, Any]:
+        """What `load` needs, as plain values; "kind" among them."""
+
+    @abc.abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """What else the run folder must hold, by name."""
+
+    # Training
 
     @property
-    def source_vocabulary_size(self) -> int:
-        """Number of source ids."""
+    def recipe(self) -> dict[str, Any]:
+        """How it is best trained: fields of `TrainingOptions` and `TransformerConfig` other than their defaults."""
+        return {}
 
     @property
-    def target_vocabulary_size(self) -> int:
-        """Number of target ids."""
-
-    @property
+    @abc.abstractmethod
     def description(self) -> str:
         """What is learned, and from how much, in half a line."""
 
+    @abc.abstractmethod
     def training_batch(self, seed: int, step: int, size: int) -> Batch:
         """The batch of a step, a function of the arguments alone."""
 
     def notes(self) -> list[str]:
         """What a person should know of the training data, in lines: what is left out, and why."""
+        return []
 
+    @abc.abstractmethod
     def validation_batches(self) -> list[Batch]:
         """Held-out pairs to watch while training."""
 
+    # Evaluation and translation
+
+    @abc.abstractmethod
     def evaluation_items(self) -> list[Item]:
         """Held-out pairs to judge a finished run; none is among the validation pairs."""
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
         """What else to judge a finished run on, by name: pairs that training may have drawn."""
+        return {}
 
+    def check_language(self, language: str | None) -> None:
+        """TaskError if an answer in this language cannot be had; None, for the usual one, always can."""
+        if language is not None and language not in self.languages:
+            known = (
+                f"must be one of {', '.join(self.languages)}"
+                if self.languages
+                else "cannot be chosen in this run"
+            )
+            raise TaskError(f"the language {known}. Received: {language}")
+
+    @abc.abstractmethod
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of a line that a person gave; TaskError if it cannot be translated."""
 
+    @abc.abstractmethod
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The text of rows of target ids."""
 
+    @abc.abstractmethod
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """A short label for each source token."""
 
+    @abc.abstractmethod
     def target_labels(self, ids: Iterable[int]) -> list[str]:
         """A short label for each target token before the end."""
 
-    def to_config(self) -> dict[str, Any]:
-        """What `task_from_config` needs, as plain values."""
-
-    def files(self) -> dict[str, bytes]:
-        """What else the run folder must hold, by name."""
-
-
-def whole_number(config: Mapping[str, Any], name: str, least: int) -> int:
-    """A whole number of a task's config.
-
-    Raises:
-        KeyError, ValueError: if it is missing, something else, or below `least`.
-
-    Example:
-        >>> whole_number({"longest_target": 5}, "longest_target", 1)
-        5
-    """
-    value = config[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"`{name}` must be a whole number of {least} or more. Received: {value!r}")
-    return value
+    def reading_order(self, ids: Sequence[int]) -> list[int]:
+        """The places of source tokens in the order in which people read them."""
+        return list(range(len(ids)))
 
 
 def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) -> NDArray[np.int32]:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from heed._install import how_to_install
-from heed.seq2seq.errors import TaskError
-from heed.seq2seq.numbers import LARGEST, check_languages
+from heed._numbers import check_integer
+from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.number_words import LARGEST, check_languages
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 _RESERVED = 4
@@ -23,7 +24,7 @@ class DigitTokenizer:
     number. That is learned in two thirds of the steps that reading order needs.
 
     Args:
-        languages: some of "en", "de", "fr", "es", each once.
+        languages: some of "en", "de", "fr", "es", each once, or their names with commas between.
 
     Example:
         >>> tokenizer = DigitTokenizer(("en", "de"))
@@ -35,8 +36,8 @@ class DigitTokenizer:
 
     longest = 1 + len(str(LARGEST))
 
-    def __init__(self, languages: Sequence[str]) -> None:
-        self.languages = check_languages(tuple(languages))
+    def __init__(self, languages: str | Sequence[str]) -> None:
+        self.languages = check_languages(languages)
 
     @property
     def vocabulary_size(self) -> int:
@@ -103,11 +104,8 @@ class SubwordTokenizer:
         Raises:
             TaskError: if the size is smaller than the number of characters, or `lines` is empty.
         """
-        if not isinstance(vocabulary_size, int) or vocabulary_size <= _RESERVED:
-            raise TaskError(
-                f"`vocabulary_size` must be a whole number above {_RESERVED}. "
-                f"Received: {vocabulary_size}"
-            )
+        with values_from_people():
+            vocabulary_size = check_integer("vocabulary_size", vocabulary_size, least=_RESERVED + 1)
         vocabulary_size = min(vocabulary_size, _LARGEST)
         kept = [line for line in lines if line.strip()]
         if not kept:

@@ -1,0 +1,107 @@
+"""What counts as a number: Python's, NumPy's, arrays and tensors of one of them; booleans do not."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Any
+
+import numpy as np
+
+
+def integer(value: Any) -> int | None:
+    """The value as an int, or None if it is no integer.
+
+    >>> integer(np.int64(3)), integer(True), integer(3.0)
+    (3, None, None)
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, AttributeError):  # AttributeError of a tensor that holds a boolean
+        return None
+
+
+def real(value: Any) -> float | None:
+    """The value as a float, or None if it is no real number, or larger than any float.
+
+    >>> real(np.float32(0.5)), real(1), real("1")
+    (0.5, 1.0, None)
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def check_integer(name: str, value: Any, *, least: int | None = 0, optional: bool = False) -> Any:
+    """The value as an int; None stays None if `optional` (hence the type).
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given.
+        least: the smallest that is allowed; None for any.
+        optional: whether None is allowed.
+
+    Raises:
+        ValueError: for anything else.
+
+    >>> check_integer("heads", np.int64(3), least=1)
+    3
+    """
+    if value is None and optional:
+        return None
+    number = integer(value)
+    if number is not None and (least is None or number >= least):
+        return number
+    bound = "" if least is None else f" >= {least}"
+    text = f"`{name}` must be an integer{bound}{' or None' * optional}"
+    raise ValueError(f"{text}. Received: {name}={value!r}")
+
+
+def check_real(
+    name: str,
+    value: Any,
+    *,
+    least: float,
+    most: float = math.inf,
+    exclusive: bool = False,
+    optional: bool = False,
+) -> Any:
+    """The value as a finite float; None stays None if `optional` (hence the type).
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given.
+        least, most: the range that is allowed: [least, most), or (least, most) if `exclusive`; -inf and inf for any.
+        exclusive: whether `least` itself is not allowed.
+        optional: whether None is allowed.
+
+    Raises:
+        ValueError: for anything else, infinity and NaN included.
+
+    >>> check_real("rate", np.float32(0.5), least=0, most=1)
+    0.5
+    """
+    if value is None and optional:
+        return None
+    number = real(value)
+    if (
+        number is not None
+        and math.isfinite(number)
+        and least <= number < most
+        and not (exclusive and number == least)
+    ):
+        return number
+    sign = "<" if exclusive else "<="
+    bound = f" with {least:g} {sign} {name} < {most:g}"
+    if most == math.inf:
+        bound = "" if least == -math.inf else f" {'>' if exclusive else '>='} {least:g}"
+    text = f"`{name}` must be a finite number{bound}{' or None' * optional}"
+    raise ValueError(f"{text}. Received: {name}={value!r}")

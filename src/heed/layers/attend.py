@@ -1,0 +1,266 @@
+"""How the layers attend: a call between projections, many heads over chosen axes, one head alone.
+
+heed's own layers go through here, and those of Keras when they are accelerated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from heed._numbers import integer
+from heed.layers import _cache, masks
+from heed.layers.axes import AttentionAxes
+from heed.layers.shapes import Shape
+from heed.ops import (
+    Mask,
+    additive_attention,
+    additive_attention_weights,
+    attention_weights,
+    dot_product_attention,
+)
+from heed.ops.spec import with_heads
+
+_SCORES = "return_attention_scores"
+
+
+def dropping(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
+    """The options of dropout for the ops; empty where nothing is dropped. `owner` has the `seed_generator`."""
+    if not training or rate <= 0:
+        return {}
+    return {"dropout": rate, "seed": owner.seed_generator.next()}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which scores a caller asks for: heads and rows by their numbers; None for all."""
+
+    heads: tuple[int, ...] | None = None
+    rows: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Wanted | None:
+        """What `return_attention_scores` asks for.
+
+        Args:
+            value: a boolean, a sequence of heads, a dictionary with sequences of `heads` or `rows` or both, or a
+                `Wanted`.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        if value is None or isinstance(value, bool):
+            return cls() if value else None
+        if isinstance(value, cls):
+            return value
+        parts = value if isinstance(value, Mapping) else {"heads": value}
+        chosen = {name: _numbers(part) for name, part in parts.items()}
+        if not chosen or set(chosen) - {"heads", "rows"} or None in chosen.values():
+            raise ValueError(
+                f"`{_SCORES}` must be a boolean, a sequence of heads, or a dictionary with the numbers of `heads`, "
+                f"`rows` or both. Received: {_SCORES}={value!r}"
+            )
+        return cls(**chosen)
+
+    def shape(self, whole: Shape, axes: AttentionAxes) -> Shape:
+        """The shape of the scores, of which all together have the shape `whole`.
+
+        Raises:
+            ValueError: if there is no such head or row.
+        """
+        shape = list(whole)
+        heads_axis = len(whole) - 2 * len(axes.axes) - 1
+        for what, chosen, axis in (("heads", self.heads, heads_axis), ("rows", self.rows, -2)):
+            if chosen is None:
+                continue
+            size = whole[axis]
+            if size is not None and not all(0 <= number < size for number in chosen):
+                raise ValueError(
+                    f"`{_SCORES}` must name {what} from 0 to {size - 1}. Received: {what}={list(chosen)}"
+                )
+            shape[axis] = len(chosen)
+        if self.rows is not None and not axes.trivial:
+            raise ValueError(
+                f"`{_SCORES}` can choose rows for inputs of the shape (B, T, D) only. "
+                f"Received: rows={list(self.rows)}, for inputs of rank {axes.rank}"
+            )
+        return tuple(shape)
+
+
+def _numbers(value: Any) -> tuple[int, ...] | None:
+    """A sequence of one or more ints, or None if it is something else."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        return None
+    numbers = [number for x in value if (number := integer(x)) is not None]
+    return tuple(numbers) if len(numbers) == len(value) else None
+
+
+@dataclass(frozen=True)
+class MultiHead:
+    """What a multi-head layer puts around its attention; called, it is one call of the layer.
+
+    Attributes:
+        axes: what is attended over.
+        query, key, value: the projections to heads.
+        output: the projection back.
+        attend: of projected query, key, value and their mask: heads and scores.
+        gate: the projection that multiplies the heads, or None.
+        sliding_window: of the layer, or None.
+    """
+
+    axes: AttentionAxes
+    query: Callable[[Any], Any]
+    key: Callable[[Any], Any]
+    value: Callable[[Any], Any]
+    output: Callable[[Any], Any]
+    attend: Callable[[Any, Any, Any, Mask | None], tuple[Any, Any]]
+    gate: Callable[[Any], Any] | None
+    sliding_window: int | None
+
+    def __call__(
+        self,
+        query: Any,
+        value: Any,
+        key: Any,
+        query_mask: Any,
+        value_mask: Any,
+        key_mask: Any,
+        attention_mask: Any,
+        use_causal_mask: bool,
+        cache: Any = None,
+        cache_index: Any = None,
+    ) -> tuple[Any, Any, Any]:
+        """Output, scores and cache, for the arguments of a call of the layer.
+
+        What masks hide is 0 before it is projected. A complete cache is read in place of key and value; with an index
+        theirs are written into it first, and the attention is causal from there.
+        """
+        axes, start = self.axes, "top_left"
+        query_mask = masks.position_mask(query_mask, query, "query_mask")
+        rows = axes.align_positions(query_mask, query, "query_mask")
+        query = masks.hide(query, rows)
+        queries = self.query(query)
+        given = ((value_mask, value), (key_mask, key))
+        if cache is None:
+            columns = masks.key_positions(axes, value, *given)
+            value = masks.hide(value, columns)
+            key = value if key is None else masks.hide(key, columns)
+            keys, values = self.key(key), self.value(value)
+        else:
+            spread = None
+            if cache_index is not None:
+                use_causal_mask, start = True, cache_index
+                new = self.key(value if key is None else key)
+                spread = _cache.spread(cache, new, cache_index)
+                cache = _cache.write(cache, new, self.value(value), cache_index)
+            keys, values = cache["key"], cache["value"]
+            columns = masks.key_positions(axes, keys, *given, spread)
+        mask = masks.join(
+            masks.structure(use_causal_mask, self.sliding_window, start),
+            masks.padding(
+                axes.flatten_positions(rows, queries), axes.flatten_positions(columns, keys)
+            ),
+            masks.over_scores(attention_mask, axes, queries, keys, queries.shape[-2]),
+        )
+        heads, scores = self.attend(queries, keys, values, mask)
+        if self.gate is not None:
+            heads = heads * self.gate(query)
+        output = self.output(heads)
+        masks.carry(output, query_mask)
+        return output, scores, cache
+
+
+def many_heads(
+    axes: AttentionAxes,
+    query: Any,
+    key: Any,
+    value: Any,
+    wanted: Wanted | None,
+    *,
+    dropout: dict[str, Any],
+    scores_drop: bool = True,
+    sinks: Any = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Attention of projected tensors (B, d1, ..., dk, N, H) over the axes.
+
+    Args:
+        axes: what is attended over.
+        query, key, value: with their heads.
+        wanted: which scores, or None.
+        dropout: from `dropping`.
+        scores_drop: whether the scores are those after dropout.
+        sinks: (N,), the score that takes part in each row of a head and has no value; or None.
+        **options: of the op, over the flattened axes.
+
+    Returns: the heads (B, d1, ..., dk, N, V), and the scores (B, N, T, S), in the op's dtype, or None.
+    """
+    flat_query, flat_key, flat_value = (axes.flatten(x) for x in (query, key, value))
+    share = None
+    if sinks is None:
+        output = dot_product_attention(flat_query, flat_key, flat_value, **dropout, **options)
+    else:
+        output, lse = dot_product_attention(
+            flat_query, flat_key, flat_value, return_lse=True, **dropout, **options
+        )
+        # One more score s takes e^s from a row whose sum is e^lse, and gives nothing for it.
+        sinks = ops.cast(sinks, lse.dtype)
+        share = ops.sigmoid(lse - ops.reshape(sinks, (1, -1, 1)))
+        factor = ops.expand_dims(ops.transpose(share, (0, 2, 1)), -1)
+        output = ops.cast(ops.cast(output, lse.dtype) * factor, output.dtype)
+    output = axes.unflatten(output, query)
+    if wanted is None:
+        return output, None
+    chosen: dict[str, Any] = {"heads": wanted.heads, "rows": wanted.rows}
+    dropped = dropout if scores_drop else {}
+    scores = attention_weights(flat_query, flat_key, **chosen, **dropped, **options)
+    if share is not None:
+        for axis, numbers in enumerate(chosen.values(), 1):
+            share = share if numbers is None else ops.take(share, numbers, axis=axis)
+        scores = scores * ops.expand_dims(share, -1)
+    return output, axes.unflatten_scores(scores, query, key)
+
+
+def one_head(
+    query: Any,
+    key: Any,
+    value: Any,
+    with_scores: bool,
+    *,
+    mask: Mask | None,
+    scores_mask: Mask | None,
+    score_vector: Any = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Attention with one head: additive if there is a score vector, else by dot products.
+
+    Args:
+        query, key, value: (B, T, D), (B, S, D), (B, S, V).
+        with_scores: whether the weights are wanted.
+        mask: over (B, T, S), of the output.
+        scores_mask: the same, of the weights.
+        score_vector: (D,), or None.
+        **options: of the op.
+
+    Returns: (B, T, V), and the weights (B, T, S), in the op's dtype, or None.
+    """
+    scores = None
+    if score_vector is not None:
+        output = additive_attention(query, key, value, score_vector, mask=mask, **options)
+        if with_scores:
+            scores = additive_attention_weights(
+                query, key, score_vector, mask=scores_mask, **options
+            )
+        return output, scores
+    over = [query.shape[0], query.shape[1], key.shape[1]]
+    mask, scores_mask = (
+        None if mask is None else with_heads(mask, over) for mask in (mask, scores_mask)
+    )
+    query, key, value = (ops.expand_dims(x, 2) for x in (query, key, value))
+    output = ops.squeeze(dot_product_attention(query, key, value, mask=mask, **options), 2)
+    if with_scores:
+        scores = ops.squeeze(attention_weights(query, key, mask=scores_mask, **options), 1)
+    return output, scores

@@ -1,0 +1,212 @@
+"""Attention over chosen axes: views of rank-r tensors as the (B, T, N, H) that the ops take.
+
+A layer takes (B, d1, ..., dk, D). The attention axes among d1..dk are flattened into one length
+(T for the query, S for key and value), the other, free ones into the batch. With one axis between
+batch and features, the usual case, everything here returns its argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from keras import ops
+
+from heed.layers.shapes import Shape, agree, broadcasts
+
+
+class AttentionAxes:
+    """Which axes of an input of a given rank are attended over.
+
+    Args:
+        rank: rank of the layer's inputs, batch and features included; at least 3.
+        axes: axes counted in the input, negative ones from its end; None: all but the first and
+            the last.
+
+    Raises:
+        ValueError: if an axis is the batch or the feature axis, out of range, or named twice.
+    """
+
+    def __init__(self, rank: int, axes: Sequence[int] | None) -> None:
+        if rank < 3:
+            raise ValueError(
+                "`query` must have at least three dimensions, (B, T, D). "
+                f"Received: an input of rank {rank}"
+            )
+        resolved = tuple(range(1, rank - 1)) if axes is None else tuple(axes)
+        resolved = tuple(axis + rank if axis < 0 else axis for axis in resolved)
+        if (
+            not resolved
+            or len(set(resolved)) != len(resolved)
+            or any(not 1 <= axis <= rank - 2 for axis in resolved)
+        ):
+            raise ValueError(
+                "`attention_axes` must name, once each, axes between the batch and the feature "
+                f"axis. Received: attention_axes={axes}, for inputs of rank {rank}"
+            )
+        self.rank = rank
+        self.axes = resolved
+        self.free = tuple(axis for axis in range(1, rank - 1) if axis not in resolved)
+        self.trivial = rank == 3
+        self._order = (0, *self.free, *self.axes)
+
+    def check(self, query: Shape, value: Shape) -> None:
+        """Checks that query and value have this rank and equal free dimensions.
+
+        Raises:
+            ValueError: if they do not.
+        """
+        ranks = len(query) == len(value) == self.rank
+        if not ranks or any(not agree(query[a : a + 1], value[a : a + 1]) for a in self.free):
+            raise ValueError(
+                "`query` and `value` must have the same rank, and the same size along each axis "
+                f"that is not attended over. Received: query.shape={query}, value.shape={value}, "
+                f"attention_axes={self.axes}"
+            )
+
+    def flatten(self, x: Any) -> Any:
+        """(B, d1, ..., dk, N, H) to (B', T, N, H)."""
+        if self.trivial:
+            return x
+        shape = ops.shape(x)
+        batch, length = self._sizes(shape)
+        x = ops.transpose(x, (*self._order, self.rank - 1, self.rank))
+        return ops.reshape(x, (math.prod(batch), math.prod(length), shape[-2], shape[-1]))
+
+    def unflatten(self, x: Any, like: Any) -> Any:
+        """(B', T, N, V) back to (B, d1, ..., dk, N, V), sized as `like` (B, d1, ..., dk, N, H)."""
+        if self.trivial:
+            return x
+        batch, length = self._sizes(ops.shape(like))
+        x = ops.reshape(x, (*batch, *length, *ops.shape(x)[-2:]))
+        order = (*self._order, self.rank - 1, self.rank)
+        return ops.transpose(x, tuple(order.index(axis) for axis in range(len(order))))
+
+    def unflatten_scores(self, scores: Any, query: Any, key: Any) -> Any:
+        """(B', N, T, S) to (B, free..., N, T axes..., S axes...), sized as the projected inputs."""
+        if self.trivial:
+            return scores
+        batch, rows = self._sizes(ops.shape(query))
+        _, columns = self._sizes(ops.shape(key))
+        return ops.reshape(scores, (*batch, ops.shape(scores)[1], *rows, *columns))
+
+    def scores_shape(self, query: Shape, key: Shape, num_heads: int) -> Shape:
+        """The shape of the scores for inputs of these shapes."""
+        batch, rows = self._sizes(query)
+        _, columns = self._sizes(key)
+        return (*batch, num_heads, *rows, *columns)
+
+    def complete_scores_like(self, shape: Shape, target: Shape, name: str) -> Shape:
+        """The shape of a mask or bias over the scores, with ones where Keras lets it be shorter.
+
+        (T, S) and (B, T, S) hold for every head, (B, N, T, S) has one for each: what is missing
+        stands just before the attended axes.
+
+        Args:
+            shape: of the mask or bias.
+            target: of the scores.
+            name: the argument's name, for messages.
+
+        Raises:
+            ValueError: if the shape cannot broadcast to the scores.
+        """
+        split = len(shape) - 2 * len(self.axes)
+        missing = len(target) - len(shape)
+        full = (*shape[: max(split, 0)], *(1,) * missing, *shape[max(split, 0) :])
+        if split < 0 or missing < 0 or not broadcasts(full, target):
+            raise ValueError(
+                f"`{name}` must be broadcastable to the scores, of shape {target}, or to them "
+                f"without the dimension of the heads. Received: {name}.shape={shape}"
+            )
+        return full
+
+    def flatten_scores_like(self, x: Any, query: Any, key: Any, heads: int, name: str) -> Any:
+        """A mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
+
+        Args:
+            x: the mask or bias, see `complete_scores_like`.
+            query: a tensor whose leading dimensions are (B, d1, ..., dk), projected or not.
+            key: the same for the keys.
+            heads: N.
+            name: the argument's name, for messages.
+        """
+        if x is None:
+            return None
+        target = self.scores_shape(tuple(query.shape), tuple(key.shape), heads)
+        shape = tuple(x.shape)
+        full = self.complete_scores_like(shape, target, name)
+        for _ in range(len(full) - len(shape)):
+            x = ops.expand_dims(x, len(shape) - 2 * len(self.axes))
+        if self.trivial:
+            return x
+        return self._merge(x, full, self.scores_shape(ops.shape(query), ops.shape(key), heads))
+
+    def _merge(self, x: Any, shape: Shape, target: Shape) -> Any:
+        """Merges the axes of each group of a scores-like array: batch and free, rows, columns."""
+        heads = 1 + len(self.free)
+        rows = heads + 1 + len(self.axes)
+        groups = (
+            slice(0, heads),
+            slice(heads, heads + 1),
+            slice(heads + 1, rows),
+            slice(rows, None),
+        )
+        broadcast: list[Any] = []
+        merged: list[Any] = []
+        for group in groups:
+            # A group of ones stays one; any other must have its full size before it can merge.
+            sizes = shape[group] if all(n == 1 for n in shape[group]) else target[group]
+            broadcast.extend(sizes)
+            merged.append(math.prod(sizes))
+        return ops.reshape(ops.broadcast_to(x, broadcast), merged)
+
+    def check_positions(self, shape: Shape, tensor: Shape, name: str) -> bool:
+        """Checks the shape of a mask of positions.
+
+        Args:
+            shape: of the mask: one value per position of the tensor; with one attention axis also
+                (B, T), which then holds along the free axes.
+            tensor: the shape (B, d1, ..., dk, ...) of the tensor that the mask belongs to.
+            name: the argument's name, for messages.
+
+        Returns:
+            Whether it has one value per position.
+
+        Raises:
+            ValueError: if the mask has another shape.
+        """
+        full = tensor[: self.rank - 1]
+        short = (full[0], *(full[axis] for axis in self.axes))
+        if agree(shape, full):
+            return True
+        if len(short) == 2 and agree(shape, short):
+            return False
+        raise ValueError(
+            f"`{name}` must hold one value per position, so it must have the shape {full}. "
+            f"Received: {name}.shape={shape}"
+        )
+
+    def align_positions(self, mask: Any, x: Any, name: str) -> Any:
+        """A mask of positions as an array that broadcasts to (B, d1, ..., dk) of `x`; None stays None."""
+        if mask is None or self.check_positions(tuple(mask.shape), tuple(x.shape), name):
+            return mask
+        spread = [1] * (self.rank - 1)
+        spread[0], spread[self.axes[0]] = ops.shape(mask)
+        return ops.reshape(mask, spread)
+
+    def flatten_positions(self, mask: Any, x: Any) -> Any:
+        """A mask from `align_positions` as (B', T); None stays None."""
+        if mask is None or self.trivial:
+            return mask
+        sizes = ops.shape(x)[: self.rank - 1]
+        batch, length = self._sizes(sizes)
+        mask = ops.transpose(ops.broadcast_to(mask, sizes), self._order)
+        return ops.reshape(mask, (math.prod(batch), math.prod(length)))
+
+    def _sizes(self, shape: Shape) -> tuple[Shape, Shape]:
+        """The sizes of batch and free axes, and of the attended axes."""
+        return (
+            (shape[0], *(shape[axis] for axis in self.free)),
+            tuple(shape[axis] for axis in self.axes),
+        )

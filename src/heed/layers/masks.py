@@ -1,0 +1,181 @@
+"""One mask from all the places where Keras lets a mask come from.
+
+Implicit masks ride on tensors (`_keras_mask`), explicit ones come as `query_mask`, `value_mask`,
+`key_mask` (one value per position) and `attention_mask` (one per score), and two are flags: causal
+and sliding window. All of them hold together (AND). Only what is dense on the way in is dense on
+the way out: padding stays (B, T) and (B, S), the flags cost nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras import ops
+from keras.backend import standardize_dtype
+
+from heed.layers.axes import AttentionAxes
+from heed.ops import Mask
+from heed.ops.checks import check_broadcast
+from heed.ops.mask_rules import Dense
+
+Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
+
+
+def to_bool(mask: Any, name: str) -> Any:
+    """The mask as a boolean tensor; numbers count as True unless they are 0.
+
+    Raises:
+        TypeError: if it is neither boolean nor a real number.
+    """
+    try:
+        tensor = ops.convert_to_tensor(mask)
+        dtype = standardize_dtype(tensor.dtype)
+    except (TypeError, ValueError):
+        dtype = "unknown"
+    if dtype == "bool":
+        return tensor
+    if not dtype.startswith(("int", "uint", "float", "bfloat")):
+        raise TypeError(
+            f"`{name}` must be an array of booleans or numbers. Received: {name}={mask!r}"
+        )
+    return ops.cast(tensor, "bool")
+
+
+def implicit_mask(tensor: Any) -> Any:
+    """The mask that an earlier Keras layer left on a tensor, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def join(*masks: Any) -> Any:
+    """What all of them allow, arrays or Masks; None where none is given."""
+    given = [mask for mask in masks if mask is not None]
+    return functools.reduce(operator.and_, given) if given else None
+
+
+def position_mask(explicit: Any, tensor: Any, name: str, spread: Spread | None = None) -> Any:
+    """The mask given for the positions of `tensor` and the one it carries, both or either.
+
+    Args:
+        explicit: the mask that was given, or None.
+        tensor: what may carry one, or None.
+        name: the argument's name, for messages.
+        spread: what brings either of them to the positions that are wanted. Default: they have those.
+
+    Returns:
+        A boolean tensor, or None where there is no mask.
+    """
+    carried = implicit_mask(tensor)
+    given = [carried] if explicit is None or explicit is carried else [explicit, carried]
+    masks = [to_bool(mask, name) for mask in given if mask is not None]
+    return join(*(mask if spread is None else spread(name, mask) for mask in masks))
+
+
+def key_positions(
+    axes: AttentionAxes,
+    x: Any,
+    value_mask: tuple[Any, Any],
+    key_mask: tuple[Any, Any],
+    spread: Spread | None = None,
+) -> Any:
+    """The masks of value and key, given and carried, together, over the positions of `x`; or None.
+
+    Args:
+        axes: what is attended over.
+        x: the value, or projected keys.
+        value_mask, key_mask: pairs of the mask that was given and of what may carry one.
+        spread: see `position_mask`.
+    """
+    return join(
+        *(
+            axes.align_positions(position_mask(*pair, name, spread), x, name)
+            for name, pair in (("value_mask", value_mask), ("key_mask", key_mask))
+        )
+    )
+
+
+def carry(output: Any, mask: Any) -> None:
+    """Leaves the mask of the queries on the output.
+
+    Not in `compute_mask`: Keras tells it of the mask that the first input carries alone, and not of one that was given.
+    """
+    if mask is not None:
+        output._keras_mask = mask
+
+
+def hide(x: Any, mask: Any) -> Any:
+    """0 in place of the features of masked positions.
+
+    They cannot reach the output. But the gradient of a projection's kernel multiplies its input
+    with the (zero) gradient of its output, and 0 * NaN is NaN.
+    """
+    if mask is None:
+        return x
+    return ops.where(ops.expand_dims(mask, -1), x, ops.zeros((), x.dtype))
+
+
+def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
+    """The Mask of masked positions (B, T) of the queries and (B, S) of the keys.
+
+    It is over (B, N, T, S), or without `heads` over (B, T, S).
+    """
+    columns = rows = None
+    if key_mask is not None:
+        columns = Mask.dense(key_mask[:, None, None, :] if heads else key_mask[:, None, :])
+    if query_mask is not None:
+        rows = Mask.dense(query_mask[:, None, :, None] if heads else query_mask[:, :, None])
+    return join(columns, rows)
+
+
+def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
+    """A Mask over (B, T, S), whose arrays may have an axis of length 1 for heads, without that axis.
+
+    Raises:
+        ValueError: if an array does not broadcast to the scores.
+    """
+    rules = [
+        Dense(rule.array[:, 0])
+        if isinstance(rule, Dense) and len(rule.array.shape) == 4 and rule.array.shape[1] == 1
+        else rule
+        for rule in mask.rules
+    ]
+    mask = Mask(rules)
+    _check_arrays(mask, scores, "(B, T, S)")
+    return mask
+
+
+def _check_arrays(attention_mask: Mask, scores: Sequence[Any], letters: str) -> None:
+    """In the caller's words: the op knows neither the argument nor the shapes that it had."""
+    for rule in attention_mask.rules:
+        if isinstance(rule, Dense):
+            check_broadcast("attention_mask", rule.array, scores, letters)
+
+
+def structure(
+    use_causal_mask: bool, sliding_window: int | None, align: Any = "top_left"
+) -> Mask | None:
+    """The Mask of the flags: j <= i + a if causal, and i + a - W < j < i + a + W."""
+    mask = Mask.causal(align=align) if use_causal_mask else None
+    if sliding_window is not None:
+        reach = sliding_window - 1
+        # A causal mask already ends the window on the right.
+        window = Mask.window(reach, None if use_causal_mask else reach, align=align)
+        mask = join(mask, window)
+    return mask
+
+
+def over_scores(
+    attention_mask: Any, axes: AttentionAxes, query: Any, key: Any, num_heads: int
+) -> Mask | None:
+    """`attention_mask` as a Mask: one is taken as it is, an array in Keras' rank conventions."""
+    if attention_mask is None:
+        return None
+    if isinstance(attention_mask, Mask):
+        if axes.trivial:
+            scores = axes.scores_shape(query.shape, key.shape, num_heads)
+            _check_arrays(attention_mask, scores, "(B, N, T, S)")
+        return attention_mask
+    dense = to_bool(attention_mask, "attention_mask")
+    return Mask.dense(axes.flatten_scores_like(dense, query, key, num_heads, "attention_mask"))

@@ -1,0 +1,126 @@
+"""The backends of Keras that heed computes on, a folder each, and the protocol that they speak.
+
+A backend is a module with
+
+- `IMPLEMENTATIONS`, a dictionary of what can compute an attention, by name, the preferred one first; "portable" runs
+  everywhere;
+- `as_written(function)`: the function, safe from whatever would rewrite it;
+- `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
+- `gradient_tape()`: what records an attention for its gradient, for `heed.inspect`;
+- `instruction_set()`: of its kernels on this machine, "none" where there are none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from heed._install import how_to_install
+
+if TYPE_CHECKING:
+    from heed.ops.spec import AttentionSpec, Tensors
+
+_BACKENDS = ("tensorflow",)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Implementation(Protocol):
+    """One way to compute attention."""
+
+    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
+        """Why it cannot run, as sentences for a person; empty if it can. None asks about this machine alone."""
+        ...
+
+    def attend(
+        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
+    ) -> tuple[Any, Any | None]:
+        """The output in the layout of the spec and the dtype of the query, and the log-sum-exp.
+
+        That is (B, N, T), of additive attention (B, T), in the dtype of the spec; None if nobody asked.
+        """
+        ...
+
+    def weights(
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        *,
+        heads: Sequence[int] | None,
+        rows: Sequence[int] | None,
+        keys: Sequence[int] | None,
+        lse: Any,
+    ) -> Any:
+        """The weights (B, N, T, S), or those of chosen heads, rows and keys; see `attention_weights`."""
+        ...
+
+    def statistics(
+        self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
+    ) -> tuple[Any, Any, Any]:
+        """Entropy (B, N, T), distance (B, N, T) and mass (B, N, T, len(keys)); see `AttentionStatistics`."""
+        ...
+
+
+class Backend(Protocol):
+    """See above."""
+
+    IMPLEMENTATIONS: dict[str, Implementation]
+
+    def as_written(self, function: _F) -> _F: ...  # noqa: D102
+    def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102
+    def gradient_tape(self) -> Any: ...  # noqa: D102
+    def instruction_set(self) -> str: ...  # noqa: D102
+
+
+def check() -> None:
+    """Whether what heed computes with is here, now and when this is imported.
+
+    Raises:
+        ImportError: if Keras or its backend is missing; says what to install.
+        RuntimeError: if Keras runs on a backend that heed does not have.
+    """
+    wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
+    try:
+        import keras
+    except ImportError as error:
+        if wanted != "tensorflow" and error.name != "keras":
+            raise _other_backend(wanted) from error
+        raise _missing(error) from error
+    if keras.config.backend() not in _BACKENDS:
+        raise _other_backend(keras.config.backend())
+    try:
+        importlib.import_module(keras.config.backend())
+    except ImportError as error:
+        raise _missing(error) from error
+
+
+@functools.cache
+def current() -> Backend:
+    """The backend that Keras runs on."""
+    import keras
+
+    module: Any = importlib.import_module(f"{__name__}.{keras.config.backend()}")
+    return module
+
+
+def as_written(function: _F) -> _F:
+    """The function, safe from whatever the backend would rewrite in it."""
+    return current().as_written(function)
+
+
+def _other_backend(name: str) -> RuntimeError:
+    return RuntimeError(
+        "heed needs Keras on its TensorFlow backend: set KERAS_BACKEND=tensorflow before Keras is imported. "
+        f"Received: the backend {name!r}"
+    )
+
+
+def _missing(error: ImportError) -> ImportError:
+    name = (error.name or "a package").partition(".")[0]
+    text = f"heed needs {name}: {how_to_install('tensorflow')}. Received: {error}"
+    return ImportError(text, name=error.name)
+
+
+check()

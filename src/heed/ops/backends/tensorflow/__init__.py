@@ -1,0 +1,42 @@
+"""heed on TensorFlow: native kernels on CPUs, and plain TensorFlow everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (it tells TensorFlow what a mask is)
+from heed.ops.backends.tensorflow.native import library
+from heed.ops.backends.tensorflow.native.implementation import Native
+from heed.ops.backends.tensorflow.portable.implementation import Portable
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+IMPLEMENTATIONS: dict[str, Any] = {"native": Native(), "portable": Portable()}
+
+
+def as_written(function: _F) -> _F:
+    """The function, which AutoGraph leaves alone."""
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+def required(x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any:
+    """`x`, with an InvalidArgumentError of `text` and the named numbers when the graph runs, unless `met`."""
+    data: list[Any] = [text]
+    for name, number in numbers.items():
+        data += [f"{name}=", number]
+    check = tf.raw_ops.Assert(condition=met, data=data, summarize=1)
+    with tf.control_dependencies([check]):
+        return tf.identity(x)
+
+
+def gradient_tape() -> tf.GradientTape:
+    """A tape that records only what it is told to watch."""
+    return tf.GradientTape(watch_accessed_variables=False)
+
+
+def instruction_set() -> str:
+    """What the native kernels use on this machine, "none" where there are none."""
+    return library.instruction_set()

@@ -1,0 +1,91 @@
+"""What TensorFlow knows of a `Mask`: a composite tensor, which goes into and out of functions and datasets.
+
+`MaskSpec` is to a mask what `tf.TensorSpec` is to a tensor. `Mask` itself knows nothing of TensorFlow: it is told here
+what it is.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# tf.TypeSpec is public, but neither what `tf.data` needs to batch values nor what SavedModel needs to name them.
+from tensorflow.python.framework import type_spec, type_spec_registry
+
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import Outline, put_together, take_apart
+
+
+@type_spec_registry.register("heed.MaskSpec")
+class MaskSpec(type_spec.BatchableTypeSpec):
+    """The rules of a mask without their tensors, and a `tf.TensorSpec` for each of those.
+
+    So a `tf.function` traces anew for other rules or plain numbers, not for other values in tensors.
+    """
+
+    __slots__ = ("_outlines", "_specs")
+
+    def __init__(self, outlines: Sequence[Outline], specs: Sequence[tf.TensorSpec]):
+        self._outlines = tuple(tuple(outline) for outline in outlines)
+        self._specs = tuple(specs)
+
+    @classmethod
+    def of(cls, mask: Mask) -> MaskSpec:
+        """The spec of a mask."""
+        tensors, outlines = take_apart(mask.rules)
+        return cls(outlines, [tf.TensorSpec(x.shape, x.dtype) for x in tensors])
+
+    @property
+    def value_type(self) -> type:
+        """`Mask`."""
+        return Mask
+
+    @property
+    def _component_specs(self) -> list[tf.TensorSpec]:
+        return list(self._specs)
+
+    def _to_components(self, value: Any) -> list[tf.Tensor]:
+        tensors, outlines = take_apart(value.rules)
+        # A signature of a tf.function casts by components alone: those of another mask would pass.
+        if outlines != self._outlines:
+            raise TypeError(f"A mask must have the rules of {self}. Received: {value!r}")
+        return tensors
+
+    def _from_components(self, components: Sequence[Any]) -> Mask:
+        return Mask(put_together(self._outlines, components))
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return self._outlines, self._specs
+
+    def _batch(self, batch_size: int | None) -> MaskSpec:
+        return self._map(lambda shape: tf.TensorShape([batch_size]).concatenate(shape), 3)
+
+    def _unbatch(self) -> MaskSpec:
+        return self._map(lambda shape: shape[1:], 4)
+
+    def _map(self, change: Callable[[tf.TensorShape], tf.TensorShape], dense_rank: int) -> MaskSpec:
+        """The spec with other shapes."""
+        for rule in put_together(self._outlines, self._specs):
+            array = getattr(rule, "array", None)
+            if array is not None and array.shape.rank != dense_rank:
+                letters = "(N, T, S) to be batched" if dense_rank == 3 else "(B, N, T, S) to be cut"
+                raise ValueError(
+                    f"A dense mask must have shape {letters}. Received: mask.shape={tuple(array.shape)}"
+                )
+        changed = [tf.TensorSpec(change(x.shape), x.dtype) for x in self._specs]
+        return MaskSpec(self._outlines, changed)
+
+
+def _tell_tensorflow() -> None:
+    composite = tf.__internal__.CompositeTensor
+    composite.register(Mask)
+    for name, member in vars(composite).items():
+        if isinstance(member, (property, types.FunctionType)):
+            setattr(Mask, name, member)
+    Mask._type_spec = property(MaskSpec.of)  # type: ignore[attr-defined]
+
+
+_tell_tensorflow()

@@ -1,0 +1,1 @@
+"""The native kernels as ops of TensorFlow."""

@@ -1,0 +1,48 @@
+"""Attention by the native kernels, on CPUs."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# No public name tells whether XLA compiles what is traced; TensorFlow's own code asks this one.
+from tensorflow.python.ops import control_flow_util
+
+from heed.ops.backends.tensorflow.native import library, op
+from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.spec import AttentionSpec, Tensors
+
+_MOST_RULES = 8
+
+
+class Native(Portable):
+    """See `Implementation`. Weights and statistics are those of the portable form."""
+
+    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
+        """See `Implementation`."""
+        reasons = list(library.machine_reasons())
+        if reasons:
+            return reasons
+        if _compiled_by_xla():
+            reasons.append("XLA compiles this function, and it cannot compile the native ops")
+        if spec is None:
+            return reasons
+        count = 0 if spec.mask is None else len(spec.mask.rules)
+        if count > _MOST_RULES:
+            reasons.append(f"the mask has {count} rules, the native kernels take {_MOST_RULES}")
+        if 0 in spec.widths:
+            reasons.append("vectors of width 0 have nothing to compute")
+        return reasons
+
+    def attend(
+        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """See `Implementation`."""
+        output, lse = op.run(spec, tensors)
+        return output, lse if return_lse else None
+
+
+def _compiled_by_xla() -> bool:
+    """Whether what is traced now is for XLA, which cannot compile the native ops."""
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )

@@ -1,0 +1,127 @@
+"""The native ops as differentiable functions.
+
+The kernels give first derivatives; second derivatives come from the portable form of the same attention, read back
+from the inputs of the op. Nothing but those inputs is needed, so gradients are registered once for each op, and no
+graph outlives its function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from heed.ops.backends.tensorflow.native import library
+from heed.ops.backends.tensorflow.native.wire import Wire
+from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.spec import AttentionSpec, Tensors
+
+Several = Sequence[tf.Tensor]
+
+# The op of each layout. Its gradient has "_gradient" at the end; that of the bias of dot-product attention is an op of
+# its own, so that a graph can leave it out.
+_OPS = {"BTNH": "heed_attention", "BNTH": "heed_attention_heads", "BTU": "heed_additive"}
+
+
+def run(spec: AttentionSpec, tensors: Tensors) -> tuple[tf.Tensor, tf.Tensor]:
+    """Output and log-sum-exp; differentiable twice."""
+    # Beside them the op gives the highest score and sum of each row, which its gradient needs.
+    output, lse, _ = _call(_OPS[spec.layout], tensors[:3], Wire.write(spec, tensors))
+    return output, lse
+
+
+def _call(name: str, operands: Several, wire: Wire, **others: tf.Tensor) -> list[tf.Tensor]:
+    """Runs an op.
+
+    Args:
+        name: as Python says it: "heed_attention".
+        operands: query, key and value.
+        wire: what to compute.
+        others: for ops of the backward pass, what the forward pass gave (`output`, `softmax`) and the gradients of
+            what it showed (`output_gradient`, `lse_gradient`).
+    """
+    query, key, value = operands
+    results = getattr(library.ops(), name)(
+        query=query, key=key, value=value, **others, **wire._asdict()
+    )
+    return [results] if isinstance(results, tf.Tensor) else list(results)
+
+
+def _split(layout: str, op: tf.Operation, extra: int) -> tuple[Several, Several, Wire, slice]:
+    """Query, key, value; `extra` inputs of the backward pass; the rest; and which of its `reals` get a gradient."""
+    inputs = list(op.inputs)
+    wire = Wire.of([*inputs[3:6], *inputs[6 + extra :]]).constant()
+    trained = slice(0, len(wire.reals)) if layout == "BTU" else slice(1, 1 + _has_bias(wire))
+    return inputs[:3], inputs[6 : 6 + extra], wire, trained
+
+
+def _has_bias(wire: Wire) -> bool:
+    # By its rank: the slopes of ALiBi, which may stand there too, are a vector.
+    return len(wire.reals) > 1 and wire.reals[1].shape.rank != 1
+
+
+def _ordered(op: tf.Operation, wire: Wire, trained: slice, found: Several, extra: Any = ()) -> Any:
+    """Gradients in the order of the op's inputs."""
+    reals: list[tf.Tensor | None] = [None] * len(wire.reals)
+    reals[trained] = found[3:]
+    known = [*found[:3], None, None, None, *extra, *reals]
+    return known + [None] * (len(op.inputs) - len(known))
+
+
+def _first(
+    op: tf.Operation, output_gradient: Any, lse_gradient: Any, _: Any, *, layout: str
+) -> Any:
+    operands, _none, wire, trained = _split(layout, op, 0)
+    received = {
+        "output": op.outputs[0],
+        "softmax": op.outputs[2],
+        "output_gradient": output_gradient,
+        "lse_gradient": lse_gradient,
+    }
+    found = _call(f"{_OPS[layout]}_gradient", operands, wire, **received)
+    if layout != "BTU" and _has_bias(wire):
+        (gradient,) = _call(f"{_OPS[layout]}_bias_gradient", operands, wire, **received)
+        gradient.set_shape(wire.reals[1].shape)
+        found.append(gradient)
+    return _ordered(op, wire, trained, found[: 3 + trained.stop - trained.start])
+
+
+def _second(op: tf.Operation, *cotangents: tf.Tensor, layout: str, place: slice) -> Any:
+    """`place` says which of the first derivatives the op gives."""
+    operands, extra, wire, trained = _split(layout, op, 4)
+    spec, given = wire.read(layout, operands)
+    names = ["query", "key", "value"] + ["score_vector"] * (layout == "BTU")
+    names += ["bias"] * spec.has_bias
+    watched = {name: tf.identity(getattr(given, name)) for name in names}
+    tensors, incoming = list(watched.values()), [tf.identity(x) for x in extra[2:]]
+    everything = [*tensors, *incoming]
+    with tf.GradientTape() as outer:
+        outer.watch(everything)
+        with tf.GradientTape() as inner:
+            inner.watch(tensors)
+            results = Portable().attend(spec, given._replace(**watched), return_lse=True)
+        gradients = inner.gradient(results, tensors, incoming, unconnected_gradients="zero")
+    gradients = gradients[place]
+    found = outer.gradient(
+        gradients, everything, cotangents[: len(gradients)], unconnected_gradients="zero"
+    )
+    # Output and softmax follow from the operands, whose derivatives these are in all.
+    count = len(tensors)
+    return _ordered(op, wire, trained, found[:count], [None, None, *found[count:]])
+
+
+def _register(layout: str) -> None:
+    name = _OPS[layout].title().replace("_", "")
+    own_bias = layout != "BTU"
+    second = functools.partial(_second, layout=layout)
+    tf.RegisterGradient(name)(functools.partial(_first, layout=layout))
+    place = slice(0, 3 if own_bias else None)
+    tf.RegisterGradient(f"{name}Gradient")(functools.partial(second, place=place))
+    if own_bias:
+        tf.RegisterGradient(f"{name}BiasGradient")(functools.partial(second, place=slice(3, 4)))
+
+
+for _layout in _OPS:
+    _register(_layout)

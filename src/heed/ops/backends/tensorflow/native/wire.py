@@ -1,0 +1,154 @@
+"""The form in which an attention goes to a native op, written and read: see `native/adapters/tensorflow/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from heed.ops.backends.tensorflow.native import library
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import RULES, WireRule, of_rank_4, offset
+from heed.ops.sizes import size
+from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+
+_ALIBI = -1  # no rule: only says where ALiBi's query 0 stands
+
+
+class Wire(NamedTuple):
+    """The inputs of a native op that say what to compute.
+
+    Attributes:
+        settings: (6,) float64: scale, soft cap, dropout, whether there is a bias, whether there are slopes, threads.
+        seed: (2,) uint32.
+        rules: (R, 7) int64: rule, left, right, and which of `numbers` is align, first, second, which of `arrays` is
+            dense; -1 for none.
+        reals: of dot-product attention: a number that only says what type is computed with, then bias (of rank 4),
+            slopes (N,); of additive attention: score vector (U,), then bias (U,).
+        numbers: int32, each (), (B,) or (B, length).
+        arrays: booleans of rank 4.
+    """
+
+    settings: Any
+    seed: Any
+    rules: Any
+    reals: Sequence[tf.Tensor]
+    numbers: Sequence[tf.Tensor]
+    arrays: Sequence[tf.Tensor]
+
+    @classmethod
+    def of(cls, inputs: Sequence[tf.Tensor]) -> Wire:
+        """From the inputs of an op, without query, key, value and what the backward pass reads."""
+        settings, seed, rules, *lists = inputs
+        reals = [x for x in lists if x.dtype.is_floating]
+        numbers = [x for x in lists if x.dtype == tf.int32]
+        return cls(settings, seed, rules, reals, numbers, [x for x in lists if x.dtype == tf.bool])
+
+    @classmethod
+    def write(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
+        """An attention as inputs of a native op."""
+        numbers: list[tf.Tensor] = []
+        arrays: list[tf.Tensor] = []
+        axis = 1 if spec.heads_axis is None else 3 - spec.heads_axis
+        lengths = size(tensors.query, axis), size(tensors.key, axis)
+
+        def number(value: Any) -> int:
+            if value is None:
+                return -1
+            numbers.append(tf.cast(tf.convert_to_tensor(value), tf.int32))
+            return len(numbers) - 1
+
+        def align(value: Any) -> int:
+            value = offset(value, *lengths)
+            return -1 if isinstance(value, int) and value == 0 else number(value)
+
+        def array(value: Any) -> int:
+            if value is None:
+                return -1
+            arrays.append(of_rank_4(value))
+            return len(arrays) - 1
+
+        def row(wire: WireRule) -> list[int]:
+            places = [align(wire.align), number(wire.first), number(wire.second), array(wire.dense)]
+            return [wire.kind, wire.left, wire.right, *places]
+
+        rules = [] if spec.mask is None else [row(rule.to_wire()) for rule in spec.mask.rules]
+        if spec.has_slopes:
+            rules.append(
+                row(WireRule(_ALIBI, align=0 if spec.mask is None else spec.mask.alignment))
+            )
+        scale, soft_cap = spec.score if isinstance(spec.score, DotScore) else (1.0, None)
+        flags = (float(spec.has_bias), float(spec.has_slopes), float(library.threads()))
+        settings = [scale, soft_cap or 0.0, spec.dropout, *flags]
+        first = np.zeros((), spec.dtype) if tensors.score_vector is None else tensors.score_vector
+        return cls(
+            settings=np.array(settings, np.float64),
+            seed=np.zeros(2, np.uint32) if tensors.seed is None else tensors.seed,
+            rules=np.array(rules, np.int64).reshape(-1, 7),
+            reals=[first, *(x for x in (tensors.bias, tensors.slopes) if x is not None)],
+            numbers=numbers,
+            arrays=arrays,
+        )
+
+    def read(self, layout: str, operands: Sequence[tf.Tensor]) -> tuple[AttentionSpec, Tensors]:
+        """The inverse of `write`, for query, key and value of an op."""
+        query, key, value = operands
+        scale, soft_cap, dropout, has_bias, has_slopes, _ = self._known(self.settings).tolist()
+        additive = layout == "BTU"
+        score_vector, *rest = self.reals
+        bias = rest.pop(0) if has_bias else None
+        heads_axis = {"BTNH": 2, "BNTH": 1, "BTU": None}[layout]
+        length_axis = 1 if heads_axis is None else 3 - heads_axis
+        rules = [self._rule(row) for row in self._known(self.rules).tolist() if row[0] != _ALIBI]
+        spec = AttentionSpec(
+            score=AdditiveScore() if additive else DotScore(scale, soft_cap or None),
+            mask=Mask(rules) if rules else None,
+            layout=layout,
+            heads=(1, 1)
+            if heads_axis is None
+            else (query.shape[heads_axis], key.shape[heads_axis]),
+            lengths=(query.shape[length_axis], key.shape[length_axis]),
+            batch=query.shape[0],
+            widths=(query.shape[-1], value.shape[-1]),
+            dtype=score_vector.dtype.name,
+            has_bias=bool(has_bias),
+            has_slopes=bool(has_slopes),
+            dropout=dropout,
+        )
+        slopes = rest.pop(0) if has_slopes else None
+        seed = self.seed if dropout else None
+        vector = score_vector if additive else None
+        return spec, Tensors(query, key, value, bias, slopes, seed, vector)
+
+    def _rule(self, row: list[int]) -> Any:
+        kind, left, right, align, first, second, dense = row
+
+        def number(index: int, otherwise: Any = None) -> Any:
+            return otherwise if index < 0 else self.numbers[index]
+
+        array = None if dense < 0 else self.arrays[dense]
+        wire = WireRule(kind, left, right, number(align, 0), number(first), number(second), array)
+        return RULES[kind].from_wire(wire)
+
+    def constant(self) -> Wire:
+        """The same with settings and rules as values where they are known.
+
+        A gradient may be taken in another graph than the op is in. What comes there from outside has no known value,
+        and a second derivative needs one.
+        """
+        if tf.executing_eagerly():
+            return self
+        settings, rules = map(tf.get_static_value, (self.settings, self.rules))
+        return self if settings is None else self._replace(settings=settings, rules=rules)
+
+    @staticmethod
+    def _known(x: tf.Tensor) -> np.ndarray:
+        value = tf.get_static_value(x)
+        if value is None:
+            raise NotImplementedError(
+                "The native ops cannot be differentiated where their settings are not known while tracing, such as "
+                'from outside of a tf.vectorized_map. Choose heed.set_implementation("portable")'
+            )
+        return value

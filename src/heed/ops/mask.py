@@ -1,0 +1,306 @@
+"""`Mask`: which keys a query may attend to, as one value that the kernels understand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import optree
+from keras import ops
+
+from heed.ops import checks, mask_rules
+from heed.ops._mask_plot import plot_mask
+from heed.ops.sizes import Size, Span, maximum, minimum
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class Mask:
+    """Which keys each query may attend to: True means "attend".
+
+    A mask is a set of rules that all have to allow a pair (query i, key j). Rules are joined with `&`. Every
+    rule but `dense` is a few numbers: it costs no memory, and blocks of the score matrix that it rules out are
+    never computed.
+
+    Positions: query i stands at key position `i + a`. `align` gives `a`:
+
+    - `"top_left"`: 0 (as Keras), query i and key i stand at the same place;
+    - `"bottom_right"`: S - T, the last query and the last key stand at the same place;
+    - an integer in [-2^29, 2^29], or an integer tensor of shape () or (B,): the key position at which query 0
+      stands, such as the number of tokens that a key/value cache holds.
+
+    Wherever heed takes a `Mask`, it also takes a boolean array that broadcasts to (B, N, T, S).
+
+    A mask goes into and out of a `tf.function` and a `tf.data.Dataset`. Arrays and tensors in it are values there,
+    plain numbers part of what is traced: another `Mask.lengths` of the same shape does not trace anew.
+
+    >>> print(Mask.causal().draw(3, 4))
+    ■ · · ·
+    ■ ■ · ·
+    ■ ■ ■ ·
+    >>> print(Mask.window(1, 0, "bottom_right").draw(3, 4))
+    ■ ■ · ·
+    · ■ ■ ·
+    · · ■ ■
+    >>> float(Mask.lengths([1, 3]).kept_fraction(4, 4))
+    0.5
+    """
+
+    __array_ufunc__ = None  # `array & mask` is for the mask to compute
+
+    def __init__(self, rules: Sequence[mask_rules.MaskRule] = ()):
+        self.rules: tuple[mask_rules.MaskRule, ...] = tuple(rules)
+
+    @classmethod
+    def causal(cls, align: Any = "top_left") -> Mask:
+        """Key j is visible to query i if j <= i + a.
+
+        Args:
+            align: where query 0 stands among the keys, see `Mask`.
+        """
+        return cls([mask_rules.Window(None, 0, checks.check_align(align))])
+
+    @classmethod
+    def window(cls, left: int | None, right: int | None, align: Any = "top_left") -> Mask:
+        """Key j is visible to query i if i + a - left <= j <= i + a + right.
+
+        Args:
+            left: how many keys before its own position a query sees, 0 or more; None, or more than there are, for
+                all of them.
+            right: the same after its own position.
+            align: where query 0 stands among the keys, see `Mask`.
+
+        Keras' `sliding_window=W` is `Mask.window(W - 1, W - 1)`.
+        """
+        left, right = (
+            checks.check_reach(name, x) for name, x in (("left", left), ("right", right))
+        )
+        return cls([mask_rules.Window(left, right, checks.check_align(align))])
+
+    @classmethod
+    def lengths(cls, key_lengths: Any, query_lengths: Any = None) -> Mask:
+        """Key j is visible in batch entry b if j < key_lengths[b] (right padding is ignored).
+
+        Args:
+            key_lengths: (B,) integers >= 0; a length beyond S means all keys, 0 none.
+            query_lengths: (B,) integers >= 0 or None. Queries from there on attend to nothing: their output is 0.
+
+        Raises:
+            ValueError: for a negative length; where values are only known when a graph runs, it means none.
+        """
+        lengths = functools.partial(checks.check_ids, ranks=(1,), bounds=(0, None))
+        queries = None if query_lengths is None else lengths("query_lengths", query_lengths)
+        return cls([mask_rules.Lengths(lengths("key_lengths", key_lengths), queries)])
+
+    @classmethod
+    def segments(cls, query_ids: Any, key_ids: Any = None) -> Mask:
+        """Key j is visible to query i if their segment numbers are equal (several texts packed into one row).
+
+        Args:
+            query_ids: (B, T) integers that int32 holds.
+            key_ids: (B, S) of them; None for those of the queries.
+        """
+        ids = functools.partial(
+            checks.check_ids,
+            ranks=(2,),
+            bounds=(int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)),
+        )
+        queries = ids("query_ids", query_ids)
+        keys = queries if key_ids is None else ids("key_ids", key_ids)
+        return cls([mask_rules.Segments(queries, keys)])
+
+    @classmethod
+    def prefix(cls, n: Any, align: Any = "top_left") -> Mask:
+        """Key j is visible to query i if j < n or j <= i + a: a prefix seen by all, then causal.
+
+        Args:
+            n: length of the prefix, an integer >= 0 or (B,) of them; beyond S it means all keys.
+            align: where query 0 stands among the keys, see `Mask`.
+        """
+        return cls([mask_rules.Prefix(checks.check_prefix(n), checks.check_align(align))])
+
+    @classmethod
+    def dilated(cls, step: int, align: Any = "top_left") -> Mask:
+        """Key j is visible to query i if (i + a - j) mod step = 0: every step-th key, its own among them.
+
+        Args:
+            step: an integer in [1, 2^29]; 1 means all keys.
+            align: where query 0 stands among the keys, see `Mask`.
+
+        Source: the strided pattern of Child et al., "Generating Long Sequences with Sparse Transformers", 2019; a
+        dilated window, as in Beltagy et al., "Longformer", 2020, is `Mask.dilated(d) & Mask.window(d * w, d * w)`.
+
+        >>> print((Mask.dilated(2) & Mask.causal()).draw(4, 4))
+        ■ · · ·
+        · ■ · ·
+        ■ · ■ ·
+        · ■ · ■
+        """
+        return cls([mask_rules.Dilated(checks.check_step(step), checks.check_align(align))])
+
+    @classmethod
+    def dense(cls, array: Any) -> Mask:
+        """Any mask: True (or a non-zero integer) means "attend".
+
+        Args:
+            array: booleans or integers that broadcast to (B, N, T, S); for additive attention to (B, T, S).
+        """
+        return cls([mask_rules.Dense(checks.check_dense("array", array))])
+
+    @classmethod
+    def blocked(cls, array: Any) -> Mask:
+        """The other convention, which many tutorials use: True or 1 means "do not attend".
+
+        Args:
+            array: booleans, integers or floats that are 0 or 1, and broadcast to (B, N, T, S).
+        """
+        array = ops.convert_to_tensor(array)
+        return cls([mask_rules.Dense(ops.equal(array, ops.zeros((), array.dtype)))])
+
+    def __and__(self, other: Any) -> Mask:
+        return Mask(self.rules + as_mask(other).rules)
+
+    __rand__ = __and__
+
+    def __len__(self) -> int:
+        """How many rules there are."""
+        return len(self.rules)
+
+    def __or__(self, other: Any) -> Mask:
+        raise TypeError(
+            "Masks join with `&` alone: each of their rules has to allow a pair. To allow what either allows give "
+            "Mask.dense(one.to_dense(T, S) | other.to_dense(T, S))"
+        )
+
+    __ror__ = __or__
+
+    def __invert__(self) -> Mask:
+        raise TypeError(
+            "A mask of rules has no opposite. Give Mask.dense(~mask.to_dense(T, S)), or `Mask.blocked(array)` for an "
+            "array in which 1 means ignore"
+        )
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "A mask is neither true nor false. Ask `mask is not None`, join masks with `&` (not `and`), and look at "
+            "their values with `mask.to_dense(T, S)` or `mask.kept_fraction(T, S)`"
+        )
+
+    def visible(
+        self, queries: Span, keys: Span, query_length: Size, key_length: Size
+    ) -> Any | None:
+        """One block: booleans of rank 4 that broadcast to (B, N, t, s), or None for "everything"."""
+        block = None
+        for rule in self.rules:
+            allowed = rule.visible(queries, keys, query_length, key_length)
+            block = allowed if block is None else ops.logical_and(block, allowed)
+        return block
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Size, Size]:
+        """Bounds 0 <= lo <= hi <= S outside which these queries see no key."""
+        lo, hi = 0, key_length
+        for rule in self.rules:
+            low, high = rule.key_range(queries, query_length, key_length)
+            lo, hi = maximum(lo, low), minimum(hi, high)
+        return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
+
+    @property
+    def has_static_range(self) -> bool:
+        """Whether `key_range` is known while tracing (given that T and S are)."""
+        return all(rule.has_static_range for rule in self.rules)
+
+    @property
+    def alignment(self) -> Any:
+        """The `align` of the first rule that has one: where query 0 stands among the keys."""
+        return next((rule.align for rule in self.rules if hasattr(rule, "align")), 0)
+
+    def to_dense(self, query_length: int, key_length: int) -> Any:
+        """The mask as booleans of shape (B or 1, N or 1, T, S).
+
+        >>> Mask.causal().to_dense(2, 2).numpy().tolist()
+        [[[[True, False], [True, True]]]]
+        """
+        allowed = self.visible(Span(0, query_length), Span(0, key_length), query_length, key_length)
+        full = ops.ones((1, 1, query_length, key_length), "bool")
+        return full if allowed is None else ops.logical_and(allowed, full)
+
+    def kept_fraction(self, query_length: int, key_length: int) -> Any:
+        """Which fraction of all pairs the mask keeps: a float32 scalar in [0, 1]."""
+        return ops.mean(ops.cast(self.to_dense(query_length, key_length), "float32"))
+
+    def draw(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> str:
+        """The mask of one batch entry and head as text: a line a query, "■" for "attend"."""
+        picture = self._picture(query_length, key_length, batch, head)
+        return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in picture)
+
+    def plot(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> Any:
+        """The mask of one batch entry and head as a matplotlib figure: a row a query, dark for "attend".
+
+        Args:
+            query_length, key_length: T and S.
+            batch, head: which one of a mask that has several; one that has not shows the same for all.
+
+        Raises:
+            ImportError: without matplotlib.
+
+        >>> figure = Mask.window(2, 0).plot(8, 8)  # figure.savefig("window.png") or "window.svg"
+        >>> figure.axes[0].get_title(loc="left")
+        'keeps 32.8 % of 8 x 8'
+        """
+        allowed = self._picture(query_length, key_length, batch, head)
+        share = 100 * float(np.mean(allowed)) if allowed.size else 0.0
+        return plot_mask(allowed, f"keeps {share:.3g} % of {query_length} x {key_length}")
+
+    def _picture(self, query_length: int, key_length: int, batch: int, head: int) -> Any:
+        allowed = np.asarray(self.to_dense(query_length, key_length))
+        return allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
+
+    def get_config(self) -> dict[str, Any]:
+        """The rules as plain values, so that a Functional model that was given a mask can be saved.
+
+        Raises:
+            TypeError: for a mask made of tensors of a graph, which have no values yet.
+        """
+        return {"rules": [rule.to_config() for rule in self.rules]}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Mask:
+        """The mask that `get_config` described."""
+        return cls([mask_rules.from_config(rule) for rule in config["rules"]])
+
+    def _key(self) -> tuple:
+        # Rules made of plain numbers compare by value, so that tf.function does not trace anew for an equal mask.
+        return tuple(
+            (type(rule), *map(mask_rules.comparable, rule.fields())) for rule in self.rules
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mask) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return " & ".join(map(repr, self.rules)) or "Mask()"
+
+
+def as_mask(value: Any) -> Mask:
+    """A `Mask` as it is; anything else becomes `Mask.dense`."""
+    if isinstance(value, Mask):
+        return value
+    return Mask([mask_rules.Dense(checks.check_dense("mask", value))])
+
+
+def _to_keras(mask: Any) -> Any:
+    return mask_rules.take_apart(mask.rules)
+
+
+def _from_keras(outlines: Any, tensors: Any) -> Any:
+    return Mask(mask_rules.put_together(outlines, tensors))
+
+
+# To Keras a mask is a structure of tensors: then it may be part of a model's input, which takes nothing else.
+_kind: Any = Mask
+optree.register_pytree_node(_kind, _to_keras, _from_keras, namespace="keras")

@@ -1,0 +1,343 @@
+"""The rules a `Mask` is made of, as data: which pairs each allows, and outside which keys it allows none.
+
+A new rule is a class here, a constructor in `mask.py`, a struct in `native/kernels/rules.h` and its number in
+`native/include/heed.h`: see docs/extending.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from keras import ops
+
+from heed.ops.sizes import Size, Span, is_static, maximum, size, slice_axis
+
+# Bounds for "no limit" that survive the addition of any position.
+FAR = 2**30
+_INT32 = np.iinfo(np.int32)  # its ends are what is reduced of nothing
+
+
+class WireRule(NamedTuple):
+    """A rule as the native kernels take it: `heed_mask_rule` in `native/include/heed.h`.
+
+    Attributes:
+        kind: which rule.
+        left, right: two numbers.
+        align: where query 0 stands: an integer, or integers () or (B,).
+        first, second: integers (), (B,) or (B, length), or None.
+        dense: booleans that broadcast to (B, N, T, S), or None.
+    """
+
+    kind: int
+    left: Any = 0
+    right: Any = 0
+    align: Any = 0
+    first: Any = None
+    second: Any = None
+    dense: Any = None
+
+
+def comparable(field: Any) -> Any:
+    """What two equal fields have in common: the value of a plain one, the identity of a tensor."""
+    return field if is_plain(field) else id(field)
+
+
+def offset(align: Any, query_length: Size, key_length: Size) -> Any:
+    """`a` of query position i + a: an int, a scalar tensor, or a tensor (B,)."""
+    if isinstance(align, str):
+        return 0 if align == "top_left" else key_length - query_length
+    return align
+
+
+def as_column(x: Any) -> Any:
+    """(B,) to (B, 1, 1, 1); scalars as they are."""
+    return ops.reshape(x, (-1, 1, 1, 1)) if ops.is_tensor(x) and len(x.shape) == 1 else x
+
+
+def _bounds(x: Any) -> tuple[Any, Any]:
+    """Smallest and largest value of an int or tensor."""
+    if not ops.is_tensor(x) or len(x.shape) == 0:
+        return x, x
+    return ops.min(x, initial=_INT32.max), ops.max(x, initial=_INT32.min)
+
+
+def _grid(queries: Span, keys: Span) -> tuple[Any, Any]:
+    return queries.positions[None, None, :, None], keys.positions[None, None, None, :]
+
+
+class MaskRule:
+    """One rule of a mask; a dataclass of plain values and tensors.
+
+    `kind` is its number in `native/include/heed.h`, and `wire` says where in a `WireRule` its fields go. `axes` names
+    the fields that hold one entry a batch entry, with the further axes of (B, N, T, S) that they have.
+    """
+
+    kind: ClassVar[int]
+    wire: ClassVar[dict[str, str]]
+    axes: ClassVar[dict[str, tuple[int, ...]]] = {}
+
+    @property
+    def has_static_range(self) -> bool:
+        """Whether `key_range` is known while tracing (given that T and S are)."""
+        return all(map(is_plain, self.fields()))
+
+    def fields(self) -> list[Any]:
+        """The values of its fields, in order."""
+        return [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+
+    def to_config(self) -> dict[str, Any]:
+        """The name of the rule and its fields, tensors as nested lists."""
+        names = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+        values = {name: _plain(getattr(self, name)) for name in names}
+        return {"kind": type(self).__name__, **values}
+
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
+        """Booleans of rank 4 that broadcast to (B, N, t, s)."""
+        raise NotImplementedError
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
+        """(lo, hi): none of these queries sees a key before lo or from hi on."""
+        return 0, key_length
+
+    def to_wire(self) -> WireRule:
+        """The rule for the native kernels."""
+        wire = WireRule(
+            self.kind, **{slot: getattr(self, name) for slot, name in self.wire.items()}
+        )
+        left, right = (FAR if reach is None else reach for reach in (wire.left, wire.right))
+        return wire._replace(left=left, right=right)
+
+    @classmethod
+    def from_wire(cls, wire: WireRule) -> MaskRule:
+        """The inverse of `to_wire`."""
+        left, right = (None if reach == FAR else reach for reach in (wire.left, wire.right))
+        wire = wire._replace(left=left, right=right)
+        return cls(**{name: getattr(wire, slot) for slot, name in cls.wire.items()})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Window(MaskRule):
+    """i + a - left <= j <= i + a + right; None for no limit."""
+
+    kind: ClassVar = 0
+    wire: ClassVar = {"left": "left", "right": "right", "align": "align"}
+    axes: ClassVar = {"align": ()}
+
+    left: int | None
+    right: int | None
+    align: Any
+
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+        i, j = _grid(queries, keys)
+        distance = j - (i + as_column(offset(self.align, query_length, key_length)))
+        allowed = ops.ones_like(distance, "bool")
+        if self.left is not None:
+            allowed = distance >= -self.left
+        if self.right is not None:
+            after = distance <= self.right
+            allowed = after if self.left is None else ops.logical_and(allowed, after)
+        return allowed
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+        least, most = _bounds(offset(self.align, query_length, key_length))
+        lo = -FAR if self.left is None else queries.begin + least - self.left
+        hi = FAR if self.right is None else queries.end + most + self.right
+        return lo, hi
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prefix(MaskRule):
+    """j < n or j <= i + a."""
+
+    kind: ClassVar = 1
+    wire: ClassVar = {"first": "n", "align": "align"}
+    axes: ClassVar = {"n": (), "align": ()}
+
+    n: Any
+    align: Any
+
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+        i, j = _grid(queries, keys)
+        causal = j <= i + as_column(offset(self.align, query_length, key_length))
+        return ops.logical_or(j < as_column(self.n), causal)
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+        _, most = _bounds(offset(self.align, query_length, key_length))
+        return 0, maximum(_bounds(self.n)[1], queries.end + most)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lengths(MaskRule):
+    """j < key_lengths[b] and, if there are query lengths, i < query_lengths[b]."""
+
+    kind: ClassVar = 2
+    wire: ClassVar = {"first": "key_lengths", "second": "query_lengths"}
+    axes: ClassVar = {"key_lengths": (), "query_lengths": ()}
+
+    key_lengths: Any
+    query_lengths: Any
+
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+        i, j = _grid(queries, keys)
+        allowed = j < as_column(self.key_lengths)
+        if self.query_lengths is not None:
+            allowed = ops.logical_and(allowed, i < as_column(self.query_lengths))
+        return allowed
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+        # Not below 0, where there is no batch entry at all either.
+        longest = ops.max(self.key_lengths, initial=0)
+        if self.query_lengths is None:
+            return 0, longest
+        any_query = queries.begin < ops.max(self.query_lengths, initial=0)
+        return 0, ops.where(any_query, longest, 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Segments(MaskRule):
+    """query_ids[b][i] == key_ids[b][j]."""
+
+    kind: ClassVar = 3
+    wire: ClassVar = {"first": "query_ids", "second": "key_ids"}
+    axes: ClassVar = {"query_ids": (2,), "key_ids": (3,)}
+
+    query_ids: Any
+    key_ids: Any
+
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+        query_ids = slice_axis(self.query_ids, 1, *queries)
+        key_ids = slice_axis(self.key_ids, 1, *keys)
+        return ops.equal(query_ids[:, None, :, None], key_ids[:, None, None, :])
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+        # From the first to the last key whose number lies between the smallest and largest of these queries.
+        query_ids = slice_axis(self.query_ids, 1, *queries)
+        least = ops.min(query_ids, axis=1, keepdims=True, initial=_INT32.max)
+        most = ops.max(query_ids, axis=1, keepdims=True, initial=_INT32.min)
+        near = ops.logical_and(self.key_ids >= least, self.key_ids <= most)
+        position = ops.arange(size(self.key_ids, 1), dtype="int32")
+        lo = ops.min(ops.where(near, position, FAR), initial=FAR)
+        return lo, ops.max(ops.where(near, position + 1, 0), initial=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense(MaskRule):
+    """array[b][n][i][j], broadcast."""
+
+    kind: ClassVar = 4
+    wire: ClassVar = {"dense": "array"}
+
+    array: Any
+
+    @property
+    def has_static_range(self) -> bool:  # noqa: D102
+        return True
+
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+        return cut(self.array, queries, keys)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dilated(MaskRule):
+    """(i + a - j) mod step == 0."""
+
+    kind: ClassVar = 5
+    wire: ClassVar = {"left": "step", "align": "align"}
+    axes: ClassVar = {"align": ()}
+
+    step: int
+    align: Any
+
+    def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
+        i, j = _grid(queries, keys)
+        distance = i + as_column(offset(self.align, query_length, key_length)) - j
+        return ops.equal(ops.mod(distance, self.step), 0)
+
+    def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
+        align = offset(self.align, query_length, key_length)
+        if not is_static(align, *queries, key_length) or queries.length >= self.step:
+            return 0, key_length
+        # The first key, counted from the beginning or from the end, is as far as the nearest of the queries' residues.
+        residues = [(i + align) % self.step for i in range(queries.begin, queries.end)]
+        from_end = [(key_length - 1 - residue) % self.step for residue in residues]
+        return min(residues, default=0), key_length - min(from_end, default=0)
+
+
+def of_rank_4(array: Any) -> Any:
+    """The array with axes of length 1 in front."""
+    missing = 4 - len(array.shape)
+    return array[(None,) * missing + (...,)] if missing else array
+
+
+def cut(array: Any, queries: Span, keys: Span) -> Any:
+    """A block of something that broadcasts to (B, N, T, S), as rank 4. Axes of length 1 stay: they broadcast."""
+    if array is None:
+        return None
+    array = of_rank_4(array)
+    for axis, span in ((2, queries), (3, keys)):
+        length = array.shape[axis]
+        if length is None:
+            length = size(array, axis)
+            begin = ops.where(ops.equal(length, 1), 0, span.begin)
+            array = slice_axis(array, axis, begin, ops.minimum(length, span.length))
+        elif length != 1:
+            array = slice_axis(array, axis, *span)
+    return array
+
+
+def _plain(field: Any) -> Any:
+    if not ops.is_tensor(field):
+        return int(field) if isinstance(field, np.integer) else field
+    try:
+        values = np.asarray(field)
+    except (NotImplementedError, TypeError) as error:
+        raise TypeError(
+            f"A mask of tensors that have no values yet cannot be saved. Received: {field!r}"
+        ) from error
+    return {"dtype": values.dtype.name, "values": values.tolist()}
+
+
+RULES: tuple[type[MaskRule], ...] = (Window, Prefix, Lengths, Segments, Dense, Dilated)
+BY_NAME: dict[str, type[MaskRule]] = {rule.__name__: rule for rule in RULES}
+
+
+# A rule without its tensors: its name and its fields, with TENSOR in place of each tensor. TensorFlow serializes it.
+Outline = tuple[Any, ...]
+TENSOR = "<tensor>"
+
+
+def take_apart(rules: Sequence[MaskRule]) -> tuple[list[Any], tuple[Outline, ...]]:
+    """The tensors of all rules in order, and what remains of the rules."""
+    tensors = [x for rule in rules for x in rule.fields() if not is_plain(x)]
+    outlines = tuple(
+        (type(rule).__name__, *(x if is_plain(x) else TENSOR for x in rule.fields()))
+        for rule in rules
+    )
+    return tensors, outlines
+
+
+def put_together(outlines: Sequence[Outline], tensors: Sequence[Any]) -> list[MaskRule]:
+    """The inverse of `take_apart`."""
+    rest = iter(tensors)
+    return [
+        BY_NAME[name](*(next(rest) if x == TENSOR else x for x in fields))
+        for name, *fields in outlines
+    ]
+
+
+def is_plain(field: Any) -> bool:
+    """Whether a field of a rule is a value of its own, not a tensor."""
+    return field is None or isinstance(field, (int, str))
+
+
+def from_config(config: dict[str, Any]) -> MaskRule:
+    """The rule that `to_config` described."""
+    fields = {
+        name: ops.convert_to_tensor(x["values"], x["dtype"]) if isinstance(x, dict) else x
+        for name, x in config.items()
+        if name != "kind"
+    }
+    return BY_NAME[config["kind"]](**fields)

@@ -1,0 +1,240 @@
+"""Numbers from 0 to 999,999 and their words: which are held out, which are drawn, how they are read.
+
+Everything here is arithmetic on the number, the seed and the step: no generator state, no random
+library. A batch is a function of (seed, step), so a resumed run needs to know only its step, and
+the held-out numbers are the same on every machine and for every version of NumPy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from heed._install import how_to_install
+from heed.seq2seq._hashing import mixed, permutation, stream
+from heed.seq2seq.errors import TaskError
+
+LARGEST = 999_999
+LANGUAGES = ("en", "de", "fr", "es")
+
+_ALWAYS_TRAINED = 100  # 0 to 99 carry the irregular words; no rule could supply them
+_ONE_IN = 20  # one number in twenty is held out
+# How many digits the samples of training have: each 16 in a row are one round of these.
+_DIGITS_IN_TURN = (6, 4, 5, 2, 6, 3, 5, 4, 6, 1, 5, 2, 6, 4, 5, 3)
+ROUND = len(_DIGITS_IN_TURN)
+
+_SMALL = 10_000
+_EVALUATION_SMALL, _EVALUATION_LARGE = 400, 1_600
+_VALIDATION_SMALL, _VALIDATION_LARGE = 80, 432
+
+# What the scrambled integers are for, so that no two uses share them.
+_HELD_OUT_KEY, _ORDER_KEY, _SAMPLE_KEY = 0x48454544, 0x6F726465, 0x73616D70
+_ZEROS_KEY = 0x7A65726F
+
+
+def held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
+    """Which numbers are kept away from training, in every language alike.
+
+    A hash of the number decides: 5 % of the numbers of 100 or more; 0 to 99 are never held out.
+
+    Args:
+        numbers: integers of any shape, 0 to 999,999.
+
+    Returns:
+        Booleans of the same shape.
+
+    Example:
+        >>> held_out([7, 42, 99]).tolist()
+        [False, False, False]
+        >>> round(float(held_out(range(1_000_000)).mean()), 3)
+        0.05
+    """
+    n = np.asarray(numbers, dtype=np.int64)
+    chosen = mixed(n ^ _HELD_OUT_KEY) % np.uint64(_ONE_IN) == 0
+    return chosen & (n >= _ALWAYS_TRAINED)
+
+
+@lru_cache(maxsize=1)
+def _held_out_order() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All held-out numbers in a fixed scrambled order: those below 10,000, and the others."""
+    everything = np.arange(LARGEST + 1)
+    chosen = everything[held_out(everything)]
+    chosen = chosen[permutation(len(chosen), _ORDER_KEY)]
+    return chosen[chosen < _SMALL], chosen[chosen >= _SMALL]
+
+
+def evaluation_numbers() -> NDArray[np.int64]:
+    """The 2,000 held-out numbers on which a run is judged, 1,600 of them 10,000 or more.
+
+    Returns:
+        (2000,) int64, in a fixed scrambled order. Training and validation never see them.
+
+    Example:
+        >>> numbers = evaluation_numbers()
+        >>> len(numbers), int((numbers >= 10_000).sum()), bool(held_out(numbers).all())
+        (2000, 1600, True)
+    """
+    small, large = _held_out_order()
+    both = np.concatenate([small[:_EVALUATION_SMALL], large[:_EVALUATION_LARGE]])
+    return both[permutation(len(both), _ORDER_KEY, 1)]
+
+
+def validation_numbers() -> NDArray[np.int64]:
+    """512 held-out numbers to watch while training; none of them is in :func:`evaluation_numbers`.
+
+    Returns:
+        (512,) int64.
+
+    Example:
+        >>> numbers = validation_numbers()
+        >>> len(numbers), len(set(numbers.tolist()) & set(evaluation_numbers().tolist()))
+        (512, 0)
+    """
+    small, large = _held_out_order()
+    return np.concatenate(
+        [
+            small[_EVALUATION_SMALL : _EVALUATION_SMALL + _VALIDATION_SMALL],
+            large[_EVALUATION_LARGE : _EVALUATION_LARGE + _VALIDATION_LARGE],
+        ]
+    )
+
+
+def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
+    """The numbers of one training batch, a function of (seed, step) alone.
+
+    The samples of all steps are one sequence in which the numbers of digits come in turn, 16 to a
+    round: of 16 samples one has a single digit, two have two, two have three, three have four, four
+    have five and four have six. Within its length a number is drawn evenly, but one in four is then
+    given zeros: each of its digits but the first, with a chance of one half. Drawn evenly as a
+    whole, one number in a thousand would be below 1,000 and one in a thousand would end in 100, and
+    such words are the ones people ask for first. Held-out numbers never come.
+
+    Args:
+        seed: int; another seed gives other batches.
+        step: int, 0 or more.
+        count: int, 0 or more; the size of the batch.
+
+    Returns:
+        (count,) int64.
+
+    Example:
+        >>> batch = training_numbers(seed=1, step=5, count=16)
+        >>> bool((batch == training_numbers(seed=1, step=5, count=16)).all())
+        True
+        >>> [len(str(n)) for n in batch]
+        [6, 4, 5, 2, 6, 3, 5, 4, 6, 1, 5, 2, 6, 4, 5, 3]
+    """
+    digits = np.array(_DIGITS_IN_TURN)[np.arange(step * count, (step + 1) * count) % ROUND]
+    low, high = np.where(digits == 1, 0, 10 ** (digits - 1)), 10**digits
+    drawn = np.zeros(count, np.int64)
+    wanted, attempt = np.ones(count, np.bool_), 0
+    while wanted.any():
+        scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)
+        candidates = low + (scrambled % (high - low).astype(np.uint64)).astype(np.int64)
+        chance = stream(count, _ZEROS_KEY, seed, step, attempt)
+        drawn = np.where(wanted, _with_zeros(candidates, low, chance), drawn)
+        wanted, attempt = held_out(drawn), attempt + 1
+    return drawn
+
+
+def _with_zeros(
+    drawn: NDArray[np.int64], low: NDArray[np.int64], chance: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """One number in four with about half of its digits below the first set to zero."""
+    some = chance % np.uint64(4) == 0
+    for place in range(len(str(LARGEST)) - 1):
+        unit = 10**place
+        zeroed = some & (unit < low) & ((chance >> np.uint64(2 + place)) % np.uint64(2) == 0)
+        drawn = np.where(zeroed, drawn - drawn // unit % 10 * unit, drawn)
+    return drawn
+
+
+def spell(number: int, language: str = "en") -> str:
+    """The words of a number.
+
+    Args:
+        number: int, 0 to 999,999.
+        language: "en", "de", "fr" or "es".
+
+    Returns:
+        The cardinal as the num2words library writes it.
+
+    Raises:
+        TaskError: for a number out of range, an unknown language, or without num2words.
+
+    Example:
+        >>> spell(1234)
+        'one thousand, two hundred and thirty-four'
+        >>> spell(1234, "de")
+        'eintausendzweihundertvierunddreißig'
+    """
+    check_languages((language,))
+    if not 0 <= number <= LARGEST:
+        raise TaskError(f"`number` must be from 0 to {LARGEST:,}. Received: {number}")
+    try:
+        from num2words import num2words
+    except ImportError:
+        raise TaskError(f"numbers need the num2words library: {how_to_install('demo')}") from None
+    return str(num2words(int(number), lang=language))
+
+
+def check_languages(languages: str | Sequence[str]) -> tuple[str, ...]:
+    """The languages, if each is known and none is said twice.
+
+    Args:
+        languages: their names, or one text with commas between them.
+
+    Raises:
+        TaskError: otherwise.
+
+    Example:
+        >>> check_languages(("en", "fr")), check_languages("en, fr")
+        (('en', 'fr'), ('en', 'fr'))
+    """
+    if isinstance(languages, str):
+        languages = [name.strip() for name in languages.split(",")]
+    unknown = [language for language in languages if language not in LANGUAGES]
+    if unknown or not languages or len(set(languages)) != len(languages):
+        raise TaskError(
+            f"languages must be some of {','.join(LANGUAGES)}, each once. "
+            f"Received: {','.join(languages) or 'none'}"
+        )
+    return tuple(languages)
+
+
+_PLAIN = re.compile(r"[0-9]+(?: +[0-9]+)*")
+_GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
+
+
+def parse_number(text: str) -> int:
+    """The number that a person typed: "1234", "1 2 3 4", "1 234" and "1,234" are the same.
+
+    Args:
+        text: digits 0 to 9, possibly with spaces between them or with commas between thousands.
+
+    Returns:
+        The number, 0 to 999,999.
+
+    Raises:
+        TaskError: for anything else; the message says what was expected and received.
+
+    Example:
+        >>> parse_number("1 2 3 4"), parse_number(" 1,234 ")
+        (1234, 1234)
+    """
+    stripped = text.strip().replace("\t", " ")
+    shown = stripped if len(stripped) <= 40 else stripped[:37] + "..."
+    if not stripped:
+        raise TaskError(f"a number from 0 to {LARGEST:,} must not be empty")
+    if not (_PLAIN.fullmatch(stripped) or _GROUPED.fullmatch(stripped)):
+        raise TaskError(
+            f"a number must be digits, such as 1234, 1 2 3 4 or 1,234. Received: {shown!r}"
+        )
+    digits = stripped.replace(" ", "").replace(",", "").lstrip("0") or "0"
+    if len(digits) > len(str(LARGEST)):
+        raise TaskError(f"a number must be from 0 to {LARGEST:,}. Received: {shown!r}")
+    return int(digits)

@@ -1,0 +1,9 @@
+"""The tasks that heed knows: a new one is a line here."""
+
+from __future__ import annotations
+
+from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.task import Task
+from heed.seq2seq.text_task import TextTask
+
+TASKS: dict[str, type[Task]] = {task.kind: task for task in (NumbersTask, TextTask)}

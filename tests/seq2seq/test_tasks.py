@@ -1,0 +1,82 @@
+"""A new task is one class and one line: that of docs/extending.md goes through every command."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from heed import cli
+from heed.seq2seq import RunFolder, Task, TaskError, start_run
+from heed.seq2seq.tasks import TASKS
+from tests.seq2seq import tiny
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+@pytest.fixture
+def backwards(monkeypatch):
+    """The task of the page, registered."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (code,) = [block for block in blocks if "(Task)" in block]
+    names = {"__name__": "__page__"}
+    exec(code, names)
+    task = names["BackwardsTask"]
+    monkeypatch.setitem(TASKS, task.kind, task)
+    return task
+
+
+def test_a_task_goes_through_every_command(backwards, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny.TINY.items()]
+    assert cli.main(["train", "backwards", "--letters", "abc", *options]) == 0
+    assert "words of the letters abc, one in ten held out" in capsys.readouterr().err
+    run = tmp_path / "heed-runs" / "backwards"
+    assert RunFolder.open(run).task().letters == "abc"
+    assert cli.main(["train", "--resume", str(run)]) == 0
+    assert cli.main(["evaluate", str(run)]) == 0
+    assert json.loads((run / "evaluation.json").read_text())["pairs"] == 100
+    assert cli.main(["translate", str(run), "abcab", "--picture"]) == 0
+    assert cli.main(["explain", str(run), "abcab"]) == 0
+    assert "<title>abcab → " in (run / "attention.html").read_text("utf-8")
+    assert capsys.readouterr().err == f"picture: {run / 'attention.png'}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "`heed train backwards` or `heed train --resume RUN`"),
+        (["train", "backwards"], "words backwards needs --letters"),
+        (["train", "backwards", "--letters", "aa"], "two or more, each once. Received: aa"),
+        (
+            ["train", "--letters", "ab", "--languages", "en"],
+            "--languages is for numbers: leave it out for words backwards",
+        ),
+        (["train", "--resume", ".", "--letters", "ab"], "leave out --letters"),
+    ],
+)
+def test_its_options_are_checked_like_those_of_others(backwards, words, message, capsys):
+    assert cli.main(words) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_what_a_line_may_be_is_up_to_the_task(backwards, tmp_path):
+    task = start_run(tmp_path / "run", backwards("abc")).task()
+    assert start_run(tmp_path / "other", backwards("abc"), steps=7).options.steps == 7
+    assert RunFolder.open(tmp_path / "run").options.steps == backwards.recipe["steps"]
+    assert task.reading_order([4, 5, 6]) == [0, 1, 2]
+    assert task.notes() == []
+    with pytest.raises(TaskError, match=r"cannot be chosen in this run\. Received: en"):
+        task.encode("abc", "en")
+    with pytest.raises(TaskError, match=r"a word must be 3 to 8 of the letters abc\. Received: 1"):
+        task.encode("1")
+
+
+def test_a_task_that_lacks_a_part_cannot_be_made():
+    class Half(Task):
+        kind = title = "half"
+
+    with pytest.raises(TypeError, match="abstract"):
+        Half()
