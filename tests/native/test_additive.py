@@ -176,7 +176,7 @@ def test_large_queries_and_keys_that_cancel(library, dtype: Any, size: float) ->
 
 
 def test_one_range_a_block(library) -> None:
-    """Small, usual and huge keys in different blocks of one call; huge queries in one panel of several."""
+    """Small, usual and huge keys in different blocks of one call; huge queries in one tile of several."""
     rng = np.random.default_rng(0)
     query, key = rng.normal(size=(1, 150, 6)), rng.normal(size=(1, 400, 6))
     query[:, :70] *= 0.01

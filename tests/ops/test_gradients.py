@@ -69,7 +69,7 @@ def test_first_derivatives(implementation: str, mask: str, options: str) -> None
 def test_the_gradient_of_a_bias_that_broadcasts(
     implementation: str, axes: tuple[bool, ...]
 ) -> None:
-    """Long enough for several panels of queries and blocks of keys, whose parts must all be added up."""
+    """Long enough for several tiles of queries and blocks of keys, whose parts must all be added up."""
     shape = Shape(B=2, T=70, S=100, N=4, K=2, H=3, V=2)
     full = (shape.B, shape.N, shape.T, shape.S)
     size = [n if whole else 1 for n, whole in zip(full, axes, strict=True)]
