@@ -96,17 +96,17 @@ typedef struct HeedMaskRule {
 
 // What to compute, and on which tensors: the one description that all functions take.
 typedef struct HeedAttention {
-  int32_t score;                         // HeedScore
-  int32_t dtype;                         // HeedDtype
-  int64_t batch, heads, kv_heads;        // B, N, K, each in [0, 2^31]; K divides N. Additive attention: N = K = 1
-  int64_t query_length, key_length;      // T, S in [0, 2^31]
-  int64_t head_dim, value_dim;           // H (U of additive attention) and V, in [1, 65536]
-  HeedTensor query, key, value;          // (B,T,N,H), (B,S,K,H), (B,S,K,V)
-  double scale;                          // finite; usually 1/sqrt(H). At most 1e30 in magnitude, but for HEED_FLOAT64
-  double soft_cap;                       // 0: none. Else in [1e-30, 1e30], but for HEED_FLOAT64
-  HeedScores bias;                       // of the scores, in the compute type
-  const void* alibi_slopes;              // (N,) in the compute type, or NULL
-  HeedIntegers alibi_align;              // (B or 1, 1): where query 0 stands for ALiBi; none: 0
+  int32_t score;                     // HeedScore
+  int32_t dtype;                     // HeedDtype
+  int64_t batch, heads, kv_heads;    // B, N, K, each in [0, 2^31]; K divides N. Additive attention: N = K = 1
+  int64_t query_length, key_length;  // T, S in [0, 2^31]
+  int64_t head_dim, value_dim;       // H (U of additive attention) and V, in [1, 65536]
+  HeedTensor query, key, value;      // (B,T,N,H), (B,S,K,H), (B,S,K,V)
+  double scale;                      // usually 1/sqrt(H), at most 1e30 in magnitude (but for HEED_FLOAT64); additive: 1
+  double soft_cap;                   // 0: none. Else in [1e-30, 1e30], but for HEED_FLOAT64
+  HeedScores bias;                   // of the scores, in the compute type
+  const void* alibi_slopes;          // (N,) in the compute type, or NULL
+  HeedIntegers alibi_align;          // (B or 1, 1): where query 0 stands for ALiBi; none: 0
   const void *score_vector, *unit_bias;  // (U,) in the compute type, of additive attention alone; the bias may be NULL
   double dropout;                        // in [0, 1): how likely a weight is dropped; others count 1 / (1 - dropout)
   uint32_t seed[2];                      // with b, n, i, j decides which weights are dropped

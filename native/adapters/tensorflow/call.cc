@@ -74,7 +74,7 @@ void Call::read(size_t first_real) {
   a.value = tensor(value.data(), value.dims());
 
   const Input &settings = inputs_[3], &seed = inputs_[4], &rules = inputs_[5];
-  if (settings.dims() != Dims{6} || seed.dims() != Dims{2} || rules.rank() != 2 || rules.dim(1) != 7)
+  if (!settings.has_dims({6}) || !seed.has_dims({2}) || rules.rank() != 2 || rules.dim(1) != 7)
     fail("settings, seed and rules must have shapes (6,), (2,) and (R, 7)");
   const double* s = settings.data<double>();
   a.scale = s[0], a.soft_cap = s[1], a.dropout = s[2];
@@ -107,7 +107,7 @@ void Call::read_reals(const double* settings) {
 }
 
 const void* Call::vector(const Input& x, const char* name, const char* letter, int64_t length) const {
-  if (x.dims() != Dims{length}) fail(std::string("`") + name + "` must have shape (" + letter + ",)" + x.described());
+  if (!x.has_dims({length})) fail(std::string("`") + name + "` must have shape (" + letter + ",)" + x.described());
   return x.data();
 }
 

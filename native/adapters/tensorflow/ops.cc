@@ -16,10 +16,11 @@ template <const Layout& layout>
 void run_forward(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
     Call call(context, layout, 0);
-    const Output output(call.allocate(context, 0, call.type(), call.output_dims()));
+    const Dims dims = call.output_dims();
+    const Output output(call.allocate(context, 0, call.type(), dims));
     const Output lse(call.allocate(context, 1, call.compute_type(), call.lse_dims()));
     const Output softmax(call.allocate(context, 2, call.compute_type(), call.softmax_dims()));
-    const HeedForward results{call.tensor(output.data(), call.output_dims()), lse.data(), softmax.data()};
+    const HeedForward results{call.tensor(output.data(), dims), lse.data(), softmax.data()};
     check(heed_forward(&call.attention, &results, call.threads()));
   });
 }
@@ -29,10 +30,11 @@ HeedBackward received(const Call& call) {
   auto extra = [&](int i, const char* name, const Dims& dims) {
     return call.expect(kFirstExtra + i, name, dims).data();
   };
+  const Dims dims = call.output_dims();
   HeedBackward pass{};
-  pass.output = call.tensor(extra(0, "output", call.output_dims()), call.output_dims());
+  pass.output = call.tensor(extra(0, "output", dims), dims);
   pass.softmax = extra(1, "softmax", call.softmax_dims());
-  pass.output_gradient = call.tensor(extra(2, "output_gradient", call.output_dims()), call.output_dims());
+  pass.output_gradient = call.tensor(extra(2, "output_gradient", dims), dims);
   pass.lse_gradient = extra(3, "lse_gradient", call.lse_dims());
   return pass;
 }

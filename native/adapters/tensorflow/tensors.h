@@ -1,6 +1,7 @@
 // Tensors and errors of TensorFlow's C API, released when they go out of scope.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,13 @@ struct Input {
   }
   int rank() const { return TF_NumDims(tensor); }
   int64_t dim(int axis) const { return TF_Dim(tensor, axis); }
+  bool has_dims(std::initializer_list<int64_t> dims) const {
+    if (rank() != static_cast<int>(dims.size())) return false;
+    int axis = 0;
+    for (int64_t n : dims)
+      if (dim(axis++) != n) return false;
+    return true;
+  }
   std::vector<int64_t> dims() const {
     std::vector<int64_t> result;
     for (int axis = 0; axis < rank(); ++axis) result.push_back(dim(axis));
