@@ -10,9 +10,9 @@ import tensorflow as tf
 import heed
 from heed.models import _programs, generate
 from heed.models import decoding as decoding_module
-from heed.models._step import Stepper
 from heed.models.beam import beam_search, penalty
 from heed.models.config import POSITIONS
+from heed.models.incremental_decoder import DecodingState, IncrementalDecoder
 from heed.models.sampling import draw
 from tests.graphs import traced
 from tests.models.builders import small_config, small_model, sources
@@ -73,6 +73,31 @@ def test_the_cache_changes_nothing_in_other_models(method, variant):
     cached = decode(model, sources(), **METHODS[method])
     again = decode(model, sources(), use_cache=False, **METHODS[method])
     np.testing.assert_array_equal(cached, again)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_state_of_decoding_is_a_value(use_cache):
+    """It knows how many tokens it has read, can be gone on from twice, and gives what the whole model gives."""
+    model, source = small_model(seed=4), np.repeat(sources(1), 3, axis=0)  # rows may change places
+    decoder = IncrementalDecoder(model, source, 4, use_cache=use_cache)
+    start, state = decoder.start()
+    np.testing.assert_array_equal(start, 1)
+    read = np.array([[1, 3, 4], [1, 5, 6], [1, 7, 8]], "int32")
+    whole = np.asarray(model({"source": source, "target": read}))
+    expected = whole + np.where(np.arange(whole.shape[-1]) < 2, np.float32(-1e30), 0)
+    _, other = decoder.step(state, read[:, 2])
+    decoder.step(other, read[:, 2])
+    for place, tokens in enumerate(read.T):
+        assert int(state.index) == place
+        logits, state = decoder.step(state, tokens)
+        np.testing.assert_allclose(logits, expected[:, place], atol=1e-5)
+    moved = decoder.select(state, np.array([2, 0, 0]))
+    logits, _ = decoder.step(moved, read[0, 1].repeat(3))
+    same, _ = decoder.step(state, read[0, 1].repeat(3))
+    np.testing.assert_allclose(logits, np.asarray(same)[[2, 0, 0]], atol=1e-5)
+    _, again = decoder.start()
+    logits, _ = decoder.step(again, read[:, 0])
+    np.testing.assert_allclose(logits, expected[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -198,14 +223,12 @@ class Script:
         self.length, self.batch_size, self.rows = len(probabilities), 1, beams
         self.logits = tf.math.log(tf.constant(probabilities, tf.float32))
 
-    def first_tokens(self):
-        return tf.ones((self.rows,), tf.int32)
+    def start(self):
+        return tf.ones((self.rows,), tf.int32), DecodingState(tf.constant(0), tf.zeros(self.rows))
 
-    def first_state(self):
-        return tf.zeros((self.rows,))
-
-    def step(self, state, tokens, index):
-        return tf.repeat(self.logits[index : index + 1], self.rows, axis=0), state
+    def step(self, state, tokens):
+        logits = tf.repeat(self.logits[state.index : state.index + 1], self.rows, axis=0)
+        return logits, state._replace(index=state.index + 1)
 
     def select(self, state, rows):
         return state
@@ -270,8 +293,10 @@ def test_where_nothing_ends_the_best_open_sequence_is_found():
 @pytest.mark.parametrize("method", METHODS)
 def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
     steps = []
-    real = Stepper.step
-    monkeypatch.setattr(Stepper, "step", lambda self, *args: steps.append(1) or real(self, *args))
+    real = IncrementalDecoder.step
+    monkeypatch.setattr(
+        IncrementalDecoder, "step", lambda self, *args: steps.append(1) or real(self, *args)
+    )
     model = small_model(end_bias=1000.0)
     source = tf.constant(sources())
     options = {

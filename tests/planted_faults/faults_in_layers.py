@@ -170,8 +170,8 @@ FAULTS = (
     Fault(
         "beams take the state of another row",
         f"{_MODELS}/beam.py",
-        "state = stepper.select(state, ops.reshape(parents + first_row, (-1,)))",
-        "state = stepper.select(state, ops.reshape(parents, (-1,)))",
+        "state = decoder.select(state, ops.reshape(parents + first_row, (-1,)))",
+        "state = decoder.select(state, ops.reshape(parents, (-1,)))",
         (f"{_OF_MODELS}/test_decoding.py",),
     ),
     Fault(
@@ -204,9 +204,9 @@ FAULTS = (
     ),
     Fault(
         "padding can be decoded",
-        f"{_MODELS}/_step.py",
-        "forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE",
-        "forbidden[[self.config.start_id]] = _IMPOSSIBLE",
+        f"{_MODELS}/incremental_decoder.py",
+        "self._forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE",
+        "self._forbidden[[self.config.start_id]] = _IMPOSSIBLE",
         (f"{_OF_MODELS}/test_decoding.py",),
     ),
     Fault(

@@ -7,17 +7,17 @@ from the write index on hold zeros; the causal mask of the reader hides them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from keras import ops
 
 from heed._numbers import check_integer
+from heed.layers.masks import Spread
 from heed.layers.shapes import Shape, agree
 from heed.ops.checks import cache_slot
 
 Cache = dict[str, Any]
-Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
 
 
 def make(

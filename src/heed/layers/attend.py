@@ -34,6 +34,12 @@ def dropping(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
     return {"dropout": rate, "seed": owner.seed_generator.next()}
 
 
+def together(output: Any, *others: Any) -> Any:
+    """What a call returns: the output alone, or a tuple with the others that there are."""
+    others = tuple(x for x in others if x is not None)
+    return (output, *others) if others else output
+
+
 @dataclass(frozen=True)
 class Wanted:
     """Which scores a caller asks for: heads and rows by their numbers; None for all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ from keras import ops
 from heed._numbers import check_integer, check_real
 from heed.layers import _cache, _projections, masks
 from heed.layers._cache import Cache
-from heed.layers.attend import MultiHead, Wanted, dropping, many_heads
+from heed.layers.attend import MultiHead, Wanted, dropping, many_heads, together
 from heed.layers.attention_layer import AttentionLayer
 from heed.layers.axes import AttentionAxes
 from heed.layers.positions import RelativePositionBias
@@ -228,60 +229,19 @@ class MultiHeadAttention(AttentionLayer):
         self._use_sinks = bool(sinks)
         self._widths: dict[str, int] = {}
 
-    @property
-    def num_heads(self) -> int:
-        """N, number of query heads."""
-        return self._num_heads
-
-    @property
-    def num_key_value_heads(self) -> int:
-        """K, number of key/value heads."""
-        return self._num_key_value_heads
-
-    @property
-    def key_dim(self) -> int:
-        """H, width of a query or key head."""
-        return self._key_dim
-
-    @property
-    def value_dim(self) -> int:
-        """V, width of a value head."""
-        return self._value_dim
-
-    @property
-    def dropout(self) -> float:
-        """Rate at which attention weights are dropped in training."""
-        return self._dropout
-
-    @property
-    def use_bias(self) -> bool:
-        """Whether the projections have a bias."""
-        return self._use_bias
-
-    @property
-    def attention_axes(self) -> tuple[int, ...] | None:
-        """The axes attended over; None: all between first and last."""
-        return self._attention_axes
-
-    @property
-    def query_dense(self) -> keras.layers.Layer:
-        """The projection of the query."""
-        return self._query_dense
-
-    @property
-    def key_dense(self) -> keras.layers.Layer:
-        """The projection of the key."""
-        return self._key_dense
-
-    @property
-    def value_dense(self) -> keras.layers.Layer:
-        """The projection of the value."""
-        return self._value_dense
-
-    @property
-    def output_dense(self) -> keras.layers.Layer:
-        """The projection of the heads to the output."""
-        return self._output_dense
+    num_heads = property(attrgetter("_num_heads"), doc="N, number of query heads.")
+    num_key_value_heads = property(
+        attrgetter("_num_key_value_heads"), doc="K, number of key/value heads."
+    )
+    key_dim = property(attrgetter("_key_dim"), doc="H, width of a query or key head.")
+    value_dim = property(attrgetter("_value_dim"), doc="V, width of a value head.")
+    dropout = property(attrgetter("_dropout"), doc="Rate of dropped weights in training.")
+    use_bias = property(attrgetter("_use_bias"), doc="Whether projections have a bias.")
+    attention_axes = property(attrgetter("_attention_axes"), doc="The axes attended over, or None.")
+    query_dense = property(attrgetter("_query_dense"), doc="The projection of the query.")
+    key_dense = property(attrgetter("_key_dense"), doc="The projection of the key.")
+    value_dense = property(attrgetter("_value_dense"), doc="The projection of the value.")
+    output_dense = property(attrgetter("_output_dense"), doc="The projection of the heads back.")
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""
@@ -501,12 +461,7 @@ class MultiHeadAttention(AttentionLayer):
             cache,
             cache_index,
         )
-        returned = [output]
-        if wanted is not None:
-            returned.append(scores)
-        if cache is not None:
-            returned.append(cache)
-        return returned[0] if len(returned) == 1 else tuple(returned)
+        return together(output, None if wanted is None else scores, cache)
 
     def _scores_extras(
         self, queries: Any, keys: Any, start: Any, position_bias: Any, alibi_slopes: Any
@@ -771,33 +726,21 @@ class MultiHeadAttention(AttentionLayer):
         call = bound.arguments
         query, value, key, cache = (call[name] for name in ("query", "value", "key", "cache"))
         axes = AttentionAxes(len(query.shape), self._attention_axes)
-        self._check_call(
-            axes,
-            query,
-            value,
-            key,
-            call["use_causal_mask"],
-            call["rotary_positions"],
-            cache,
-            call["cache_index"],
-        )
+        names = ("use_causal_mask", "rotary_positions", "cache", "cache_index")
+        self._check_call(axes, query, value, key, *(call[name] for name in names))
         sources = (value.shape, None if key is None else key.shape)
         if cache is not None:
             sources = (cache["key"].shape[:3], None)
-        shape, scores_shape = self.compute_output_shape(
+        shape, whole = self.compute_output_shape(
             query.shape, *sources, return_attention_scores=True
         )
-        dtype = self.compute_dtype
-        returned: list[Any] = [keras.KerasTensor(shape, dtype=dtype)]
-        wanted = Wanted.of(call["return_attention_scores"])
+        self._check_masks(axes, call, whole)
+        scores, wanted = None, Wanted.of(call["return_attention_scores"])
         if wanted is not None:
-            returned.append(keras.KerasTensor(wanted.shape(scores_shape, axes), dtype=dtype))
+            scores = keras.KerasTensor(wanted.shape(whole, axes), dtype=self.compute_dtype)
         if cache is not None:
-            returned.append(
-                {name: keras.KerasTensor(x.shape, dtype=x.dtype) for name, x in cache.items()}
-            )
-        self._check_masks(axes, call, scores_shape)
-        return returned[0] if len(returned) == 1 else tuple(returned)
+            cache = {name: keras.KerasTensor(x.shape, x.dtype) for name, x in cache.items()}
+        return together(keras.KerasTensor(shape, dtype=self.compute_dtype), scores, cache)
 
     def _check_masks(self, axes: AttentionAxes, call: dict[str, Any], scores: Shape) -> None:
         for name in ("attention_mask", "position_bias"):

@@ -9,6 +9,7 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
+from heed.layers.attend import together
 from heed.layers.attention_layer import AttentionLayer
 from heed.layers.feed_forward import FeedForward
 from heed.layers.masks import implicit_mask
@@ -434,12 +435,7 @@ class TransformerDecoderLayer(_TransformerLayer):
                 training,
             )
         x = self._feed_forward_step(x, training)
-        output = [x]
-        if return_attention_scores:
-            output.append(scores)
-        if cache is not None:
-            output.append(cache)
-        return output[0] if len(output) == 1 else tuple(output)
+        return together(x, scores if return_attention_scores else None, cache)
 
     def _attend_encoded(
         self,

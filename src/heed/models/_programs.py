@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import keras
-
+from heed.ops.backends import current
 from heed.ops.dispatch import choice
 
 # A model keeps as many, those that ran last.
@@ -18,42 +17,22 @@ _MOST = 8
 Function = Callable[[Any, dict[str, Any], dict[str, Any]], Any]
 
 
-class Program(keras.Model):
-    """A function of a model, inputs and fixed options as a model itself: Keras compiles its `predict_on_batch`.
-
-    It knows the model by a weak reference only, or what is kept below would keep every model alive.
-    """
-
-    def __init__(self, model: Any, options: dict[str, Any], function: Function) -> None:
-        # Float32 whatever the global policy is: inputs that are numbers must not be narrowed.
-        super().__init__(name="program", dtype="float32")
-        self._model_reference = weakref.ref(model)
-        self._options = tuple(options.items())
-        self._function = function
-        self.compile(jit_compile=False)
-
-    def call(self, inputs: dict[str, Any]) -> Any:
-        """The function of the inputs."""
-        model = self._model_reference()
-        if model is None:
-            raise RuntimeError("The model of this program has been deleted.")
-        return self._function(model, inputs, dict(self._options))
-
-
 class _Programs:
     """The programs of one model, the one that ran last at the end."""
 
     def __init__(self) -> None:
         self.state: tuple[Any, ...] = ()
-        self.by_key: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
+        self.by_key: collections.OrderedDict[Hashable, Callable[[Any], Any]] = (
+            collections.OrderedDict()
+        )
 
 
 _lock = threading.Lock()
 _kept: weakref.WeakKeyDictionary[Any, _Programs] = weakref.WeakKeyDictionary()
 
 
-def compiled(model: Any, options: dict[str, Any], function: Function) -> Program:
-    """The compiled function of a model with these options, made on first use.
+def program(model: Any, options: dict[str, Any], function: Function) -> Callable[[Any], Any]:
+    """A function of a model with these options as a compiled function of the inputs alone, made on first use.
 
     Args:
         model: it must be built.
@@ -67,13 +46,16 @@ def compiled(model: Any, options: dict[str, Any], function: Function) -> Program
         if programs.state != state:  # none of them will ever be right again
             programs.by_key.clear()
             programs.state = state
-        program = programs.by_key.get(key)
-        if program is None:
-            program = programs.by_key[key] = Program(model, options, function)
+        if key not in programs.by_key:
+            # Held by a weak reference only, or what is kept here would keep every model alive.
+            reference = weakref.ref(model)
+            programs.by_key[key] = current().compiled(
+                lambda inputs: function(reference(), inputs, options)
+            )
         programs.by_key.move_to_end(key)
         while len(programs.by_key) > _MOST:
             programs.by_key.popitem(last=False)
-    return program
+        return programs.by_key[key]
 
 
 def _state(model: Any) -> tuple[Any, ...]:

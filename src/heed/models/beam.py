@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.models._step import Stepper, write
+from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
 
 __all__ = ["beam_search", "penalty"]
 
@@ -23,7 +23,7 @@ def _pick(sequences: Any, indices: Any) -> Any:
     return ops.take_along_axis(sequences, ops.expand_dims(indices, -1), axis=1)
 
 
-def beam_search(stepper: Stepper, beams: int, length_penalty: float) -> Any:
+def beam_search(decoder: IncrementalDecoder, beams: int, length_penalty: float) -> Any:
     """The best sequence of each row among those that a beam of hypotheses meets.
 
     In each step the open hypotheses of a row grow by every token. An extension that ends, and
@@ -35,7 +35,7 @@ def beam_search(stepper: Stepper, beams: int, length_penalty: float) -> Any:
     and done at its first end; a beam as wide as the number of sequences is an exhaustive search.
 
     Args:
-        stepper: Runs the model, `beams` rows for each source.
+        decoder: Runs the model, `beams` rows for each source.
         beams: Width K of the beam.
         length_penalty: Exponent alpha of the penalty, at least 0; 0 compares plain log
             probabilities.
@@ -47,26 +47,26 @@ def beam_search(stepper: Stepper, beams: int, length_penalty: float) -> Any:
     Source:
         Wu et al. 2016 (GNMT), section 7, equation 14, without coverage.
     """
-    config = stepper.config
-    batch, length = stepper.batch_size, stepper.length
+    config = decoder.config
+    batch, length = decoder.batch_size, decoder.length
     vocabulary = config.target_vocabulary_size
     candidates = min(2 * beams, beams * vocabulary)
     first_row = ops.expand_dims(ops.arange(batch, dtype="int32") * beams, 1)
 
-    def unfinished(index: Any, done: Any, *rest: Any) -> Any:
-        return ops.logical_and(index < length, ops.logical_not(ops.all(done)))
+    def unfinished(state: DecodingState, done: Any, *rest: Any) -> Any:
+        return ops.logical_and(state.index < length, ops.logical_not(ops.all(done)))
 
     def step(
-        index: Any,
+        state: DecodingState,
         done: Any,
         tokens: Any,
         scores: Any,
         sequences: Any,
         finished_scores: Any,
         finished: Any,
-        state: Any,
     ) -> tuple[Any, ...]:
-        logits, state = stepper.step(state, ops.reshape(tokens, (-1,)), index)
+        index = state.index
+        logits, state = decoder.step(state, ops.reshape(tokens, (-1,)))
         steps = ops.reshape(ops.log_softmax(logits, axis=-1), (-1, beams, vocabulary))
         totals = ops.reshape(ops.expand_dims(scores, -1) + steps, (-1, beams * vocabulary))
         # At most one extension of each beam ends: among twice as many as beams there are enough
@@ -88,7 +88,7 @@ def beam_search(stepper: Stepper, beams: int, length_penalty: float) -> Any:
         sequences = _pick(grown, chosen)
         tokens = ops.take_along_axis(tokens, chosen, axis=1)
         parents = ops.take_along_axis(parents, chosen, axis=1)
-        state = stepper.select(state, ops.reshape(parents + first_row, (-1,)))
+        state = decoder.select(state, ops.reshape(parents + first_row, (-1,)))
 
         attainable = scores[:, 0] / penalty(float(length), length_penalty)
         hopeless = ops.logical_and(
@@ -97,23 +97,23 @@ def beam_search(stepper: Stepper, beams: int, length_penalty: float) -> Any:
         done = ops.logical_or(done, hopeless)
         if beams == 1:  # what is left open is the second best: greedy decoding does not follow it
             done = ops.logical_or(done, finished_scores[:, 0] > _NONE / 2)
-        return index + 1, done, tokens, scores, sequences, finished_scores, finished, state
+        return state, done, tokens, scores, sequences, finished_scores, finished
 
     none = ops.full((batch, beams), _NONE, dtype="float32")
     empty = ops.full((batch, beams, length), config.pad_id, dtype="int32")
     # All beams start alike: only the first one counts, or they would stay alike.
     only_first = ops.where(ops.arange(beams) == 0, 0.0, none)
+    tokens, state = decoder.start()
     start = (
-        ops.zeros((), dtype="int32"),
+        state,
         ops.zeros((batch,), dtype="bool"),
-        ops.reshape(stepper.first_tokens(), (-1, beams)),
+        ops.reshape(tokens, (-1, beams)),
         only_first,
         empty,
         none,
         empty,
-        stepper.first_state(),
     )
     result = ops.while_loop(unfinished, step, start)
-    open_sequences, finished_scores, finished = result[4], result[5], result[6]
+    open_sequences, finished_scores, finished = result[4:]
     ended = finished_scores[:, :1] > _NONE / 2
     return ops.where(ended, finished[:, 0], open_sequences[:, 0])

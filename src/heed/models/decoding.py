@@ -8,9 +8,9 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer, check_real
-from heed.models._programs import compiled
-from heed.models._step import Stepper
+from heed.models._programs import program
 from heed.models.beam import beam_search
+from heed.models.incremental_decoder import IncrementalDecoder
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.models.transformer import Transformer
 
@@ -127,12 +127,9 @@ def generate(
         # All the chance there is, drawn before the loop: one number for each row and step.
         shape = (ops.shape(source)[0], options["max_length"])
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
-    if not _concrete(inputs["source"]):
-        return _decode(model, inputs, _of_method(options))
-    if not source.shape[0]:
+    if source.shape[0] == 0:
         return ops.zeros((0, options["max_length"]), dtype="int32")
-    program = compiled(model, _of_method(options), _decode)
-    return ops.convert_to_tensor(program.predict_on_batch(inputs))
+    return program(model, _of_method(options), _decode)(inputs)
 
 
 def _of_method(options: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +141,7 @@ def _of_method(options: dict[str, Any]) -> dict[str, Any]:
 def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     """The decoding itself, as operations of the current graph."""
     beams = options.get("beam_size", 1)
-    stepper = Stepper(
+    decoder = IncrementalDecoder(
         model,
         inputs["source"],
         options["max_length"],
@@ -152,22 +149,13 @@ def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any])
         use_cache=options["use_cache"],
     )
     if options["method"] == "beam":
-        return beam_search(stepper, beams, options["length_penalty"])
+        return beam_search(decoder, beams, options["length_penalty"])
     if options["method"] == "greedy":
-        return decode_rows(stepper, greedy)
+        return decode_rows(decoder, greedy)
     uniform = inputs["uniform"]
 
     def choose(logits: Any, index: Any) -> Any:
         column = ops.take(uniform, ops.reshape(index, (1,)), axis=1)[:, 0]
         return draw(logits, column, options["temperature"], options["top_k"], options["top_p"])
 
-    return decode_rows(stepper, choose)
-
-
-def _concrete(tensor: Any) -> bool:
-    """Whether operations run now, on values, rather than being traced into a graph."""
-    try:
-        ops.convert_to_numpy(tensor + ops.zeros((), dtype="int32"))
-    except Exception:  # Each backend has its own error for a tensor without a value.
-        return False
-    return True
+    return decode_rows(decoder, choose)

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.models._step import Stepper, write
+from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
 
 __all__ = ["decode_rows", "draw", "greedy"]
 
@@ -59,34 +59,28 @@ def draw(
     return ops.cast(ops.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], "int32")
 
 
-def decode_rows(stepper: Stepper, choose: Callable[[Any, Any], Any]) -> Any:
-    """Decodes until every row has ended or `stepper.length` tokens stand.
+def decode_rows(decoder: IncrementalDecoder, choose: Callable[[Any, Any], Any]) -> Any:
+    """Decodes until every row has ended or `decoder.length` tokens stand.
 
     Args:
-        stepper: Runs the model, one row for each source.
+        decoder: Runs the model, one row for each source.
         choose: Logits (B, vocabulary) and the step () to tokens (B,).
 
     Returns:
         (B, length) int32, padded after the end.
     """
-    config = stepper.config
-    shape = (stepper.rows, stepper.length)
+    config = decoder.config
 
-    def unfinished(index: Any, tokens: Any, done: Any, output: Any, state: Any) -> Any:
-        return ops.logical_and(index < stepper.length, ops.logical_not(ops.all(done)))
+    def unfinished(tokens: Any, done: Any, output: Any, state: DecodingState) -> Any:
+        return ops.logical_and(state.index < decoder.length, ops.logical_not(ops.all(done)))
 
-    def step(index: Any, tokens: Any, done: Any, output: Any, state: Any) -> tuple[Any, ...]:
-        logits, state = stepper.step(state, tokens, index)
-        tokens = ops.where(done, config.pad_id, choose(logits, index))
-        output = write(output, index, tokens)
-        done = ops.logical_or(done, tokens == config.end_id)
-        return index + 1, tokens, done, output, state
+    def step(tokens: Any, done: Any, output: Any, state: DecodingState) -> tuple[Any, ...]:
+        logits, new = decoder.step(state, tokens)
+        tokens = ops.where(done, config.pad_id, choose(logits, state.index))
+        output = write(output, state.index, tokens)
+        return tokens, ops.logical_or(done, tokens == config.end_id), output, new
 
-    start = (
-        ops.zeros((), dtype="int32"),
-        stepper.first_tokens(),
-        ops.zeros((stepper.rows,), dtype="bool"),
-        ops.full(shape, config.pad_id, dtype="int32"),
-        stepper.first_state(),
-    )
-    return ops.while_loop(unfinished, step, start)[3]
+    tokens, state = decoder.start()
+    done = ops.zeros((decoder.rows,), dtype="bool")
+    output = ops.full((decoder.rows, decoder.length), config.pad_id, dtype="int32")
+    return ops.while_loop(unfinished, step, (tokens, done, output, state))[2]

@@ -6,6 +6,8 @@ A backend is a module with
   everywhere;
 - `as_written(function)`: the function, safe from whatever would rewrite it;
 - `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
+- `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
+  already, the function itself;
 - `gradient_tape()`: what records an attention for its gradient, for `heed.inspect`;
 - `instruction_set()`: of its kernels on this machine, "none" where there are none.
 """
@@ -70,6 +72,7 @@ class Backend(Protocol):
 
     def as_written(self, function: _F) -> _F: ...  # noqa: D102
     def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102
+    def compiled(self, function: _F) -> _F: ...  # noqa: D102
     def gradient_tape(self) -> Any: ...  # noqa: D102
     def instruction_set(self) -> str: ...  # noqa: D102
 

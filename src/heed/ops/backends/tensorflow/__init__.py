@@ -32,6 +32,12 @@ def required(x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any:
         return tf.identity(x)
 
 
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a `tf.function`, with one graph for inputs of various shapes after the second."""
+    graph = tf.function(function, autograph=False, reduce_retracing=True)
+    return lambda *inputs: (graph if tf.executing_eagerly() else function)(*inputs)
+
+
 def gradient_tape() -> tf.GradientTape:
     """A tape that records only what it is told to watch."""
     return tf.GradientTape(watch_accessed_variables=False)
