@@ -159,14 +159,17 @@ def test_float16_does_not_overflow(scores: bool) -> None:
         check()
 
 
+@pytest.mark.parametrize("separate_key", [False, True])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_what_lies_in_padding_stays_there(poison: float) -> None:
+def test_what_lies_in_padding_stays_there(poison: float, separate_key: bool) -> None:
     attention, (query, value) = layer(), randoms(*SHAPES)
     columns = np.arange(7)[None] < np.array([[4], [7]])
     rows = np.arange(5)[None] < np.array([[4], [3]])
 
     def run(query: Any, value: Any) -> list[Any]:
         tensors = [tf.constant(query), tf.constant(value)]
+        if separate_key:
+            tensors.append(tf.constant(value))
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             output = attention(*tensors, query_mask=rows, value_mask=columns)
