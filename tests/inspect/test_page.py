@@ -242,7 +242,7 @@ def test_what_is_no_weight_is_said(monkeypatch):
             page(one(w), words(4))
     with pytest.raises(ValueError, match="at least one weight"):
         page(one(np.zeros((1, 1, 0, 0), "float32")), [])
-    monkeypatch.setattr("heed.inspect._page_data._MOST", 15)
+    monkeypatch.setattr("heed.inspect._page._MOST", 15)
     with pytest.raises(ValueError, match=r"at most 15 weights.*Received: 16"):
         page(one(random_weights(1, 1, 4, 4)), words(4))
 

@@ -138,14 +138,14 @@ FAULTS = (
     ),
     Fault(
         "the page rounds weights instead of their roots",
-        f"{_INSPECT}/_page_data.py",
+        f"{_INSPECT}/_page.py",
         "return np.rint(np.sqrt(weights) * levels).astype(np.uint8)",
         "return np.rint(weights * levels).astype(np.uint8)",
         (f"{_OF_INSPECT}/test_page.py",),
     ),
     Fault(
         "text on a page is not escaped",
-        f"{_INSPECT}/_page_data.py",
+        f"{_INSPECT}/_page.py",
         r'for sign in "<>&\u2028\u2029":',
         'for sign in "&":',
         (f"{_OF_INSPECT}/test_page.py",),

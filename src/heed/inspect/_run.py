@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._numbers import check_integer
-from heed.inspect import _kinds, _names
+from heed.inspect import _names
 from heed.inspect._capture import Capture
 from heed.inspect._picture import picture_of
 from heed.inspect._statistics import RowStatistics
-from heed.inspect._watch import Session, Sight, watch
+from heed.inspect._watch import Session, Sight, is_attention, watch
 
 Some = Sequence[int] | Mapping[str, Sequence[int]] | None
 
@@ -176,7 +176,7 @@ def _missed(model: Any, session: Session) -> list[str]:
     return [
         f"{layer.name!r} ({type(layer).__name__})"
         for layer in layers
-        if _kinds.is_attention(layer) and id(layer) not in session.with_attention
+        if is_attention(layer) and id(layer) not in session.with_attention
     ]
 
 

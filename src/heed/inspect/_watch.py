@@ -13,18 +13,21 @@ runs, for the thread that runs it; what they compute is computed as ever.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
-from heed.inspect import _kinds
 from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
 from heed.ops.observe import patching, watching
 from heed.ops.spec import AttentionSpec, Tensors
 
+# Arguments by which layers of the world take what they read besides their own sequence.
+_SOURCES = ("key_value", "encoder", "encoded", "context", "memory")
 # What a watcher returns goes on in place of the output that it was shown.
 Watcher = Callable[["Sight"], Any]
 
@@ -75,7 +78,7 @@ class Session:
     def softmax(self, scores: Any, weights: Any, mask: Any = None) -> Any:
         """Weights that a layer holds."""
         layer = self.frames[-1].layer if self.frames else None
-        if not _kinds.is_attention(layer) or len(weights.shape) < 3:
+        if not is_attention(layer) or len(weights.shape) < 3:
             return weights
         return self.show(weights, lambda: SoftmaxWeights.of(layer, weights, scores, mask))
 
@@ -105,7 +108,7 @@ class Session:
         self.number += 1
         self.with_attention.update(id(frame.layer) for frame in self.frames)
         seen = describe()
-        kind = _kinds.kind_of(self.frames[-1], seen)
+        kind = kind_of(self.frames[-1], seen)
         return self.watcher(Sight(tuple(names[1:] or names), seen, kind))
 
 
@@ -189,3 +192,44 @@ def _building() -> bool:
     from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
     return in_symbolic_scope()
+
+
+def is_attention(layer: Any) -> bool:
+    """Whether a softmax inside this layer gives attention weights: by the name of its class, or of one above it."""
+    return any("attention" in kind.__name__.lower() for kind in type(layer).__mro__)
+
+
+def kind_of(frame: Frame, seen: Seen) -> str:
+    """One of "self", "causal" and "cross"."""
+    if _is_cross(frame):
+        return "cross"
+    return "causal" if seen.causal else "self"
+
+
+def _is_cross(frame: Frame) -> bool:
+    """Whether the layer reads another sequence than that of its queries."""
+    try:
+        bound = inspect.signature(frame.layer.call).bind_partial(*frame.args, **frame.kwargs)
+    except (TypeError, ValueError):
+        return False
+    given = bound.arguments
+    if "query" in given:
+        others = [given[name] for name in ("value", "key") if given.get(name) is not None]
+        # Without a value the layer reads what was projected before: a cache of another sequence.
+        return not others or not all(_same(given["query"], x) for x in others)
+    first = next(iter(given.values()), None)
+    if isinstance(first, (list, tuple)):
+        return not all(_same(first[0], x) for x in first[1:])
+    return any(
+        x is not None and any(word in name for word in _SOURCES) and "mask" not in name
+        for name, x in given.items()
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if tuple(one.shape) != tuple(other.shape):
+        return False
+    one, other = (keras.ops.cast(x, "float32") for x in (one, other))
+    return bool(np.array_equal(one, other))

@@ -99,71 +99,32 @@ class TransformerConfig:
         for name in ("pad_id", "start_id", "end_id"):
             self._check(name, check_integer)
         for name in ("norm_first", "tie_embeddings", "share_embeddings"):
-            self._require(isinstance(getattr(self, name), bool), name, "be True or False")
-        self._check_names()
-        self._check_heads()
-        self._check_vocabulary()
+            self._require(isinstance(getattr(self, name), bool), "be True or False", name)
+        positions = ", ".join(map(repr, POSITIONS))
+        self._require(self.position in POSITIONS, f"be one of {positions}", "position")
+        self._require(
+            _is_activation(self.activation), "be the name of a Keras activation", "activation"
+        )
+        self._check_sizes()
 
-    def _check_names(self) -> None:
-        options = ", ".join(repr(position) for position in POSITIONS)
-        self._require(self.position in POSITIONS, "position", f"be one of {options}")
-        known = isinstance(self.activation, str)
-        if known:
-            try:
-                keras.activations.get(self.activation)
-            except ValueError:
-                known = False
-        self._require(known, "activation", "be the name of a Keras activation")
-
-    def _check_heads(self) -> None:
-        self._require(
-            self.width % self.num_heads == 0, "num_heads", "divide `width`", "num_heads", "width"
-        )
-        self._require(
-            self.num_heads % (self.num_key_value_heads or self.num_heads) == 0,
-            "num_key_value_heads",
-            "divide `num_heads`",
-            "num_key_value_heads",
-            "num_heads",
-        )
-        self._require(
-            self.position != "rotary" or self.head_dim % 2 == 0,
-            "width",
-            "be an even multiple of `num_heads` for rotary positions",
-            "width",
-            "num_heads",
-        )
-        self._require(
-            self.position != "sinusoidal" or self.width % 2 == 0,
-            "width",
-            "be even for sinusoidal positions",
-        )
-
-    def _check_vocabulary(self) -> None:
+    def _check_sizes(self) -> None:
+        require, (D, N, K) = self._require, (self.width, self.num_heads, self.num_key_value_heads)
+        require(D % N == 0, "divide `width`", "num_heads", "width")
+        require(N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads")
+        even = "be an even multiple of `num_heads` for rotary positions"
+        require(self.position != "rotary" or self.head_dim % 2 == 0, even, "width", "num_heads")
+        even = "be even for sinusoidal positions"
+        require(self.position != "sinusoidal" or D % 2 == 0, even, "width")
         sizes = ("source_vocabulary_size", "target_vocabulary_size")
-        self._require(
-            not self.share_embeddings or self.source_vocabulary_size == self.target_vocabulary_size,
-            "share_embeddings",
-            "be False where the vocabularies differ in size",
-            "share_embeddings",
-            *sizes,
-        )
-        for name in ("pad_id", "start_id", "end_id"):
-            self._require(
-                getattr(self, name) < self.target_vocabulary_size,
-                name,
-                "be below `target_vocabulary_size`",
-                name,
-                "target_vocabulary_size",
-            )
-        self._require(
-            len({self.pad_id, self.start_id, self.end_id}) == 3,
-            "pad_id",
-            "differ from `start_id` and `end_id`, and they from each other",
-            "pad_id",
-            "start_id",
-            "end_id",
-        )
+        same = self.source_vocabulary_size == self.target_vocabulary_size
+        apart = "be False where the vocabularies differ in size"
+        require(same or not self.share_embeddings, apart, "share_embeddings", *sizes)
+        tokens = ("pad_id", "start_id", "end_id")
+        for name in tokens:
+            inside = getattr(self, name) < self.target_vocabulary_size
+            require(inside, "be below `target_vocabulary_size`", name, "target_vocabulary_size")
+        differ = "differ from `start_id` and `end_id`, and they from each other"
+        require(len({getattr(self, name) for name in tokens}) == 3, differ, *tokens)
 
     @property
     def head_dim(self) -> int:
@@ -198,11 +159,18 @@ class TransformerConfig:
             )
         return cls(**values)
 
-    def _require(self, holds: bool, name: str, requirement: str, *shown: str) -> None:
+    def _require(self, holds: bool, requirement: str, name: str, *others: str) -> None:
         if not holds:
-            received = ", ".join(f"{field}={getattr(self, field)!r}" for field in shown or (name,))
+            received = ", ".join(f"{field}={getattr(self, field)!r}" for field in (name, *others))
             raise ValueError(f"`{name}` must {requirement}. Received: {received}")
 
     def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
         # NumPy's numbers become plain ones, so that `to_dict` can be written as JSON.
         object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
+
+
+def _is_activation(name: Any) -> bool:
+    try:
+        return isinstance(name, str) and keras.activations.get(name) is not None
+    except ValueError:
+        return False

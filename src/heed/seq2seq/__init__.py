@@ -49,24 +49,21 @@ __all__ = [
     "train",
 ]
 
-_LAZY = {
-    "Evaluation": "evaluation",
-    "NumbersTask": "numbers_task",
-    "RunFolder": "run_folder",
-    "Task": "task",
-    "TaskError": "errors",
-    "TextTask": "text_task",
-    "Trained": "training",
-    "TrainingInterrupted": "training",
-    "TrainingOptions": "options",
-    "TranslationAttention": "attention",
-    "Translator": "translate",
-    "attention_of": "attention",
-    "run_demo": "demo",
-    "evaluate": "evaluation",
-    "start_run": "start",
-    "train": "training",
+_MODULES = {
+    "attention": ("TranslationAttention", "attention_of"),
+    "demo": ("run_demo",),
+    "errors": ("TaskError",),
+    "evaluation": ("Evaluation", "evaluate"),
+    "numbers_task": ("NumbersTask",),
+    "options": ("TrainingOptions",),
+    "run_folder": ("RunFolder",),
+    "start": ("start_run",),
+    "task": ("Task",),
+    "text_task": ("TextTask",),
+    "training": ("Trained", "TrainingInterrupted", "train"),
+    "translate": ("Translator",),
 }
+_LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
