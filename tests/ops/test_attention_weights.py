@@ -138,3 +138,16 @@ def test_weights_have_gradients(implementation: str) -> None:
     )
     tolerances.assert_gradients(actual[0], expected.query, "float64")
     tolerances.assert_gradients(actual[1], expected.key, "float64")
+
+
+def test_a_mask_of_rows_alone_over_keys_of_unknown_number() -> None:
+    query, key, _ = SHAPE.inputs(0)
+    rows = np.arange(7)[:, None] < np.array([7, 4])[:, None, None, None]  # (B, 1, T, 1)
+    keys = tf.TensorSpec([None, None, key.shape[2], key.shape[3]], tf.float64)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, *query.shape[2:]], tf.float64), keys])
+    def weights(query: Any, key: Any) -> Any:
+        return ops.attention_weights(query, key, mask=rows)
+
+    expected = ops.attention_weights(query, key, mask=rows)
+    np.testing.assert_allclose(weights(query, key), expected, atol=1e-13)

@@ -58,7 +58,7 @@ class Attention:
             block = fresh if block is None else tf.logical_and(block, fresh)
         if block is None:
             return None
-        if block.shape[3] != keys.length or not isinstance(keys.length, int):
+        if not isinstance(keys.length, int) or block.shape[3] != keys.length:
             block = tf.logical_and(block, tf.ones((1, 1, 1, keys.length), tf.bool))
         return self._split_heads(block)
 
