@@ -37,10 +37,6 @@ class SingleHeadAttention(AttentionLayer):
             self.seed_generator = keras.random.SeedGenerator(self.seed)
         self._widths: dict[str, int] = {}
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {**super().get_config(), "dropout": self.dropout, "seed": self.seed}
-
     def build(
         self,
         query_shape: Sequence[Any],

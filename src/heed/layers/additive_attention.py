@@ -90,21 +90,6 @@ class AdditiveAttention(SingleHeadAttention):
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.bias_constraint = keras.constraints.get(bias_constraint)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {
-            **super().get_config(),
-            "units": self.units,
-            "use_bias": self.use_bias,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "score_initializer": keras.initializers.serialize(self.score_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
-            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
-            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
-        }
-
     def _build_scores(self, query_width: int, key_width: int) -> None:
         def projection(name: str, width: int) -> keras.layers.Layer:
             return _projections.to_width(

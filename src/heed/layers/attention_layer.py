@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import keras
-
+from heed.layers.configured_layer import ConfiguredLayer
 from heed.ops.dispatch import explain
 
 
-class AttentionLayer(keras.layers.Layer):
+class AttentionLayer(ConfiguredLayer):
     """A layer whose attention XLA cannot compile while the native kernels run it."""
 
     @property

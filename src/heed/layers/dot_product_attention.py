@@ -76,10 +76,6 @@ class DotProductAttention(SingleHeadAttention):
         self.scale = check_real("scale", scale, least=-math.inf, optional=True)
         self.soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {**super().get_config(), "scale": self.scale, "soft_cap": self.soft_cap}
-
     def _build_scores(self, query_width: int, key_width: int) -> None:
         same_width(query_width, key_width)
 

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer
+from heed.layers.configured_layer import ConfiguredLayer
 
 __all__ = ["TokenEmbedding"]
 
@@ -23,7 +24,7 @@ def _lookup(table: Any, ids: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(ConfiguredLayer):
     """Turns token ids into vectors, and vectors back into scores for each token.
 
     `output[b, t] = E[ids[b, t]] * sqrt(D)` and `logits(x) = x @ E.T`, with one table `E`
@@ -138,16 +139,3 @@ class TokenEmbedding(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """The shape of the output for inputs of this shape."""
         return (*input_shape, self.width)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {
-            **super().get_config(),
-            "vocabulary_size": self.vocabulary_size,
-            "width": self.width,
-            "mask_zero": self.mask_zero,
-            "scale": self.scale,
-            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
-            "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
-        }

@@ -8,12 +8,13 @@ import keras
 
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
+from heed.layers.configured_layer import ConfiguredLayer
 
 __all__ = ["FeedForward"]
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class FeedForward(keras.layers.Layer):
+class FeedForward(ConfiguredLayer):
     """Two dense layers with an activation between them, at each position alone.
 
     `output = activation(x @ W1 + b1) @ W2 + b2`, back to the width of the input.
@@ -103,16 +104,3 @@ class FeedForward(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """The shape of the output for inputs of this shape."""
         return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {
-            **super().get_config(),
-            "hidden_width": self.hidden_width,
-            "activation": keras.activations.serialize(self.activation),
-            "dropout": self.dropout,
-            "use_bias": self.use_bias,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "seed": self.seed,
-        }

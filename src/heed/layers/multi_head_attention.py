@@ -226,7 +226,7 @@ class MultiHeadAttention(AttentionLayer):
         self._soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
         self._position = _resolve_position(position, self._key_dim)
         self._qk_norm = bool(qk_norm)
-        self._use_sinks = bool(sinks)
+        self._sinks = bool(sinks)
         self._widths: dict[str, int] = {}
 
     num_heads = property(attrgetter("_num_heads"), doc="N, number of query heads.")
@@ -242,35 +242,6 @@ class MultiHeadAttention(AttentionLayer):
     key_dense = property(attrgetter("_key_dense"), doc="The projection of the key.")
     value_dense = property(attrgetter("_value_dense"), doc="The projection of the value.")
     output_dense = property(attrgetter("_output_dense"), doc="The projection of the heads back.")
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {
-            **super().get_config(),
-            "num_heads": self._num_heads,
-            "key_dim": self._key_dim,
-            "value_dim": self._value_dim,
-            "dropout": self._dropout,
-            "use_bias": self._use_bias,
-            "output_shape": self._output_shape,
-            "attention_axes": self._attention_axes,
-            "sliding_window": self._sliding_window,
-            "flash_attention": self._flash_attention,
-            "kernel_initializer": keras.initializers.serialize(self._kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self._bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self._kernel_regularizer),
-            "bias_regularizer": keras.regularizers.serialize(self._bias_regularizer),
-            "activity_regularizer": keras.regularizers.serialize(self._activity_regularizer),
-            "kernel_constraint": keras.constraints.serialize(self._kernel_constraint),
-            "bias_constraint": keras.constraints.serialize(self._bias_constraint),
-            "use_gate": self._use_gate,
-            "seed": self.seed,
-            "num_key_value_heads": self._num_key_value_heads,
-            "soft_cap": self._soft_cap,
-            "position": self._position,
-            "qk_norm": self._qk_norm,
-            "sinks": self._use_sinks,
-        }
 
     def build(
         self,
@@ -329,7 +300,7 @@ class MultiHeadAttention(AttentionLayer):
             )
             self._relative_bias.build()
         self.sinks = None
-        if self._use_sinks:
+        if self._sinks:
             # They meet float32 scores: narrowing them would only cost precision.
             self.sinks = self.add_weight(
                 name="sinks", shape=(self._num_heads,), initializer="zeros", autocast=False

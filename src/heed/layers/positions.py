@@ -8,13 +8,14 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer, check_real, integer
+from heed.layers.configured_layer import ConfiguredLayer
 from heed.ops import relative_position_bias, sinusoidal_positions
 
 __all__ = ["LearnedPositions", "RelativePositionBias", "SinusoidalPositions"]
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class SinusoidalPositions(keras.layers.Layer):
+class SinusoidalPositions(ConfiguredLayer):
     """Adds sines and cosines of the position to a sequence.
 
     `output[b, t] = inputs[b, t] + P[start_index + t]` with `P[p, 2c] = sin(p /
@@ -65,13 +66,9 @@ class SinusoidalPositions(keras.layers.Layer):
         """The shape of the output for inputs of this shape."""
         return tuple(input_shape)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {**super().get_config(), "max_wavelength": self.max_wavelength}
-
 
 @keras.saving.register_keras_serializable(package="heed")
-class LearnedPositions(keras.layers.Layer):
+class LearnedPositions(ConfiguredLayer):
     """Adds a learned vector for each position to a sequence.
 
     `output[b, t] = inputs[b, t] + P[start_index + t]` with a table `P` (max_length, D).
@@ -136,17 +133,9 @@ class LearnedPositions(keras.layers.Layer):
         """The shape of the output for inputs of this shape."""
         return tuple(input_shape)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {
-            **super().get_config(),
-            "max_length": self.max_length,
-            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-        }
-
 
 @keras.saving.register_keras_serializable(package="heed")
-class RelativePositionBias(keras.layers.Layer):
+class RelativePositionBias(ConfiguredLayer):
     """A learned bias of the attention scores for each distance, in buckets that widen with it.
 
     `output[0, n, t, s] = table[bucket(s - (start_index + t)), n]`. Give the output to an
@@ -222,14 +211,3 @@ class RelativePositionBias(keras.layers.Layer):
             bidirectional=self.bidirectional,
             max_distance=self.max_distance,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "num_buckets": self.num_buckets,
-            "max_distance": self.max_distance,
-            "bidirectional": self.bidirectional,
-            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-        }

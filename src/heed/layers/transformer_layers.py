@@ -146,28 +146,6 @@ class _TransformerLayer(AttentionLayer):
         # Traced, not worked out from shapes: what comes back depends on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "feed_forward_width": self.feed_forward_width,
-            "num_key_value_heads": self.num_key_value_heads,
-            "key_dim": self.key_dim,
-            "value_dim": self.value_dim,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "activation": keras.activations.serialize(self.activation),
-            "norm_first": self.norm_first,
-            "norm_epsilon": self.norm_epsilon,
-            "use_bias": self.use_bias,
-            "soft_cap": self.soft_cap,
-            "sliding_window": self.sliding_window,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "seed": self.seed,
-        }
-
 
 @keras.saving.register_keras_serializable(package="heed")
 class TransformerEncoderLayer(_TransformerLayer):
@@ -480,7 +458,3 @@ class TransformerDecoderLayer(_TransformerLayer):
     ) -> tuple[int | None, ...]:
         """The shape of the output for inputs of this shape."""
         return tuple(inputs_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {**super().get_config(), "cross_attention": self.cross_attention}
