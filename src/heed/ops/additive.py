@@ -50,6 +50,7 @@ def additive_attention(
         A.1.2 (v_a is score_vector, W_a s and U_a h are query and key).
 
     >>> import numpy as np
+    >>> from heed import Mask
     >>> q, k, v = (np.ones(shape, "float32") for shape in ((2, 3, 4), (2, 5, 4), (2, 5, 6)))
     >>> additive_attention(q, k, v, np.ones(4, "float32"), mask=Mask.lengths([5, 2])).shape
     TensorShape([2, 3, 6])
