@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import bars, picture, report
 from benchmarks.cases import SUITES, Case, Suite
 from benchmarks.measure import Side, Sides, memory_case, time_case
-from benchmarks.peers import BEFORE, PEERS, Peer
+from benchmarks.peers import BEFORE, PEERS, WITH, Peer
 from benchmarks.results import Record, about
 
 ALL = {bars.NAME: bars.SUITE, bars.MODELS: bars.MODEL_SUITE, **SUITES}
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         nargs="+",
-        choices=[name for name in PEERS if not name.endswith(BEFORE)],
+        choices=_named(),
         metavar="PEER",
         help="only these sides, of %(choices)s",
     )
@@ -73,10 +73,16 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=int, default=ROUNDS, help="samples of each side (default %(default)s)"
     )
     parser.add_argument("--threads", type=int, default=2, help="of each side (default %(default)s)")
-    parser.add_argument(
+    itself = parser.add_mutually_exclusive_group()
+    itself.add_argument(
         "--before",
         metavar="PYTHON",
         help="heed beside the heed that this interpreter has, such as that of the commit before",
+    )
+    itself.add_argument(
+        "--instruction-sets",
+        action="store_true",
+        help="heed beside itself with the kernels of each instruction set that this machine has",
     )
     parser.add_argument("--no-time", action="store_true", help="leave the timings out")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory out")
@@ -117,14 +123,14 @@ def run(name: str, options: argparse.Namespace, command: str, file: Path) -> Rec
     if not options.no_time:
         with Sides(start) as processes:
             for case in _wanted(suite.timed, options.case):
-                peers = sides(name, suite, case, options.peers, options.before)
+                peers = _sides(name, suite, case, options)
                 if any(peer.is_heed for peer in peers.values()):
                     results = time_case(case, peers, options.rounds, processes)
                     record.add("timed", case, results)
                     _tell(case, report.in_short(results), record, file)
     if not options.no_memory:
         for case in _wanted(suite.weighed, options.case):
-            peers = sides(name, suite, case, options.peers, options.before)
+            peers = _sides(name, suite, case, options)
             peers = {name: peer for name, peer in peers.items() if not peer.is_limit}
             results = memory_case(case, peers, start)
             record.add("weighed", case, results)
@@ -133,14 +139,20 @@ def run(name: str, options: argparse.Namespace, command: str, file: Path) -> Rec
 
 
 def sides(
-    name: str, suite: Suite, case: Case, chosen: list[str] | None, before: str | None = None
+    name: str,
+    suite: Suite,
+    case: Case,
+    chosen: list[str] | None,
+    before: str | None = None,
+    instruction_sets: bool = False,
 ) -> dict[str, Peer]:
     """Who computes a case of a suite: those chosen, or else those that the suite is about.
 
-    With `before`, an interpreter, it is the side of heed and the same with that interpreter's heed.
+    With `before`, an interpreter, it is the side of heed and the same with that interpreter's heed; with
+    `instruction_sets` the side of heed and the same with the kernels of each.
     """
-    if before is not None:
-        return _now_and_before(case, chosen, before)
+    if before is not None or instruction_sets:
+        return _heed_beside_heed(case, chosen, before)
     if chosen is not None:
         wanted: list[str] | tuple[str, ...] = chosen
     elif name == bars.NAME:
@@ -148,16 +160,28 @@ def sides(
     elif suite.peers is not None:
         wanted = suite.peers
     else:
-        wanted = [name for name, peer in PEERS.items() if not peer.is_limit and BEFORE not in name]
+        wanted = [name for name in _named() if not PEERS[name].is_limit]
     return {name: peer for name, peer in PEERS.items() if name in wanted and peer.kind == case.kind}
 
 
-def _now_and_before(case: Case, chosen: list[str] | None, python: str) -> dict[str, Peer]:
+def _heed_beside_heed(case: Case, chosen: list[str] | None, before: str | None) -> dict[str, Peer]:
     for name, peer in PEERS.items():
         if peer.is_heed and peer.kind == case.kind and (chosen is None or name in chosen):
-            before = name + BEFORE
-            return {name: peer, before: dataclasses.replace(PEERS[before], python=python)}
+            if before is None:
+                same = {other: x for other, x in PEERS.items() if other.startswith(name + WITH)}
+                return {name: peer, **same} if same else {}
+            before_it = dataclasses.replace(PEERS[name + BEFORE], python=before)
+            return {name: peer, name + BEFORE: before_it}
     return {}
+
+
+def _named() -> list[str]:
+    """The sides that a person may name, all but heed's own variants."""
+    return [name for name, peer in PEERS.items() if not peer.is_variant]
+
+
+def _sides(name: str, suite: Suite, case: Case, options: argparse.Namespace) -> dict[str, Peer]:
+    return sides(name, suite, case, options.peers, options.before, options.instruction_sets)
 
 
 def _wanted(cases: list[Case], text: str) -> list[Case]:

@@ -130,7 +130,7 @@ class Sides:
 
     def __init__(self, start: Start = Side) -> None:
         self._start = start
-        self._started: dict[tuple[str, str | None], Side] = {}
+        self._started: dict[tuple[Any, ...], Side] = {}
 
     def __enter__(self) -> Sides:
         return self
@@ -141,7 +141,7 @@ class Sides:
 
     def of(self, peer: Peer) -> Side:
         """The peer's process; a new one if it has ended."""
-        key = peer.module, peer.python
+        key = peer.module, peer.python, *peer.environment.items()
         side = self._started.get(key)
         if side is None or not side.is_alive:
             if side is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import bars
 from benchmarks.bars import BARS, MEMORY_BARS, MODEL_BARS, MODEL_MEMORY_BARS, Verdict, judge
-from benchmarks.peers import BEFORE, PEERS
+from benchmarks.peers import PEERS
 from benchmarks.results import Record, Result, Results, median
 
 SHAPE = {
@@ -21,10 +21,10 @@ MARKS = {True: "yes", False: "**no**", None: "not measured"}
 
 def tables(record: Record) -> str:
     """All tables of a run and how it was made. Markdown."""
-    against_before = any(name.endswith(BEFORE) for name in _names(record.timed + record.weighed))
-    if record.suite == bars.NAME and not against_before:
+    with_itself = any(PEERS[name].is_variant for name in _names(record.timed + record.weighed))
+    if record.suite == bars.NAME and not with_itself:
         parts = [bar_table(record.timed), memory_bar_table(record.weighed)]
-    elif record.suite == bars.MODELS and not against_before:
+    elif record.suite == bars.MODELS and not with_itself:
         parts = [model_table(record.timed), model_memory_table(record.weighed)]
     else:
         parts = []

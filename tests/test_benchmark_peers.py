@@ -8,7 +8,7 @@ import pytest
 import heed
 from benchmarks.cases import Case
 from benchmarks.measure import difference
-from benchmarks.peers import BEFORE, PEERS, _inputs, _model, _sgemm, prepare
+from benchmarks.peers import PEERS, _inputs, _model, _sgemm, prepare
 from tests import reference
 
 
@@ -71,7 +71,7 @@ TINY = [
         pytest.param(name, case, id=f"{name}-{case.name}")
         for case in TINY
         for name, peer in PEERS.items()
-        if peer.kind == case.kind and not peer.is_limit and not name.endswith(BEFORE)
+        if peer.kind == case.kind and not peer.is_limit and not peer.is_variant
     ],
 )
 def test_peers_compute_what_the_reference_does(name, case):

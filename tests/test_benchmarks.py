@@ -6,10 +6,12 @@ import re
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import heed
 from benchmarks import bars, picture, report
 from benchmarks.__main__ import ALL, main, sides
 from benchmarks.bars import BARS, MEMORY_BARS, MODEL_BARS, MODEL_MEMORY_BARS, Bar, judge
@@ -23,7 +25,7 @@ from benchmarks.measure import (
     time_case,
     too_large,
 )
-from benchmarks.peers import PEERS, Peer, without_window
+from benchmarks.peers import PEERS, Peer, instruction_sets, without_window
 from benchmarks.results import Record, Result, median
 from benchmarks.worker import timed_round
 
@@ -443,6 +445,26 @@ def test_heed_beside_the_heed_of_another_interpreter(peers, tmp_path):
     assert "met" not in table
 
 
+def test_heed_beside_itself_with_each_instruction_set():
+    machine = instruction_sets()
+    assert len(set(machine)) == len(machine)
+    in_use = heed.info()["instruction_set"]
+    assert machine[:1] == [in_use] and machine[-1] == "baseline" if machine else in_use == "none"
+    for kind, own in [("dot-product", "heed"), ("additive", "heed-additive")]:
+        case = Case(1, 1, 8, 4, kind=kind)
+        found = sides(bars.NAME, bars.SUITE, case, None, instruction_sets=True)
+        assert list(found) == [own, *(f"{own}-with-{name}" for name in machine)] * bool(machine)
+        for name, peer in list(found.items())[1:]:
+            assert peer.module == found[own].module
+            assert peer.environment == {"HEED_INSTRUCTION_SET": name.removeprefix(f"{own}-with-")}
+    assert sides(bars.NAME, bars.SUITE, CASE, ["heed-portable"], instruction_sets=True) == {}
+    started = []
+    processes = Sides(lambda peer: started.append(peer) or SimpleNamespace(is_alive=True))
+    for peer in sides(bars.NAME, bars.SUITE, CASE, None, instruction_sets=True).values():
+        assert processes.of(peer) is processes.of(peer)
+    assert len(started) == len(machine) + bool(machine)  # each in a process of its own
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -451,6 +473,7 @@ def test_heed_beside_the_heed_of_another_interpreter(peers, tmp_path):
         ["ops", "--peers", "x"],
         ["ops", "--peers", "naive"],
         ["ops", "--before", "/no/such/python"],
+        ["ops", "--before", sys.executable, "--instruction-sets"],
         ["unknown"],
         [],
     ],

@@ -7,11 +7,15 @@ its module and list it in `PEERS`; a module that cannot be imported is reported 
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import importlib
+import importlib.util
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +61,7 @@ class Peer:
         kind: which cases it computes; sides of one kind are compared with each other.
         is_heed: whether others are divided by it and compared with it: the first of a run is.
         is_limit: a speed of the machine, or a model without its attention: there is no result to compare.
+        is_variant: heed once more, in another way: it is compared with heed alone, and never chosen by name.
         builds_scores: whether it builds the whole tensor of scores, and so needs memory for it.
         computes: what it computes in place of a case.
         environment: variables of its process.
@@ -68,6 +73,7 @@ class Peer:
     kind: str = "dot-product"
     is_heed: bool = False
     is_limit: bool = False
+    is_variant: bool = False
     builds_scores: bool = False
     computes: Callable[[Case], Case] = as_it_is
     environment: dict[str, str] = field(default_factory=dict)
@@ -110,9 +116,42 @@ PEERS: dict[str, Peer] = {
 BEFORE = "-before"
 # Each side of heed once more, to be run by an interpreter that has another heed.
 PEERS |= {
-    name + BEFORE: dataclasses.replace(peer, title=f"{peer.title} before", is_heed=False)
+    name + BEFORE: dataclasses.replace(
+        peer, title=f"{peer.title} before", is_heed=False, is_variant=True
+    )
     for name, peer in PEERS.items()
     if peer.is_heed
+}
+
+
+def instruction_sets() -> list[str]:
+    """Those of the native library from the one in use on, best first. No framework is imported."""
+    package = importlib.util.find_spec("heed")
+    folders = (package and package.submodule_search_locations) or []
+    for file in (Path(folder) / "_lib" / "libheed_core.so" for folder in folders):
+        if file.exists():
+            library = ctypes.CDLL(str(file))
+            ask, in_use = library.heed_instruction_set_name, library.heed_instruction_set
+            ask.restype = in_use.restype = ctypes.c_char_p
+            names = [
+                name.decode() for name in itertools.takewhile(bool, map(ask, itertools.count()))
+            ]
+            return names[names.index(in_use().decode()) :]
+    return []
+
+
+WITH = "-with-"
+# And each side of heed that has kernels, with those of each instruction set.
+PEERS |= {
+    name + WITH + instructions: dataclasses.replace(
+        PEERS[name],
+        title=f"{PEERS[name].title} on {instructions}",
+        is_heed=False,
+        is_variant=True,
+        environment={"HEED_INSTRUCTION_SET": instructions},
+    )
+    for name in ("heed", "heed-additive", "heed-layer", "heed-model")
+    for instructions in instruction_sets()
 }
 
 
