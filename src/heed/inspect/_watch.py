@@ -63,8 +63,8 @@ class Session:
         self.number = 0  # of attentions that were seen
         self.with_attention: set[int] = set()  # ids of the layers around them
 
-    def call_layer(self, original: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a layer; where it is the softmax of an attention, it gives the weights."""
+    def layer(self, original: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """`keras.layers.Layer.__call__`; where the layer is the softmax of an attention, it gives the weights."""
         self.frames.append(Frame(layer, args, kwargs))
         try:
             output = original(layer, *args, **kwargs)
@@ -73,16 +73,14 @@ class Session:
         if not isinstance(layer, keras.layers.Softmax):
             return output
         mask = args[1] if len(args) > 1 else kwargs.get("mask")
-        return self.softmax(args[0] if args else kwargs["inputs"], output, mask)
+        return self.held(args[0] if args else kwargs["inputs"], output, mask)
 
-    def softmax(self, scores: Any, weights: Any, mask: Any = None) -> Any:
-        """Weights that a layer holds."""
-        layer = self.frames[-1].layer if self.frames else None
-        if not is_attention(layer) or len(weights.shape) < 3:
-            return weights
-        return self.show(weights, lambda: SoftmaxWeights.of(layer, weights, scores, mask))
+    def softmax(self, original: Callable[..., Any], x: Any, axis: Any = -1) -> Any:
+        """The backend's softmax."""
+        weights = original(x, axis=axis)
+        return self.held(x, weights) if axis in (-1, len(x.shape) - 1) else weights
 
-    def fused(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def fused(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The backend's attention, unless heed computes it and has shown it already."""
         before = self.number
         output = original(*args, **kwargs)
@@ -94,9 +92,18 @@ class Session:
         """An attention of heed's ops."""
         return self.show(output, lambda: FusedAttention(output, spec, tensors))
 
+    def held(self, scores: Any, weights: Any, mask: Any = None) -> Any:
+        """Weights that a layer holds."""
+        layer = self.frames[-1].layer if self.frames else None
+        if not is_attention(layer) or len(weights.shape) < 3:
+            return weights
+        return self.show(weights, lambda: SoftmaxWeights(layer, weights, scores, mask))
+
     def show(self, output: Any, describe: Callable[[], Seen]) -> Any:
         """Shows the watcher an attention; returns the output that goes on."""
-        if not self.frames or _building():
+        from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+        if not self.frames or in_symbolic_scope():  # where Keras only works out shapes
             return output
         names = [frame.layer.name for frame in self.frames]
         if not hasattr(output, "numpy"):
@@ -108,7 +115,8 @@ class Session:
         self.number += 1
         self.with_attention.update(id(frame.layer) for frame in self.frames)
         seen = describe()
-        kind = kind_of(self.frames[-1], seen)
+        cross = _is_cross(self.frames[-1])
+        kind = "cross" if cross else "causal" if seen.causal else "self"
         return self.watcher(Sight(tuple(names[1:] or names), seen, kind))
 
 
@@ -134,9 +142,9 @@ def watch(watcher: Watcher) -> Iterator[Session]:
         token = _session.set(session)
         try:
             with (
-                _wrapped(keras.layers.Layer, "__call__", _layer_call),
-                _wrapped(nn, "softmax", _softmax),
-                _wrapped(nn, "dot_product_attention", _fused),
+                _wrapped(keras.layers.Layer, "__call__", Session.layer),
+                _wrapped(nn, "softmax", Session.softmax),
+                _wrapped(nn, "dot_product_attention", Session.fused),
             ):
                 yield session
         finally:
@@ -144,66 +152,27 @@ def watch(watcher: Watcher) -> Iterator[Session]:
 
 
 @contextmanager
-def _wrapped(owner: Any, name: str, wrap: Callable[..., Any]) -> Iterator[None]:
+def _wrapped(owner: Any, name: str, watched: Callable[..., Any]) -> Iterator[None]:
+    """Has a thread that watches call `watched`, with its session and the function that is there, instead of that."""
     original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session = _session.get()
+        if session is None:
+            return original(*args, **kwargs)
+        return watched(session, original, *args, **kwargs)
+
+    setattr(owner, name, call)
     try:
         yield
     finally:
         setattr(owner, name, original)
 
 
-def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _session.get()
-        if session is None:
-            return original(self, *args, **kwargs)
-        return session.call_layer(original, self, args, kwargs)
-
-    return call
-
-
-def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def softmax(x: Any, axis: Any = -1) -> Any:
-        weights = original(x, axis=axis)
-        session = _session.get()
-        if session is None or axis not in (-1, len(x.shape) - 1):
-            return weights
-        return session.softmax(x, weights)
-
-    return softmax
-
-
-def _fused(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-        session = _session.get()
-        if session is None:
-            return original(*args, **kwargs)
-        return session.fused(original, args, kwargs)
-
-    return dot_product_attention
-
-
-def _building() -> bool:
-    """Whether Keras only works out shapes."""
-    from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-
-    return in_symbolic_scope()
-
-
 def is_attention(layer: Any) -> bool:
     """Whether a softmax inside this layer gives attention weights: by the name of its class, or of one above it."""
     return any("attention" in kind.__name__.lower() for kind in type(layer).__mro__)
-
-
-def kind_of(frame: Frame, seen: Seen) -> str:
-    """One of "self", "causal" and "cross"."""
-    if _is_cross(frame):
-        return "cross"
-    return "causal" if seen.causal else "self"
 
 
 def _is_cross(frame: Frame) -> bool:
