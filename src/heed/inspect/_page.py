@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.inspect import _names
-from heed.inspect._capture import Capture
+from heed.inspect._capture import Capture, weights_of
 
 Tokens = Sequence[str] | Mapping[str, Sequence[str] | tuple[Sequence[str], Sequence[str]]]
 
@@ -182,8 +181,7 @@ def _page_data(
 
 
 def _example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
-    example = _names.check_example(capture.weights, name, example)
-    picture = np.asarray(capture.weights[name][example], np.float32)
+    picture = np.asarray(weights_of(capture, name, None, example), np.float32)
     lowest, highest = picture.min(initial=0.0), picture.max(initial=0.0)
     if not (lowest >= 0 and highest <= 1.001):  # NaN too
         raise ValueError(
