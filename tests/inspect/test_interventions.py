@@ -139,9 +139,8 @@ def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
     from heed.inspect._run import run
 
     def scaled(layer, head, factor):
-        def look(full, sight):
-            output = sight.seen.output
-            return output + (factor - 1) * (output - sight.seen.without(head))
+        def look(full, seen, kind):
+            return seen.output + (factor - 1) * (seen.output - seen.without(head))
 
         return float(target(run(model, inputs, arguments, look, [layer])[0]))
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -118,18 +117,16 @@ class Capture:
         if not self._layers:
             raise ValueError("`weights` must hold at least one layer. Received: weights={}")
         self.names: tuple[str, ...] = tuple(self._layers)
-        self.weights: Mapping[str, Floats] = self._each("weights")
-        self.kinds: Mapping[str, str] = self._each("kind")
-        self.heads: Mapping[str, tuple[int, ...]] = self._each("heads")
-        self.rows: Mapping[str, tuple[int, ...]] = self._each("rows")
-        self.lengths: Mapping[str, tuple[int, int]] = self._each("lengths")
-        self.cells: Mapping[str, tuple[int, int]] = self._each("cells")
-        self.starts: Mapping[str, Integers] = self._each("starts")
+        self.weights: Mapping[str, Floats] = self._each(lambda layer: layer.weights)
+        self.kinds: Mapping[str, str] = self._each(lambda layer: layer.kind)
+        self.heads: Mapping[str, tuple[int, ...]] = self._each(lambda layer: layer.heads)
+        self.rows: Mapping[str, tuple[int, ...]] = self._each(lambda layer: layer.rows)
+        self.lengths: Mapping[str, tuple[int, int]] = self._each(lambda layer: layer.lengths)
+        self.cells: Mapping[str, tuple[int, int]] = self._each(lambda layer: layer.cells)
+        self.starts: Mapping[str, Integers] = self._each(lambda layer: layer.starts)
         self.outputs = outputs
 
-    def _each(self, attribute: str) -> Mapping[str, Any]:
-        """By layer name what the layer has as `attribute`, which may have dots in it."""
-        of = attrgetter(attribute)
+    def _each(self, of: Callable[[Layer], Any]) -> Mapping[str, Any]:
         return MappingProxyType({name: of(layer) for name, layer in self._layers.items()})
 
     def is_whole(self, name: str) -> bool:
@@ -139,12 +136,12 @@ class Capture:
     @property
     def entropy(self) -> Mapping[str, Floats]:
         """See the class."""
-        return self._each("statistics.entropy")
+        return self._each(lambda layer: layer.statistics.entropy)
 
     @property
     def distance(self) -> Mapping[str, Floats]:
         """See the class."""
-        return self._each("statistics.distance")
+        return self._each(lambda layer: layer.statistics.distance)
 
     def on_token(self, token: int) -> Mapping[str, Floats]:
         """How much of its weight each query gives one key: by layer name (B, N, T).
@@ -179,9 +176,7 @@ class Capture:
             ValueError: where the weights are not all there, if the offset was not captured: -1, 0 and 1 always are.
         """
         offset = _names.whole("offset", offset)
-        return MappingProxyType(
-            {name: layer.share("offsets", offset) for name, layer in self._layers.items()}
-        )
+        return self._each(lambda layer: layer.share("offsets", offset))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -259,15 +254,10 @@ class Capture:
                 raise ValueError("it does not say that it is a capture of heed")
             if str(entries["format"]) != _FORMAT:
                 raise ValueError(f"its format is {str(entries['format'])!r}, not {_FORMAT!r}")
-            layers = []
-            for number, name in enumerate(entries["names"]):
-                prefix = f"{number}/"
-                own = {
-                    key.removeprefix(prefix): x
-                    for key, x in entries.items()
-                    if key.startswith(prefix)
-                }
-                layers.append(Layer.from_arrays(str(name), own))
+            layers = [
+                Layer.from_arrays(str(name), f"{number}/", entries)
+                for number, name in enumerate(entries["names"])
+            ]
             return cls._of(layers)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(
@@ -331,9 +321,14 @@ class Layer:
                 f"`starts` must be an integer, or {B} of them, for {name!r}. Received: starts={starts!r}"
             )
         self.starts: Integers = start.astype(np.int64)
-        if statistics is not None:
-            statistics.check(name, (B, N, T))
         self._statistics = statistics
+        parts = {} if statistics is None else statistics.to_arrays()
+        for part, x in parts.items():
+            if np.shape(x) != (B, N, T):
+                raise ValueError(
+                    f"`statistics` of {name!r} must have the shape (B, N, T) = {(B, N, T)}. "
+                    f"Received: {part} of shape {np.shape(x)}"
+                )
 
     @property
     def statistics(self) -> RowStatistics:
@@ -386,9 +381,9 @@ class Layer:
         return arrays
 
     @classmethod
-    def from_arrays(cls, name: str, arrays: Mapping[str, NDArray[Any]]) -> Layer:
-        """From what `to_arrays` gave."""
-        rest = dict(arrays)
+    def from_arrays(cls, name: str, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Layer:
+        """From what `to_arrays` gave, with a prefix to each name."""
+        rest = {key.removeprefix(prefix): x for key, x in arrays.items() if key.startswith(prefix)}
         weights, starts, kind = rest.pop("weights"), rest.pop("starts"), str(rest.pop("kind"))
         lists = {key: rest.pop(key).tolist() for key in ("heads", "lengths", "rows") if key in rest}
         statistics = RowStatistics.from_arrays(rest) if rest else None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heed.inspect._run import run
 from heed.inspect._seen import Seen
-from heed.inspect._watch import Sight
+from heed.inspect._watch import Look
 from heed.ops.backends import current
 
 Floats = NDArray[np.floating[Any]]
@@ -94,8 +94,8 @@ def ablate(
     """
     heads: dict[str, int] = {}
 
-    def count(full: str, sight: Sight) -> None:
-        heads[full] = sight.seen.sizes[1]
+    def count(full: str, seen: Seen, kind: str) -> None:
+        heads[full] = seen.sizes[1]
 
     outputs, names = run(model, inputs, call_arguments, count, layers)
     baseline = _number(metric(outputs))
@@ -109,8 +109,8 @@ def ablate(
     return Ablation(baseline, costs)
 
 
-def _switch_off(target: str, head: int) -> Callable[[str, Sight], Any]:
-    return lambda full, sight: sight.seen.without(head) if full == target else None
+def _switch_off(target: str, head: int) -> Look:
+    return lambda full, seen, kind: seen.without(head) if full == target else None
 
 
 def _number(value: Any) -> float:
@@ -156,11 +156,11 @@ def gradient_times_attention(
     >>> bool(np.isclose(found.sum(), model(values)[0, 2, 3], atol=1e-5)), float(abs(found[0, 0, 0]).max())
     (True, 0.0)
     """
-    seen: dict[str, Seen] = {}
+    found: dict[str, Seen] = {}
 
-    def take(full: str, sight: Sight) -> None:
-        tape.watch(sight.seen.output)
-        seen[full] = sight.seen
+    def take(full: str, seen: Seen, kind: str) -> None:
+        tape.watch(seen.output)
+        found[full] = seen
 
     with current().gradient_tape() as tape:
         outputs, names = run(model, inputs, call_arguments, take, layers)
@@ -168,10 +168,10 @@ def gradient_times_attention(
     if tuple(getattr(value, "shape", (0,))) != ():
         raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
     gradients = tape.gradient(
-        value, [x.output for x in seen.values()], unconnected_gradients="zero"
+        value, [x.output for x in found.values()], unconnected_gradients="zero"
     )
-    found: dict[str, Floats] = {}
-    for (full, x), gradient in zip(seen.items(), gradients, strict=True):
+    contributions: dict[str, Floats] = {}
+    for (full, x), gradient in zip(found.items(), gradients, strict=True):
         _, N, T, _ = x.sizes
-        found[names[full]] = x.weights(range(T), range(N)) * x.weights_gradient(gradient)
-    return found
+        contributions[names[full]] = x.weights(range(T), range(N)) * x.weights_gradient(gradient)
+    return contributions

@@ -23,21 +23,6 @@ def answers(given: str, full: str) -> bool:
     return full == given or full.endswith(f"/{given}")
 
 
-def check_list(layers: Sequence[str] | None) -> None:
-    """Checks that layers are chosen by a list of names, or not at all.
-
-    Raises:
-        TypeError: if they are not given as a list of names.
-        ValueError: if the list is empty.
-    """
-    if layers is None:
-        return
-    if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
-        raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
-    if not layers:
-        raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
-
-
 def short_names(fulls: Sequence[str]) -> list[str]:
     """The full names without the layers around all of them.
 

@@ -134,10 +134,7 @@ def _page_data(
     """What the page's script reads: a description that JSON can hold, and the codes of all weights.
 
     Args:
-        capture: what was captured.
-        tokens: as for `page`.
-        key_tokens: as for `page`.
-        example: as for `page`.
+        capture, tokens, key_tokens, example: as for `page`.
 
     Returns:
         `{"levels": int, "sequences": [[label, ...], ...], "layers": [{"name", "kind", "heads", "rows", "keys" (which
@@ -253,15 +250,12 @@ def _compressed(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
     for levels in _LEVELS:
         # Weights repeat in runs of nothing only: looking for more takes 30 times as long and makes more of it.
         packer = zlib.compressobj(strategy=zlib.Z_RLE)
-        packed = [packer.compress(_codes(picture, levels).tobytes()) for picture in weights]
+        codes = (np.rint(np.sqrt(picture) * levels).astype(np.uint8) for picture in weights)
+        packed = [packer.compress(code.tobytes()) for code in codes]
         text = base64.b64encode(b"".join([*packed, packer.flush()])).decode("ascii")
         if len(text) <= _SMALL:
             break
     return levels, text
-
-
-def _codes(weights: NDArray[np.float32], levels: int) -> NDArray[np.uint8]:
-    return np.rint(np.sqrt(weights) * levels).astype(np.uint8)
 
 
 def _note(levels: int) -> str:

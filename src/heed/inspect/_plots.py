@@ -267,7 +267,7 @@ def plot_model(
     known = table[np.isfinite(table)]
     most = float(np.max(np.abs(known), initial=0.0)) or 1.0
     digits = max(0, (2 if most >= 1 else 1) - math.floor(math.log10(most)))
-    image = _panel(axes, table, most, power=1.0)
+    image = _panel(axes, table, most, even=True)
     axes.set_facecolor("#f4f5f7")  # a layer with fewer heads
     for (i, j), x in np.ndenumerate(table):
         if np.isfinite(x):
@@ -389,26 +389,23 @@ def _labels(
     return side(option, queries, T, capture.rows[layer]), side(key_option, keys, S, columns)
 
 
-def _panel(axes: Any, numbers: Floats, most: float | None = None, power: float = 0.5) -> Any:
+def _panel(axes: Any, numbers: Floats, most: float | None = None, even: bool = False) -> Any:
     """Draws numbers (rows, columns); colours grow with their square root, so that small weights show.
 
     Args:
         axes: where.
-        numbers: drawn signed, and evenly, if some are negative.
+        numbers: drawn signed if some are negative.
         most: the darkest one. Default: the largest.
-        power: 1 for colours that grow evenly.
+        even: whether colours grow with the numbers themselves, as they do where these are signed.
     """
     from matplotlib.colors import Normalize, PowerNorm
 
     signed = bool(np.nanmin(numbers, initial=0.0) < 0)
     most = most or float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
-    image = axes.imshow(
-        numbers,
-        cmap=_SIGNED if signed else _WEIGHTS,
-        norm=Normalize(-most, most) if signed else PowerNorm(power, 0.0, most),
-        aspect="auto",
-        interpolation="nearest",
-    )
+    low = -most if signed else 0.0
+    norm = Normalize(low, most) if signed or even else PowerNorm(0.5, low, most)
+    colours = _SIGNED if signed else _WEIGHTS
+    image = axes.imshow(numbers, colours, norm, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0)
     axes.spines[:].set_color("#c5ccd3")
     axes.spines[:].set_linewidth(0.6)

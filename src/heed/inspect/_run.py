@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,7 +13,8 @@ from heed._numbers import check_integer
 from heed.inspect import _names
 from heed.inspect._capture import Capture, Layer
 from heed.inspect._picture import picture_of
-from heed.inspect._watch import Session, Sight, is_attention, watch
+from heed.inspect._seen import Seen
+from heed.inspect._watch import Look, Session, is_attention, watch
 
 Some = Sequence[int] | Mapping[str, Sequence[int]] | None
 
@@ -73,19 +74,19 @@ def capture(
     size = check_integer("size", size, least=1, optional=True)
     taken: dict[str, dict[str, Any]] = {}
 
-    def take(full: str, sight: Sight) -> None:
-        _, N, T, S = sight.seen.sizes
+    def take(full: str, seen: Seen, kind: str) -> None:
+        _, N, T, S = seen.sizes
         chosen_heads = _chosen("heads", heads, full, N) or tuple(range(N))
         chosen_rows = _chosen("rows", rows, full, T)
         keys = [token for token in _integers("tokens", tokens, None, full) if token < S]
-        picture, statistics = picture_of(sight.seen, chosen_heads, chosen_rows, size, keys)
+        picture, statistics = picture_of(seen, chosen_heads, chosen_rows, size, keys)
         taken[full] = {
             "weights": picture,
-            "kind": sight.kind,
+            "kind": kind,
             "heads": chosen_heads,
             "rows": chosen_rows,
             "lengths": (T, S),
-            "starts": sight.seen.start,
+            "starts": seen.start,
             "statistics": statistics,
         }
 
@@ -100,15 +101,14 @@ def run(
     model: Any,
     inputs: Any,
     call_arguments: Mapping[str, Any] | None,
-    look: Callable[[str, Sight], Any],
+    look: Look,
     layers: Sequence[str] | None = None,
 ) -> tuple[Any, dict[str, str]]:
     """Runs a model while `look` sees its attention.
 
     Args:
         model, inputs, call_arguments, layers: as for `capture`.
-        look: is shown the full name and the `Sight` of each attention of the chosen layers; what it returns goes on in
-            place of the output, None for the output itself.
+        look: is shown each attention of the chosen layers.
 
     Returns:
         What the model does; and by the full name of each attention that ran the name that people see.
@@ -118,20 +118,15 @@ def run(
     """
     if not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
-    _names.check_list(layers)
-    fulls: list[str] = []
-
-    def watcher(sight: Sight) -> Any:
-        full = _names.full_name(sight.path, fulls)
-        fulls.append(full)
-        wanted = layers is None or any(_names.answers(given, full) for given in layers)
-        replaced = look(full, sight) if wanted else None
-        return sight.seen.output if replaced is None else replaced
-
-    with watch(watcher) as session:
+    if layers is not None:
+        if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
+            raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
+        if not layers:
+            raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
+    with watch(look, layers) as session:
         outputs = model(inputs, training=False, **(call_arguments or {}))
     missed = _missed(model, session)
-    if not fulls:
+    if not session.names:
         known = f"; it has {', '.join(missed)}" if missed else ""
         raise ValueError(
             "`model` must have attention that runs through heed, keras.ops or the attention layers of Keras and "
@@ -143,8 +138,8 @@ def run(
             "been traced before, or compute weights without heed and keras.ops.",
             stacklevel=3,
         )
-    _names.check("layers", layers or (), fulls)
-    return outputs, dict(zip(fulls, _names.short_names(fulls), strict=True))
+    _names.check("layers", layers or (), session.names)
+    return outputs, dict(zip(session.names, _names.short_names(session.names), strict=True))
 
 
 def _missed(model: Any, session: Session) -> list[str]:

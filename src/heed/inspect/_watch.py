@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -22,14 +22,16 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from heed.inspect import _names
 from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
 from heed.ops.observe import patching, watching
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Arguments by which layers of the world take what they read besides their own sequence.
 _SOURCES = ("key_value", "encoder", "encoded", "context", "memory")
-# What a watcher returns goes on in place of the output that it was shown.
-Watcher = Callable[["Sight"], Any]
+# Is shown the full name of each attention, what was seen, and "self", "causal" or "cross"; what it returns goes on in
+# place of the output, None for the output itself.
+Look = Callable[[str, Seen, str], Any]
 
 
 class Frame(NamedTuple):
@@ -40,27 +42,13 @@ class Frame(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Sight(NamedTuple):
-    """One attention, in one layer.
-
-    Attributes:
-        path: names of the layers around it, from the outermost one; without the model itself, if there are others.
-        seen: the attention.
-        kind: "self", "causal" or "cross".
-    """
-
-    path: tuple[str, ...]
-    seen: Seen
-    kind: str
-
-
 class Session:
     """What happens while one model runs."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self.watcher = watcher
+    def __init__(self, look: Look, layers: Sequence[str] | None) -> None:
+        self.look, self.layers = look, layers
         self.frames: list[Frame] = []
-        self.number = 0  # of attentions that were seen
+        self.names: list[str] = []  # of all attentions that ran
         self.with_attention: set[int] = set()  # ids of the layers around them
 
     def layer(self, original: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -82,9 +70,9 @@ class Session:
 
     def fused(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The backend's attention, unless heed computes it and has shown it already."""
-        before = self.number
+        before = len(self.names)
         output = original(*args, **kwargs)
-        if self.number != before:
+        if len(self.names) != before:
             return output
         return self.show(output, lambda: keras_attention(output, *args, **kwargs))
 
@@ -100,32 +88,39 @@ class Session:
         return self.show(weights, lambda: SoftmaxWeights(layer, weights, scores, mask))
 
     def show(self, output: Any, describe: Callable[[], Seen]) -> Any:
-        """Shows the watcher an attention; returns the output that goes on."""
+        """Shows an attention of the chosen layers; returns the output that goes on."""
         from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
         if not self.frames or in_symbolic_scope():  # where Keras only works out shapes
             return output
-        names = [frame.layer.name for frame in self.frames]
+        path = [frame.layer.name for frame in self.frames]
         if not hasattr(output, "numpy"):
             raise RuntimeError(
-                f"The layer {names[-1]!r} runs inside a tf.function, where its attention has no values to show. Call "
+                f"The layer {path[-1]!r} runs inside a tf.function, where its attention has no values to show. Call "
                 "the model without it, or first tf.config.run_functions_eagerly(True). "
-                f"Received: a symbolic tensor inside {'/'.join(names)}"
+                f"Received: a symbolic tensor inside {'/'.join(path)}"
             )
-        self.number += 1
+        name = _names.full_name(path[1:] or path, self.names)
+        self.names.append(name)
         self.with_attention.update(id(frame.layer) for frame in self.frames)
-        seen = describe()
-        cross = _is_cross(self.frames[-1])
+        if self.layers is not None and not any(_names.answers(x, name) for x in self.layers):
+            return output
+        seen, cross = describe(), _is_cross(self.frames[-1])
         kind = "cross" if cross else "causal" if seen.causal else "self"
-        return self.watcher(Sight(tuple(names[1:] or names), seen, kind))
+        replaced = self.look(name, seen, kind)
+        return output if replaced is None else replaced
 
 
 _session: ContextVar[Session | None] = ContextVar("heed_inspect_session", default=None)
 
 
 @contextmanager
-def watch(watcher: Watcher) -> Iterator[Session]:
-    """Shows `watcher` each attention that Keras layers, called by this thread, compute meanwhile.
+def watch(look: Look, layers: Sequence[str] | None) -> Iterator[Session]:
+    """Shows `look` each attention that Keras layers, called by this thread, compute meanwhile.
+
+    Args:
+        look: what looks on.
+        layers: which layers it is shown, by their full names or the ends of them; None for all.
 
     Raises:
         RuntimeError: if Keras has another backend than TensorFlow.
@@ -137,7 +132,7 @@ def watch(watcher: Watcher) -> Iterator[Session]:
         )
     from keras.src.backend.tensorflow import nn
 
-    session = Session(watcher)
+    session = Session(look, layers)
     with patching, watching(session.heed):
         token = _session.set(session)
         try:

@@ -58,9 +58,10 @@ async function readData() {
 // Names without the whole folders that all of them begin or end with.
 function labels(names) {
   const parts = names.map((name) => name.split("/")), shortest = Math.min(...parts.map((p) => p.length)) - 1;
+  const shared = (i) => names.length > 1 && parts.every((p) => p.at(i) === parts[0].at(i));
   let first = 0, last = 0;
-  while (names.length > 1 && first < shortest && parts.every((p) => p[first] === parts[0][first])) first++;
-  while (names.length > 1 && first + last < shortest && parts.every((p) => p[p.length - 1 - last] === parts[0][parts[0].length - 1 - last])) last++;
+  while (first < shortest && shared(first)) first++;
+  while (first + last < shortest && shared(-1 - last)) last++;
   return (name) => name.split("/").slice(first, name.split("/").length - last).join("/");
 }
 

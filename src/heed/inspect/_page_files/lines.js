@@ -27,19 +27,13 @@ function makeLines(data, state, focus, pin) {
 
   let marked = [];
   function mark(active) {
-    for (const item of marked) {
-      item.classList.remove("on");
-      item.setAttribute("aria-selected", "false");
-    }
-    marked = [];
-    const both = active && [["row", active.row], ["key", active.key]];
-    for (const [side, i] of both || []) {
-      const item = i === undefined ? null : lists[side].children[i];
-      if (!item) continue;
-      item.classList.add("on");
-      item.setAttribute("aria-selected", "true");
-      marked.push(item);
-    }
+    const set = (item, on) => {
+      item.classList.toggle("on", on);
+      item.setAttribute("aria-selected", on);
+    };
+    for (const item of marked) set(item, false);
+    marked = active ? [lists.row.children[active.row], lists.key.children[active.key]].filter(Boolean) : [];
+    for (const item of marked) set(item, true);
   }
 
   function draw(active) {
