@@ -192,10 +192,12 @@ def test_a_file_holds_all_of_it(tmp_path):
         np.testing.assert_array_equal(loaded.weights[name], capture.weights[name])
         np.testing.assert_array_equal(loaded.starts[name], capture.starts[name])
         assert loaded.weights[name].dtype == capture.weights[name].dtype
-    assert loaded._rows("some").tokens.keys() == {7}
-    np.testing.assert_array_equal(loaded._rows("some").tokens[7], rows[..., 2])
-    np.testing.assert_array_equal(loaded._rows("some").offsets[-1], rows[..., 3])
-    np.testing.assert_array_equal(loaded._rows("é/whole").entropy, capture._rows("é/whole").entropy)
+    assert loaded._layers["some"].statistics.tokens.keys() == {7}
+    np.testing.assert_array_equal(loaded._layers["some"].statistics.tokens[7], rows[..., 2])
+    np.testing.assert_array_equal(loaded._layers["some"].statistics.offsets[-1], rows[..., 3])
+    np.testing.assert_array_equal(
+        *(x._layers["é/whole"].statistics.entropy for x in (loaded, capture))
+    )
     assert loaded.outputs is None
 
 

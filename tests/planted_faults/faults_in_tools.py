@@ -83,7 +83,7 @@ FAULTS = (
     Fault(
         "on_token asks layers of fewer keys",
         f"{_INSPECT}/_capture.py",
-        "                if token < self.lengths[name][1]\n",
+        "                if token < layer.lengths[1]\n",
         "",
         (f"{_OF_INSPECT}/test_capture_object.py", f"{_OF_INSPECT}/test_capture.py"),
     ),
@@ -139,8 +139,8 @@ FAULTS = (
     Fault(
         "the page rounds weights instead of their roots",
         f"{_INSPECT}/_page.py",
-        "return np.rint(np.sqrt(weights) * levels).astype(np.uint8)",
-        "return np.rint(weights * levels).astype(np.uint8)",
+        "np.rint(np.sqrt(picture) * levels).astype(np.uint8)",
+        "np.rint(picture * levels).astype(np.uint8)",
         (f"{_OF_INSPECT}/test_page.py",),
     ),
     Fault(

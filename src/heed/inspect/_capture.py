@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +19,6 @@ Integers = NDArray[np.int64]
 
 KINDS = ("self", "causal", "cross")
 _FORMAT = "heed capture 1"
-_PARTS = ("kind", "weights", "heads", "lengths", "starts")
 
 
 class Capture:
@@ -81,69 +80,68 @@ class Capture:
         statistics: Mapping[str, RowStatistics] | None = None,
         outputs: Any = None,
     ) -> None:
-        arrays = {name: _weights(name, x) for name, x in weights.items()}
-        if not arrays:
-            raise ValueError("`weights` must hold at least one layer. Received: weights={}")
-        if set(kinds) != set(arrays):
+        if set(kinds) != set(weights):
             raise ValueError(
                 "`kinds` must name the layers of `weights`. "
-                f"Received: kinds of {sorted(kinds)}, weights of {sorted(arrays)}"
+                f"Received: kinds of {sorted(kinds)}, weights of {sorted(weights)}"
             )
-        for option, given in (
-            ("heads", heads),
-            ("rows", rows),
-            ("lengths", lengths),
-            ("starts", starts),
-        ):
-            _known(option, given, arrays)
-        _known("statistics", statistics, arrays)
-        self.names: tuple[str, ...] = tuple(arrays)
-        self.weights: Mapping[str, Floats] = MappingProxyType(arrays)
-        self.outputs = outputs
-        kept_kinds, kept_heads, kept_rows, kept_lengths, cells, limited = {}, {}, {}, {}, {}, set()
-        for name, x in arrays.items():
-            if kinds[name] not in KINDS:
+        options: dict[str, Mapping[str, Any]] = {
+            "heads": heads or {},
+            "rows": rows or {},
+            "lengths": lengths or {},
+            "starts": starts or {},
+            "statistics": statistics or {},
+        }
+        for option, given in options.items():
+            if unknown := set(given) - set(weights):
                 raise ValueError(
-                    f"`kinds` must be one of {KINDS}. Received: {kinds[name]!r} for {name!r}"
+                    f"`{option}` must name layers of `weights`, {sorted(weights)}. Received: {sorted(unknown)}"
                 )
-            kept_kinds[name] = kinds[name]
-            size = x.shape[2:]
-            T, S = (int(n) for n in (lengths or {}).get(name, size))
-            chosen = (rows or {}).get(name)
-            if chosen is not None and (len(chosen) != T or tuple(chosen) != tuple(range(T))):
-                limited.add(name)
-                size = (T, size[1])
-            kept_lengths[name] = (T, S)
-            cells[name] = _cell(name, (T, S), size)
-            kept_heads[name] = _labels("heads", name, (heads or {}).get(name), x.shape[1], None)
-            default = range(0, T, cells[name][0]) if chosen is None else chosen
-            kept_rows[name] = _labels("rows", name, default, x.shape[2], T)
-        self.kinds: Mapping[str, str] = MappingProxyType(kept_kinds)
-        self.heads: Mapping[str, tuple[int, ...]] = MappingProxyType(kept_heads)
-        self.rows: Mapping[str, tuple[int, ...]] = MappingProxyType(kept_rows)
-        self.lengths: Mapping[str, tuple[int, int]] = MappingProxyType(kept_lengths)
-        self.cells: Mapping[str, tuple[int, int]] = MappingProxyType(cells)
-        self.starts: Mapping[str, Integers] = MappingProxyType(
-            {name: _start(name, (starts or {}).get(name, 0), len(x)) for name, x in arrays.items()}
+        self._hold(
+            [
+                Layer(name, x, kinds[name], **{key: by.get(name) for key, by in options.items()})
+                for name, x in weights.items()
+            ],
+            outputs,
         )
-        self._limited = frozenset(limited)
-        self._statistics = dict(statistics or {})
-        for name, found in self._statistics.items():
-            found.check(name, (*arrays[name].shape[:2], self.lengths[name][0]))
+
+    @classmethod
+    def _of(cls, layers: Iterable[Layer], outputs: Any = None) -> Capture:
+        """A capture of layers that are checked already."""
+        made = cls.__new__(cls)
+        made._hold(layers, outputs)
+        return made
+
+    def _hold(self, layers: Iterable[Layer], outputs: Any) -> None:
+        self._layers = {layer.name: layer for layer in layers}
+        if not self._layers:
+            raise ValueError("`weights` must hold at least one layer. Received: weights={}")
+        self.names: tuple[str, ...] = tuple(self._layers)
+        self.weights: Mapping[str, Floats] = self._each(lambda layer: layer.weights)
+        self.kinds: Mapping[str, str] = self._each(lambda layer: layer.kind)
+        self.heads: Mapping[str, tuple[int, ...]] = self._each(lambda layer: layer.heads)
+        self.rows: Mapping[str, tuple[int, ...]] = self._each(lambda layer: layer.rows)
+        self.lengths: Mapping[str, tuple[int, int]] = self._each(lambda layer: layer.lengths)
+        self.cells: Mapping[str, tuple[int, int]] = self._each(lambda layer: layer.cells)
+        self.starts: Mapping[str, Integers] = self._each(lambda layer: layer.starts)
+        self.outputs = outputs
+
+    def _each(self, of: Callable[[Layer], Any]) -> Mapping[str, Any]:
+        return MappingProxyType({name: of(layer) for name, layer in self._layers.items()})
 
     def is_whole(self, name: str) -> bool:
         """Whether the layer's weights are there for every query and key, of the heads that were captured."""
-        return name not in self._limited and self.cells[name] == (1, 1)
+        return self._layers[name].whole
 
     @property
     def entropy(self) -> Mapping[str, Floats]:
         """See the class."""
-        return MappingProxyType({name: self._rows(name).entropy for name in self.names})
+        return self._each(lambda layer: layer.statistics.entropy)
 
     @property
     def distance(self) -> Mapping[str, Floats]:
         """See the class."""
-        return MappingProxyType({name: self._rows(name).distance for name in self.names})
+        return self._each(lambda layer: layer.statistics.distance)
 
     def on_token(self, token: int) -> Mapping[str, Floats]:
         """How much of its weight each query gives one key: by layer name (B, N, T).
@@ -161,9 +159,9 @@ class Capture:
             raise ValueError(f"`token` must be in [0, {longest}). Received: token={token}")
         return MappingProxyType(
             {
-                name: self._share(name, "tokens", token)
-                for name in self.names
-                if token < self.lengths[name][1]
+                name: layer.share("tokens", token)
+                for name, layer in self._layers.items()
+                if token < layer.lengths[1]
             }
         )
 
@@ -178,36 +176,7 @@ class Capture:
             ValueError: where the weights are not all there, if the offset was not captured: -1, 0 and 1 always are.
         """
         offset = _names.whole("offset", offset)
-        return MappingProxyType({name: self._share(name, "offsets", offset) for name in self.names})
-
-    def _share(self, name: str, kind: str, which: int) -> Floats:
-        """The statistic "tokens" or "offsets" of one token or offset."""
-        rows = self._rows(name)
-        if which not in getattr(rows, kind):
-            weights = self._whole(name, f"{kind[:-1]} {which}")
-            added = statistics_of(weights, self._places(name), **{kind: (which,)})
-            rows = self._statistics[name] = rows.joined(added)
-        return getattr(rows, kind)[which]
-
-    def _rows(self, name: str) -> RowStatistics:
-        if name not in self._statistics:
-            weights = self._whole(name, "statistics")
-            self._statistics[name] = statistics_of(weights, self._places(name))
-        return self._statistics[name]
-
-    def _places(self, name: str) -> Integers:
-        """At which key position each query stands, (1 or B, 1, T)."""
-        return np.arange(self.lengths[name][0]) + self.starts[name].reshape((-1, 1, 1))
-
-    def _whole(self, name: str, wanted: str) -> Floats:
-        """All weights of a layer, or an error that says why they do not give what is wanted."""
-        if not self.is_whole(name):
-            held = "of some rows only" if name in self._limited else "pooled"
-            raise ValueError(
-                f"The {wanted} of {name!r} must have been captured: name it in capture(..., tokens=[...]), or capture "
-                f"the layer whole (size=None). Received: a picture that is {held}"
-            )
-        return self.weights[name]
+        return self._each(lambda layer: layer.share("offsets", offset))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -220,15 +189,7 @@ class Capture:
 
     def __repr__(self) -> str:
         lines = [f"<Capture of {len(self)} layer{'s' if len(self) > 1 else ''}"]
-        for name, x in self.weights.items():
-            T, S = self.lengths[name]
-            line = f"  {name}: {self.kinds[name]}, {x.shape[0]} x {x.shape[1]} heads x {T} x {S}"
-            if self.cells[name] != (1, 1):
-                line += f", pooled to {x.shape[2]} x {x.shape[3]}"
-            elif name in self._limited:
-                line += f", {x.shape[2]} row{'s' if x.shape[2] != 1 else ''} of it"
-            lines.append(line)
-        return "\n".join(lines) + ">"
+        return "\n".join([*lines, *(f"  {layer!r}" for layer in self._layers.values())]) + ">"
 
     def layer(self, name: str) -> str:
         """The name itself, checked.
@@ -273,19 +234,8 @@ class Capture:
         ('a',)
         """
         entries: dict[str, Any] = {"format": np.array(_FORMAT), "names": np.array(self.names)}
-        for number, name in enumerate(self.names):
-            parts = {
-                "kind": self.kinds[name],
-                "weights": self.weights[name],
-                "heads": np.array(self.heads[name], np.int64),
-                "lengths": np.array(self.lengths[name], np.int64),
-                "starts": self.starts[name],
-            }
-            if name in self._limited:
-                parts["rows"] = np.array(self.rows[name], np.int64)
-            if name in self._statistics or self.is_whole(name):
-                parts |= self._rows(name).to_arrays()
-            entries |= {f"{number}/{part}": np.asarray(x) for part, x in parts.items()}
+        for number, layer in enumerate(self._layers.values()):
+            entries |= {f"{number}/{part}": x for part, x in layer.to_arrays().items()}
         # Given a name, NumPy would add .npz to it.
         with open(path, "wb") as file:
             np.savez(file, **entries)
@@ -304,70 +254,146 @@ class Capture:
                 raise ValueError("it does not say that it is a capture of heed")
             if str(entries["format"]) != _FORMAT:
                 raise ValueError(f"its format is {str(entries['format'])!r}, not {_FORMAT!r}")
-            return cls._from_file(entries)
+            layers = [
+                Layer.from_arrays(str(name), f"{number}/", entries)
+                for number, name in enumerate(entries["names"])
+            ]
+            return cls._of(layers)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(
                 f"`path` must be a file that Capture.save wrote. Received: {os.fspath(path)!r}: {error}"
             ) from error
 
+
+def weights_of(capture: Capture, name: str, heads: Sequence[int] | None, example: int) -> Floats:
+    """What is held of some heads of a layer, or of all, for one entry of the batch: (heads, rows, columns).
+
+    Raises:
+        TypeError: if `example` is not an integer.
+        ValueError: for a layer, head or entry that is not there; says what there is.
+    """
+    weights, number = capture.weights[capture.layer(name)], _names.whole("example", example)
+    if not 0 <= number < len(weights):
+        raise ValueError(
+            f"`example` must be in [0, {len(weights)}), the batch of {name!r}. Received: example={example}"
+        )
+    chosen = slice(None) if heads is None else [capture.head(name, head) for head in heads]
+    return weights[number, chosen]
+
+
+class Layer:
+    """One layer of a `Capture`, checked; arguments and attributes are those of `Capture`, of this layer alone."""
+
+    def __init__(
+        self,
+        name: str,
+        weights: Any,
+        kind: str,
+        heads: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+        lengths: tuple[int, int] | None = None,
+        starts: Any = None,
+        statistics: RowStatistics | None = None,
+    ) -> None:
+        array = np.asarray(weights)
+        if array.ndim != 4 or array.dtype.kind != "f":
+            raise ValueError(
+                "`weights` must be floating-point arrays (B, N, T, S). "
+                f"Received: {array.dtype} of shape {array.shape} for {name!r}"
+            )
+        if kind not in KINDS:
+            raise ValueError(f"`kinds` must be one of {KINDS}. Received: {kind!r} for {name!r}")
+        self.name, self.kind = name, kind
+        self.weights: Floats = array.view()  # the caller's own array stays as it is
+        self.weights.flags.writeable = False
+        B, N, *size = array.shape
+        T, S = (int(n) for n in (size if lengths is None else lengths))
+        self.lengths = T, S
+        self._limited = rows is not None and (len(rows) != T or tuple(rows) != tuple(range(T)))
+        self.cells = _cell(name, self.lengths, (T, size[1]) if self._limited else tuple(size))
+        self.whole = not self._limited and self.cells == (1, 1)
+        self.heads = _labels("heads", name, range(N) if heads is None else heads, N, None)
+        default = range(0, T, self.cells[0])
+        self.rows = _labels("rows", name, default if rows is None else rows, size[0], T)
+        start = np.atleast_1d(np.asarray(0 if starts is None else starts))
+        if start.dtype.kind not in "iu" or start.shape not in ((1,), (B,)):
+            raise ValueError(
+                f"`starts` must be an integer, or {B} of them, for {name!r}. Received: starts={starts!r}"
+            )
+        self.starts: Integers = start.astype(np.int64)
+        self._statistics = statistics
+        parts = {} if statistics is None else statistics.to_arrays()
+        for part, x in parts.items():
+            if np.shape(x) != (B, N, T):
+                raise ValueError(
+                    f"`statistics` of {name!r} must have the shape (B, N, T) = {(B, N, T)}. "
+                    f"Received: {part} of shape {np.shape(x)}"
+                )
+
+    @property
+    def statistics(self) -> RowStatistics:
+        """Those of all T queries, computed when they are first asked for."""
+        if self._statistics is None:
+            self._statistics = self._computed("statistics")
+        return self._statistics
+
+    def share(self, kind: str, which: int) -> Floats:
+        """The statistic "tokens" or "offsets" of one token or offset."""
+        if which not in getattr(self.statistics, kind):
+            added = self._computed(f"{kind[:-1]} {which}", **{kind: (which,)})
+            self._statistics = self.statistics.joined(added)
+        return getattr(self.statistics, kind)[which]
+
+    def _computed(self, wanted: str, **chosen: Sequence[int]) -> RowStatistics:
+        """Statistics of all weights, or an error that says why they do not give what is wanted."""
+        if not self.whole:
+            held = "of some rows only" if self._limited else "pooled"
+            raise ValueError(
+                f"The {wanted} of {self.name!r} must have been captured: name it in capture(..., tokens=[...]), or "
+                f"capture the layer whole (size=None). Received: a picture that is {held}"
+            )
+        places = np.arange(self.lengths[0]) + self.starts.reshape((-1, 1, 1))
+        return statistics_of(self.weights, places, **chosen)
+
+    def __repr__(self) -> str:
+        B, N, *size = self.weights.shape
+        T, S = self.lengths
+        held = ""
+        if self.cells != (1, 1):
+            held = f", pooled to {size[0]} x {size[1]}"
+        elif self._limited:
+            held = f", {size[0]} row{'s' if size[0] != 1 else ''} of it"
+        return f"{self.name}: {self.kind}, {B} x {N} heads x {T} x {S}{held}"
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """By name, for a file."""
+        arrays = {
+            "kind": np.array(self.kind),
+            "weights": self.weights,
+            "heads": np.array(self.heads, np.int64),
+            "lengths": np.array(self.lengths, np.int64),
+            "starts": self.starts,
+        }
+        if self._limited:
+            arrays["rows"] = np.array(self.rows, np.int64)
+        if self.whole or self._statistics is not None:
+            arrays |= self.statistics.to_arrays()
+        return arrays
+
     @classmethod
-    def _from_file(cls, entries: Mapping[str, Any]) -> Capture:
-        names = [str(name) for name in entries["names"]]
-        found: dict[str, dict[str, Any]] = {part: {} for part in (*_PARTS, "rows")}
-        statistics = {}
-        for number, name in enumerate(names):
-            prefix = f"{number}/"
-            own = {
-                key.removeprefix(prefix): x for key, x in entries.items() if key.startswith(prefix)
-            }
-            for part in _PARTS:
-                found[part][name] = own.pop(part)
-            found["kind"][name] = str(found["kind"][name])
-            found["heads"][name] = tuple(found["heads"][name].tolist())
-            found["lengths"][name] = tuple(found["lengths"][name].tolist())
-            if "rows" in own:
-                found["rows"][name] = tuple(own.pop("rows").tolist())
-            if own:
-                statistics[name] = RowStatistics.from_arrays(own)
-        return cls(
-            found["weights"],
-            found["kind"],
-            heads=found["heads"],
-            rows=found["rows"],
-            lengths=found["lengths"],
-            starts=found["starts"],
-            statistics=statistics,
-        )
-
-
-def _weights(name: str, x: Any) -> Floats:
-    array = np.asarray(x)
-    if array.ndim != 4 or array.dtype.kind != "f":
-        raise ValueError(
-            "`weights` must be floating-point arrays (B, N, T, S). "
-            f"Received: {array.dtype} of shape {array.shape} for {name!r}"
-        )
-    return _frozen(array)
-
-
-def _frozen(array: Floats) -> Floats:
-    """A read-only view; the caller's own array stays as it is."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _known(option: str, given: Mapping[str, Any] | None, arrays: Mapping[str, Any]) -> None:
-    if given is not None and (unknown := set(given) - set(arrays)):
-        raise ValueError(
-            f"`{option}` must name layers of `weights`, {sorted(arrays)}. Received: {sorted(unknown)}"
-        )
+    def from_arrays(cls, name: str, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Layer:
+        """From what `to_arrays` gave, with a prefix to each name."""
+        rest = {key.removeprefix(prefix): x for key, x in arrays.items() if key.startswith(prefix)}
+        weights, starts, kind = rest.pop("weights"), rest.pop("starts"), str(rest.pop("kind"))
+        lists = {key: rest.pop(key).tolist() for key in ("heads", "lengths", "rows") if key in rest}
+        statistics = RowStatistics.from_arrays(rest) if rest else None
+        return cls(name, weights, kind, starts=starts, statistics=statistics, **lists)
 
 
 def _labels(
-    option: str, name: str, given: Sequence[int] | None, count: int, limit: int | None
+    option: str, name: str, given: Sequence[int], count: int, limit: int | None
 ) -> tuple[int, ...]:
-    labels = tuple(range(count) if given is None else map(int, given))
+    labels = tuple(map(int, given))
     if len(labels) != count or min(labels, default=0) < 0 or len(set(labels)) != count:
         raise ValueError(
             f"`{option}` must say for each of the {count} {option} of {name!r} which one it is. "
@@ -378,16 +404,6 @@ def _labels(
             f"`{option}` must be in [0, {limit}) for {name!r}. Received: {option}={labels}"
         )
     return labels
-
-
-def _start(name: str, given: Any, batch: int) -> Integers:
-    """(1,) or (B,)."""
-    start = np.atleast_1d(np.asarray(given))
-    if start.dtype.kind not in "iu" or start.shape not in ((1,), (batch,)):
-        raise ValueError(
-            f"`starts` must be an integer, or {batch} of them, for {name!r}. Received: starts={given!r}"
-        )
-    return start.astype(np.int64)
 
 
 def _cell(name: str, length: tuple[int, int], size: tuple[int, ...]) -> tuple[int, int]:

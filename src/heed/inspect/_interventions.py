@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.inspect import _names
-from heed.inspect._run import check_model, run
+from heed.inspect._run import run
 from heed.inspect._seen import Seen
-from heed.inspect._watch import Sight
+from heed.inspect._watch import Look
 from heed.ops.backends import current
 
 Floats = NDArray[np.floating[Any]]
@@ -93,37 +92,25 @@ def ablate(
     >>> found.baseline, len(found.ranking), bool(found.ranking[0].cost > found.ranking[1].cost > 0)
     (0.0, 2, True)
     """
-    check_model(model)
-    wanted = _names.Choice(layers)
     heads: dict[str, int] = {}
 
-    def count(sight: Sight) -> Any:
-        full = _names.full_name(sight.path, heads)
-        heads[full] = sight.seen.sizes[1]
-        return sight.seen.output
+    def count(full: str, seen: Seen, kind: str) -> None:
+        heads[full] = seen.sizes[1]
 
-    baseline = _number(metric(run(model, inputs, call_arguments, count)))
-    fulls = list(heads)
-    wanted.check(fulls)
+    outputs, names = run(model, inputs, call_arguments, count, layers)
+    baseline = _number(metric(outputs))
     costs = {}
-    for full, name in zip(fulls, _names.short_names(fulls), strict=True):
-        if full in wanted:
-            without = [
-                _number(metric(run(model, inputs, call_arguments, _switch_off(full, head))))
-                for head in range(heads[full])
-            ]
-            costs[name] = np.array(without) - baseline
+    for full, number in heads.items():
+        without = [
+            _number(metric(run(model, inputs, call_arguments, _switch_off(full, head))[0]))
+            for head in range(number)
+        ]
+        costs[names[full]] = np.array(without) - baseline
     return Ablation(baseline, costs)
 
 
-def _switch_off(target: str, head: int) -> Callable[[Sight], Any]:
-    called: list[str] = []
-
-    def watcher(sight: Sight) -> Any:
-        called.append(_names.full_name(sight.path, called))
-        return sight.seen.without(head) if called[-1] == target else sight.seen.output
-
-    return watcher
+def _switch_off(target: str, head: int) -> Look:
+    return lambda full, seen, kind: seen.without(head) if full == target else None
 
 
 def _number(value: Any) -> float:
@@ -169,30 +156,22 @@ def gradient_times_attention(
     >>> bool(np.isclose(found.sum(), model(values)[0, 2, 3], atol=1e-5)), float(abs(found[0, 0, 0]).max())
     (True, 0.0)
     """
-    check_model(model)
-    wanted = _names.Choice(layers)
-    fulls: list[str] = []
-    seen: dict[str, Seen] = {}
+    found: dict[str, Seen] = {}
 
-    def take(sight: Sight) -> Any:
-        full = _names.full_name(sight.path, fulls)
-        fulls.append(full)
-        if full in wanted:
-            tape.watch(sight.seen.output)
-            seen[full] = sight.seen
-        return sight.seen.output
+    def take(full: str, seen: Seen, kind: str) -> None:
+        tape.watch(seen.output)
+        found[full] = seen
 
     with current().gradient_tape() as tape:
-        value = target(run(model, inputs, call_arguments, take))
-    wanted.check(fulls)
+        outputs, names = run(model, inputs, call_arguments, take, layers)
+        value = target(outputs)
     if tuple(getattr(value, "shape", (0,))) != ():
         raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
     gradients = tape.gradient(
-        value, [x.output for x in seen.values()], unconnected_gradients="zero"
+        value, [x.output for x in found.values()], unconnected_gradients="zero"
     )
-    names = dict(zip(fulls, _names.short_names(fulls), strict=True))
-    found: dict[str, Floats] = {}
-    for (full, x), gradient in zip(seen.items(), gradients, strict=True):
+    contributions: dict[str, Floats] = {}
+    for (full, x), gradient in zip(found.items(), gradients, strict=True):
         _, N, T, _ = x.sizes
-        found[names[full]] = x.weights(range(T), range(N)) * x.weights_gradient(gradient)
-    return found
+        contributions[names[full]] = x.weights(range(T), range(N)) * x.weights_gradient(gradient)
+    return contributions

@@ -13,13 +13,14 @@ from heed.inspect._capture import Capture
 
 Floats = NDArray[np.floating[Any]]
 
-MEASURES: dict[str, Callable[[Capture], Mapping[str, Floats]]] = {
-    "entropy": lambda capture: capture.entropy,
-    "distance": lambda capture: capture.distance,
-    "first": lambda capture: capture.on_token(0),
-    "previous": lambda capture: capture.on_offset(-1),
-    "same": lambda capture: capture.on_offset(0),
-    "next": lambda capture: capture.on_offset(1),
+# By name how each is computed, and what its numbers are.
+MEASURES: dict[str, tuple[Callable[[Capture], Mapping[str, Floats]], str]] = {
+    "entropy": (lambda capture: capture.entropy, "entropy (nats)"),
+    "distance": (lambda capture: capture.distance, "mean distance (positions)"),
+    "first": (lambda capture: capture.on_token(0), "share on the first token"),
+    "previous": (lambda capture: capture.on_offset(-1), "share on the previous token"),
+    "same": (lambda capture: capture.on_offset(0), "share on the token itself"),
+    "next": (lambda capture: capture.on_offset(1), "share on the next token"),
 }
 
 
@@ -49,27 +50,25 @@ def by_head(capture: Capture, measure: str, *, where: Any = None) -> dict[str, F
             f"`measure` must be one of {', '.join(map(repr, MEASURES))}. Received: measure={measure!r}"
         )
     given = None if where is None else np.asarray(where, bool)
-    if given is not None and all(given.shape != _rows(capture, name) for name in capture):
-        shapes = sorted({_rows(capture, name) for name in capture})
+    shapes = {name: (len(capture.weights[name]), capture.lengths[name][0]) for name in capture}
+    if given is not None and given.shape not in shapes.values():
+        possible = " or ".join(map(str, sorted(set(shapes.values()))))
         raise ValueError(
-            f"`where` must have the shape (B, T) of a layer, {' or '.join(map(str, shapes))}. "
+            f"`where` must have the shape (B, T) of a layer, {possible}. "
             f"Received: where.shape={given.shape}"
         )
+    of, _ = MEASURES[measure]
     near, far = capture.on_offset(0), capture.distance
     means = {}
-    for name, values in MEASURES[measure](capture).items():
+    for name, values in of(capture).items():
         # Weight is either at the query's own place or at some distance.
         counts = (near[name] > 0) | (far[name] > 0)
-        if given is not None and given.shape == _rows(capture, name):
+        if given is not None and given.shape == shapes[name]:
             counts &= given[:, None]
         number = counts.sum((0, 2))
         total = np.where(counts, values, 0).sum((0, 2))
         means[name] = np.where(number, total / np.maximum(number, 1), np.nan)
     return means
-
-
-def _rows(capture: Capture, name: str) -> tuple[int, int]:
-    return capture.weights[name].shape[0], capture.lengths[name][0]
 
 
 def head_similarity(capture: Capture, layer: str, other: str | None = None) -> Floats:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.inspect import _names
-from heed.inspect._capture import Capture
+from heed.inspect._capture import Capture, weights_of
 
 Tokens = Sequence[str] | Mapping[str, Sequence[str] | tuple[Sequence[str], Sequence[str]]]
 
@@ -135,10 +134,7 @@ def _page_data(
     """What the page's script reads: a description that JSON can hold, and the codes of all weights.
 
     Args:
-        capture: what was captured.
-        tokens: as for `page`.
-        key_tokens: as for `page`.
-        example: as for `page`.
+        capture, tokens, key_tokens, example: as for `page`.
 
     Returns:
         `{"levels": int, "sequences": [[label, ...], ...], "layers": [{"name", "kind", "heads", "rows", "keys" (which
@@ -182,8 +178,7 @@ def _page_data(
 
 
 def _example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
-    example = _names.check_example(capture.weights, name, example)
-    picture = np.asarray(capture.weights[name][example], np.float32)
+    picture = np.asarray(weights_of(capture, name, None, example), np.float32)
     lowest, highest = picture.min(initial=0.0), picture.max(initial=0.0)
     if not (lowest >= 0 and highest <= 1.001):  # NaN too
         raise ValueError(
@@ -255,15 +250,12 @@ def _compressed(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
     for levels in _LEVELS:
         # Weights repeat in runs of nothing only: looking for more takes 30 times as long and makes more of it.
         packer = zlib.compressobj(strategy=zlib.Z_RLE)
-        packed = [packer.compress(_codes(picture, levels).tobytes()) for picture in weights]
+        codes = (np.rint(np.sqrt(picture) * levels).astype(np.uint8) for picture in weights)
+        packed = [packer.compress(code.tobytes()) for code in codes]
         text = base64.b64encode(b"".join([*packed, packer.flush()])).decode("ascii")
         if len(text) <= _SMALL:
             break
     return levels, text
-
-
-def _codes(weights: NDArray[np.float32], levels: int) -> NDArray[np.uint8]:
-    return np.rint(np.sqrt(weights) * levels).astype(np.uint8)
 
 
 def _note(levels: int) -> str:

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._figure import new_figure
-from heed.inspect import _names
-from heed.inspect._capture import Capture
+from heed.inspect._capture import Capture, weights_of
 from heed.inspect._interventions import Ablation
-from heed.inspect._measures import by_head
+from heed.inspect._measures import MEASURES, by_head
 
 Floats = NDArray[np.floating[Any]]
 
@@ -24,14 +23,6 @@ _MUTED, _INK = "#5b6670", "#1b2126"
 _TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)
 _MOST_LABELS = 160  # positions beyond which only some are labelled
 _FEW = 16  # tokens that are named beside small panels
-_UNITS = {
-    "entropy": "entropy (nats)",
-    "distance": "mean distance (positions)",
-    "first": "share on the first token",
-    "previous": "share on the previous token",
-    "same": "share on the token itself",
-    "next": "share on the next token",
-}
 
 
 def plot_heads(
@@ -66,34 +57,30 @@ def plot_heads(
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['head 0', 'head 1']
     """
-    example = _names.check_example(capture.weights, capture.layer(layer), example)
+    pictures = weights_of(capture, layer, heads, example)
     chosen = capture.heads[layer] if heads is None else tuple(heads)
-    pictures = [capture.weights[layer][example, capture.head(layer, head)] for head in chosen]
-    entropy = [capture.entropy[layer][example, capture.head(layer, head)] for head in chosen]
-    rows, columns = _tokens(capture, layer, tokens, key_tokens)
+    rows, columns = _labels(capture, layer, tokens=tokens, key_tokens=key_tokens)
     count = len(chosen)
     across = min(count, 4 if count <= 12 else 6 if count <= 24 else 8)
     down = math.ceil(count / max(1, across))
     small = tokens is not None and max(len(rows), len(columns)) <= _FEW
-    width, height = _panel_size(len(rows), len(columns), 2.1 if small else 1.7)
+    side, longest = 2.1 if small else 1.7, max(len(rows), len(columns), 1)
+    width, height = (side * max(len(x) / longest, 0.45) for x in (columns, rows))
     figure = new_figure(
         width * across + (1.6 if small else 0.9), height * down + (1.2 if small else 0.7)
     )
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    most = max(float(np.nanmax(x, initial=0.0)) for x in pictures) or 1.0
-    image = None
+    most = float(np.nanmax(pictures, initial=0.0)) or 1.0
+    entropy, image = capture.entropy[layer][example], None
     for axes in grid.ravel()[count:]:
         axes.set_visible(False)
-    for axes, head, picture, nats in zip(grid.ravel(), chosen, pictures, entropy, strict=False):
-        image = _weights_panel(axes, picture, most)
+    for axes, head, picture in zip(grid.ravel(), chosen, pictures, strict=False):
+        nats = entropy[capture.head(layer, head)].mean()
+        image = _panel(axes, picture, most)
         axes.set_title(f"head {head}", fontsize=8, loc="left", pad=3)
-        axes.set_title(f"{nats.mean():.2f} nats", fontsize=7, loc="right", pad=3, color=_MUTED)
-        if small:
-            _label_axis(axes.xaxis, columns, 6.5, rotation=90)
-            _label_axis(axes.yaxis, rows, 6.5)
-        else:
-            axes.set_xticks([])
-            axes.set_yticks([])
+        axes.set_title(f"{nats:.2f} nats", fontsize=7, loc="right", pad=3, color=_MUTED)
+        _label_axis(axes.xaxis, columns if small else [], 6.5, rotation=90)
+        _label_axis(axes.yaxis, rows if small else [], 6.5)
     _colour_bar(figure, image, grid)
     figure.suptitle(f"{layer}  ({capture.kinds[layer]})", fontsize=10, x=0.01, ha="left")
     return figure
@@ -125,13 +112,9 @@ def plot_map(
     >>> plot_map(capture, "a", 0, tokens=["the", "same", "token"]).axes[0].get_title(loc="left")
     'a, head 0'
     """
-    example = _names.check_example(capture.weights, capture.layer(layer), example)
-    picture = capture.weights[layer][example, capture.head(layer, head)]
-    rows, columns = _tokens(capture, layer, tokens, key_tokens)
-    figure = _map(picture, rows, columns, f"{layer}, head {head}")
-    figure.axes[0].set_xlabel("read: key", fontsize=8, color=_MUTED)
-    figure.axes[0].set_ylabel("reads: query", fontsize=8, color=_MUTED)
-    return figure
+    (picture,) = weights_of(capture, layer, [head], example)
+    labels = _labels(capture, layer, tokens=tokens, key_tokens=key_tokens)
+    return _map(picture, labels, f"{layer}, head {head}", ("reads: query", "read: key"))
 
 
 def plot_alignment(
@@ -160,18 +143,16 @@ def plot_alignment(
     >>> plot_alignment(capture, ["Guten", "Tag"], ["good", "day"]).axes[0].get_title(loc="left")
     'cross, mean of 1 head'
     """
-    layers, rows, columns = _cross_attention(capture, source, target, layer, head, example)
+    layers, labels = _cross_attention(capture, source, target, layer, head, example)
     mean = np.mean(np.concatenate(list(layers.values())), axis=0)
     count = sum(map(len, layers.values()))
     of = f"mean of {count} head{'s' if count > 1 else ''}"
     of = of if head is None else f"head {head}" + (f", {of}" if len(layers) > 1 else "")
     where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
-    figure = _map(mean, rows, columns, f"{where}, {of}", cell=0.3)
-    axes = figure.axes[0]
-    axes.set_xlabel("read: source", fontsize=8, color=_MUTED)
-    axes.set_ylabel("written: target", fontsize=8, color=_MUTED)
+    sides = ("written: target", "read: source")
+    figure = _map(mean, labels, f"{where}, {of}", sides, cell=0.3)
     reading = np.flatnonzero(mean.sum(1) > 0)
-    axes.scatter(
+    figure.axes[0].scatter(
         mean[reading].argmax(1),
         reading,
         s=26,
@@ -207,7 +188,7 @@ def plot_cross_attention(
     >>> [axes.get_title() for axes in figure.axes[:2]]
     ['mean of all heads', 'head 1']
     """
-    layers, rows, columns = _cross_attention(capture, source, target, None, None, example)
+    layers, (rows, columns) = _cross_attention(capture, source, target, None, None, example)
     T, S, heads = len(rows), len(columns), max(map(len, layers.values()))
     # Sizes in inches from the numbers of cells and the labels, so that these never overlap.
     widest = max(map(len, columns), default=1)
@@ -218,7 +199,7 @@ def plot_cross_attention(
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
 
     axes = left.subplots()
-    image = _weights_panel(axes, np.mean(np.concatenate(list(layers.values())), axis=0), 1.0)
+    image = _panel(axes, np.mean(np.concatenate(list(layers.values())), axis=0), 1.0)
     axes.set_title("mean of all heads", fontsize=9)
     _label_axis(axes.xaxis, columns, 10)
     _label_axis(axes.yaxis, rows, 10)
@@ -231,7 +212,7 @@ def plot_cross_attention(
         for axes in line[len(pictures) :]:
             axes.set_visible(False)
         for head, (axes, picture) in enumerate(zip(line, pictures, strict=False), 1):
-            _weights_panel(axes, picture, 1.0)
+            _panel(axes, picture, 1.0)
             axes.set_title(f"head {head}", fontsize=9)
             _label_axis(axes.xaxis, columns if widest <= 2 and S <= 10 else [], 6)
             _label_axis(axes.yaxis, [], 6)
@@ -265,7 +246,7 @@ def plot_model(
     ['0.10', '0.90', '0.50', '0.20']
     """
     if isinstance(source, Capture):
-        numbers, label = by_head(source, measure, where=where), label or _UNITS[measure]
+        numbers, label = by_head(source, measure, where=where), label or MEASURES[measure][1]
         heads: list[Sequence[int]] = [source.heads[name] for name in numbers]
     else:
         costs = source.costs if isinstance(source, Ablation) else source
@@ -284,12 +265,9 @@ def plot_model(
     figure = new_figure(2.6 + 0.46 * len(names), max(2.2, 1.1 + 0.32 * len(numbers)))
     axes = figure.add_subplot()
     known = table[np.isfinite(table)]
-    low, most = np.min(known, initial=0.0), float(np.max(np.abs(known), initial=0.0)) or 1.0
+    most = float(np.max(np.abs(known), initial=0.0)) or 1.0
     digits = max(0, (2 if most >= 1 else 1) - math.floor(math.log10(most)))
-    colours = {"cmap": _SIGNED, "vmin": -most, "vmax": most}
-    if low >= 0:
-        colours = {"cmap": _WEIGHTS, "vmin": 0.0, "vmax": most}
-    image = axes.imshow(table, aspect="auto", interpolation="nearest", **colours)
+    image = _panel(axes, table, most, even=True)
     axes.set_facecolor("#f4f5f7")  # a layer with fewer heads
     for (i, j), x in np.ndenumerate(table):
         if np.isfinite(x):
@@ -306,16 +284,20 @@ def plot_model(
     _label_axis(axes.xaxis, [str(head) for head in names], 8)
     _label_axis(axes.yaxis, list(numbers), 8)
     axes.set_xlabel("head", fontsize=8, color=_MUTED)
-    axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    _slim_bar(figure, image, axes, label)
+    _colour_bar(figure, image, axes, label)
     return figure
 
 
 def _map(
-    picture: Floats, rows: list[str], columns: list[str], title: str, cell: float = 0.24
+    picture: Floats,
+    labels: tuple[list[str], list[str]],
+    title: str,
+    sides: tuple[str, str],
+    cell: float = 0.24,
 ) -> Any:
-    """One large picture, with a label at every row and column."""
+    """One large picture, with a label at every row and column, and what the sides are."""
+    rows, columns = labels
     T, S = picture.shape
     longest = max(T, S, 1)
     cell = max(0.135, cell - 0.0016 * longest) if longest <= 160 else 21.6 / longest
@@ -325,12 +307,14 @@ def _map(
     width = max(2.0, cell * S + 1.1, 0.085 * len(title))
     figure = new_figure(left + width, top + max(1.4, cell * T) + 0.8)
     axes = figure.add_subplot()
-    image = _weights_panel(axes, picture)
+    image = _panel(axes, picture)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("bottom")
     upright = max(map(len, columns), default=0) <= 2
     _label_axis(axes.xaxis, columns, size, rotation=0 if upright else 90)
     _label_axis(axes.yaxis, rows, size)
+    axes.set_ylabel(sides[0], fontsize=8, color=_MUTED)
+    axes.set_xlabel(sides[1], fontsize=8, color=_MUTED)
     axes.set_title(title, fontsize=10, loc="left", pad=8)
     _colour_bar(figure, image, axes)
     return figure
@@ -343,8 +327,8 @@ def _cross_attention(
     layer: str | None,
     head: int | None,
     example: int,
-) -> tuple[dict[str, Floats], list[str], list[str]]:
-    """By layer name the weights (heads, T, S) of one layer or all of cross-attention; labels of rows and columns."""
+) -> tuple[dict[str, Floats], tuple[list[str], list[str]]]:
+    """By layer name the weights (heads, T, S) of one layer or all of cross-attention; and `_labels`."""
     names = [name for name in capture if capture.kinds[name] == "cross"]
     names = names if layer is None else [capture.layer(layer)]
     if not names:
@@ -352,40 +336,15 @@ def _cross_attention(
             "`capture` must have a layer of cross-attention, or `layer` must be given. "
             f"Received: {', '.join(f'{name!r} ({kind})' for name, kind in capture.kinds.items())}"
         )
-    layers = {}
-    for name in names:
-        _names.check_example(capture.weights, name, example)
-        heads = slice(None) if head is None else [capture.head(name, head)]
-        layers[name] = capture.weights[name][example, heads]
+    heads = None if head is None else [head]
+    layers = {name: weights_of(capture, name, heads, example) for name in names}
     lengths = [capture.lengths[name] for name in names]
     if len({x.shape[1:] for x in layers.values()}) > 1 or len(set(lengths)) > 1:
         raise ValueError(
             "`layer` must be given where layers of cross-attention differ in T and S. "
             f"Received: layer=None, (T, S) of {', '.join(map(str, lengths))}"
         )
-    rows, columns = _picture_places(capture, names[0])
-    T, S = lengths[0]
-    return layers, _labels("target", target, T, rows), _labels("source", source, S, columns)
-
-
-def _panel_size(T: int, S: int, side: float) -> tuple[float, float]:
-    longest = max(T, S, 1)
-    return side * max(S / longest, 0.45), side * max(T / longest, 0.45)
-
-
-def _tokens(
-    capture: Capture,
-    layer: str,
-    tokens: Sequence[Any] | None,
-    key_tokens: Sequence[Any] | None,
-) -> tuple[list[str], list[str]]:
-    """Labels of the rows and columns of a layer's picture."""
-    T, S = capture.lengths[layer]
-    if key_tokens is None and capture.kinds[layer] != "cross" and T == S:
-        key_tokens = tokens
-    places = _picture_places(capture, layer)
-    rows = _labels("tokens", tokens, T, places[0])
-    return rows, _labels("key_tokens", key_tokens, S, places[1])
+    return layers, _labels(capture, names[0], target=target, source=source)
 
 
 def _shown(token: Any) -> str:
@@ -398,54 +357,55 @@ def _shown(token: Any) -> str:
 
 
 def _labels(
-    option: str, tokens: Sequence[Any] | None, length: int, places: Sequence[int]
-) -> list[str]:
-    """What stands at the rows or columns of a picture.
+    capture: Capture, layer: str, **tokens: Sequence[Any] | None
+) -> tuple[list[str], list[str]]:
+    """What stands at the rows and columns of a layer's picture.
 
     Args:
-        option: the argument's name.
-        tokens: of all positions, or None for their numbers.
-        length: how many positions there are.
-        places: those of the rows or columns.
+        capture: what was captured.
+        layer: a name in it.
+        tokens: by the name of the argument, those of all queries and those of all keys. Default: their numbers; for
+            self-attention the keys' are the queries'.
 
     Raises:
         ValueError: if there are more or fewer tokens than positions.
     """
-    if tokens is None:
-        return [str(place) for place in places]
-    if isinstance(tokens, str) or len(tokens) != length:
-        raise ValueError(
-            f"`{option}` must be a list of {length} tokens, one for each position. "
-            f"Received: {len(tokens)}{' characters' if isinstance(tokens, str) else ''}"
-        )
-    return [_shown(tokens[place]) for place in places]
+    T, S = capture.lengths[layer]
+    (option, queries), (key_option, keys) = tokens.items()
+    if keys is None and capture.kinds[layer] != "cross" and T == S:
+        keys = queries
+
+    def side(option: str, tokens: Sequence[Any] | None, length: int, places: Any) -> list[str]:
+        if tokens is None:
+            return [str(place) for place in places]
+        if isinstance(tokens, str) or len(tokens) != length:
+            raise ValueError(
+                f"`{option}` must be a list of {length} tokens, one for each position. "
+                f"Received: {len(tokens)}{' characters' if isinstance(tokens, str) else ''}"
+            )
+        return [_shown(tokens[place]) for place in places]
+
+    columns = range(0, S, capture.cells[layer][1])
+    return side(option, queries, T, capture.rows[layer]), side(key_option, keys, S, columns)
 
 
-def _picture_places(capture: Capture, layer: str) -> tuple[Sequence[int], Sequence[int]]:
-    """Which query and key each row and column of a layer's picture is, or begins with."""
-    return capture.rows[layer], range(0, capture.lengths[layer][1], capture.cells[layer][1])
-
-
-def _weights_panel(axes: Any, weights: Floats, most: float | None = None) -> Any:
-    """Draws weights (rows, columns); colours grow with their square root, so that small ones show.
+def _panel(axes: Any, numbers: Floats, most: float | None = None, even: bool = False) -> Any:
+    """Draws numbers (rows, columns); colours grow with their square root, so that small weights show.
 
     Args:
         axes: where.
-        weights: drawn signed if some are negative.
-        most: the darkest weight. Default: the largest.
+        numbers: drawn signed if some are negative.
+        most: the darkest one. Default: the largest.
+        even: whether colours grow with the numbers themselves, as they do where these are signed.
     """
     from matplotlib.colors import Normalize, PowerNorm
 
-    signed = bool(np.nanmin(weights, initial=0.0) < 0)
-    most = most or float(np.nanmax(np.abs(weights), initial=0.0)) or 1.0
-    norm = Normalize(-most, most) if signed else PowerNorm(0.5, 0.0, most)
-    image = axes.imshow(
-        weights,
-        cmap=_SIGNED if signed else _WEIGHTS,
-        norm=norm,
-        aspect="auto",
-        interpolation="nearest",
-    )
+    signed = bool(np.nanmin(numbers, initial=0.0) < 0)
+    most = most or float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
+    low = -most if signed else 0.0
+    norm = Normalize(low, most) if signed or even else PowerNorm(0.5, low, most)
+    colours = _SIGNED if signed else _WEIGHTS
+    image = axes.imshow(numbers, colours, norm, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0)
     axes.spines[:].set_color("#c5ccd3")
     axes.spines[:].set_linewidth(0.6)
@@ -461,22 +421,16 @@ def _label_axis(axis: Any, texts: Sequence[str], size: float, **options: Any) ->
     )
 
 
-def _colour_bar(figure: Any, image: Any, axes: Any, label: str = "attention weight") -> None:
-    """The scale of a picture, with a few rounded numbers."""
-    bar = _slim_bar(figure, image, axes, label)
-    low, high = image.get_clim()
-    if low == 0:
-        bar.set_ticks([x for x in _TICKS if x <= high], minor=False)
-        bar.set_ticklabels([f"{x:g}" for x in _TICKS if x <= high])
-
-
-def _slim_bar(figure: Any, image: Any, axes: Any, label: str) -> Any:
-    """A scale as wide as a letter is high, however large the picture."""
+def _colour_bar(figure: Any, image: Any, axes: Any, label: str | None = None) -> None:
+    """A scale as wide as a letter is high, however large the picture; that of weights has a few rounded numbers."""
     width, height = figure.get_size_inches()
     bar = figure.colorbar(
         image, ax=axes, fraction=0.3 / width, pad=0.12 / width, aspect=height / 0.16
     )
-    bar.set_label(label, fontsize=8, color=_MUTED)
+    bar.set_label("attention weight" if label is None else label, fontsize=8, color=_MUTED)
+    low, high = image.get_clim()
+    if label is None and low == 0:
+        ticks = [x for x in _TICKS if x <= high]
+        bar.set_ticks(ticks, labels=[f"{x:g}" for x in ticks])
     bar.ax.tick_params(labelsize=7, length=0)
     bar.outline.set_visible(False)
-    return bar

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
 from heed._numbers import check_integer
 from heed.inspect import _names
-from heed.inspect._capture import Capture
+from heed.inspect._capture import Capture, Layer
 from heed.inspect._picture import picture_of
-from heed.inspect._statistics import RowStatistics
-from heed.inspect._watch import Session, Sight, is_attention, watch
+from heed.inspect._seen import Seen
+from heed.inspect._watch import Look, Session, is_attention, watch
 
 Some = Sequence[int] | Mapping[str, Sequence[int]] | None
 
@@ -72,90 +71,62 @@ def capture(
     >>> found.weights["attention"][0, 0].sum(-1).round(3).tolist()
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
-    check_model(model)
     size = check_integer("size", size, least=1, optional=True)
-    wanted = _names.Choice(layers)
-    fulls: list[str] = []
-    taken: dict[str, _Taken] = {}
+    taken: dict[str, dict[str, Any]] = {}
 
-    def take(sight: Sight) -> Any:
-        full = _names.full_name(sight.path, fulls)
-        fulls.append(full)
-        if full in wanted:
-            _, N, T, S = sight.seen.sizes
-            chosen_heads = _chosen("heads", heads, full, N)
-            chosen_rows = _chosen("rows", rows, full, T)
-            keys = [token for token in _integers("tokens", tokens, None, full) if token < S]
-            picture, statistics = picture_of(
-                sight.seen, chosen_heads or range(N), chosen_rows, size, keys
-            )
-            taken[full] = _Taken(
-                picture,
-                statistics,
-                sight.kind,
-                chosen_heads or tuple(range(N)),
-                chosen_rows,
-                (T, S),
-                sight.seen.start,
-            )
-        return sight.seen.output
+    def take(full: str, seen: Seen, kind: str) -> None:
+        _, N, T, S = seen.sizes
+        chosen_heads = _chosen("heads", heads, full, N) or tuple(range(N))
+        chosen_rows = _chosen("rows", rows, full, T)
+        keys = [token for token in _integers("tokens", tokens, None, full) if token < S]
+        picture, statistics = picture_of(seen, chosen_heads, chosen_rows, size, keys)
+        taken[full] = {
+            "weights": picture,
+            "kind": kind,
+            "heads": chosen_heads,
+            "rows": chosen_rows,
+            "lengths": (T, S),
+            "starts": seen.start,
+            "statistics": statistics,
+        }
 
-    outputs = run(model, inputs, call_arguments, take)
-    wanted.check(fulls)
+    outputs, names = run(model, inputs, call_arguments, take, layers)
     for option, given in (("heads", heads), ("rows", rows)):
         if isinstance(given, Mapping):
-            _names.check(option, given, fulls)
-    names = dict(zip(fulls, _names.short_names(fulls), strict=True))
-    found = {names[full]: x for full, x in taken.items()}
-    return Capture(
-        {name: x.picture for name, x in found.items()},
-        {name: x.kind for name, x in found.items()},
-        heads={name: x.heads for name, x in found.items()},
-        rows={name: x.rows for name, x in found.items() if x.rows is not None},
-        lengths={name: x.lengths for name, x in found.items()},
-        starts={name: x.start for name, x in found.items()},
-        statistics={name: x.statistics for name, x in found.items()},
-        outputs=outputs,
-    )
-
-
-class _Taken(NamedTuple):
-    """What is kept of one attention."""
-
-    picture: NDArray[np.floating[Any]]
-    statistics: RowStatistics
-    kind: str
-    heads: tuple[int, ...]
-    rows: tuple[int, ...] | None
-    lengths: tuple[int, int]
-    start: NDArray[np.int64]
-
-
-def check_model(model: Any) -> None:
-    """Checks that it is something Keras can call.
-
-    Raises:
-        TypeError: if not.
-    """
-    if not isinstance(model, keras.layers.Layer):
-        raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+            _names.check(option, given, list(names))
+    return Capture._of([Layer(names[full], **x) for full, x in taken.items()], outputs)
 
 
 def run(
     model: Any,
     inputs: Any,
     call_arguments: Mapping[str, Any] | None,
-    watcher: Callable[[Sight], Any],
-) -> Any:
-    """Runs a model while `watcher` sees its attention; returns what the model does.
+    look: Look,
+    layers: Sequence[str] | None = None,
+) -> tuple[Any, dict[str, str]]:
+    """Runs a model while `look` sees its attention.
+
+    Args:
+        model, inputs, call_arguments, layers: as for `capture`.
+        look: is shown each attention of the chosen layers.
+
+    Returns:
+        What the model does; and by the full name of each attention that ran the name that people see.
 
     Raises:
-        ValueError: if there was none to see.
+        ValueError, TypeError: as `capture`.
     """
-    with watch(watcher) as session:
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
+    if layers is not None:
+        if isinstance(layers, str) or any(not isinstance(name, str) for name in layers):
+            raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
+        if not layers:
+            raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
+    with watch(look, layers) as session:
         outputs = model(inputs, training=False, **(call_arguments or {}))
     missed = _missed(model, session)
-    if not session.number:
+    if not session.names:
         known = f"; it has {', '.join(missed)}" if missed else ""
         raise ValueError(
             "`model` must have attention that runs through heed, keras.ops or the attention layers of Keras and "
@@ -167,7 +138,8 @@ def run(
             "been traced before, or compute weights without heed and keras.ops.",
             stacklevel=3,
         )
-    return outputs
+    _names.check("layers", layers or (), session.names)
+    return outputs, dict(zip(session.names, _names.short_names(session.names), strict=True))
 
 
 def _missed(model: Any, session: Session) -> list[str]:

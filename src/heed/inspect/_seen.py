@@ -102,8 +102,8 @@ class FusedAttention:
         return np.asarray(ops.matmul(gradient, ops.transpose(value, (0, 1, 3, 2))))
 
     def _heads_first(self, x: Any) -> Any:
-        """(B, N, T, V) in float32, or float64."""
-        x = ops.cast(x, "float64" if "float64" in str(x.dtype) else "float32")
+        """(B, N, T, V), wide."""
+        x = _wide(x)
         axis = self._spec.heads_axis
         if axis is None:
             return x[:, None]
@@ -145,35 +145,22 @@ class SoftmaxWeights:
     """Weights that a layer of Keras holds itself: what its softmax returned.
 
     Args:
+        layer: whose they are.
         weights: (B, N, T, S), with other axes for batch, heads or positions as the layer has them.
         scores: what went into the softmax.
         mask: what the softmax was told to hide, broadcastable to the scores, or None.
-        flat: the shape (B, N, T, S).
     """
 
-    def __init__(self, weights: Any, scores: Any, mask: Any, flat: tuple[int, ...]) -> None:
-        self.output = weights
-        self._scores, self._mask = scores, mask
-        self.sizes = (flat[0], flat[1], flat[2], flat[3])
-        self.start = np.zeros((), np.int64)
-        self.numbers_per_weight = 1
+    start = np.zeros((), np.int64)
+    numbers_per_weight = 1
 
-    @classmethod
-    def of(cls, layer: Any, weights: Any, scores: Any, mask: Any) -> SoftmaxWeights:
-        """The weights of a layer."""
-        shape = tuple(int(n) for n in weights.shape)
-        axes = getattr(layer, "_attention_axes", None)
-        if axes is not None and len(shape) > 3:  # Keras: batch and free axes, heads, queries, keys
-            n = len(axes)
-            split = (
-                shape[: -2 * n - 1],
-                shape[-2 * n - 1 : -2 * n],
-                shape[-2 * n : -n],
-                shape[-n:],
-            )
-        else:  # batch, heads (grouped, or none), queries, keys
-            split = (shape[:1], shape[1:-2], shape[-2:-1], shape[-1:])
-        return cls(weights, scores, mask, tuple(int(np.prod(part)) for part in split))
+    def __init__(self, layer: Any, weights: Any, scores: Any, mask: Any) -> None:
+        self.output, self._scores, self._mask = weights, scores, mask
+        n = len(getattr(layer, "_attention_axes", None) or ())
+        # Keras: batch and free axes, heads, queries, keys. Others: batch, heads (grouped, or none), queries, keys.
+        borders = [-2 * n - 1, -2 * n, -n] if n and len(weights.shape) > 3 else [1, -2, -1]
+        B, N, T, S = (int(np.prod(part)) for part in np.split(np.array(weights.shape), borders))
+        self.sizes = (B, N, T, S)
 
     @property
     def causal(self) -> bool:
@@ -219,6 +206,7 @@ class SoftmaxWeights:
 
 
 def _wide(x: Any) -> Any:
+    """In float32, or float64."""
     return x if "float64" in str(x.dtype) else ops.cast(x, "float32")
 
 

@@ -53,19 +53,6 @@ class RowStatistics:
             offsets={**other.offsets, **self.offsets},
         )
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Checks that every array has this shape.
-
-        Raises:
-            ValueError: if one has not.
-        """
-        for part, x in self.to_arrays().items():
-            if np.shape(x) != shape:
-                raise ValueError(
-                    f"`statistics` of {name!r} must have the shape (B, N, T) = {shape}. "
-                    f"Received: {part} of shape {np.shape(x)}"
-                )
-
 
 def joined_rows(parts: Sequence[RowStatistics]) -> RowStatistics:
     """The statistics of blocks of queries, one after the other."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -22,14 +22,16 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from heed.inspect import _names
 from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
 from heed.ops.observe import patching, watching
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Arguments by which layers of the world take what they read besides their own sequence.
 _SOURCES = ("key_value", "encoder", "encoded", "context", "memory")
-# What a watcher returns goes on in place of the output that it was shown.
-Watcher = Callable[["Sight"], Any]
+# Is shown the full name of each attention, what was seen, and "self", "causal" or "cross"; what it returns goes on in
+# place of the output, None for the output itself.
+Look = Callable[[str, Seen, str], Any]
 
 
 class Frame(NamedTuple):
@@ -40,31 +42,17 @@ class Frame(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Sight(NamedTuple):
-    """One attention, in one layer.
-
-    Attributes:
-        path: names of the layers around it, from the outermost one; without the model itself, if there are others.
-        seen: the attention.
-        kind: "self", "causal" or "cross".
-    """
-
-    path: tuple[str, ...]
-    seen: Seen
-    kind: str
-
-
 class Session:
     """What happens while one model runs."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self.watcher = watcher
+    def __init__(self, look: Look, layers: Sequence[str] | None) -> None:
+        self.look, self.layers = look, layers
         self.frames: list[Frame] = []
-        self.number = 0  # of attentions that were seen
+        self.names: list[str] = []  # of all attentions that ran
         self.with_attention: set[int] = set()  # ids of the layers around them
 
-    def call_layer(self, original: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a layer; where it is the softmax of an attention, it gives the weights."""
+    def layer(self, original: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """`keras.layers.Layer.__call__`; where the layer is the softmax of an attention, it gives the weights."""
         self.frames.append(Frame(layer, args, kwargs))
         try:
             output = original(layer, *args, **kwargs)
@@ -73,20 +61,18 @@ class Session:
         if not isinstance(layer, keras.layers.Softmax):
             return output
         mask = args[1] if len(args) > 1 else kwargs.get("mask")
-        return self.softmax(args[0] if args else kwargs["inputs"], output, mask)
+        return self.held(args[0] if args else kwargs["inputs"], output, mask)
 
-    def softmax(self, scores: Any, weights: Any, mask: Any = None) -> Any:
-        """Weights that a layer holds."""
-        layer = self.frames[-1].layer if self.frames else None
-        if not is_attention(layer) or len(weights.shape) < 3:
-            return weights
-        return self.show(weights, lambda: SoftmaxWeights.of(layer, weights, scores, mask))
+    def softmax(self, original: Callable[..., Any], x: Any, axis: Any = -1) -> Any:
+        """The backend's softmax."""
+        weights = original(x, axis=axis)
+        return self.held(x, weights) if axis in (-1, len(x.shape) - 1) else weights
 
-    def fused(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def fused(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """The backend's attention, unless heed computes it and has shown it already."""
-        before = self.number
+        before = len(self.names)
         output = original(*args, **kwargs)
-        if self.number != before:
+        if len(self.names) != before:
             return output
         return self.show(output, lambda: keras_attention(output, *args, **kwargs))
 
@@ -94,30 +80,47 @@ class Session:
         """An attention of heed's ops."""
         return self.show(output, lambda: FusedAttention(output, spec, tensors))
 
+    def held(self, scores: Any, weights: Any, mask: Any = None) -> Any:
+        """Weights that a layer holds."""
+        layer = self.frames[-1].layer if self.frames else None
+        if not is_attention(layer) or len(weights.shape) < 3:
+            return weights
+        return self.show(weights, lambda: SoftmaxWeights(layer, weights, scores, mask))
+
     def show(self, output: Any, describe: Callable[[], Seen]) -> Any:
-        """Shows the watcher an attention; returns the output that goes on."""
-        if not self.frames or _building():
+        """Shows an attention of the chosen layers; returns the output that goes on."""
+        from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+        if not self.frames or in_symbolic_scope():  # where Keras only works out shapes
             return output
-        names = [frame.layer.name for frame in self.frames]
+        path = [frame.layer.name for frame in self.frames]
         if not hasattr(output, "numpy"):
             raise RuntimeError(
-                f"The layer {names[-1]!r} runs inside a tf.function, where its attention has no values to show. Call "
+                f"The layer {path[-1]!r} runs inside a tf.function, where its attention has no values to show. Call "
                 "the model without it, or first tf.config.run_functions_eagerly(True). "
-                f"Received: a symbolic tensor inside {'/'.join(names)}"
+                f"Received: a symbolic tensor inside {'/'.join(path)}"
             )
-        self.number += 1
+        name = _names.full_name(path[1:] or path, self.names)
+        self.names.append(name)
         self.with_attention.update(id(frame.layer) for frame in self.frames)
-        seen = describe()
-        kind = kind_of(self.frames[-1], seen)
-        return self.watcher(Sight(tuple(names[1:] or names), seen, kind))
+        if self.layers is not None and not any(_names.answers(x, name) for x in self.layers):
+            return output
+        seen, cross = describe(), _is_cross(self.frames[-1])
+        kind = "cross" if cross else "causal" if seen.causal else "self"
+        replaced = self.look(name, seen, kind)
+        return output if replaced is None else replaced
 
 
 _session: ContextVar[Session | None] = ContextVar("heed_inspect_session", default=None)
 
 
 @contextmanager
-def watch(watcher: Watcher) -> Iterator[Session]:
-    """Shows `watcher` each attention that Keras layers, called by this thread, compute meanwhile.
+def watch(look: Look, layers: Sequence[str] | None) -> Iterator[Session]:
+    """Shows `look` each attention that Keras layers, called by this thread, compute meanwhile.
+
+    Args:
+        look: what looks on.
+        layers: which layers it is shown, by their full names or the ends of them; None for all.
 
     Raises:
         RuntimeError: if Keras has another backend than TensorFlow.
@@ -129,14 +132,14 @@ def watch(watcher: Watcher) -> Iterator[Session]:
         )
     from keras.src.backend.tensorflow import nn
 
-    session = Session(watcher)
+    session = Session(look, layers)
     with patching, watching(session.heed):
         token = _session.set(session)
         try:
             with (
-                _wrapped(keras.layers.Layer, "__call__", _layer_call),
-                _wrapped(nn, "softmax", _softmax),
-                _wrapped(nn, "dot_product_attention", _fused),
+                _wrapped(keras.layers.Layer, "__call__", Session.layer),
+                _wrapped(nn, "softmax", Session.softmax),
+                _wrapped(nn, "dot_product_attention", Session.fused),
             ):
                 yield session
         finally:
@@ -144,66 +147,27 @@ def watch(watcher: Watcher) -> Iterator[Session]:
 
 
 @contextmanager
-def _wrapped(owner: Any, name: str, wrap: Callable[..., Any]) -> Iterator[None]:
+def _wrapped(owner: Any, name: str, watched: Callable[..., Any]) -> Iterator[None]:
+    """Has a thread that watches call `watched`, with its session and the function that is there, instead of that."""
     original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session = _session.get()
+        if session is None:
+            return original(*args, **kwargs)
+        return watched(session, original, *args, **kwargs)
+
+    setattr(owner, name, call)
     try:
         yield
     finally:
         setattr(owner, name, original)
 
 
-def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _session.get()
-        if session is None:
-            return original(self, *args, **kwargs)
-        return session.call_layer(original, self, args, kwargs)
-
-    return call
-
-
-def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def softmax(x: Any, axis: Any = -1) -> Any:
-        weights = original(x, axis=axis)
-        session = _session.get()
-        if session is None or axis not in (-1, len(x.shape) - 1):
-            return weights
-        return session.softmax(x, weights)
-
-    return softmax
-
-
-def _fused(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-        session = _session.get()
-        if session is None:
-            return original(*args, **kwargs)
-        return session.fused(original, args, kwargs)
-
-    return dot_product_attention
-
-
-def _building() -> bool:
-    """Whether Keras only works out shapes."""
-    from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-
-    return in_symbolic_scope()
-
-
 def is_attention(layer: Any) -> bool:
     """Whether a softmax inside this layer gives attention weights: by the name of its class, or of one above it."""
     return any("attention" in kind.__name__.lower() for kind in type(layer).__mro__)
-
-
-def kind_of(frame: Frame, seen: Seen) -> str:
-    """One of "self", "causal" and "cross"."""
-    if _is_cross(frame):
-        return "cross"
-    return "causal" if seen.causal else "self"
 
 
 def _is_cross(frame: Frame) -> bool:

@@ -5,6 +5,28 @@
 const $ = (id) => document.getElementById(id);
 const KINDS = { self: "self-attention", causal: "causal self-attention", cross: "cross-attention" };
 
+// An element with properties, and attributes where the name is that of one.
+function element(kind, properties, ...children) {
+  const made = document.createElement(kind);
+  for (const [name, value] of Object.entries(properties)) {
+    if (/^(role$|aria-|data-)/.test(name)) made.setAttribute(name, value);
+    else made[name] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+// The context of a canvas that is empty, and as large as it is shown; lengths are in points.
+function cleared(canvas) {
+  const ratio = devicePixelRatio || 1, context = canvas.getContext("2d");
+  canvas.width = Math.round(canvas.clientWidth * ratio);
+  canvas.height = Math.round(canvas.clientHeight * ratio);
+  context.scale(ratio, ratio);
+  return context;
+}
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
 async function readData() {
   const data = JSON.parse($("data").textContent);
   const text = atob($("weights").textContent);
@@ -36,9 +58,10 @@ async function readData() {
 // Names without the whole folders that all of them begin or end with.
 function labels(names) {
   const parts = names.map((name) => name.split("/")), shortest = Math.min(...parts.map((p) => p.length)) - 1;
+  const shared = (i) => names.length > 1 && parts.every((p) => p.at(i) === parts[0].at(i));
   let first = 0, last = 0;
-  while (names.length > 1 && first < shortest && parts.every((p) => p[first] === parts[0][first])) first++;
-  while (names.length > 1 && first + last < shortest && parts.every((p) => p[p.length - 1 - last] === parts[0][parts[0].length - 1 - last])) last++;
+  while (first < shortest && shared(first)) first++;
+  while (first + last < shortest && shared(-1 - last)) last++;
   return (name) => name.split("/").slice(first, name.split("/").length - last).join("/");
 }
 

@@ -6,48 +6,45 @@ function makeHeads(data, state, select, changed) {
   const size = Math.max(26, Math.min(64, Math.floor(390 / most), Math.floor(560 / data.layers.length)));
   const buttons = [];
 
-  function passes(head) {
-    return (state.layer === "" || head.l === +state.layer) &&
-      (state.number === "" || head.number === +state.number) &&
-      (state.kind === "" || head.layer.kind === state.kind);
-  }
-
-  function element(kind, parent, properties) {
-    return parent.appendChild(Object.assign(document.createElement(kind), properties));
-  }
+  const numbersOf = (heads) => [...new Set(heads.map((head) => head.number))].sort((a, b) => a - b);
+  // By filter what it asks of a head, and its choices.
+  const filters = {
+    layer: [(head) => head.l, data.layers.map((layer, l) => [l, layer.name])],
+    head: [(head) => head.number, numbersOf(data.heads).map((n) => [n, n + 1])],
+    kind: [(head) => head.layer.kind, Object.entries(KINDS).filter(([kind]) => data.layers.some((layer) => layer.kind === kind))],
+  };
+  const passes = (head) => Object.entries(filters).every(([id, [of]]) => $(id).value === "" || $(id).value === String(of(head)));
 
   function build() {
     grid.replaceChildren();
     buttons.length = 0;
-    const heads = data.heads.filter(passes), numbers = [...new Set(heads.map((h) => h.number))].sort((a, b) => a - b);
+    const heads = data.heads.filter(passes), numbers = numbersOf(heads);
     grid.style.gridTemplateColumns = `auto repeat(${numbers.length}, ${size}px)`;
     $("none").hidden = heads.length > 0;
     if (heads.length) {
-      element("span", grid, {});
-      for (const n of numbers) element("span", grid, { className: "head", textContent: n + 1, ariaHidden: "true" });
+      grid.append(element("span", {}));
+      for (const n of numbers) grid.append(element("span", { className: "head", textContent: n + 1, ariaHidden: "true" }));
     }
     let row = null, last = null;
     for (const head of heads) {
       if (last === null || head.l !== last.l) {
-        if (last && last.layer.kind !== head.layer.kind) element("div", grid, { className: "gap" });
-        row = element("div", grid, {});
-        row.setAttribute("role", "row");
-        const name = element("span", row, { className: "layer", title: head.layer.name });
+        if (last && last.layer.kind !== head.layer.kind) grid.append(element("div", { className: "gap" }));
+        const name = element("span", { className: "layer", title: head.layer.name, role: "rowheader" });
         // Lines break after / and _ only.
-        for (const part of head.layer.label.split(/(?<=[/_])/)) name.append(part, document.createElement("wbr"));
-        name.setAttribute("role", "rowheader");
+        for (const part of head.layer.label.split(/(?<=[/_])/)) name.append(part, element("wbr", {}));
+        row = grid.appendChild(element("div", { role: "row" }, name));
         name.style.gridColumn = "1";
         name.style.maxHeight = `${size}px`;
       }
       last = head;
       const label = `${head.layer.name}, head ${head.number + 1}, ${KINDS[head.layer.kind]}`;
-      const button = element("button", row, { type: "button", title: label, tabIndex: -1 });
-      button.setAttribute("role", "gridcell");
-      button.setAttribute("aria-label", label);
-      button.style.gridColumn = String(numbers.indexOf(head.number) + 2);
-      button.dataset.head = head.index;
-      const canvas = element("canvas", button, {});
+      const canvas = element("canvas", {});
       canvas.style.width = canvas.style.height = `${size}px`;
+      const button = element("button", {
+        type: "button", title: label, tabIndex: -1, role: "gridcell", "aria-label": label, "data-head": head.index,
+      }, canvas);
+      button.style.gridColumn = String(numbers.indexOf(head.number) + 2);
+      row.append(button);
       buttons.push(button);
     }
     if (heads.length && !heads.includes(state.head)) select(heads[0]);
@@ -101,19 +98,11 @@ function makeHeads(data, state, select, changed) {
     buttons[next].scrollIntoView({ block: "nearest", inline: "nearest" });
   });
 
-  function choices(select, all, values) {
-    select.add(new Option(all, ""));
-    for (const [value, text] of values) select.add(new Option(text, value));
+  for (const [id, [, choices]] of Object.entries(filters)) {
+    for (const [value, text] of [["", "all"], ...choices]) $(id).add(new Option(text, value));
+    $(id).addEventListener("change", build);
   }
-  const numbers = [...new Set(data.heads.map((h) => h.number))].sort((a, b) => a - b);
-  const kinds = Object.keys(KINDS).filter((kind) => data.layers.some((layer) => layer.kind === kind));
-  choices($("layer"), "all", data.layers.map((layer, l) => [l, layer.name]));
-  choices($("head"), "all", numbers.map((n) => [n, n + 1]));
-  choices($("kind"), "all", kinds.map((kind) => [kind, KINDS[kind]]));
-  $("kinds").hidden = kinds.length < 2;
-  for (const [id, key] of [["layer", "layer"], ["head", "number"], ["kind", "kind"]]) {
-    $(id).addEventListener("change", () => { state[key] = $(id).value; build(); });
-  }
+  $("kinds").hidden = filters.kind[1].length < 2;
   function threshold() {
     const share = +$("threshold").value / 100;
     state.threshold = Math.ceil(share * data.levels - 1e-9);

@@ -11,18 +11,10 @@ function makeLines(data, state, focus, pin) {
   function fill(side, tokens) {
     if (listed[side] === tokens) return;
     listed[side] = tokens;
-    const items = tokens.map((token, i) => {
-      const item = document.createElement("li");
-      item.textContent = shown(token);
-      item.title = token;
-      item.dir = "auto";
-      item.tabIndex = i === 0 ? 0 : -1;
-      item.setAttribute("role", "option");
-      item.setAttribute("aria-selected", "false");
-      item.dataset.side = side;
-      item.dataset.i = i;
-      return item;
-    });
+    const items = tokens.map((token, i) => element("li", {
+      textContent: shown(token), title: token, dir: "auto", tabIndex: i === 0 ? 0 : -1,
+      role: "option", "aria-selected": "false", "data-side": side, "data-i": i,
+    }));
     lists[side].replaceChildren(...items);
   }
 
@@ -35,28 +27,18 @@ function makeLines(data, state, focus, pin) {
 
   let marked = [];
   function mark(active) {
-    for (const item of marked) {
-      item.classList.remove("on");
-      item.setAttribute("aria-selected", "false");
-    }
-    marked = [];
-    const both = active && [["row", active.row], ["key", active.key]];
-    for (const [side, i] of both || []) {
-      const item = i === undefined ? null : lists[side].children[i];
-      if (!item) continue;
-      item.classList.add("on");
-      item.setAttribute("aria-selected", "true");
-      marked.push(item);
-    }
+    const set = (item, on) => {
+      item.classList.toggle("on", on);
+      item.setAttribute("aria-selected", on);
+    };
+    for (const item of marked) set(item, false);
+    marked = active ? [lists.row.children[active.row], lists.key.children[active.key]].filter(Boolean) : [];
+    for (const item of marked) set(item, true);
   }
 
   function draw(active) {
-    const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    const context = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-    const tints = { row: style.getPropertyValue("--row-tint"), key: style.getPropertyValue("--key-tint") };
-    context.scale(ratio, ratio);
+    const context = cleared(canvas), width = canvas.clientWidth, height = canvas.clientHeight;
+    const side = active && active.row === undefined ? "key" : "row", tint = css(`--${side}-tint`);
     mark(active);
     const column = lists.row.getBoundingClientRect().width, right = scroller.clientWidth - column, top = scroller.scrollTop;
     const middle = (i) => TOP + (i + 0.5) * HEIGHT - top;
@@ -73,12 +55,9 @@ function makeLines(data, state, focus, pin) {
     for (let sum = counts[cut]; cut > least && (sum += counts[cut - 1]) <= MOST_LINES;) cut--;
     each((i, j, code) => { if (code >= cut && code >= least && found.length < 2 * MOST_LINES) found.push([code, i, j]); });
     found.sort((a, b) => a[0] - b[0]); // the strongest on top
-    const most = found.length ? found[found.length - 1][0] : 1, tint = tints[active && active.row === undefined ? "key" : "row"];
-    context.font = `11px ${style.fontFamily}`;
-    context.textBaseline = "middle";
+    const most = found.length ? found[found.length - 1][0] : 1;
     if (active) {
-      const side = active.row === undefined ? "key" : "row";
-      context.fillStyle = `rgba(${tints[side]}, 0.14)`;
+      context.fillStyle = `rgba(${tint}, 0.14)`;
       box(side === "row" ? 0 : right, middle(active[side]), column);
     }
     for (const [code, i, j] of found) {
@@ -92,9 +71,9 @@ function makeLines(data, state, focus, pin) {
       context.stroke();
       if (!active) continue;
       // Where a token looks, behind the token: as long as the weight is high.
-      const other = active.row === undefined ? y : z, weight = (code / data.levels) ** 2, length = Math.max(2, column * weight);
+      const other = side === "key" ? y : z, weight = (code / data.levels) ** 2, length = Math.max(2, column * weight);
       context.fillStyle = `rgba(${tint}, ${0.12 + 0.22 * share})`;
-      box(active.row === undefined ? column - length : right, other, length);
+      box(side === "key" ? column - length : right, other, length);
     }
   }
 

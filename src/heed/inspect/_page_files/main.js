@@ -1,7 +1,7 @@
 // What is chosen, what is said of it, and the start.
 
 function start(data) {
-  const state = { layer: "", number: "", kind: "", threshold: 0, own: false, head: data.heads.find((head) => head.layer.kind === "cross") || data.heads[0], hovered: null, pinned: null };
+  const state = { threshold: 0, own: false, head: data.heads.find((head) => head.layer.kind === "cross") || data.heads[0], hovered: null, pinned: null };
   state.highest = (head) => (state.own ? head.highest : data.highest);
   const tables = new Map();
   state.paint = (head) => {
@@ -53,8 +53,7 @@ function start(data) {
   }
 
   function changed() {
-    const { layer, number: n } = state.head, kind = document.createElement("span");
-    kind.textContent = `  ${KINDS[layer.kind]}`;
+    const { layer, number: n } = state.head, kind = element("span", { textContent: `  ${KINDS[layer.kind]}` });
     $("name").replaceChildren(`${layer.name}, head ${n + 1}`, kind);
     const bar = $("bar").getContext("2d"), image = bar.createImageData(128, 1);
     for (let x = 0; x < 128; x++) image.data.set([...colour(x / 127), 255], 4 * x);
@@ -68,17 +67,13 @@ function start(data) {
   function say() {
     const active = state.hovered || state.pinned, out = $("readout"), { layer } = state.head, { T, S } = state.head.whole;
     const weight = (code) => number((code / data.levels) ** 2);
-    const bold = (text) => Object.assign(document.createElement("b"), { textContent: shown(text), dir: "auto" });
+    const bold = (text) => element("b", { textContent: shown(text), dir: "auto" });
     out.replaceChildren();
     if (!active) {
       out.append("Point at a token to see where it looks, or press Tab and use the arrow keys.");
       return;
     }
-    const put = (...parts) => {
-      const span = document.createElement("span");
-      span.append(...parts);
-      out.append(span);
-    };
+    const put = (...parts) => out.append(element("span", {}, ...parts));
     if (active.row !== undefined && active.key !== undefined) {
       put(bold(layer.rowTokens[active.row]), " → ", bold(layer.keyTokens[active.key]), `  ${weight(codeAt(state.head, active.row, active.key))}`);
     }
@@ -89,13 +84,8 @@ function start(data) {
     put(token, byRow ? " looks at" : " is looked at by", found.length ? "" : " nothing");
     // Not those that are as good as nothing beside the strongest.
     for (const [code, i] of found.slice(0, MOST_SAID).filter(([code]) => code > found[0][0] / 16)) {
-      const value = document.createElement("span"), name = document.createElement("i"), share = document.createElement("span");
-      value.className = "value";
-      name.textContent = shown(tokens[i]);
-      name.dir = "auto";
-      share.textContent = weight(code);
-      value.append(name, " ", share);
-      out.append(value);
+      const name = element("i", { textContent: shown(tokens[i]), dir: "auto" });
+      out.append(element("span", { className: "value" }, name, " ", element("span", { textContent: weight(code) })));
     }
   }
 

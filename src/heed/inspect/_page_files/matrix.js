@@ -8,6 +8,7 @@ function makeMatrix(data, state, focus, pin) {
 
   const size = () => ({ width: Math.max(20, canvas.clientWidth - LEFT), height: Math.max(20, canvas.clientHeight - TOP - 34) });
   const shape = () => state.head.whole;
+  const font = (weight) => `${weight} 12px ${css("font-family")}`;
 
   // The width and height of a cell, in points, when all are in view: square, unless a few rows or columns among many
   // others would then be too thin to see.
@@ -20,7 +21,7 @@ function makeMatrix(data, state, focus, pin) {
   function fit() {
     view = cursor = null;
     const context = canvas.getContext("2d"), { rowTokens, keyTokens } = state.head.layer;
-    context.font = `600 12px ${getComputedStyle(document.documentElement).fontFamily}`;
+    context.font = font(600);
     const widest = (tokens) => tokens.reduce((most, token) => Math.max(most, context.measureText(shown(token)).width), 0);
     LEFT = Math.ceil(Math.min(110, widest(rowTokens))) + 12;
     longest = widest(keyTokens);
@@ -37,10 +38,11 @@ function makeMatrix(data, state, focus, pin) {
     return view;
   }
 
-  function zoom(by, px, py) {
-    const before = { ...bounded() }, { width, height } = size();
-    const x = px === undefined ? width / 2 : px - LEFT, y = py === undefined ? height / 2 : py - TOP;
-    view.zoom *= by;
+  // About a place in the matrix, that stays where it is; 0 shows all.
+  function zoom(by, [x, y] = [size().width / 2, size().height / 2]) {
+    if (!by) fit();
+    const before = { ...bounded() };
+    view.zoom *= by || 1;
     const now = bounded();
     now.x = before.x + x / before.sx - x / now.sx;
     now.y = before.y + y / before.sy - y / now.sy;
@@ -48,21 +50,15 @@ function makeMatrix(data, state, focus, pin) {
   }
 
   function draw(active) {
-    const ratio = devicePixelRatio || 1, style = getComputedStyle(document.documentElement);
-    const token = (name) => style.getPropertyValue(name).trim();
-    canvas.width = Math.round(canvas.clientWidth * ratio);
-    canvas.height = Math.round(canvas.clientHeight * ratio);
-    const context = canvas.getContext("2d"), { T, S } = shape(), { x, y, sx, sy } = bounded();
+    const ratio = devicePixelRatio || 1, context = cleared(canvas), { T, S } = shape(), { x, y, sx, sy } = bounded();
     const { width, height } = size(), w = Math.min(width, (S - x) * sx), h = Math.min(height, (T - y) * sy);
     const W = Math.max(1, Math.round(w * ratio)), H = Math.max(1, Math.round(h * ratio));
     const image = raster(context, state.head, W, H, x, y, sx * ratio, sy * ratio, state.paint(state.head));
     context.putImageData(image, Math.round(LEFT * ratio), Math.round(TOP * ratio));
-    context.scale(ratio, ratio);
-    context.font = `12px ${style.fontFamily}`;
     context.textBaseline = "middle";
     // Labels that fit: each token, or every second, fifth ... one.
     const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
-    const layer = state.head.layer, on = active || {};
+    const layer = state.head.layer, on = active || {}, muted = css("--muted"), plain = font(400), bold = font(600);
     const label = (text, room) => {
       let cut = shown(text);
       if (context.measureText(cut).width <= room) return cut;
@@ -71,20 +67,17 @@ function makeMatrix(data, state, focus, pin) {
     };
     const axis = (count, first, scale, length, chosen, name, write) => {
       const step = steps.find((n) => n * scale >= 13) || 10000;
-      const near = (i) => chosen !== undefined && Math.abs(i - chosen) * scale < 13;
-      for (let i = Math.ceil(first / step - 0.5) * step; i < count; i += step) {
+      const put = (i, colour, weight) => {
         const at = (i + 0.5 - first) * scale;
-        if (at < 0 || at > length || near(i)) continue;
-        context.fillStyle = token("--muted");
+        if (at < 0 || at > length) return;
+        context.fillStyle = colour;
+        context.font = weight;
         write(i, at);
+      };
+      for (let i = Math.ceil(first / step - 0.5) * step; i < count; i += step) {
+        if (chosen === undefined || Math.abs(i - chosen) * scale >= 13) put(i, muted, plain);
       }
-      if (chosen === undefined) return;
-      const at = (chosen + 0.5 - first) * scale;
-      if (at < 0 || at > length) return;
-      context.fillStyle = token(name);
-      context.font = `600 12px ${style.fontFamily}`;
-      write(chosen, at);
-      context.font = `12px ${style.fontFamily}`;
+      if (chosen !== undefined) put(chosen, css(name), bold);
     };
     context.textAlign = "right";
     axis(T, y, sy, h, on.row, "--row", (i, at) => context.fillText(label(layer.rowTokens[i], LEFT - 10), LEFT - 6, TOP + at));
@@ -112,9 +105,13 @@ function makeMatrix(data, state, focus, pin) {
     if (on.key !== undefined) frame((on.key - x) * sx, 0, Math.max(sx, 2), h);
   }
 
+  function place(event) {
+    const box = canvas.getBoundingClientRect();
+    return [event.clientX - box.left - LEFT, event.clientY - box.top - TOP];
+  }
+
   function cell(event) {
-    const { x, y, sx, sy } = bounded(), { T, S } = shape(), box = canvas.getBoundingClientRect();
-    const px = event.clientX - box.left - LEFT, py = event.clientY - box.top - TOP;
+    const { x, y, sx, sy } = bounded(), { T, S } = shape(), [px, py] = place(event);
     const key = Math.floor(x + px / sx), row = Math.floor(y + py / sy);
     // Over the labels of one axis: all of that token.
     if (px < 0 && py < 0) return null;
@@ -146,8 +143,7 @@ function makeMatrix(data, state, focus, pin) {
   canvas.addEventListener("pointerleave", () => focus(null));
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
-    const box = canvas.getBoundingClientRect();
-    zoom(Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) / 250), event.clientX - box.left, event.clientY - box.top);
+    zoom(Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) / 250), place(event));
     focus(cell(event));
   }, { passive: false });
 
@@ -156,6 +152,7 @@ function makeMatrix(data, state, focus, pin) {
     if (key !== undefined) view.x = Math.min(key, Math.max(view.x, key + 1 - width / sx));
     if (row !== undefined) view.y = Math.min(row, Math.max(view.y, row + 1 - height / sy));
   }
+  const zooms = { "+": 1.5, "=": 1.5, "-": 1 / 1.5, "0": 0 };
   canvas.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }, { T, S } = shape();
     if (event.key in moves) {
@@ -165,17 +162,12 @@ function makeMatrix(data, state, focus, pin) {
         key: Math.max(0, Math.min(S - 1, (at.key ?? 0) + right)),
       };
       pin(cursor);
-    } else if (event.key === "+" || event.key === "=") zoom(1.5);
-    else if (event.key === "-") zoom(1 / 1.5);
-    else if (event.key === "0") { fit(); state.redraw(); }
+    } else if (event.key in zooms) zoom(zooms[event.key]);
     else return;
     event.preventDefault();
   });
   $("zoom").addEventListener("click", (event) => {
-    const by = event.target.dataset.zoom;
-    if (by === undefined) return;
-    if (+by) zoom(+by);
-    else { fit(); state.redraw(); }
+    if (event.target.dataset.zoom !== undefined) zoom(+event.target.dataset.zoom);
   });
   new ResizeObserver(() => state.redraw()).observe(canvas);
   return { draw, fit, follow };
