@@ -19,7 +19,6 @@ from heed.ops import Mask
 from heed.ops.backends.tensorflow.portable.blocks import block_sizes
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.tile import Attention
-from heed.ops.sizes import Span
 from tests.strategies import Shape
 
 LENGTH = 4096

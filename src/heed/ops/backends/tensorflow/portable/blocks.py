@@ -108,7 +108,9 @@ class Plan:
     ) -> SideBySide:
         """The same of keys, some of which may get nothing; `shape` is that of the whole."""
         block = [*shape[:axis], self.key_block, *shape[axis + 1 :]]
-        return SideBySide(self.key_blocks, self.key_length, axis, block, dtype, True, summed)
+        return SideBySide(
+            self.key_blocks, self.key_length, axis, block, dtype, sparse=True, summed=summed
+        )
 
     def gradients(self, operands: Operands) -> dict[str, Sum | SideBySide]:
         """What becomes of the gradients that blocks of queries give for each of the operands."""

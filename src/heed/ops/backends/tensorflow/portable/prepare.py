@@ -22,7 +22,9 @@ def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[Attention, Operands]
         if x is None:
             return None
         x = tf.cast(x, spec.dtype)
-        return x[:, None] if axis is None else tf.transpose(x, (0, 2, 1, 3)) if axis == 2 else x
+        if axis is None:
+            return x[:, None]
+        return tf.transpose(x, (0, 2, 1, 3)) if axis == 2 else x
 
     query, key, value = map(split, tensors[:3])
     bias, features = tensors.bias, spec.widths[0]
