@@ -76,8 +76,8 @@ class Attention:
             alibi = self._split_heads(-slopes * self.distance(block))
             total = alibi if total is None else total + alibi
         if visible is not None:
-            zero = tf.zeros((), hidden.dtype)
-            total = tf.where(visible, zero if total is None else total, hidden)
+            shown = tf.zeros((), hidden.dtype) if total is None else total
+            total = tf.where(visible, shown, hidden)
         return total
 
     def logits(self, block: Operands, addend: tf.Tensor | None) -> tf.Tensor:
