@@ -12,7 +12,7 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real, integer
 from heed.ops.backends import current
-from heed.ops.mask_rules import FAR, Dense, MaskRule, letters
+from heed.ops.mask_rules import FAR, Dense, MaskRule, axis_letters, of_rank_4
 from heed.ops.sizes import shape_of
 
 # The axes of query, key and value in each layout of `AttentionSpec`, and which of them is that of the heads.
@@ -169,8 +169,7 @@ def check_bias(bias: Any, target: Sequence[Any], dtype: str) -> Any:
             f"Received: bias.dtype={dtype_of(bias)}"
         )
     check_broadcast("bias", bias, target, "(B, N, T, S)")
-    missing = 4 - len(bias.shape)
-    return ops.cast(bias, dtype)[(None,) * missing + (...,)]
+    return of_rank_4(ops.cast(bias, dtype))
 
 
 def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
@@ -383,7 +382,8 @@ def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str)
             want = tuple(target[axis] for axis in axes)
             if any(map(differ, x.shape, want)):
                 raise bad(
-                    f"`{name}` of the mask must have shape ({letters(axes)}) = {want}", **{name: x}
+                    f"`{name}` of the mask must have shape ({axis_letters(axes)}) = {want}",
+                    **{name: x},
                 )
 
 

@@ -40,7 +40,7 @@ class WireRule(NamedTuple):
     dense: Any = None
 
 
-def letters(axes: Sequence[int]) -> str:
+def axis_letters(axes: Sequence[int]) -> str:
     """Axes of (B, N, T, S) for a message."""
     return ", ".join("BNTS"[axis] for axis in axes)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.mask import Mask
-from heed.ops.mask_rules import Dense, letters, put_together, take_apart
+from heed.ops.mask_rules import Dense, axis_letters, put_together, take_apart
 from heed.ops.sizes import Size, is_static, size
 
 
@@ -83,7 +83,7 @@ def check_operands(
             if isinstance(rule, Dense):
                 demands.broadcast("mask", rule.array, target)
             for name, x, axes in rule.batched():
-                requirement = f"have shape ({letters(axes)})"
+                requirement = f"have shape ({axis_letters(axes)})"
                 for place, axis in enumerate(axes):
                     demands.equal(requirement, size(x, place), target[axis], name, x)
         tensors, outlines = take_apart(mask.rules)
