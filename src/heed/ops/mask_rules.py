@@ -91,7 +91,7 @@ class MaskRule:
 
     def fields(self) -> list[Any]:
         """The values of its fields, in order."""
-        return [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return list(vars(self).values())
 
     def batched(self) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Its tensors with an entry a batch entry: name, tensor, and which axes of (B, N, T, S) that one has."""
@@ -102,8 +102,7 @@ class MaskRule:
 
     def to_config(self) -> dict[str, Any]:
         """The name of the rule and its fields, tensors as nested lists."""
-        names = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
-        values = {name: _plain(getattr(self, name)) for name in names}
+        values = {name: _plain(field) for name, field in vars(self).items()}
         return {"kind": type(self).__name__, **values}
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:
