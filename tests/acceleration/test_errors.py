@@ -108,7 +108,7 @@ BAD_FOR_THE_OP: dict[str, tuple[Any, type[Exception], str]] = {
     "soft cap": (
         lambda op: op(HEADS, HEADS, HEADS, attn_logits_soft_cap=-1.0),
         ValueError,
-        "`soft_cap` must be a number > 0.*-1.0",
+        "`soft_cap` must be a finite number > 0.*-1.0",
     ),
 }
 

@@ -17,8 +17,8 @@ import heed
 from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.tensorflow.portable.blocks import block_sizes
+from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.tile import Attention
-from heed.ops.sizes import Span
 from tests.strategies import Shape
 
 LENGTH = 4096
@@ -189,9 +189,9 @@ def test_blocks_that_a_mask_rules_out_are_skipped(
     pairs: list[int] = []
     addend = Attention.addend
 
-    def counted(self: Attention, queries: Span, keys: Span, *rest: Any) -> Any:
-        pairs.append(int(queries.length) * int(keys.length))
-        return addend(self, queries, keys, *rest)
+    def counted(self: Attention, block: Operands, visible: Any) -> Any:
+        pairs.append(int(block.queries.length) * int(block.keys.length))
+        return addend(self, block, visible)
 
     monkeypatch.setattr(Attention, "addend", counted)
     inputs = [tf.constant(x) for x in Shape(B=1, T=128, S=128).inputs(0, "float32")]

@@ -89,8 +89,8 @@ FAULTS = (
     Fault(
         "ALiBi counts from position 0 whatever the mask's alignment is",
         f"{_PORTABLE}/tile.py",
-        "here = queries.positions[:, None] + as_column(offset(align, *self.lengths))",
-        "here = queries.positions[:, None] + as_column(offset(0, *self.lengths))",
+        "here = block.queries.positions[:, None] + as_column(offset(align, *self.lengths))",
+        "here = block.queries.positions[:, None] + as_column(offset(0, *self.lengths))",
         (f"{_TESTS}/test_semantics.py::test_alibi_counts_from_the_mask_align",),
     ),
     # The portable form
@@ -103,16 +103,16 @@ FAULTS = (
     ),
     Fault(
         "keys of an overlapping last block count twice",
-        f"{_PORTABLE}/forward.py",
-        "return plan.keys(index).positions >= index * plan.key_block if plan.keys_overlap else None",
+        f"{_PORTABLE}/blocks.py",
+        "return self.keys(index).positions >= index * self.key_block",
         "return None",
         (f"{_TESTS}/test_dot_product_attention.py",),
     ),
     Fault(
         "queries of an overlapping last block count twice in the gradients",
         f"{_PORTABLE}/backward.py",
-        "old = (queries.positions < index * plan.query_block)[:, None]",
-        "old = (queries.positions < 0)[:, None]",
+        "old = (block.queries.positions < index * plan.query_block)[:, None]",
+        "old = (block.queries.positions < 0)[:, None]",
         (f"{_TESTS}/test_dot_product_attention.py",),
     ),
     Fault(
@@ -139,15 +139,15 @@ FAULTS = (
     Fault(
         "a masked NaN reaches the sums",
         f"{_PORTABLE}/finite.py",
-        "safe = zero_nonfinite if self.guarded else tf.identity\n        names",
-        "safe = tf.identity\n        names",
+        'return cut.finite("key", "value", "value_and_one")._with_bias()',
+        "return cut._with_bias()",
         (f"{_TESTS}/test_semantics.py",),
     ),
     Fault(
         "NaN in a value that is seen is hidden",
         f"{_PORTABLE}/finite.py",
-        "nonfinite_key = tf.maximum(has_nonfinite(key), has_nonfinite(value))",
-        "nonfinite_key = has_nonfinite(key)",
+        "nonfinite_key = tf.maximum(has_nonfinite(self.key), has_nonfinite(self.value))",
+        "nonfinite_key = has_nonfinite(self.key)",
         (f"{_TESTS}/test_semantics.py",),
     ),
     Fault(
@@ -166,14 +166,14 @@ FAULTS = (
     ),
     Fault(
         "the gradient of the values forgets dropout",
-        f"{_PORTABLE}/tile.py",
-        "value_gradient = weigh_back(dropped, output_gradient)",
-        "value_gradient = weigh_back(weights, output_gradient)",
+        f"{_PORTABLE}/backward.py",
+        'found["value"] = weigh_back(dropped, incoming.gradient)',
+        'found["value"] = weigh_back(weights, incoming.gradient)',
         (f"{_TESTS}/test_gradients.py",),
     ),
     Fault(
         "the soft cap has half its slope",
-        f"{_PORTABLE}/problem.py",
+        f"{_PORTABLE}/prepare.py",
         "tf.tanh(scores * real(1 / self.how.soft_cap))",
         "tf.tanh(scores * real(0.5 / self.how.soft_cap))",
         (f"{_TESTS}/test_semantics.py::test_soft_cap",),
@@ -231,14 +231,14 @@ FAULTS = (
     ),
     Fault(
         "a NaN query that sees nothing has NaN statistics",
-        f"{_PORTABLE}/statistics.py",
-        "return [nan_where(tf.logical_and(nonfinite[0], seen), x) for x in rows]",
-        "return [nan_where(nonfinite[0], x) for x in rows]",
+        f"{_PORTABLE}/row_statistics.py",
+        "return [nan_where(tf.logical_and(nonfinite, seen), x) for x in found]",
+        "return [nan_where(nonfinite, x) for x in found]",
         (f"{_TESTS}/test_not_a_number.py", f"{_TESTS}/test_attention_statistics.py"),
     ),
     Fault(
         "the entropy forgets what it held when the maximum rises",
-        f"{_PORTABLE}/statistics.py",
+        f"{_PORTABLE}/row_statistics.py",
         "(below + drop * row_sum) * shrink + tf.reduce_sum(weights * logits, -1, keepdims=True),",
         "below * shrink + tf.reduce_sum(weights * logits, -1, keepdims=True),",
         (f"{_TESTS}/test_attention_statistics.py",),
@@ -246,9 +246,9 @@ FAULTS = (
     # Additive attention
     Fault(
         "the bias of additive attention is added to the keys too",
-        f"{_PORTABLE}/problem.py",
-        "query += tensors.bias",
-        "query, key = query + tensors.bias, key + tensors.bias",
+        f"{_PORTABLE}/prepare.py",
+        "query, bias = query + bias, None",
+        "query, key, bias = query + bias, key + bias, None",
         (f"{_TESTS}/test_additive_attention.py",),
     ),
     Fault(

@@ -23,7 +23,7 @@ from heed.ops.positions import (
     rotary_embedding,
     sinusoidal_positions,
 )
-from heed.ops.statistics import AttentionStatistics, attention_statistics
+from heed.ops.row_statistics import AttentionStatistics, attention_statistics
 
 __all__ = [
     "AttentionStatistics",

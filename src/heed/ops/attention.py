@@ -265,8 +265,4 @@ def _check_leading(**operands: tuple[Any, str]) -> None:
     for name, (x, _) in operands.items():
         if x.shape[-1] is None:
             raise checks.bad(f"`{name}` must have a known number of features", **{name: x})
-    key, value = operands["key"][0], operands["value"][0]
-    if query.shape[-1] != key.shape[-1]:
-        raise checks.bad("`key` must have as many features as `query` (H)", query=query, key=key)
-    if checks.differ(value.shape[-2], key.shape[-2]):
-        raise checks.bad("`value` must be as long as `key` (S)", key=key, value=value)
+    checks.check_features_and_length(query, operands["key"][0], operands["value"][0], "H", -2)

@@ -10,11 +10,18 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed._numbers import integer, real
+from heed._numbers import check_integer, check_real, integer
 from heed.ops.backends import current
-from heed.ops.mask_rules import FAR, Dense, MaskRule
+from heed.ops.mask_rules import FAR, Dense, MaskRule, axis_letters, of_rank_4
 from heed.ops.sizes import shape_of
 
+# The axes of query, key and value in each layout of `AttentionSpec`, and which of them is that of the heads.
+AXES = {
+    "BTNH": ("(B, T, N, H)", "(B, S, K, H)", "(B, S, K, V)"),
+    "BNTH": ("(B, N, T, H)", "(B, K, S, H)", "(B, K, S, V)"),
+    "BTU": ("(B, T, U)", "(B, S, U)", "(B, S, V)"),
+}
+HEADS_AXIS = {"BTNH": 2, "BNTH": 1}
 # Where query 0 may stand. With the reach of a window added, positions stay far within int32.
 _FARTHEST_ALIGN = 2**29
 # A mask of more numbers is not searched for the other convention.
@@ -80,73 +87,56 @@ def compute_type(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def check_rank(name: str, x: Any, rank: int, letters: str) -> None:
-    """A tensor of a rank; `letters` are its axes, for the message."""
+def check_rank(name: str, x: Any, letters: str) -> None:
+    """A tensor with as many axes as there are letters, as in "(B, T)"."""
     shape = shape_of(x)
-    if shape is None or len(shape) != rank:
+    if shape is None or len(shape) != letters.count(",") + 1:
         raise bad(f"`{name}` must have shape {letters}", **{name: x})
 
 
-def check_layout(layout: str) -> int:
-    """The axis of the heads."""
-    if layout not in ("BTNH", "BNTH"):
+def check_layout(layout: str) -> None:
+    """A layout of dot-product attention."""
+    if layout not in HEADS_AXIS:
         raise ValueError(f'`layout` must be "BTNH" or "BNTH". Received: layout={layout!r}')
-    return 2 if layout == "BTNH" else 1
 
 
-def check_query_key(query: Any, key: Any, heads_axis: int) -> None:
-    """Shapes of dot-product attention, without the values."""
-    check_rank("query", query, 4, "(B, T, N, H)" if heads_axis == 2 else "(B, N, T, H)")
-    check_rank("key", key, 4, "(B, S, K, H)" if heads_axis == 2 else "(B, K, S, H)")
-    for name, x in (("query", query), ("key", key)):
-        if x.shape[heads_axis] is None or x.shape[3] is None:
-            raise bad(f"`{name}` must have a known number of heads and features", **{name: x})
-    if query.shape[3] != key.shape[3]:
-        raise bad("`key` must have as many features as `query` (H)", query=query, key=key)
-    heads, kv_heads = query.shape[heads_axis], key.shape[heads_axis]
-    if kv_heads == 0 or heads % kv_heads:
-        raise bad(
-            "`query` must have a multiple of the heads of `key` (N divisible by K)",
-            query=query,
-            key=key,
-        )
+def check_operands(query: Any, key: Any, value: Any, layout: str) -> None:
+    """Shapes that fit each other, for a layout of `AttentionSpec`; None for a value that is not wanted."""
+    heads_axis = HEADS_AXIS.get(layout)
+    given = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for (name, x), axes in zip(given.items(), AXES[layout], strict=False):
+        check_rank(name, x, axes)
+        if x.shape[-1] is None or (heads_axis and x.shape[heads_axis] is None):
+            what = "heads and features" if heads_axis else "features"
+            raise bad(f"`{name}` must have a known number of {what}", **{name: x})
+    if heads_axis:
+        heads, kv_heads = query.shape[heads_axis], key.shape[heads_axis]
+        if kv_heads == 0 or heads % kv_heads:
+            raise bad(
+                "`query` must have a multiple of the heads of `key` (N divisible by K)",
+                query=query,
+                key=key,
+            )
+        if value is not None and value.shape[heads_axis] != kv_heads:
+            raise bad("`value` must have as many heads as `key` (K)", key=key, value=value)
     if differ(query.shape[0], key.shape[0]):
         raise bad("`key` must have the batch size of `query` (B)", query=query, key=key)
-
-
-def check_value(key: Any, value: Any, heads_axis: int) -> None:
-    """The shape of the values of dot-product attention."""
-    check_rank("value", value, 4, "(B, S, K, V)" if heads_axis == 2 else "(B, K, S, V)")
-    length_axis = 3 - heads_axis
-    if value.shape[3] is None:
-        raise bad("`value` must have a known number of features", value=value)
-    if value.shape[heads_axis] != key.shape[heads_axis]:
-        raise bad("`value` must have as many heads as `key` (K)", key=key, value=value)
-    if differ(value.shape[length_axis], key.shape[length_axis]):
-        raise bad("`value` must be as long as `key` (S)", key=key, value=value)
-    if differ(value.shape[0], key.shape[0]):
+    if value is not None and differ(value.shape[0], key.shape[0]):
         raise bad("`value` must have the batch size of `key` (B)", key=key, value=value)
+    if heads_axis:
+        check_features_and_length(query, key, value, "H", 3 - heads_axis)
+    else:
+        check_features_and_length(query, key, value, "U", 1)
 
 
-def check_additive(query: Any, key: Any) -> None:
-    """Shapes of additive attention, without the values."""
-    check_rank("query", query, 3, "(B, T, U)")
-    check_rank("key", key, 3, "(B, S, U)")
-    if query.shape[2] is None or query.shape[2] != key.shape[2]:
-        raise bad("`key` must have as many features as `query` (U)", query=query, key=key)
-    if differ(query.shape[0], key.shape[0]):
-        raise bad("`key` must have the batch size of `query` (B)", query=query, key=key)
-
-
-def check_additive_value(key: Any, value: Any) -> None:
-    """The shape of the values of additive attention."""
-    check_rank("value", value, 3, "(B, S, V)")
-    if differ(value.shape[0], key.shape[0]) or differ(value.shape[1], key.shape[1]):
-        raise bad(
-            "`value` must have the batch size and length of `key` (B, S)", key=key, value=value
-        )
-    if value.shape[2] is None:
-        raise bad("`value` must have a known number of features", value=value)
+def check_features_and_length(
+    query: Any, key: Any, value: Any, letter: str, length_axis: int
+) -> None:
+    """Queries meet keys feature by feature (`letter`), and each key has its value, if one is wanted."""
+    if query.shape[-1] != key.shape[-1]:
+        raise bad(f"`key` must have as many features as `query` ({letter})", query=query, key=key)
+    if value is not None and differ(value.shape[length_axis], key.shape[length_axis]):
+        raise bad("`value` must be as long as `key` (S)", key=key, value=value)
 
 
 def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> None:
@@ -179,15 +169,13 @@ def check_bias(bias: Any, target: Sequence[Any], dtype: str) -> Any:
             f"Received: bias.dtype={dtype_of(bias)}"
         )
     check_broadcast("bias", bias, target, "(B, N, T, S)")
-    missing = 4 - len(bias.shape)
-    return ops.cast(bias, dtype)[(None,) * missing + (...,)]
+    return of_rank_4(ops.cast(bias, dtype))
 
 
 def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
     """A log-sum-exp (B, N, T) in `dtype`."""
     lse = ops.convert_to_tensor(lse)
-    if not is_floating(dtype_of(lse)):
-        raise TypeError(f"`lse` must be floating-point. Received: lse.dtype={dtype_of(lse)}")
+    check_floating("lse", dtype_of(lse))
     have = shape_of(lse)
     if have is not None and (len(have) != 3 or any(map(differ, have, shape))):
         raise bad("`lse` must have shape (B, N, T)", lse=lse)
@@ -197,47 +185,28 @@ def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
 # Numbers
 
 
-def check_rate(rate: Any) -> float:
-    """A rate of dropout."""
-    number = real(rate)
-    if number is None or not 0 <= number < 1:
-        raise ValueError(
-            f"`dropout` must be a number with 0 <= dropout < 1. Received: dropout={rate!r}"
-        )
-    return number
-
-
 def check_scale(scale: Any, head_dim: int, dtype: str) -> float:
     """What the products are multiplied with; 1 / sqrt(H) for None."""
     if scale is None:
         return 1 / math.sqrt(head_dim) if head_dim else 1.0
-    number = real(scale)
-    if number is None or not math.isfinite(number):
-        raise ValueError(
-            f"`scale` must be a finite number or None for 1/sqrt(H). Received: scale={scale!r}"
-        )
-    _check_magnitude("scale", number, 0, dtype)
-    return number
+    number = check_real("scale", scale, least=-math.inf, optional=True)
+    return _check_magnitude("scale", number, 0, dtype)
 
 
 def check_soft_cap(cap: Any, dtype: str) -> float | None:
     """A bound of the scores, or None."""
-    if cap is None:
-        return None
-    number = real(cap)
-    if number is None or not 0 < number < math.inf:
-        raise ValueError(f"`soft_cap` must be a number > 0 or None. Received: soft_cap={cap!r}")
-    _check_magnitude("soft_cap", number, 1e-30, dtype)
-    return number
+    number = check_real("soft_cap", cap, least=0, exclusive=True, optional=True)
+    return None if number is None else _check_magnitude("soft_cap", number, 1e-30, dtype)
 
 
-def _check_magnitude(name: str, value: float, least: float, dtype: str) -> None:
+def _check_magnitude(name: str, value: float, least: float, dtype: str) -> float:
     """float32 must hold what is computed with `value` too, so it stays far within its range."""
     if dtype != "float64" and not least <= abs(value) <= 1e30:
         limits = "[-1e30, 1e30]" if least == 0 else f"[{least:g}, 1e30]"
         raise ValueError(
             f"`{name}` must be in {limits} where scores are float32. Received: {name}={value!r}"
         )
+    return value
 
 
 def check_seed(seed: Any) -> Any:
@@ -257,23 +226,6 @@ def check_seed(seed: Any) -> Any:
             wide = ops.stack([wide, ops.right_shift(wide, ops.full((), 32, "int64"))])
         return ops.cast(ops.bitwise_and(wide, ops.full((), 0xFFFFFFFF, "int64")), "uint32")
     return tensor if len(tensor.shape) else ops.stack([tensor, ops.zeros_like(tensor)])
-
-
-def check_count(name: str, value: Any) -> int:
-    """An integer of 1 or more."""
-    number = integer(value)
-    if number is None or number < 1:
-        raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}")
-    return number
-
-
-def check_positive(name: str, value: Any) -> int | float:
-    """The number as a plain one: an int if it is an integer."""
-    number = real(value)
-    if number is None or not 0 < number < math.inf:
-        raise ValueError(f"`{name}` must be a finite number > 0. Received: {name}={value!r}")
-    whole = integer(value)
-    return number if whole is None else whole
 
 
 def check_indices(name: str, values: Any, length: Any) -> list[int]:
@@ -320,17 +272,13 @@ def cache_slot(index: Any, count: Any, length: Any) -> Any:
 
 def check_reach(name: str, reach: Any) -> int | None:
     """How far a window reaches; None for no limit, which is also what a reach beyond any length means."""
-    if reach is None:
-        return None
-    number = integer(reach)
-    if number is None or number < 0:
-        raise ValueError(f"`{name}` must be an integer >= 0, or None. Received: {name}={reach!r}")
-    return number if number < FAR else None
+    number = check_integer(name, reach, optional=True)
+    return number if number is None or number < FAR else None
 
 
 def check_step(step: Any) -> int:
     """The step of a dilated mask."""
-    number = check_count("step", step)
+    number = check_integer("step", step, least=1)
     _demand_range("step", (number, number), (1, _FARTHEST_ALIGN))
     return number
 
@@ -425,21 +373,17 @@ def _check_convention(name: str, tensor: Any, given: Any) -> None:
         )
 
 
-def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], letters: str) -> None:
+def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str) -> None:
     """Rules that fit (B, N, T, S). `target` holds None for lengths that are not known."""
     for rule in rules:
         if isinstance(rule, Dense):
-            check_broadcast("mask", rule.array, target, letters)
-            continue
-        for name, axes in rule.axes.items():
-            x = getattr(rule, name)
-            if not ops.is_tensor(x) or len(x.shape) == 0:
-                continue
-            want = [target[0], *(target[axis] for axis in axes)]
-            if any(differ(a, b) for a, b in zip(x.shape, want, strict=True)):
-                meaning = ", ".join(["B", *("NTS"[axis - 1] for axis in axes)])
+            check_broadcast("mask", rule.array, target, of_dense)
+        for name, x, axes in rule.batched():
+            want = tuple(target[axis] for axis in axes)
+            if any(map(differ, x.shape, want)):
                 raise bad(
-                    f"`{name}` of the mask must have shape ({meaning}) = {tuple(want)}", **{name: x}
+                    f"`{name}` of the mask must have shape ({axis_letters(axes)}) = {want}",
+                    **{name: x},
                 )
 
 

@@ -7,7 +7,7 @@ A new rule is a class here, a constructor in `mask.py`, a struct in `native/kern
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -38,6 +38,11 @@ class WireRule(NamedTuple):
     first: Any = None
     second: Any = None
     dense: Any = None
+
+
+def axis_letters(axes: Sequence[int]) -> str:
+    """Axes of (B, N, T, S) for a message."""
+    return ", ".join("BNTS"[axis] for axis in axes)
 
 
 def comparable(field: Any) -> Any:
@@ -86,12 +91,18 @@ class MaskRule:
 
     def fields(self) -> list[Any]:
         """The values of its fields, in order."""
-        return [getattr(self, f.name) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return list(vars(self).values())
+
+    def batched(self) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """Its tensors with an entry a batch entry: name, tensor, and which axes of (B, N, T, S) that one has."""
+        for name, axes in self.axes.items():
+            x = getattr(self, name)
+            if ops.is_tensor(x) and len(x.shape):
+                yield name, x, (0, *axes)
 
     def to_config(self) -> dict[str, Any]:
         """The name of the rule and its fields, tensors as nested lists."""
-        names = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
-        values = {name: _plain(getattr(self, name)) for name in names}
+        values = {name: _plain(field) for name, field in vars(self).items()}
         return {"kind": type(self).__name__, **values}
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from keras import ops
 
+from heed._numbers import check_integer, check_real
 from heed.ops import checks, rotary_scaling
 from heed.ops.backends import as_written
 from heed.ops.sizes import shape_of
@@ -35,9 +36,13 @@ def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10
     >>> sinusoidal_positions([0, 1], 4).numpy().round(3).tolist()[0]
     [0.0, 1.0, 0.0, 1.0]
     """
-    checks.check_count("dim", dim)
+    check_integer("dim", dim, least=1)
     pairs = (dim + 1) // 2
-    angles = _angles(positions, pairs, 2.0 / dim, max_wavelength)
+    check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
+    positions = ops.convert_to_tensor(positions)
+    dtype = checks.compute_type(checks.dtype_of(positions))
+    frequencies = ops.exp(ops.arange(pairs, dtype=dtype) * (-2.0 / dim * math.log(max_wavelength)))
+    angles = ops.cast(positions, dtype)[..., None] * frequencies
     waves = ops.stack([ops.sin(angles), ops.cos(angles)], -1)
     return ops.reshape(waves, [*ops.shape(angles)[:-1], 2 * pairs])[..., :dim]
 
@@ -103,12 +108,12 @@ def rotary_embedding(
     """
     (x,), dtype = checks.common_type(x=x)
     checks.check_layout(layout)
-    checks.check_rank("x", x, 4, "(B, T, N, H)" if layout == "BTNH" else "(B, N, T, H)")
+    checks.check_rank("x", x, checks.AXES[layout][0])
     width = x.shape[3]
     if width is None or width % 2:
         raise checks.bad("`x` must have a known, even number of features (H)", x=x)
-    checks.check_positive("scaling_factor", scaling_factor)
-    checks.check_positive("max_wavelength", max_wavelength)
+    check_real("scaling_factor", scaling_factor, least=0, exclusive=True)
+    check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
     scaling = rotary_scaling.check_scaling(scaling)
     axis = 1 if layout == "BTNH" else 2
     if positions is None:
@@ -135,15 +140,6 @@ def rotary_embedding(
     return ops.cast(joined, dtype)
 
 
-def _angles(positions: Any, pairs: int, step: float, max_wavelength: float) -> Any:
-    """positions.shape + (pairs,): position * max_wavelength^(-step * c)."""
-    checks.check_positive("max_wavelength", max_wavelength)
-    positions = ops.convert_to_tensor(positions)
-    dtype = checks.compute_type(checks.dtype_of(positions))
-    frequencies = ops.exp(ops.arange(pairs, dtype=dtype) * (-step * math.log(max_wavelength)))
-    return ops.cast(positions, dtype)[..., None] * frequencies
-
-
 def alibi_slopes(num_heads: int) -> Annotated[Any, "N"]:
     """The slopes of ALiBi, for `dot_product_attention(..., alibi_slopes=...)`.
 
@@ -163,7 +159,7 @@ def alibi_slopes(num_heads: int) -> Annotated[Any, "N"]:
     >>> alibi_slopes(4).numpy().tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    checks.check_count("num_heads", num_heads)
+    check_integer("num_heads", num_heads, least=1)
     below = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]
     slopes += [2.0 ** (-8 * (2 * i + 1) / (2 * below)) for i in range(num_heads - below)]
@@ -196,7 +192,7 @@ def relative_position_buckets(
     >>> relative_position_buckets([-200, -1, 0, 1, 200]).numpy().tolist()
     [15, 1, 0, 17, 31]
     """
-    checks.check_count("num_buckets", num_buckets)
+    check_integer("num_buckets", num_buckets, least=1)
     one_side = num_buckets // 2 if bidirectional else num_buckets
     exact = one_side // 2
     if exact < 1 or (bidirectional and num_buckets % 2):
@@ -251,7 +247,7 @@ def relative_position_bias(
     TensorShape([1, 4, 3, 5])
     """
     table = ops.convert_to_tensor(table)
-    checks.check_rank("table", table, 2, "(num_buckets, N)")
+    checks.check_rank("table", table, "(num_buckets, N)")
     query_positions = ops.arange(query_length, dtype="int32") + ops.cast(offset, "int32")
     buckets = relative_position_buckets(
         ops.arange(key_length, dtype="int32")[None, :] - query_positions[:, None],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from heed.ops import checks
+from heed._numbers import check_real, integer
 
 # The options of each kind with their defaults; ... must be given.
 _KINDS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,8 @@ def check_scaling(scaling: Any) -> dict[str, Any] | None:
         )
     for name, value in options.items():
         if name != "kind" and not (name == "attention_factor" and value is None):
-            options[name] = checks.check_positive(name, value)
+            number, whole = check_real(name, value, least=0, exclusive=True), integer(value)
+            options[name] = number if whole is None else whole
     for low, high in (
         ("low_frequency_factor", "high_frequency_factor"),
         ("beta_slow", "beta_fast"),

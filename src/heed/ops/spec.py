@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from heed._numbers import check_real
 from heed.ops import checks
 from heed.ops.mask import Mask, as_mask
 from heed.ops.mask_rules import Dense
@@ -61,10 +62,29 @@ class AttentionSpec:
     has_slopes: bool
     dropout: float
 
+    @classmethod
+    def of(cls, query: Any, key: Any, value: Any, layout: str, **others: Any) -> AttentionSpec:
+        """With sizes as those of the tensors; a value of None is not wanted."""
+        axis = checks.HEADS_AXIS.get(layout)
+        length_axis = 1 if axis is None else 3 - axis
+        return cls(
+            layout=layout,
+            heads=(1, 1) if axis is None else (query.shape[axis], key.shape[axis]),
+            lengths=(query.shape[length_axis], key.shape[length_axis]),
+            batch=query.shape[0],
+            widths=(query.shape[-1], 0 if value is None else value.shape[-1]),
+            **others,
+        )
+
     @property
     def heads_axis(self) -> int | None:
         """Of query, key, value and output; None where they have no heads."""
-        return {"BTNH": 2, "BNTH": 1}.get(self.layout)
+        return checks.HEADS_AXIS.get(self.layout)
+
+    @property
+    def length_axis(self) -> int:
+        """T of query and output, S of key and value."""
+        return 1 if self.heads_axis is None else 3 - self.heads_axis
 
     @property
     def kv_heads(self) -> int:
@@ -114,20 +134,15 @@ def dot_product(
     layout: str,
 ) -> tuple[AttentionSpec, Tensors]:
     """Checks the arguments of `dot_product_attention`; without a value, those of its weights."""
-    query, key, value, result = _operands(query, key, value)
-    heads_axis = checks.check_layout(layout)
-    checks.check_query_key(query, key, heads_axis)
-    if value is not None:
-        checks.check_value(key, value, heads_axis)
-    dtype = checks.compute_type(result)
-    heads, length_axis = query.shape[heads_axis], 3 - heads_axis
-    lengths = (query.shape[length_axis], key.shape[length_axis])
-    target = [query.shape[0], heads, *lengths]
+    checks.check_layout(layout)
+    query, key, value, dtype = _operands(query, key, value, layout)
+    heads_axis = checks.HEADS_AXIS[layout]
+    batch, heads, length = query.shape[0], query.shape[heads_axis], query.shape[3 - heads_axis]
+    target = [batch, heads, length, key.shape[3 - heads_axis]]
     mask = _checked_mask(mask, target, "(B, N, T, S)")
     if is_causal:
         mask = Mask.causal() if mask is None else mask & Mask.causal()
-    rate = checks.check_rate(dropout)
-    seed = checks.check_seed(drawn_seed(rate, seed)) if rate else None
+    rate, seed = _checked_dropout(dropout, seed)
     slopes = None
     if alibi_slopes is not None:
         slopes = ops.cast(ops.convert_to_tensor(alibi_slopes), dtype)
@@ -140,14 +155,13 @@ def dot_product(
     )
     if bias is not None:
         bias = checks.check_bias(bias, target, dtype)
-    spec = AttentionSpec(
+    spec = AttentionSpec.of(
+        query,
+        key,
+        value,
+        layout,
         score=score,
         mask=mask,
-        layout=layout,
-        heads=(heads, key.shape[heads_axis]),
-        lengths=lengths,
-        batch=query.shape[0],
-        widths=(query.shape[3], 0 if value is None else value.shape[3]),
         dtype=dtype,
         has_bias=bias is not None,
         has_slopes=slopes is not None,
@@ -168,28 +182,22 @@ def additive(
     seed: Any,
 ) -> tuple[AttentionSpec, Tensors]:
     """Checks the arguments of `additive_attention`; without a value, those of its weights."""
-    query, key, value, result = _operands(query, key, value)
-    checks.check_additive(query, key)
-    if value is not None:
-        checks.check_additive_value(key, value)
-    dtype, units = checks.compute_type(result), query.shape[2]
-    score_vector = checks.check_vector("score_vector", score_vector, units, "U", dtype)
+    query, key, value, dtype = _operands(query, key, value, "BTU")
+    score_vector = checks.check_vector("score_vector", score_vector, query.shape[2], "U", dtype)
     if bias is not None:
-        bias = checks.check_vector("bias", bias, units, "U", dtype)
-    batch, *lengths = query.shape[0], query.shape[1], key.shape[1]
+        bias = checks.check_vector("bias", bias, query.shape[2], "U", dtype)
     if mask is not None:
+        batch, *lengths = query.shape[0], query.shape[1], key.shape[1]
         mask = with_heads(as_mask(mask), [batch, *lengths])
         mask = _checked_mask(mask, [batch, 1, *lengths], "(B, 1, T, S)")
-    rate = checks.check_rate(dropout)
-    seed = checks.check_seed(drawn_seed(rate, seed)) if rate else None
-    spec = AttentionSpec(
+    rate, seed = _checked_dropout(dropout, seed)
+    spec = AttentionSpec.of(
+        query,
+        key,
+        value,
+        "BTU",
         score=AdditiveScore(),
         mask=mask,
-        layout="BTU",
-        heads=(1, 1),
-        lengths=(lengths[0], lengths[1]),
-        batch=batch,
-        widths=(units, 0 if value is None else value.shape[2]),
         dtype=dtype,
         has_bias=bias is not None,
         has_slopes=False,
@@ -217,12 +225,20 @@ def with_heads(mask: Mask, target: list[Any]) -> Mask:
     return Mask(rules)
 
 
-def _operands(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, str]:
-    """Query, key and value (or None) in their common dtype, and its name."""
+def _operands(query: Any, key: Any, value: Any, layout: str) -> tuple[Any, Any, Any, str]:
+    """Query, key and value (or None) in their common dtype, and the dtype to compute in."""
     given = {"query": query, "key": key} | ({} if value is NO_VALUE else {"value": value})
     tensors, dtype = checks.common_type(**given)
     query, key, *rest = (x if checks.dtype_of(x) == dtype else ops.cast(x, dtype) for x in tensors)
-    return query, key, rest[0] if rest else None, dtype
+    value = rest[0] if rest else None
+    checks.check_operands(query, key, value, layout)
+    return query, key, value, checks.compute_type(dtype)
+
+
+def _checked_dropout(dropout: Any, seed: Any) -> tuple[float, Any]:
+    """The rate and, if anything is dropped, the seed."""
+    rate = check_real("dropout", dropout, least=0, most=1)
+    return rate, checks.check_seed(drawn_seed(rate, seed)) if rate else None
 
 
 def _checked_mask(mask: Any, target: list[Any], letters: str) -> Mask | None:

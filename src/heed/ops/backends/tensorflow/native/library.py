@@ -22,26 +22,19 @@ def library_path(name: str) -> Path | None:
 def _load() -> tuple[Any, Any, str]:
     """The core library, the module of its TensorFlow ops, and why there is none if so."""
     core, ops = library_path("core"), library_path("tf")
-    if core is None or ops is None:
-        return (
-            None,
-            None,
-            "heed was installed without its native library (no C++ compiler was at hand)",
-        )
-    try:
-        # TensorFlow's ops first: they bring the core with them.
-        module = tf.load_op_library(str(ops))
-        library = ctypes.CDLL(str(core))
-        library.heed_instruction_set.restype = ctypes.c_char_p
-        if not hasattr(module, "heed_attention"):
-            return (
-                None,
-                None,
-                "this TensorFlow does not offer the C interface that the native library needs",
-            )
-    except (OSError, tf.errors.OpError) as error:
-        return None, None, f"the native library could not be loaded: {error}"
-    return library, module, ""
+    reason = "heed was installed without its native library (no C++ compiler was at hand)"
+    if core is not None and ops is not None:
+        try:
+            # TensorFlow's ops first: they bring the core with them.
+            module = tf.load_op_library(str(ops))
+            library = ctypes.CDLL(str(core))
+            library.heed_instruction_set.restype = ctypes.c_char_p
+            if hasattr(module, "heed_attention"):
+                return library, module, ""
+            reason = "this TensorFlow does not offer the C interface that the native library needs"
+        except (OSError, tf.errors.OpError) as error:
+            reason = f"the native library could not be loaded: {error}"
+    return None, None, reason
 
 
 def ops() -> Any:

@@ -51,7 +51,7 @@ class Wire(NamedTuple):
         """An attention as inputs of a native op."""
         numbers: list[tf.Tensor] = []
         arrays: list[tf.Tensor] = []
-        axis = 1 if spec.heads_axis is None else 3 - spec.heads_axis
+        axis = spec.length_axis
         lengths = size(tensors.query, axis), size(tensors.key, axis)
 
         def number(value: Any) -> int:
@@ -99,19 +99,14 @@ class Wire(NamedTuple):
         additive = layout == "BTU"
         score_vector, *rest = self.reals
         bias = rest.pop(0) if has_bias else None
-        heads_axis = {"BTNH": 2, "BNTH": 1, "BTU": None}[layout]
-        length_axis = 1 if heads_axis is None else 3 - heads_axis
         rules = [self._rule(row) for row in self._known(self.rules).tolist() if row[0] != _ALIBI]
-        spec = AttentionSpec(
+        spec = AttentionSpec.of(
+            query,
+            key,
+            value,
+            layout,
             score=AdditiveScore() if additive else DotScore(scale, soft_cap or None),
             mask=Mask(rules) if rules else None,
-            layout=layout,
-            heads=(1, 1)
-            if heads_axis is None
-            else (query.shape[heads_axis], key.shape[heads_axis]),
-            lengths=(query.shape[length_axis], key.shape[length_axis]),
-            batch=query.shape[0],
-            widths=(query.shape[-1], value.shape[-1]),
             dtype=score_vector.dtype.name,
             has_bias=bool(has_bias),
             has_slopes=bool(has_slopes),

@@ -18,8 +18,11 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from heed.ops.backends.tensorflow.portable.finite import Operands
+from heed.ops.backends.tensorflow.portable.loops import SideBySide, Sum
+from heed.ops.backends.tensorflow.portable.tile import Attention
 from heed.ops.mask import Mask
-from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, minimum
+from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, minimum, sizes
 
 # Scores held at a time, for all heads and batch entries: 2^23 of them are 32 MiB in float32.
 _SCORES = 2**23
@@ -87,10 +90,35 @@ class Plan:
         """Whether the last block of queries overlaps the one before it."""
         return overlaps(self.query_length, self.query_block)
 
-    @property
-    def keys_overlap(self) -> bool:
-        """The same of keys."""
-        return overlaps(self.key_length, self.key_block)
+    def fresh_keys(self, index: Size) -> tf.Tensor | None:
+        """(s,) booleans: False for the keys of the last block that the block before it has dealt with; None for all."""
+        if not overlaps(self.key_length, self.key_block):
+            return None
+        return self.keys(index).positions >= index * self.key_block
+
+    def over_queries(self, x: tf.Tensor, axis: int, width: int | None = None) -> SideBySide:
+        """Blocks of queries to be laid side by side along an axis, shaped as `x` or with another last axis."""
+        shape = sizes(x)
+        shape[axis] = self.query_block
+        shape[-1] = shape[-1] if width is None else width
+        return SideBySide(self.query_blocks, self.query_length, axis, shape, x.dtype)
+
+    def over_keys(
+        self, shape: list[Size], axis: int, dtype: tf.DType, *, summed: bool
+    ) -> SideBySide:
+        """The same of keys, some of which may get nothing; `shape` is that of the whole."""
+        block = [*shape[:axis], self.key_block, *shape[axis + 1 :]]
+        return SideBySide(
+            self.key_blocks, self.key_length, axis, block, dtype, sparse=True, summed=summed
+        )
+
+    def gradients(self, operands: Operands) -> dict[str, Sum | SideBySide]:
+        """What becomes of the gradients that blocks of queries give for each of the operands."""
+        totals: dict[str, Sum | SideBySide] = {name: Sum(x) for name, x in operands.tensors.items()}
+        totals["query"] = self.over_queries(operands.query, 3)
+        if operands.bias is not None and operands.bias.shape[2] != 1:
+            totals["bias"] = self.over_queries(operands.bias, 2)
+        return totals
 
 
 def block_span(index: Size, block: Size, length: Size) -> Span:
@@ -103,21 +131,13 @@ def overlaps(length: Size, block: Size) -> bool:
     return not is_static(length, block) or length % block != 0
 
 
-def make_plan(
-    query_length: Size, key_length: Size, mask: Mask | None, scores_per_pair: int
-) -> Plan:
-    """Chooses blocks.
-
-    Args:
-        query_length, key_length: T and S, integers where known.
-        mask: decides which keys can be skipped.
-        scores_per_pair: numbers that one (query, key) pair costs at once: B * N, times U for additive attention.
-    """
+def make_plan(attention: Attention) -> Plan:
+    """Chooses blocks; the mask decides which keys can be skipped."""
     plan = None
-    if is_static(query_length, key_length):
-        room = max(1, _SCORES // scores_per_pair)
-        plan = _row_plan(query_length, key_length, mask, room)
-    return plan or tile_plan(query_length, key_length, scores_per_pair)
+    if is_static(*attention.lengths):
+        room = max(1, _SCORES // attention.scores_per_pair)
+        plan = _row_plan(*attention.lengths, attention.mask, room)
+    return plan or tile_plan(attention)
 
 
 def _row_plan(query_length: int, key_length: int, mask: Mask | None, room: int) -> Plan | None:
@@ -173,9 +193,10 @@ def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) ->
     return Plan(query_length, key_length, block, tuple(groups))
 
 
-def tile_plan(query_length: Size, key_length: Size, scores_per_pair: int) -> Plan:
+def tile_plan(attention: Attention) -> Plan:
     """Tiles; see `make_plan`."""
-    room = max(1, _SCORES // scores_per_pair)
+    query_length, key_length = attention.lengths
+    room = max(1, _SCORES // attention.scores_per_pair)
     if not is_static(query_length, key_length):
         queries, keys = _forced or (_MOST_QUERIES, _KEYS)
         return Plan(
@@ -193,13 +214,14 @@ def tile_plan(query_length: Size, key_length: Size, scores_per_pair: int) -> Pla
     return Plan(query_length, key_length, max(1, queries), key_block=max(1, keys))
 
 
-def small_plan(query_length: Size, key_length: Size, scores_per_pair: int) -> Plan:
+def small_plan(attention: Attention) -> Plan:
     """Blocks of queries for code that keeps many tensors of their size at once (second derivatives)."""
+    query_length, key_length = attention.lengths
     if _forced:
         block = _forced[0]
     else:
         keys = key_length if is_static(key_length) else _KEYS
-        block = max(1, _SCORES // (8 * scores_per_pair * max(1, keys)))
+        block = max(1, _SCORES // (8 * attention.scores_per_pair * max(1, keys)))
     return Plan(query_length, key_length, maximum(1, minimum(query_length, block)))
 
 

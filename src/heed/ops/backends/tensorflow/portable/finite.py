@@ -8,9 +8,13 @@ gradient) that was not finite.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from heed.ops import mask_rules
+from heed.ops.mask import Mask
 from heed.ops.sizes import Span, sizes, slice_axis
 
 
@@ -65,10 +69,14 @@ def nan_where(condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """Query, key and value, to be cut into blocks that are safe where a mask hides something.
+    """All that gradients flow to, whole or as a block that is safe where a mask hides something.
 
     Attributes:
-        query, key, value: as given; once they are cut, finite stand-ins if guarded.
+        query: (B, K, G, T, H); key: (B, K, S, H); value: (B, K, S, V), None where only weights are wanted. All of one
+            dtype, float32 or float64; of a block finite stand-ins if guarded.
+        bias: of the scores, (B or 1, N or 1, T or 1, S or 1), or None. It is cut once queries and keys both are.
+        score_vector: (U,) of additive attention, or None.
+        queries, keys: which ones a block has; None for all, uncut.
         nonfinite_query: (B, K, G, T, 1) zeros and ones, or None if not guarded.
         nonfinite_key: (B, K, S, 1), the key or its value is not finite; or None.
         value_and_one: (B, K, S, V + 1), see `with_one`; or None.
@@ -77,17 +85,36 @@ class Operands:
     query: tf.Tensor
     key: tf.Tensor
     value: tf.Tensor
+    bias: tf.Tensor | None = None
+    score_vector: tf.Tensor | None = None
+    queries: Any = None
+    keys: Any = None
     nonfinite_query: tf.Tensor | None = None
     nonfinite_key: tf.Tensor | None = None
     value_and_one: tf.Tensor | None = None
 
-    @classmethod
-    def of(cls, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, *, guarded: bool) -> Operands:
-        """Looks for what is not finite if `guarded`."""
-        if not guarded:
-            return cls(query, key, value)
-        nonfinite_key = tf.maximum(has_nonfinite(key), has_nonfinite(value))
-        return cls(query, key, value, has_nonfinite(query), nonfinite_key)
+    @property
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """What gradients flow to, by name."""
+        return self._those("query", "key", "value", "bias", "score_vector")
+
+    @property
+    def scored(self) -> dict[str, tf.Tensor]:
+        """What makes the scores, by name."""
+        return self._those("query", "key", "score_vector")
+
+    def holding(self, tensors: Sequence[tf.Tensor]) -> Operands:
+        """The same of other tensors, in the order of `tensors`."""
+        return dataclasses.replace(self, **dict(zip(self.tensors, tensors, strict=True)))
+
+    def guard(self, mask: Mask | None) -> Operands:
+        """With a note of what is not finite, if a mask may hide it."""
+        if mask is None:
+            return self
+        nonfinite_key = tf.maximum(has_nonfinite(self.key), has_nonfinite(self.value))
+        return dataclasses.replace(
+            self, nonfinite_query=has_nonfinite(self.query), nonfinite_key=nonfinite_key
+        )
 
     @property
     def guarded(self) -> bool:
@@ -99,23 +126,35 @@ class Operands:
         one = tf.ones(tf.stack([*sizes(self.value)[:3], 1]), self.value.dtype)
         return dataclasses.replace(self, value_and_one=tf.concat([self.value, one], -1))
 
-    def cut_queries(self, queries: Span) -> Operands:
-        """A block of queries, with all the keys."""
-        query = slice_axis(self.query, 3, *queries)
+    def finite(self, *names: str) -> Operands:
+        """Finite stand-ins for tensors of these names, if guarded."""
         if not self.guarded:
-            return dataclasses.replace(self, query=query)
-        nonfinite = slice_axis(self.nonfinite_query, 3, *queries)
-        return dataclasses.replace(self, query=zero_nonfinite(query), nonfinite_query=nonfinite)
+            return self
+        safe = {name: zero_nonfinite(x) for name, x in self._those(*names).items()}
+        return dataclasses.replace(self, **safe)
+
+    def cut_queries(self, queries: Span) -> Operands:
+        """A block of queries, with as many keys as before."""
+        block = {"query": slice_axis(self.query, 3, *queries)}
+        if self.guarded:
+            block["nonfinite_query"] = slice_axis(self.nonfinite_query, 3, *queries)
+        cut = dataclasses.replace(self, **block, queries=queries)
+        return cut.finite("query")._with_bias()
 
     def cut_keys(self, keys: Span) -> Operands:
-        """A block of keys and their values, with all the queries."""
-        safe = zero_nonfinite if self.guarded else tf.identity
-        names = ("key", "value", "value_and_one")
-        whole = {name: x for name in names if (x := getattr(self, name)) is not None}
-        block = {name: safe(slice_axis(x, 2, *keys)) for name, x in whole.items()}
-        if self.guarded:
-            block["nonfinite_key"] = slice_axis(self.nonfinite_key, 2, *keys)
-        return dataclasses.replace(self, **block)
+        """A block of keys and their values, with as many queries as before."""
+        whole = self._those("key", "value", "value_and_one", "nonfinite_key")
+        block = {name: slice_axis(x, 2, *keys) for name, x in whole.items()}
+        cut = dataclasses.replace(self, **block, keys=keys)
+        return cut.finite("key", "value", "value_and_one")._with_bias()
+
+    def _with_bias(self) -> Operands:
+        if self.bias is None or self.queries is None or self.keys is None:
+            return self
+        return dataclasses.replace(self, bias=mask_rules.cut(self.bias, self.queries, self.keys))
+
+    def _those(self, *names: str) -> dict[str, tf.Tensor]:
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     def nonfinite_rows(self, visible: tf.Tensor | None) -> tf.Tensor | None:
         """Rows that hold or see what is not finite: booleans that broadcast to (B, K, G, t, 1), or None."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.blocks import Plan, visible_blocks
 from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
-from heed.ops.backends.tensorflow.portable.loops import State, block_list, join, loop
+from heed.ops.backends.tensorflow.portable.loops import State, loop
 from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows, weigh
-from heed.ops.mask_rules import cut
 from heed.ops.sizes import Size, Span, size, sizes
 
 
@@ -49,22 +48,12 @@ class Rows:
 
 
 def forward(
-    attention: Attention,
-    plan: Plan,
-    operands: Operands,
-    bias: tf.Tensor | None,
-    parameters: Sequence[tf.Tensor],
-    want_lse: bool,
+    attention: Attention, plan: Plan, operands: Operands, want_lse: bool
 ) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
     """Output (B, K, G, T, V), log-sum-exp (B, K, G, T, 1) or None, and of tiles what `Rows.softmax` is."""
-    dtype, count = operands.query.dtype, plan.query_blocks
-    shape = [*sizes(operands.query)[:3], plan.query_block]
     tiles = plan.groups is None
     widths = [size(operands.value, 3), *([2] if tiles else [1] if want_lse else [])]
-    shapes = [[*shape, width] for width in widths]
-    lists = [
-        block_list(count, None if isinstance(count, int) else block, dtype) for block in shapes
-    ]
+    totals = [plan.over_queries(operands.query, 3, width) for width in widths]
 
     def run(first: Size, last: Size, state: State, keys: Span | None) -> State:
         # Not before the group before is done: its keys would only wait in memory.
@@ -72,52 +61,34 @@ def forward(
             visible_keys = operands if keys is None else operands.cut_keys(keys)
 
         def body(index: Size, state: State) -> State:
-            queries = plan.queries(index)
-            block = visible_keys.cut_queries(queries)
+            block = visible_keys.cut_queries(plan.queries(index))
             if keys is None:
-                rows = online_softmax(attention, plan, block, bias, parameters, queries)
+                rows = online_softmax(attention, plan, block)
             else:
-                bias_block = cut(bias, queries, keys)
-                rows = whole_rows(attention, block, bias_block, parameters, queries, keys, want_lse)
+                rows = whole_rows(attention, block, want_lse)
             return [x.write(index, y) for x, y in zip(state, rows.finished(), strict=True)]
 
         return loop(first, last, body, state)
 
+    lists = [total.start() for total in totals]
     if plan.groups is None:
-        lists = run(0, count, lists, None)
+        lists = run(0, plan.query_blocks, lists, None)
     else:
         for group in plan.groups:
             lists = run(group.first, group.last, lists, group.keys)
-    joined = [
-        join(x, count, plan.query_length, 3, block) for x, block in zip(lists, shapes, strict=True)
-    ]
+    joined = [total.finish(x) for total, x in zip(totals, lists, strict=True)]
     if not tiles:
         return joined[0], joined[1] if want_lse else None, None
     row_max, row_sum = tf.split(joined[1], 2, axis=-1)
     return joined[0], row_max + tf.math.log(row_sum) if want_lse else None, joined[1]
 
 
-def whole_rows(
-    attention: Attention,
-    block: Operands,
-    bias: tf.Tensor | None,
-    parameters: Sequence[tf.Tensor],
-    queries: Span,
-    keys: Span,
-    want_lse: bool,
-) -> Rows:
-    """A block of queries against all the keys it may see, at once. Differentiable by TensorFlow.
-
-    `bias` is that of the block, see `cut`.
-    """
-    dtype = block.query.dtype
-    visible = attention.visible(queries, keys)
-    addend = attention.addend(queries, keys, bias, visible, dtype)
+def whole_rows(attention: Attention, block: Operands, want_lse: bool) -> Rows:
+    """A block of queries against all the keys it may see, at once. Differentiable by TensorFlow."""
+    visible = attention.visible(block)
+    addend = attention.addend(block, visible)
     seen = seen_rows(addend)
-    addend = finite_rows(addend, seen)
-    logits = attention.score(block.query, block.key, *parameters)
-    if addend is not None:
-        logits += addend
+    logits = attention.logits(block, finite_rows(addend, seen))
     weights = tf.nn.softmax(logits)
     lse = None
     if want_lse:
@@ -125,64 +96,69 @@ def whole_rows(
         lse = tf.reduce_max(logits, -1, keepdims=True) - tf.math.log(
             tf.reduce_max(weights, -1, keepdims=True)
         )
-    keep = attention.keep_factor(size(block.query, 0), queries, keys, dtype)
+    keep = attention.keep_factor(block)
     if keep is not None:
         weights *= keep
     return Rows(weigh(weights, block.value), lse, None, seen, block.nonfinite_rows(visible))
 
 
-def online_softmax(
-    attention: Attention,
-    plan: Plan,
-    block: Operands,
-    bias: tf.Tensor | None,
-    parameters: Sequence[tf.Tensor],
-    queries: Span,
-) -> Rows:
+def online_softmax(attention: Attention, plan: Plan, rows: Operands) -> Rows:
     """A block of queries against one block of keys after the other, with a running maximum and sum."""
-    dtype = block.query.dtype
-    shape = [*sizes(block.query)[:3], queries.length]
-    zeros = tf.zeros(tf.stack([*shape, 1]), dtype)
 
-    def body(index: Size, state: State) -> State:
-        output, row_max, row_sum = state[:3]
-        keys = plan.keys(index)
-        tile = block.cut_keys(keys)
-        visible = attention.visible(queries, keys, fresh_keys(plan, index))
-        addend = attention.addend(queries, keys, cut(bias, queries, keys), visible, dtype)
-        logits = attention.score(tile.query, tile.key, *parameters)
-        if addend is not None:
-            logits += addend
+    def turn(tile: Operands, logits: tf.Tensor, state: State) -> State:
+        output, row_max, row_sum = state
         new_max = tf.maximum(row_max, tf.reduce_max(logits, -1, keepdims=True))
         shrink = tf.exp(row_max - new_max)
         weights = tf.exp(logits - new_max)
         row_sum = row_sum * shrink + tf.reduce_sum(weights, -1, keepdims=True)
-        keep = attention.keep_factor(shape[0], queries, keys, dtype)
+        keep = attention.keep_factor(tile)
         if keep is not None:
             weights *= keep
-        following = [output * shrink + weigh(weights, tile.value), new_max, row_sum]
-        if block.guarded:
-            following.append(tf.logical_or(state[3], tile.nonfinite_rows(visible)))
-        return following
+        return [output * shrink + weigh(weights, tile.value), new_max, row_sum]
 
+    dtype, zeros = rows.query.dtype, row_zeros(rows)
+    output = row_zeros(rows, size(rows.value, 3))
     # Finite from the start: hidden pairs have -inf, and no difference of the two may be taken.
-    least_max = zeros + dtype.min
-    state = [tf.zeros(tf.stack([*shape, size(block.value, 3)]), dtype), least_max, zeros]
-    if block.guarded:
-        state.append(tf.zeros_like(zeros, tf.bool))
-    output, row_max, row_sum, *nonfinite = loop(
-        *visible_blocks(plan, attention.mask, queries), body, state
-    )
+    state = [output, zeros + dtype.min, zeros]
+    (output, row_max, row_sum), nonfinite = over_tiles(attention, plan, rows, turn, state)
     seen = tf.not_equal(row_sum, 0)
     return Rows(
         output / tf.where(seen, row_sum, tf.ones((), dtype)),
         None,
         tf.concat([row_max, row_sum], -1),
         seen,
-        nonfinite[0] if nonfinite else None,
+        nonfinite,
     )
 
 
-def fresh_keys(plan: Plan, index: Size) -> tf.Tensor | None:
-    """(s,) booleans: False for the keys of the last block that the block before it has dealt with; None for all."""
-    return plan.keys(index).positions >= index * plan.key_block if plan.keys_overlap else None
+def row_zeros(rows: Operands, width: Size = 1) -> tf.Tensor:
+    """Zeros (B, K, G, t, width)."""
+    return tf.zeros(tf.stack([*sizes(rows.query)[:4], width]), rows.query.dtype)
+
+
+def over_tiles(
+    attention: Attention,
+    plan: Plan,
+    rows: Operands,
+    turn: Callable[[Operands, tf.Tensor, State], State],
+    state: State,
+) -> tuple[State, tf.Tensor | None]:
+    """`state = turn(tile, logits, state)` for each block of keys that a block of queries can see.
+
+    Returns: the last state, and which rows see something that is not finite, see `Rows`.
+    """
+
+    def body(index: Size, state: State) -> State:
+        tile = rows.cut_keys(plan.keys(index))
+        visible = attention.visible(tile, plan.fresh_keys(index))
+        logits = attention.logits(tile, attention.addend(tile, visible))
+        following = {"rows": turn(tile, logits, state["rows"])}
+        if rows.guarded:
+            following["nonfinite"] = tf.logical_or(state["nonfinite"], tile.nonfinite_rows(visible))
+        return following
+
+    both = {"rows": state}
+    if rows.guarded:
+        both["nonfinite"] = tf.zeros_like(rows.nonfinite_query, tf.bool)
+    both = loop(*visible_blocks(plan, attention.mask, rows.queries), body, both)
+    return both["rows"], both.get("nonfinite")

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from heed.ops import checks
 from heed.ops.backends.tensorflow.portable.blockwise import blockwise
-from heed.ops.backends.tensorflow.portable.problem import Problem
-from heed.ops.backends.tensorflow.portable.statistics import statistics_of
+from heed.ops.backends.tensorflow.portable.prepare import prepare
+from heed.ops.backends.tensorflow.portable.row_statistics import statistics_of
 from heed.ops.backends.tensorflow.portable.weights import weights_of
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -30,24 +30,15 @@ class Portable:
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """See `Implementation.attend`."""
-        problem = Problem.of(spec, tensors)
-        output, *lse = blockwise(
-            problem.attention,
-            problem.query,
-            problem.key,
-            problem.value,
-            problem.bias,
-            problem.parameters,
-            scores_per_pair=problem.scores_per_pair,
-            return_lse=return_lse,
-        )
+        attention, operands = prepare(spec, tensors)
+        output, *lse = blockwise(attention, operands, return_lse=return_lse)
         output = tf.cast(output, tensors.query.dtype)
         if spec.heads_axis is None:
             return output[:, 0, 0], lse[0][:, 0, 0, :, 0] if return_lse else None
-        output = problem.attention.join_heads(output)
+        output = attention.join_heads(output)
         if spec.heads_axis == 2:
             output = tf.transpose(output, (0, 2, 1, 3))
-        return output, problem.attention.join_heads(lse[0])[..., 0] if return_lse else None
+        return output, attention.join_heads(lse[0])[..., 0] if return_lse else None
 
     def weights(
         self,
@@ -60,28 +51,27 @@ class Portable:
         lse: Any,
     ) -> tf.Tensor:
         """See `Implementation.weights`."""
-        problem = Problem.of(spec, tensors)
+        attention, operands = prepare(spec, tensors)
         if lse is not None:
             lse = checks.check_lse(lse, [spec.batch, spec.heads[0], spec.lengths[0]], spec.dtype)
-        lengths = problem.attention.lengths
         sizes = {
             "heads": (heads, spec.heads[0]),
-            "rows": (rows, lengths[0]),
-            "keys": (keys, lengths[1]),
+            "rows": (rows, attention.lengths[0]),
+            "keys": (keys, attention.lengths[1]),
         }
         chosen = {
             name: None if values is None else checks.check_indices(name, values, size)
             for name, (values, size) in sizes.items()
         }
-        return weights_of(problem, lse=lse, **chosen)
+        return weights_of(attention, operands, lse=lse, **chosen)
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `Implementation.statistics`."""
         stopped = Tensors(*(None if x is None else tf.stop_gradient(x) for x in tensors))
-        problem = Problem.of(spec, stopped)
-        chosen = checks.check_indices("keys", keys, problem.attention.lengths[1])
-        rows = statistics_of(problem, chosen)
-        entropy, distance, mass = (problem.attention.join_heads(x) for x in rows)
+        attention, operands = prepare(spec, stopped)
+        chosen = checks.check_indices("keys", keys, attention.lengths[1])
+        rows = statistics_of(attention, operands, chosen)
+        entropy, distance, mass = (attention.join_heads(x) for x in rows)
         return entropy[..., 0], distance[..., 0], mass

@@ -1,77 +1,131 @@
-"""Loops over blocks: plain Python for a single block, else one `tf.while_loop` that runs its turns in order."""
+"""Loops over blocks, plain Python for a single block, else one `tf.while_loop`; and what becomes of their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from heed.ops.sizes import Size, Span, is_static, maximum, slice_axis
 
-State = list[Any]
+State = Any  # a list or dictionary of tensors and lists of tensors
 
 
-def loop(
-    first: Size, last: Size, body: Callable[[Size, State], Sequence[Any]], state: State
-) -> State:
-    """`state = body(index, state)` for each index from first to last - 1."""
+def loop(first: Size, last: Size, body: Callable[[Size, State], State], state: State) -> State:
+    """`state = body(index, state)` for each index from first to last - 1, in order."""
     if is_static(first, last) and last - first <= 1:
-        return list(body(first, state)) if last > first else state
+        return body(first, state) if last > first else state
 
-    def turn(index: tf.Tensor, *current: Any) -> tuple[Any, ...]:
-        following = body(index, list(current))
-        for new, old in zip(following, current, strict=True):
-            if isinstance(new, tf.Tensor) and not tf.executing_eagerly():
-                new.set_shape(old.shape)
-        return (index + 1, *following)
+    def keep_shape(new: Any, old: Any) -> None:
+        if isinstance(new, tf.Tensor) and not tf.executing_eagerly():
+            new.set_shape(old.shape)
+
+    def turn(index: tf.Tensor, current: State) -> tuple[tf.Tensor, State]:
+        following = body(index, current)
+        tf.nest.map_structure(keep_shape, following, current)
+        return index + 1, following
 
     # One turn at a time: the others would only hold their blocks in memory.
     result = tf.while_loop(
-        lambda index, *_: index < last,
+        lambda index, _: index < last,
         turn,
-        (tf.convert_to_tensor(first), *state),
+        (tf.convert_to_tensor(first), state),
         parallel_iterations=1,
     )
-    return list(result[1:])
+    return result[1]
 
 
-def block_list(count: Size, shape: Sequence[Size] | None, dtype: tf.DType) -> tf.TensorArray:
-    """A list of `count` blocks; where `shape` is given, each begins as zeros of it."""
-    if shape is None:
-        return tf.TensorArray(dtype, size=count, clear_after_read=False)
-    # At least one, for a list of none cannot be stacked; `join` cuts it away.
-    count = maximum(1, count)
-    known = [n if isinstance(n, int) else None for n in shape]
-    array = tf.TensorArray(dtype, size=count, clear_after_read=False, element_shape=known)
-    return array.unstack(tf.zeros(tf.stack([count, *shape]), dtype))
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """What all blocks give, added up; each gives a tensor like `like`."""
+
+    like: tf.Tensor
+
+    def start(self) -> tf.Tensor:
+        """What a loop begins with."""
+        return tf.zeros_like(self.like)
+
+    def add(self, total: tf.Tensor, index: Size, new: tf.Tensor) -> tf.Tensor:
+        """What it goes on with after a block."""
+        return total + new
+
+    def finish(self, total: tf.Tensor) -> tf.Tensor:
+        """The result."""
+        return total
 
 
-def join(
-    blocks: tf.TensorArray, count: Size, length: Size, axis: int, shape: Sequence[Size]
-) -> tf.Tensor:
-    """Blocks, of which the last may overlap the one before it, side by side along `axis`.
+@dataclasses.dataclass(frozen=True)
+class SideBySide:
+    """What the blocks give, side by side along an axis; the last block may overlap the one before it.
 
-    Args:
-        blocks: `count` of them, each of shape `shape`.
+    Attributes:
+        count: how many blocks there are, each of `shape`.
         length: of the result along `axis`.
+        sparse: a block that gives nothing counts as zeros.
+        summed: a block may also give several times, which is added up.
     """
-    if is_static(count) and count == 1:
-        return blocks.read(0)
-    count = maximum(1, count)
-    block = shape[axis]
-    order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
-    joined = list(shape)
-    joined[axis] = count * block
-    result = tf.reshape(tf.transpose(blocks.stack(), order), tf.stack(joined))
-    if is_static(length, block) and length % block == 0:
-        return result
-    before = maximum(0, (count - 1) * block)
-    rest = length - before
-    return tf.concat(
-        [slice_axis(result, axis, 0, before), slice_axis(result, axis, count * block - rest, rest)],
-        axis,
-    )
+
+    count: Size
+    length: Size
+    axis: int
+    shape: list[Size]
+    dtype: tf.DType
+    sparse: bool = False
+    summed: bool = False
+
+    def start(self) -> tf.TensorArray:
+        """What a loop begins with."""
+        if is_static(self.count) and not (self.sparse or self.summed):
+            return tf.TensorArray(self.dtype, size=self.count, clear_after_read=False)
+        # At least one, for a list of none cannot be stacked; `finish` cuts it away.
+        count = maximum(1, self.count)
+        known = [n if isinstance(n, int) else None for n in self.shape]
+        array = tf.TensorArray(self.dtype, size=count, clear_after_read=False, element_shape=known)
+        return array.unstack(tf.zeros(tf.stack([count, *self.shape]), self.dtype))
+
+    def add(self, blocks: tf.TensorArray, index: Size, new: tf.Tensor) -> tf.TensorArray:
+        """What it goes on with after a block."""
+        return blocks.write(index, blocks.read(index) + new if self.summed else new)
+
+    def finish(self, blocks: tf.TensorArray) -> tf.Tensor:
+        """The result."""
+        if is_static(self.count) and self.count == 1:
+            return blocks.read(0)
+        count, axis, block = maximum(1, self.count), self.axis, self.shape[self.axis]
+        order = [*range(1, axis + 1), 0, *range(axis + 1, len(self.shape) + 1)]
+        joined = [*self.shape[:axis], count * block, *self.shape[axis + 1 :]]
+        result = tf.reshape(tf.transpose(blocks.stack(), order), tf.stack(joined))
+        if is_static(self.length, block) and self.length % block == 0:
+            return result
+        before = maximum(0, (count - 1) * block)
+        rest = self.length - before
+        return tf.concat(
+            [
+                slice_axis(result, axis, 0, before),
+                slice_axis(result, axis, count * block - rest, rest),
+            ],
+            axis,
+        )
+
+
+Totals = Mapping[str, "Sum | SideBySide"]
+
+
+def start(totals: Totals) -> dict[str, Any]:
+    """What a loop begins with."""
+    return {name: total.start() for name, total in totals.items()}
+
+
+def add(totals: Totals, state: State, index: Size, new: Mapping[str, Any]) -> dict[str, Any]:
+    """What it goes on with after a block."""
+    return {name: total.add(state[name], index, new[name]) for name, total in totals.items()}
+
+
+def finish(totals: Totals, state: State) -> dict[str, tf.Tensor]:
+    """The results."""
+    return {name: total.finish(state[name]) for name, total in totals.items()}
 
 
 def put(x: tf.Tensor, axis: int, span: Span, length: Size) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The arithmetic of one block of the score matrix, forward and backward.
+"""The arithmetic of one block of the score matrix.
 
 Shapes inside the portable implementation, with G = N / K query heads for each key/value head:
 query (B, K, G, t, H), key (B, K, s, H), value (B, K, s, V), scores (B, K, G, t, s), all in the compute dtype.
@@ -7,7 +7,8 @@ query (B, K, G, t, H), key (B, K, s, H), value (B, K, s, V), scores (B, K, G, t,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -15,7 +16,7 @@ from heed.ops.backends.tensorflow.portable import dropout
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import as_column, offset
-from heed.ops.sizes import Size, Span, sizes
+from heed.ops.sizes import Size, size, sizes
 
 # A bias of this or less hides its key as -inf does; above, it is an ordinary number.
 HIDING_BIAS = -1e30
@@ -28,13 +29,14 @@ class Attention:
     """One attention apart from its tensors: how to score, what to add, what to hide, what to drop.
 
     Attributes:
-        score: (query block, key block, *parameters) to scores; differentiable TensorFlow code.
+        score: takes `Operands.scored` of a block, gives its scores; differentiable TensorFlow code.
         mask: which pairs count, or None for all.
         slopes: (N,) of ALiBi, or None.
         rate: dropout, 0 <= rate < 1.
         seed: (2,) uint32 of the dropout, or None.
         heads: (K, G).
         lengths: (T, S).
+        scores_per_pair: numbers held for one (query, key) pair at once: B * N, times U for additive attention.
     """
 
     score: Score
@@ -44,62 +46,57 @@ class Attention:
     seed: tf.Tensor | None
     heads: tuple[int, int]
     lengths: tuple[Size, Size]
+    scores_per_pair: int
 
-    def visible(
-        self, queries: Span, keys: Span, fresh_keys: tf.Tensor | None = None
-    ) -> tf.Tensor | None:
+    def visible(self, block: Operands, fresh_keys: tf.Tensor | None = None) -> tf.Tensor | None:
         """Booleans that broadcast to (B, K, G, t, s), or None for "everything".
 
         `fresh_keys` (s,) is False for keys that the block before has dealt with already.
         """
-        block = None if self.mask is None else self.mask.visible(queries, keys, *self.lengths)
+        seen, keys = None, block.keys
+        if self.mask is not None:
+            seen = self.mask.visible(block.queries, keys, *self.lengths)
         if fresh_keys is not None:
             fresh = fresh_keys[None, None, None, :]
-            block = fresh if block is None else tf.logical_and(block, fresh)
-        if block is None:
+            seen = fresh if seen is None else tf.logical_and(seen, fresh)
+        if seen is None:
             return None
-        if not isinstance(keys.length, int) or block.shape[3] != keys.length:
-            block = tf.logical_and(block, tf.ones((1, 1, 1, keys.length), tf.bool))
-        return self._split_heads(block)
+        if not isinstance(keys.length, int) or seen.shape[3] != keys.length:
+            seen = tf.logical_and(seen, tf.ones((1, 1, 1, keys.length), tf.bool))
+        return self._split_heads(seen)
 
-    def addend(
-        self,
-        queries: Span,
-        keys: Span,
-        bias: tf.Tensor | None,
-        visible: tf.Tensor | None,
-        dtype: tf.DType,
-    ) -> tf.Tensor | None:
-        """What is added to the scores, broadcasting to (B, K, G, t, s): bias, ALiBi, and -inf where hidden.
-
-        `bias` is that of the block, see `cut`.
-        """
-        hidden = tf.constant(float("-inf"), dtype)
+    def addend(self, block: Operands, visible: tf.Tensor | None) -> tf.Tensor | None:
+        """What is added to the scores, broadcasting to (B, K, G, t, s): bias, ALiBi, and -inf where hidden."""
+        hidden = tf.constant(float("-inf"), block.query.dtype)
         total = None
-        if bias is not None:
-            total = self._split_heads(tf.where(bias <= HIDING_BIAS, hidden, bias))
+        if block.bias is not None:
+            total = self._split_heads(tf.where(block.bias <= HIDING_BIAS, hidden, block.bias))
         if self.slopes is not None:
             slopes = tf.reshape(self.slopes, (1, -1, 1, 1))
-            alibi = self._split_heads(-slopes * self.distance(queries, keys, dtype))
+            alibi = self._split_heads(-slopes * self.distance(block))
             total = alibi if total is None else total + alibi
         if visible is not None:
-            total = tf.where(visible, tf.zeros((), dtype) if total is None else total, hidden)
+            shown = tf.zeros((), hidden.dtype) if total is None else total
+            total = tf.where(visible, shown, hidden)
         return total
 
-    def distance(self, queries: Span, keys: Span, dtype: tf.DType) -> tf.Tensor:
+    def logits(self, block: Operands, addend: tf.Tensor | None) -> tf.Tensor:
+        """The scores of a block and what is added to them, (B, K, G, t, s)."""
+        scores = self.score(**block.scored)
+        return scores if addend is None else scores + addend
+
+    def distance(self, block: Operands) -> tf.Tensor:
         """|i + a - j| of query i and key j, where `a` is the mask's alignment: (t, s) or (B, 1, t, s)."""
         align = 0 if self.mask is None else self.mask.alignment
-        here = queries.positions[:, None] + as_column(offset(align, *self.lengths))
-        return tf.cast(tf.abs(here - keys.positions), dtype)
+        here = block.queries.positions[:, None] + as_column(offset(align, *self.lengths))
+        return tf.cast(tf.abs(here - block.keys.positions), block.query.dtype)
 
-    def keep_factor(
-        self, batch: Size, queries: Span, keys: Span, dtype: tf.DType
-    ) -> tf.Tensor | None:
+    def keep_factor(self, block: Operands) -> tf.Tensor | None:
         """What dropout multiplies the weights with: 0 or 1 / (1 - rate); None without dropout."""
         if not self.rate:
             return None
-        kv_heads, queries_per_kv = self.heads
-        keep = dropout.kept(self.rate, self.seed, batch, kv_heads * queries_per_kv, queries, keys)
+        batch, heads, dtype = size(block.query, 0), math.prod(self.heads), block.query.dtype
+        keep = dropout.kept(self.rate, self.seed, batch, heads, block.queries, block.keys)
         return self._split_heads(
             tf.where(keep, tf.constant(1 / (1 - self.rate), dtype), tf.zeros((), dtype))
         )
@@ -161,55 +158,3 @@ def weigh(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 def weigh_back(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """The transposed product: weights (B, K, G, t, s), rows (B, K, G, t, V) to (B, K, s, V)."""
     return tf.matmul(fold(weights), fold(rows), transpose_a=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockGradient:
-    """What one block adds to the gradients."""
-
-    query: tf.Tensor
-    key: tf.Tensor
-    value: tf.Tensor
-    parameters: Sequence[tf.Tensor]
-    scores: tf.Tensor
-
-
-def block_gradient(
-    attention: Attention,
-    block: Operands,
-    parameters: Sequence[tf.Tensor],
-    addend: tf.Tensor | None,
-    keep: tf.Tensor | None,
-    output_gradient: tf.Tensor,
-    delta: tf.Tensor,
-    row_max: tf.Tensor | None,
-) -> BlockGradient:
-    """Backward through one block.
-
-    Args:
-        addend, keep: of this block, see `Attention`.
-        output_gradient: (B, K, G, t, V).
-        delta: (B, K, G, t, 1), the sum of output * output_gradient, less the gradient of lse.
-        row_max: (B, K, G, t, 1) highest score of the whole rows, whose sum of exp(score - row_max) divides
-            output_gradient and delta; None if the block holds the whole rows. exp(score - lse) would bring in the
-            rounding of lse.
-    """
-    inputs = [block.query, block.key, *parameters]
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        scores = attention.score(*inputs)
-    logits = scores if addend is None else scores + addend
-    weights = tf.nn.softmax(logits) if row_max is None else tf.exp(logits - row_max)
-    dropped = weights if keep is None else weights * keep
-    if keep is None:
-        # The product subtracts delta: a pass over the whole block less.
-        rows, value = tf.concat([output_gradient, -delta], -1), block.value_and_one
-    else:
-        rows, value = output_gradient, block.value
-    weight_gradient = unfold(tf.matmul(fold(rows), value, transpose_b=True), attention.heads[1])
-    if keep is not None:
-        weight_gradient = weight_gradient * keep - delta
-    score_gradient = weights * weight_gradient
-    gradients = tape.gradient(scores, inputs, score_gradient, unconnected_gradients="zero")
-    value_gradient = weigh_back(dropped, output_gradient)
-    return BlockGradient(gradients[0], gradients[1], value_gradient, gradients[2:], score_gradient)

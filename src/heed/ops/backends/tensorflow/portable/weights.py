@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.finite import (
+    Operands,
     has_nonfinite,
     nan_where,
     sees,
     zero_nonfinite,
 )
-from heed.ops.backends.tensorflow.portable.problem import Problem
 from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows
-from heed.ops.backends.tensorflow.run_time_checks import check_operands
-from heed.ops.mask_rules import cut
-from heed.ops.sizes import Span, size, slice_axis
+from heed.ops.sizes import Span, size, sizes, slice_axis
 
 
 def weights_of(
-    problem: Problem,
+    attention: Attention,
+    operands: Operands,
     *,
     heads: list[int] | None,
     rows: list[int] | None,
@@ -33,34 +31,22 @@ def weights_of(
     """Weights (B, N or len(heads), T or len(rows), S or len(keys)).
 
     Args:
-        problem: what to compute.
         heads, rows, keys: checked, or None for all.
         lse: (B, N, T) of the whole rows, or None to compute them.
     """
-    attention, bias, parameters = problem.attention, problem.bias, problem.parameters
-    query, key, _, mask = check_operands(
-        problem.query, problem.key, None, attention.mask, attention.lengths
-    )
-    attention = dataclasses.replace(attention, mask=mask)
     if lse is not None:
-        lse = tf.reshape(lse, tf.stack([size(query, 0), *attention.heads, size(query, 3), 1]))
+        lse = tf.reshape(lse, tf.stack([*sizes(operands.query)[:4], 1]))
     # Without the log-sum-exp a block has to hold whole rows, and its keys are picked afterwards.
     apart = keys if lse is not None else None
 
     def blocks(queries: Span) -> tf.Tensor:
+        some = operands.cut_queries(queries)
         rows_lse = None if lse is None else slice_axis(lse, 3, *queries)
-        block = functools.partial(
-            _block,
-            attention,
-            slice_axis(query, 3, *queries),
-            bias=bias,
-            parameters=parameters,
-            queries=queries,
-            heads=heads,
-            lse=rows_lse,
-        )
         return _over_runs(
-            apart, attention.lengths[1], 3, lambda run: block(slice_axis(key, 2, *run), keys=run)
+            apart,
+            attention.lengths[1],
+            3,
+            lambda run: _block(attention, some.cut_keys(run), heads, rows_lse),
         )
 
     weights = _over_runs(rows, attention.lengths[0], 2, blocks)
@@ -81,21 +67,13 @@ def _over_runs(
 
 
 def _block(
-    attention: Attention,
-    query: tf.Tensor,
-    key: tf.Tensor,
-    bias: tf.Tensor | None,
-    parameters: Sequence[tf.Tensor],
-    queries: Span,
-    keys: Span,
-    heads: list[int] | None,
-    lse: tf.Tensor | None,
+    attention: Attention, block: Operands, heads: list[int] | None, lse: tf.Tensor | None
 ) -> tf.Tensor:
     """Weights (B, N or len(heads), t, s) of a block of queries and keys: of whole rows, unless `lse` is given."""
-    dtype = query.dtype
-    visible = attention.visible(queries, keys)
-    addend = attention.addend(queries, keys, cut(bias, queries, keys), visible, dtype)
-    keep = attention.keep_factor(size(query, 0), queries, keys, dtype)
+    visible = attention.visible(block)
+    addend = attention.addend(block, visible)
+    keep = attention.keep_factor(block)
+    query, key = block.query, block.key
     if heads is not None:
         # Only the scores of the chosen heads are computed, each with its own copy of its key head.
         query = _pick(query, heads, attention.heads)
@@ -104,10 +82,8 @@ def _block(
             _pick(x, heads, attention.heads) for x in (visible, addend, keep, lse)
         )
     seen = seen_rows(addend)
-    addend = finite_rows(addend, seen)
-    logits = attention.score(zero_nonfinite(query), zero_nonfinite(key), *parameters)
-    if addend is not None:
-        logits += addend
+    safe = dataclasses.replace(block, query=zero_nonfinite(query), key=zero_nonfinite(key))
+    logits = attention.logits(safe, finite_rows(addend, seen))
     weights = tf.nn.softmax(logits) if lse is None else tf.exp(logits - lse)
     if keep is not None:
         weights *= keep
@@ -119,9 +95,9 @@ def _block(
         weights = nan_where(nonfinite, weights)
     else:
         nonfinite = tf.logical_or(nonfinite, sees(visible, has_nonfinite(key)))
-        weights = tf.where(visible, nan_where(nonfinite, weights), tf.zeros((), dtype))
+        weights = tf.where(visible, nan_where(nonfinite, weights), tf.zeros((), query.dtype))
     if seen is not None:
-        weights = tf.where(seen, weights, tf.zeros((), dtype))
+        weights = tf.where(seen, weights, tf.zeros((), query.dtype))
     batch, kv_heads, queries_per_kv, rows, columns = (size(weights, axis) for axis in range(5))
     return tf.reshape(weights, tf.stack([batch, kv_heads * queries_per_kv, rows, columns]))
 
