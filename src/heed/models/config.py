@@ -10,8 +10,6 @@ import keras
 
 from heed._numbers import check_integer, check_real
 
-__all__ = ["POSITIONS", "TransformerConfig"]
-
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 
 _SIZES = (
