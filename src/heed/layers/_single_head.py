@@ -120,7 +120,7 @@ class SingleHeadAttention(AttentionLayer):
         """Checks the widths and creates the variables."""
         raise NotImplementedError
 
-    def _project(self, name: str, width: int, units: int) -> keras.layers.Dense:
+    def _make_projection(self, name: str, width: int, units: int) -> keras.layers.Dense:
         """A built projection (B, T, width) to (B, T, units), for subclasses that have the options of a kernel."""
         layer = keras.layers.Dense(
             units,

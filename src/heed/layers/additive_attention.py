@@ -89,8 +89,8 @@ class AdditiveAttention(SingleHeadAttention):
         self.bias_constraint = keras.constraints.get(bias_constraint)
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
-        self._query_dense = self._project("query", query_width, self.units)
-        self._key_dense = self._project("key", key_width, self.units)
+        self._query_dense = self._make_projection("query", query_width, self.units)
+        self._key_dense = self._make_projection("key", key_width, self.units)
         self.bias = None
         if self.use_bias:
             self.bias = self.add_weight(

@@ -81,7 +81,7 @@ class LuongAttention(SingleHeadAttention):
         if self.score != "general":
             same_width(query_width, key_width)
             return
-        self._query_dense = self._project("query", query_width, key_width)
+        self._query_dense = self._make_projection("query", query_width, key_width)
 
     def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
         if self.score == "general":

@@ -256,17 +256,17 @@ class MultiHeadAttention(AttentionLayer):
         self._widths = {"query": query[-1], "value": value[-1], "key": key[-1]}
         heads, groups = self._num_heads, self._num_key_value_heads
         # In Keras' order, which is that of the weights.
-        self._query_dense = self._project("query", query, heads, self._key_dim)
-        self._key_dense = self._project("key", key, groups, self._key_dim)
+        self._query_dense = self._make_projection("query", query, heads, self._key_dim)
+        self._key_dense = self._make_projection("key", key, groups, self._key_dim)
         if self._use_gate:
-            self._gate_dense = self._project(
+            self._gate_dense = self._make_projection(
                 "gate", query, heads, self._value_dim, activation="sigmoid"
             )
-        self._value_dense = self._project("value", value, groups, self._value_dim)
+        self._value_dense = self._make_projection("value", value, groups, self._value_dim)
         self._dropout_layer = keras.layers.Dropout(
             self._dropout, seed=self.seed, dtype=self.dtype_policy
         )
-        self._output_dense = self._project(
+        self._output_dense = self._make_projection(
             "attention_output",
             (*query[:-1], heads, self._value_dim),
             *(self._output_shape or query[-1:]),
@@ -301,7 +301,7 @@ class MultiHeadAttention(AttentionLayer):
         norm.build((None, None, heads, self._key_dim))
         return norm
 
-    def _project(
+    def _make_projection(
         self, name: str, shape: Shape, *width: int, contracted: int = 1, activation: Any = None
     ) -> Any:
         """A projection of inputs of this shape, with its own copy of the initializers."""
