@@ -12,8 +12,8 @@ FAULTS = (
     Fault(
         "a separate key keeps what lies in its padding",
         f"{_LAYERS}/attend.py",
-        "key = value if key is None else masks.hide(key, columns)",
-        "key = value if key is None else key",
+        "source if key.tensor is None else masks.hide(key.tensor, columns)",
+        "source if key.tensor is None else key.tensor",
         (f"{_OF_LAYERS}/test_poisoned_keys.py",),
     ),
     Fault(
@@ -54,8 +54,8 @@ FAULTS = (
     Fault(
         "the output loses its mask",
         f"{_LAYERS}/attend.py",
-        "masks.carry(output, query_mask)",
-        "masks.carry(output, None)",
+        "masks.carry(result, query_mask)",
+        "masks.carry(result, None)",
         (f"{_OF_LAYERS}/test_multi_head_attention.py",),
     ),
     # The cache
@@ -76,8 +76,8 @@ FAULTS = (
     Fault(
         "keys in a cache are rotated as if they stood at its beginning",
         f"{_LAYERS}/multi_head_attention.py",
-        "key=functools.partial(self._keys, positions=rotary_key_positions, **place),",
-        "key=functools.partial(self._keys, positions=rotary_key_positions, length=length),",
+        "keys = functools.partial(self._keys, positions=rotary_key_positions, **place)",
+        "keys = functools.partial(self._keys, positions=rotary_key_positions, length=length)",
         (f"{_OF_LAYERS}/test_beyond_keras.py",),
     ),
     # Multi-head attention
@@ -98,8 +98,8 @@ FAULTS = (
     Fault(
         "the gate reads what the attention gave",
         f"{_LAYERS}/attend.py",
-        "heads = heads * self.gate(query)",
-        "heads = heads * (1 - self.gate(query))",
+        "heads = heads * gate(shown)",
+        "heads = heads * (1 - gate(shown))",
         (f"{_OF_LAYERS}/test_multi_head_attention.py::test_gate_agrees_with_stock",),
     ),
     Fault(
@@ -120,22 +120,22 @@ FAULTS = (
     Fault(
         "the implicit mask of what a decoder layer reads is not looked at",
         f"{_LAYERS}/transformer_layers.py",
-        '"value_mask": implicit_mask(encoded) if mask is None else mask,',
-        '"value_mask": mask,',
+        '"value_mask": implicit_mask(encoded) if encoded_mask is None else encoded_mask,',
+        '"value_mask": encoded_mask,',
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
     ),
     Fault(
         "cross-attention has a sliding window",
         f"{_LAYERS}/transformer_layers.py",
-        'self.encoded_attention = self._make_attention(width, 4, "cross_attention", local=False)',
-        'self.encoded_attention = self._make_attention(width, 4, "cross_attention", local=True)',
+        'self._make_attention("cross_attention", width, source_width, 4, None)',
+        'self._make_attention("cross_attention", width, source_width, 4, self.sliding_window)',
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
     ),
     Fault(
         "post-norm normalises before the sum",
         f"{_LAYERS}/transformer_layers.py",
-        "return x if self.norm_first else norm(x)",
-        "return x",
+        "        if not self.norm_first:\n            x = norm(x)\n",
+        "",
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
     ),
     Fault(
@@ -218,9 +218,9 @@ FAULTS = (
     ),
     Fault(
         "attention_dropout of the config is not used",
-        f"{_MODELS}/_model.py",
-        '"attention_dropout": config.attention_dropout,',
-        '"attention_dropout": 0.0,',
+        f"{_MODELS}/_stack.py",
+        "attention_dropout=config.attention_dropout,",
+        "attention_dropout=0.0,",
         (f"{_OF_MODELS}/test_transformer.py",),
     ),
 )

@@ -7,7 +7,6 @@ answer to the question whether a fused attention exists. `decelerate()` puts eve
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import keras
@@ -82,20 +81,15 @@ class Acceleration:
     def __enter__(self) -> Acceleration:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._changed:
             _undo(self._model)
             self._changed = False
 
     def report(self) -> Report:
         """What is accelerated now, and what has happened so far."""
-        models = [f"model {model.name!r}" for model in _models.accelerated()]
-        scope = "everything" if _switch.everywhere() else ", ".join(sorted(models)) or "nothing"
+        models = [f"model {model.name!r}" for model in _models.accelerated]
+        scope = "everything" if _switch.everywhere else ", ".join(sorted(models)) or "nothing"
         patched = tuple(patch.text for patch in _installed)
         return Report(
             keras.__version__,
@@ -150,9 +144,9 @@ def accelerate(model: Any = None) -> Acceleration:
                 patch.install()
             _keras_hub.install()
             _installed.extend(patches)
-        changed = not (_switch.everywhere() if model is None else _models.is_accelerated(model))
+        changed = not (_switch.everywhere if model is None else model in _models.accelerated)
         if changed and model is None:
-            _switch.set_everywhere(True)
+            _switch.everywhere = True
         elif changed:
             _models.wrap(model)
     return Acceleration(model, changed)
@@ -173,17 +167,17 @@ def decelerate(model: Any = None) -> None:
     with patching:
         _undo(model)
         if model is None:
-            for other in _models.accelerated():
+            for other in list(_models.accelerated):
                 _undo(other)
 
 
 def _undo(model: Any) -> None:
     with patching:
         if model is None:
-            _switch.set_everywhere(False)
-        elif _models.is_accelerated(model):
+            _switch.everywhere = False
+        elif model in _models.accelerated:
             _models.unwrap(model)
-        if not _switch.everywhere() and not _models.accelerated():
+        if not _switch.everywhere and not _models.accelerated:
             for patch in reversed(_installed):
                 patch.uninstall()
             _keras_hub.uninstall()

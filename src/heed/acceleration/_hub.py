@@ -30,17 +30,6 @@ def fused_attention_op_available(original: Callable[..., bool]) -> Callable[...,
     return accelerated
 
 
-def _question(module: ModuleType, text: str) -> Method:
-    """In all modules: every model has a copy of the function's name."""
-    name, package = "fused_attention_op_available", sys.modules[_PACKAGE]
-    return Function(module, name, _QUESTION, text, package)
-
-
-def _t5_layer(module: ModuleType, text: str) -> Method:
-    owner = getattr(module, "T5MultiHeadAttention", None)
-    return Method(owner, "call", _t5.call, text, sys.modules[_PACKAGE])
-
-
 def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]:
     """The method by which some layers decide, which wants a GPU or TPU; their fused op has no dropout."""
 
@@ -55,17 +44,30 @@ def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]
     return accelerated
 
 
-def _decision(module: ModuleType, text: str) -> Method:
-    owner = getattr(module, text.split(".")[1], None)
-    name, package = "_use_fused_attention_op", sys.modules[_PACKAGE]
-    return Method(owner, name, _DECISION, text, package)
-
-
 _QUESTION = _switch.Replacement(fused_attention_op_available, ())
 _DECISION = _switch.Replacement(use_fused_attention_op, ("self",))
 
-# What is patched: module, name for a report, and how.
-_Make = Callable[[ModuleType, str], Method]
+
+def _method(
+    cls: str, name: str, replacement: _switch.Replacement
+) -> Callable[[ModuleType], Method]:
+    """What makes the patch of a method of a class in a module."""
+    text = f"{_PACKAGE}.{cls}.{name}"
+
+    def make(module: ModuleType) -> Method:
+        owner = getattr(module, cls, None)
+        return Method(owner, name, replacement, text, sys.modules[_PACKAGE])
+
+    return make
+
+
+def _question(module: ModuleType) -> Method:
+    """In all modules: every model has a copy of the function's name."""
+    name = "fused_attention_op_available"
+    text = f"{module.__name__}.{name}"
+    return Function(module, name, _QUESTION, text, sys.modules[_PACKAGE])
+
+
 _MODELS = f"{_PACKAGE}.src.models"
 _DECIDING = {
     "gemma.gemma_attention": "CachedGemmaAttention",
@@ -74,16 +76,14 @@ _DECIDING = {
     "mixtral.mixtral_attention": "CachedMixtralAttention",
     "qwen_moe.qwen_moe_attention": "QwenMoeAttention",
 }
-_TARGETS: dict[str, tuple[str, _Make]] = {
-    f"{_MODELS}.t5.t5_multi_head_attention": (f"{_t5.NAME}.call", _t5_layer),
+# What is patched: the module, and what makes its patch.
+_TARGETS: dict[str, Callable[[ModuleType], Method]] = {
+    f"{_MODELS}.t5.t5_multi_head_attention": _method("T5MultiHeadAttention", "call", _t5.call),
     **{
-        f"{_MODELS}.{module}": (f"{_PACKAGE}.{cls}._use_fused_attention_op", _decision)
+        f"{_MODELS}.{module}": _method(cls, "_use_fused_attention_op", _DECISION)
         for module, cls in _DECIDING.items()
     },
-    f"{_PACKAGE}.src.utils.keras_utils": (
-        f"{_PACKAGE}.src.utils.keras_utils.fused_attention_op_available",
-        _question,
-    ),
+    f"{_PACKAGE}.src.utils.keras_utils": _question,
 }
 
 
@@ -120,8 +120,7 @@ class Hub(importlib.abc.MetaPathFinder):
 
     def patch(self, module: ModuleType) -> None:
         """Patches one module of KerasHub; where it is not as expected it stays as it is."""
-        text, make = _TARGETS[module.__name__]
-        patch = make(module, text)
+        patch = _TARGETS[module.__name__](module)
         if problem := patch.problem():
             self._problems[module.__name__] = f"KerasHub's own attention stays: {problem}"
             return

@@ -9,19 +9,10 @@ from typing import Any
 
 from heed.acceleration import _switch
 
-_accelerated: weakref.WeakSet[Any] = weakref.WeakSet()
+# The models for which `accelerate` was called.
+accelerated: weakref.WeakSet[Any] = weakref.WeakSet()
 # The programs that Keras and KerasHub keep of a model, which were traced without or with heed.
 _TRACED = ("train_function", "test_function", "predict_function", "generate_function")
-
-
-def is_accelerated(model: Any) -> bool:
-    """Whether `accelerate` was called for this model."""
-    return model in _accelerated
-
-
-def accelerated() -> list[Any]:
-    """The models for which it was."""
-    return list(_accelerated)
 
 
 def wrap(model: Any) -> None:
@@ -29,14 +20,14 @@ def wrap(model: Any) -> None:
     for layer in model._flatten_layers():
         if "call" not in vars(layer):
             layer.call = _scoped(layer.call)
-    _accelerated.add(model)
+    accelerated.add(model)
     _trace_anew(model)
 
 
 def unwrap(model: Any) -> None:
     """Undoes `wrap`, but for layers that belong to another accelerated model too."""
-    _accelerated.discard(model)
-    others = {id(layer) for other in _accelerated for layer in other._flatten_layers()}
+    accelerated.discard(model)
+    others = {id(layer) for other in accelerated for layer in other._flatten_layers()}
     for layer in model._flatten_layers():
         if hasattr(vars(layer).get("call"), "_heed_scope") and id(layer) not in others:
             del layer.call

@@ -17,7 +17,7 @@ from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _switch
 from heed.layers import masks
-from heed.layers.attend import MultiHead, Wanted, dropping, many_heads
+from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
@@ -99,16 +99,18 @@ def call(
         self._return_attention_scores = return_attention_scores
     _check_widths(self, query=query, value=value, key=value if key is None else key)
     axes, wanted = _axes(self, len(query.shape)), Wanted.of(return_attention_scores)
-    output, scores, _ = MultiHead(
-        axes=axes,
-        query=self._query_dense,
-        key=self._key_dense,
-        value=self._value_dense,
-        output=self._output_dense,
+    output, scores, _ = multi_head(
+        axes,
+        Input(query, query_mask, self._query_dense),
+        Input(value, value_mask, self._value_dense),
+        Input(key, key_mask, self._key_dense),
+        attention_mask,
+        use_causal_mask,
+        _option(self, "sliding_window"),
         attend=functools.partial(_attend, self, axes, training, wanted),
+        output=self._output_dense,
         gate=self._gate_dense if _option(self, "use_gate") else None,
-        sliding_window=_option(self, "sliding_window"),
-    )(query, value, key, query_mask, value_mask, key_mask, attention_mask, use_causal_mask)
+    )
     return (output, scores) if wanted else output
 
 

@@ -53,6 +53,7 @@ def call(
         self._return_attention_scores = return_attention_scores
     query, value, key = inputs[0], inputs[1], inputs[-1 if len(inputs) == 3 else 1]
     rows, columns = (mask[0], mask[1]) if mask else (None, None)
+    rows = None if rows is None else masks.to_bool(rows, "mask")
     seen = masks.join(_columns(columns), masks.structure(use_causal_mask, None))
     leading, query, key, value = _flat(query, key, value)
     query, key, score = _scoring(self, query, key)
@@ -61,7 +62,7 @@ def call(
         key,
         value,
         return_attention_scores,
-        mask=masks.join(seen, _rows(rows)),
+        mask=masks.join(seen, masks.padding(rows, None, heads=False)),
         # The rows that `mask[0]` hides have an output of 0, but as in Keras they have scores.
         scores_mask=seen,
         **score,
@@ -82,11 +83,6 @@ def _flat(*inputs: Any) -> tuple[Any, ...]:
 
 def _unflat(x: Any, leading: Any) -> Any:
     return x if len(leading) == 1 else ops.reshape(x, (*leading, *ops.shape(x)[-2:]))
-
-
-def _rows(mask: Any) -> Mask | None:
-    """`mask[0]` (B, T) as a mask over (B, T, S)."""
-    return None if mask is None else Mask.dense(masks.to_bool(mask, "mask")[:, :, None])
 
 
 def _columns(mask: Any) -> Mask | None:

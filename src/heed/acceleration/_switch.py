@@ -33,7 +33,7 @@ class Replacement:
     optional: tuple[str, ...] = ()
 
 
-_everywhere = False
+everywhere = False  # whether all models are accelerated
 _inside: ContextVar[bool] = ContextVar("heed_inside_an_accelerated_layer", default=False)
 
 _lock = threading.Lock()
@@ -43,18 +43,7 @@ left_to_keras: collections.Counter[str] = collections.Counter()
 
 def active() -> bool:
     """Whether an attention that is called now runs on heed."""
-    return _everywhere or _inside.get()
-
-
-def everywhere() -> bool:
-    """Whether all models are accelerated."""
-    return _everywhere
-
-
-def set_everywhere(on: bool) -> None:
-    """Turns heed on or off for all models."""
-    global _everywhere
-    _everywhere = on
+    return everywhere or _inside.get()
 
 
 @contextmanager
@@ -72,12 +61,6 @@ def forget() -> None:
     with _lock:
         calls.clear()
         left_to_keras.clear()
-
-
-def count(target: str) -> None:
-    """Notes a call that runs on heed."""
-    with _lock:
-        calls[target] += 1
 
 
 def leave(target: str, reason: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +97,8 @@ def replacement(
                 target = name if isinstance(name, str) else name(bound.args[0])
                 if reason:
                     return leave(target, reason, original, *args, **kwargs)
-                count(target)
+                with _lock:
+                    calls[target] += 1
                 return run(**bound.arguments)
 
             return accelerated

@@ -7,8 +7,6 @@ Attention layers take `(query, value, key=None)`, masks of every kind that Keras
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-
-# isort: split
 from heed.layers.additive_attention import AdditiveAttention
 from heed.layers.dot_product_attention import DotProductAttention
 from heed.layers.embedding import TokenEmbedding

@@ -20,17 +20,21 @@ def clone_initializer(initializer: Any) -> Any:
     return initializer
 
 
-def _letters(count: int, start: int = 0) -> str:
-    return string.ascii_lowercase[start : start + count]
-
-
-def _dense(
-    name: str, kept: int, contracted: int, width: Sequence[int], use_bias: bool, options: dict
+def projection(
+    name: str,
+    shape: Sequence[Any],
+    contracted: int,
+    width: Sequence[int],
+    use_bias: bool,
+    **options: Any,
 ) -> keras.layers.EinsumDense:
-    """Contracts the last axes of an input with a kernel; `kept` axes before them stay."""
-    positions = _letters(kept)
-    inner = _letters(contracted, kept)
-    outer = _letters(len(width), kept + contracted)
+    """A built layer that contracts the last axes of inputs of this shape with a kernel (..., *width).
+
+    (B, ..., D) becomes (B, ..., N, H) with one axis contracted, (B, ..., N, V) becomes (B, ..., D) with two.
+    """
+    kept, rank = len(shape) - contracted, len(shape)
+    letters = string.ascii_lowercase
+    positions, inner, outer = letters[:kept], letters[kept:rank], letters[rank : rank + len(width)]
     layer = keras.layers.EinsumDense(
         f"{positions}{inner},{inner}{outer}->{positions}{outer}",
         output_shape=(*(None,) * (kept - 1), *width),
@@ -41,26 +45,5 @@ def _dense(
     # What goes into a cache may carry a mask, which is for the attention layer to handle; without
     # this Keras would warn that the projection destroys it.
     layer.supports_masking = True
-    return layer
-
-
-def to_heads(
-    name: str, rank: int, heads: int, width: int, use_bias: bool, options: dict
-) -> keras.layers.EinsumDense:
-    """(B, ..., D) of this rank to (B, ..., heads, width); kernel (D, heads, width)."""
-    return _dense(name, rank - 1, 1, (heads, width), use_bias, options)
-
-
-def from_heads(
-    name: str, rank: int, output_shape: Sequence[int], use_bias: bool, options: dict
-) -> keras.layers.EinsumDense:
-    """(B, ..., N, V) to (B, ..., *output_shape), for inputs of this rank; kernel (N, V, ...)."""
-    return _dense(name, rank - 1, 2, output_shape, use_bias, options)
-
-
-def to_width(name: str, width: int, units: int, options: dict) -> keras.layers.Dense:
-    """(B, T, width) to (B, T, units), built, without a bias; kernel (width, units)."""
-    options = {**options, "kernel_initializer": clone_initializer(options["kernel_initializer"])}
-    layer = keras.layers.Dense(units, use_bias=False, name=name, **options)
-    layer.build((None, None, width))
+    layer.build(shape)
     return layer

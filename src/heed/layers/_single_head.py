@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,10 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real
 from heed.layers import masks
-from heed.layers.attend import dropping
-from heed.layers.attention_layer import AttentionLayer
+from heed.layers._projections import clone_initializer
+from heed.layers.attend import dropping, one_head
 from heed.layers.axes import AttentionAxes
+from heed.layers.base_layers import AttentionLayer
 from heed.layers.shapes import Shape, agree, broadcasts, built_widths, key_value_shapes
 from heed.ops import Mask
 
@@ -67,23 +67,27 @@ class SingleHeadAttention(AttentionLayer):
         use_causal_mask: bool = False,
     ) -> Any:
         """Attends; see the class for the arguments."""
-        single = self._check_single(query, use_causal_mask)
+        single = len(query.shape) == 2
+        if single and use_causal_mask:
+            raise ValueError(
+                "`use_causal_mask` needs a sequence of queries, (B, T, D). "
+                f"Received: query.shape={tuple(query.shape)}"
+            )
         shapes = self._check_shapes(query.shape, value.shape, None if key is None else key.shape)
         built_widths({"query": shapes[0], "key": shapes[2]}, self._widths)
-        query_mask = masks.position_mask(query_mask, query, "query_mask")
-        rows = query_mask
-        if attention_mask is not None and not isinstance(attention_mask, Mask):
-            attention_mask = masks.to_bool(attention_mask, "attention_mask")
-            _check_over_scores(tuple(attention_mask.shape), (*query.shape[:-1], value.shape[1]))
-            if single:
-                attention_mask = ops.expand_dims(attention_mask, 1)
-            attention_mask = Mask.dense(attention_mask)
-        elif attention_mask is not None:
-            over = (query.shape[0], 1 if single else query.shape[1], value.shape[1])
-            attention_mask = masks.without_head(attention_mask, over)
+        scores_shape = (*query.shape[:-1], value.shape[1])
+        rows = query_mask = masks.position_mask(query_mask, query, "query_mask")
         if single:
             query = ops.expand_dims(query, 1)
             rows = None if rows is None else ops.expand_dims(rows, -1)
+        if isinstance(attention_mask, Mask):
+            over = (*query.shape[:2], value.shape[1])
+            attention_mask = masks.without_head(attention_mask, over)
+        elif attention_mask is not None:
+            attention_mask = masks.to_bool(attention_mask, "attention_mask")
+            _check_over_scores(tuple(attention_mask.shape), scores_shape)
+            attention_mask = ops.expand_dims(attention_mask, 1) if single else attention_mask
+            attention_mask = Mask.dense(attention_mask)
         rows = _AXES.align_positions(rows, query, "query_mask")
         columns = masks.key_positions(_AXES, value, (value_mask, value), (key_mask, key))
         mask = masks.join(
@@ -93,13 +97,15 @@ class SingleHeadAttention(AttentionLayer):
         )
         query, value = masks.hide(query, rows), masks.hide(value, columns)
         key = value if key is None else masks.hide(key, columns)
-        output, scores = self._attend(
+        query, key, score = self._scoring(query, key)
+        output, scores = one_head(
             query,
             key,
             value,
             return_attention_scores,
             mask=mask,
             scores_mask=mask,
+            **score,
             **dropping(self.dropout, training, self),
         )
         if single:
@@ -114,10 +120,22 @@ class SingleHeadAttention(AttentionLayer):
         """Checks the widths and creates the variables."""
         raise NotImplementedError
 
-    def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
-    ) -> tuple[Any, Any]:
-        """Output and weights, or None: `one_head` with these arguments, and with what the subclass adds to them."""
+    def _make_projection(self, name: str, width: int, units: int) -> keras.layers.Dense:
+        """A built projection (B, T, width) to (B, T, units), for subclasses that have the options of a kernel."""
+        layer = keras.layers.Dense(
+            units,
+            use_bias=False,
+            kernel_initializer=clone_initializer(self.kernel_initializer),
+            kernel_regularizer=self.kernel_regularizer,
+            kernel_constraint=self.kernel_constraint,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+        layer.build((None, None, width))
+        return layer
+
+    def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Query and key as they are scored, and the options of `one_head` that say how."""
         raise NotImplementedError
 
     def compute_output_shape(
@@ -133,31 +151,6 @@ class SingleHeadAttention(AttentionLayer):
         output = (*query[:-1], value[-1])
         return (output, (*query[:-1], value[1])) if return_attention_scores else output
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
-        bound = inspect.signature(self.call).bind(*args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
-        query, value, key = (call[name] for name in ("query", "value", "key"))
-        self._check_single(query, call["use_causal_mask"])
-        shape, scores_shape = self.compute_output_shape(
-            query.shape,
-            value.shape,
-            None if key is None else key.shape,
-            return_attention_scores=True,
-        )
-        given = call["attention_mask"]
-        if given is not None and not isinstance(given, Mask):
-            _check_over_scores(tuple(given.shape), scores_shape)
-        for name in ("query", "value", "key"):
-            mask, tensor = call[f"{name}_mask"], call[name]
-            if mask is not None and tensor is not None and len(tensor.shape) == 3:
-                _AXES.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
-        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
-        if call["return_attention_scores"]:
-            return output, keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
-        return output
-
     def _check_shapes(
         self,
         query_shape: Sequence[Any],
@@ -171,16 +164,6 @@ class SingleHeadAttention(AttentionLayer):
                 f"(B, S, V). Received: query.shape={query}, value.shape={value}"
             )
         return query, value, key
-
-    def _check_single(self, query: Any, use_causal_mask: bool) -> bool:
-        """Whether the query is a single state."""
-        single = len(query.shape) == 2
-        if single and use_causal_mask:
-            raise ValueError(
-                "`use_causal_mask` needs a sequence of queries, (B, T, D). "
-                f"Received: query.shape={tuple(query.shape)}"
-            )
-        return single
 
 
 def _check_order(arguments: tuple[Any, ...]) -> None:

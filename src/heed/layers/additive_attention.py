@@ -7,9 +7,7 @@ from typing import Any
 import keras
 
 from heed._numbers import check_integer
-from heed.layers import _projections
 from heed.layers._single_head import SingleHeadAttention
-from heed.layers.attend import one_head
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -91,21 +89,8 @@ class AdditiveAttention(SingleHeadAttention):
         self.bias_constraint = keras.constraints.get(bias_constraint)
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
-        def projection(name: str, width: int) -> keras.layers.Layer:
-            return _projections.to_width(
-                name,
-                width,
-                self.units,
-                {
-                    "kernel_initializer": self.kernel_initializer,
-                    "kernel_regularizer": self.kernel_regularizer,
-                    "kernel_constraint": self.kernel_constraint,
-                    "dtype": self.dtype_policy,
-                },
-            )
-
-        self._query_dense = projection("query", query_width)
-        self._key_dense = projection("key", key_width)
+        self._query_dense = self._make_projection("query", query_width, self.units)
+        self._key_dense = self._make_projection("key", key_width, self.units)
         self.bias = None
         if self.use_bias:
             self.bias = self.add_weight(
@@ -122,10 +107,8 @@ class AdditiveAttention(SingleHeadAttention):
             regularizer=self.kernel_regularizer,
         )
 
-    def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
-    ) -> tuple[Any, Any]:
-        options["bias"] = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
-        options["score_vector"] = keras.ops.convert_to_tensor(self.score_vector)
-        query, key = self._query_dense(query), self._key_dense(key)
-        return one_head(query, key, value, with_scores, **options)
+    def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
+        bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
+        score_vector = keras.ops.convert_to_tensor(self.score_vector)
+        score = {"score_vector": score_vector, "bias": bias}
+        return self._query_dense(query), self._key_dense(key), score

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras import ops
 
@@ -104,79 +104,75 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
-@dataclass(frozen=True)
-class MultiHead:
-    """What a multi-head layer puts around its attention; called, it is one call of the layer.
+class Input(NamedTuple):
+    """An input of a multi-head layer, the mask that was given for it, and its projection to heads."""
 
-    Attributes:
+    tensor: Any
+    mask: Any
+    project: Callable[[Any], Any]
+
+
+def multi_head(
+    axes: AttentionAxes,
+    query: Input,
+    value: Input,
+    key: Input,
+    attention_mask: Any,
+    use_causal_mask: bool,
+    sliding_window: int | None,
+    *,
+    attend: Callable[[Any, Any, Any, Mask | None], tuple[Any, Any]],
+    output: Callable[[Any], Any],
+    gate: Callable[[Any], Any] | None,
+    cache: Any = None,
+    cache_index: Any = None,
+) -> tuple[Any, Any, Any]:
+    """One call of a multi-head layer: what stands around its attention.
+
+    What masks hide is 0 before it is projected. A complete cache is read in place of key and value; with an index
+    theirs are written into it first, and the attention is causal from there.
+
+    Args:
         axes: what is attended over.
-        query, key, value: the projections to heads.
-        output: the projection back.
+        query, value, key: the inputs; the key's tensor may be None.
+        attention_mask, use_causal_mask, sliding_window, cache, cache_index: of the layer or its call.
         attend: of projected query, key, value and their mask: heads and scores.
-        gate: the projection that multiplies the heads, or None.
-        sliding_window: of the layer, or None.
+        output: the projection back.
+        gate: the projection of the query that multiplies the heads, or None.
+
+    Returns: output, scores and cache.
     """
-
-    axes: AttentionAxes
-    query: Callable[[Any], Any]
-    key: Callable[[Any], Any]
-    value: Callable[[Any], Any]
-    output: Callable[[Any], Any]
-    attend: Callable[[Any, Any, Any, Mask | None], tuple[Any, Any]]
-    gate: Callable[[Any], Any] | None
-    sliding_window: int | None
-
-    def __call__(
-        self,
-        query: Any,
-        value: Any,
-        key: Any,
-        query_mask: Any,
-        value_mask: Any,
-        key_mask: Any,
-        attention_mask: Any,
-        use_causal_mask: bool,
-        cache: Any = None,
-        cache_index: Any = None,
-    ) -> tuple[Any, Any, Any]:
-        """Output, scores and cache, for the arguments of a call of the layer.
-
-        What masks hide is 0 before it is projected. A complete cache is read in place of key and value; with an index
-        theirs are written into it first, and the attention is causal from there.
-        """
-        axes, start = self.axes, "top_left"
-        query_mask = masks.position_mask(query_mask, query, "query_mask")
-        rows = axes.align_positions(query_mask, query, "query_mask")
-        query = masks.hide(query, rows)
-        queries = self.query(query)
-        given = ((value_mask, value), (key_mask, key))
-        if cache is None:
-            columns = masks.key_positions(axes, value, *given)
-            value = masks.hide(value, columns)
-            key = value if key is None else masks.hide(key, columns)
-            keys, values = self.key(key), self.value(value)
-        else:
-            spread = None
-            if cache_index is not None:
-                use_causal_mask, start = True, cache_index
-                new = self.key(value if key is None else key)
-                spread = _cache.spread(cache, new, cache_index)
-                cache = _cache.write(cache, new, self.value(value), cache_index)
-            keys, values = cache["key"], cache["value"]
-            columns = masks.key_positions(axes, keys, *given, spread)
-        mask = masks.join(
-            masks.structure(use_causal_mask, self.sliding_window, start),
-            masks.padding(
-                axes.flatten_positions(rows, queries), axes.flatten_positions(columns, keys)
-            ),
-            masks.over_scores(attention_mask, axes, queries, keys, queries.shape[-2]),
-        )
-        heads, scores = self.attend(queries, keys, values, mask)
-        if self.gate is not None:
-            heads = heads * self.gate(query)
-        output = self.output(heads)
-        masks.carry(output, query_mask)
-        return output, scores, cache
+    start: Any = "top_left"
+    query_mask = masks.position_mask(query.mask, query.tensor, "query_mask")
+    rows = axes.align_positions(query_mask, query.tensor, "query_mask")
+    shown = masks.hide(query.tensor, rows)
+    queries = query.project(shown)
+    given = ((value.mask, value.tensor), (key.mask, key.tensor))
+    if cache is None:
+        columns = masks.key_positions(axes, value.tensor, *given)
+        source = masks.hide(value.tensor, columns)
+        keys = key.project(source if key.tensor is None else masks.hide(key.tensor, columns))
+        values = value.project(source)
+    else:
+        spread = None
+        if cache_index is not None:
+            use_causal_mask, start = True, cache_index
+            new = key.project(value.tensor if key.tensor is None else key.tensor)
+            spread = _cache.spread(cache, new, cache_index)
+            cache = _cache.write(cache, new, value.project(value.tensor), cache_index)
+        keys, values = cache["key"], cache["value"]
+        columns = masks.key_positions(axes, keys, *given, spread)
+    mask = masks.join(
+        masks.structure(use_causal_mask, sliding_window, start),
+        masks.padding(axes.flatten_positions(rows, queries), axes.flatten_positions(columns, keys)),
+        masks.over_scores(attention_mask, axes, queries, keys, queries.shape[-2]),
+    )
+    heads, scores = attend(queries, keys, values, mask)
+    if gate is not None:
+        heads = heads * gate(shown)
+    result = output(heads)
+    masks.carry(result, query_mask)
+    return result, scores, cache
 
 
 def many_heads(

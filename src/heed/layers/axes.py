@@ -7,6 +7,7 @@ batch and features, the usual case, everything here returns its argument.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -97,20 +98,26 @@ class AttentionAxes:
         _, columns = self._sizes(key)
         return (*batch, num_heads, *rows, *columns)
 
-    def complete_scores_like(self, shape: Shape, target: Shape, name: str) -> Shape:
-        """The shape of a mask or bias over the scores, with ones where Keras lets it be shorter.
+    def flatten_scores_like(self, x: Any, query: Any, key: Any, heads: int, name: str) -> Any:
+        """A mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
 
-        (T, S) and (B, T, S) hold for every head, (B, N, T, S) has one for each: what is missing
-        stands just before the attended axes.
+        As Keras lets it be shorter: (T, S) and (B, T, S) hold for every head, (B, N, T, S) has one for each.
 
         Args:
-            shape: of the mask or bias.
-            target: of the scores.
+            x: the mask or bias.
+            query: a tensor whose leading dimensions are (B, d1, ..., dk), projected or not.
+            key: the same for the keys.
+            heads: N.
             name: the argument's name, for messages.
 
         Raises:
-            ValueError: if the shape cannot broadcast to the scores.
+            ValueError: if its shape cannot broadcast to the scores.
         """
+        if x is None:
+            return None
+        target = self.scores_shape(tuple(query.shape), tuple(key.shape), heads)
+        shape = tuple(x.shape)
+        # What is missing stands just before the attended axes.
         split = len(shape) - 2 * len(self.axes)
         missing = len(target) - len(shape)
         full = (*shape[: max(split, 0)], *(1,) * missing, *shape[max(split, 0) :])
@@ -119,78 +126,49 @@ class AttentionAxes:
                 f"`{name}` must be broadcastable to the scores, of shape {target}, or to them "
                 f"without the dimension of the heads. Received: {name}.shape={shape}"
             )
-        return full
-
-    def flatten_scores_like(self, x: Any, query: Any, key: Any, heads: int, name: str) -> Any:
-        """A mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
-
-        Args:
-            x: the mask or bias, see `complete_scores_like`.
-            query: a tensor whose leading dimensions are (B, d1, ..., dk), projected or not.
-            key: the same for the keys.
-            heads: N.
-            name: the argument's name, for messages.
-        """
-        if x is None:
-            return None
-        target = self.scores_shape(tuple(query.shape), tuple(key.shape), heads)
-        shape = tuple(x.shape)
-        full = self.complete_scores_like(shape, target, name)
-        for _ in range(len(full) - len(shape)):
-            x = ops.expand_dims(x, len(shape) - 2 * len(self.axes))
+        if missing:
+            x = ops.expand_dims(x, tuple(range(split, split + missing)))
         if self.trivial:
             return x
         return self._merge(x, full, self.scores_shape(ops.shape(query), ops.shape(key), heads))
 
     def _merge(self, x: Any, shape: Shape, target: Shape) -> Any:
-        """Merges the axes of each group of a scores-like array: batch and free, rows, columns."""
+        """Merges the axes of each group of a scores-like array: batch and free, heads, rows, columns."""
         heads = 1 + len(self.free)
-        rows = heads + 1 + len(self.axes)
-        groups = (
-            slice(0, heads),
-            slice(heads, heads + 1),
-            slice(heads + 1, rows),
-            slice(rows, None),
-        )
+        bounds = (0, heads, heads + 1, heads + 1 + len(self.axes), len(shape))
         broadcast: list[Any] = []
         merged: list[Any] = []
-        for group in groups:
+        for first, last in itertools.pairwise(bounds):
             # A group of ones stays one; any other must have its full size before it can merge.
-            sizes = shape[group] if all(n == 1 for n in shape[group]) else target[group]
+            sizes = shape[first:last]
+            if any(n != 1 for n in sizes):
+                sizes = target[first:last]
             broadcast.extend(sizes)
             merged.append(math.prod(sizes))
         return ops.reshape(ops.broadcast_to(x, broadcast), merged)
 
-    def check_positions(self, shape: Shape, tensor: Shape, name: str) -> bool:
-        """Checks the shape of a mask of positions.
+    def align_positions(self, mask: Any, x: Any, name: str) -> Any:
+        """A mask of positions as an array that broadcasts to (B, d1, ..., dk) of `x`; None stays None.
 
         Args:
-            shape: of the mask: one value per position of the tensor; with one attention axis also
-                (B, T), which then holds along the free axes.
-            tensor: the shape (B, d1, ..., dk, ...) of the tensor that the mask belongs to.
+            mask: one value per position of `x`; with one attention axis also (B, T), which then holds along the free
+                axes.
+            x: (B, d1, ..., dk, ...), what the mask belongs to.
             name: the argument's name, for messages.
-
-        Returns:
-            Whether it has one value per position.
 
         Raises:
             ValueError: if the mask has another shape.
         """
-        full = tensor[: self.rank - 1]
-        short = (full[0], *(full[axis] for axis in self.axes))
+        if mask is None:
+            return None
+        shape, full = tuple(mask.shape), tuple(x.shape)[: self.rank - 1]
         if agree(shape, full):
-            return True
-        if len(short) == 2 and agree(shape, short):
-            return False
-        raise ValueError(
-            f"`{name}` must hold one value per position, so it must have the shape {full}. "
-            f"Received: {name}.shape={shape}"
-        )
-
-    def align_positions(self, mask: Any, x: Any, name: str) -> Any:
-        """A mask of positions as an array that broadcasts to (B, d1, ..., dk) of `x`; None stays None."""
-        if mask is None or self.check_positions(tuple(mask.shape), tuple(x.shape), name):
             return mask
+        if len(self.axes) != 1 or not agree(shape, (full[0], full[self.axes[0]])):
+            raise ValueError(
+                f"`{name}` must hold one value per position, so it must have the shape {full}. "
+                f"Received: {name}.shape={shape}"
+            )
         spread = [1] * (self.rank - 1)
         spread[0], spread[self.axes[0]] = ops.shape(mask)
         return ops.reshape(mask, spread)

@@ -9,7 +9,6 @@ import keras
 
 from heed._numbers import check_real
 from heed.layers._single_head import SingleHeadAttention
-from heed.layers.attend import one_head
 from heed.layers.shapes import same_width
 
 
@@ -79,8 +78,5 @@ class DotProductAttention(SingleHeadAttention):
     def _build_scores(self, query_width: int, key_width: int) -> None:
         same_width(query_width, key_width)
 
-    def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
-    ) -> tuple[Any, Any]:
-        options |= {"scale": self.scale, "soft_cap": self.soft_cap}
-        return one_head(query, key, value, with_scores, **options)
+    def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
+        return query, key, {"scale": self.scale, "soft_cap": self.soft_cap}

@@ -8,9 +8,7 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer
-from heed.layers.configured_layer import ConfiguredLayer
-
-__all__ = ["TokenEmbedding"]
+from heed.layers.base_layers import ConfiguredLayer
 
 
 def _lookup(table: Any, ids: Any) -> Any:

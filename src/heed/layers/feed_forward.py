@@ -8,13 +8,11 @@ import keras
 
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
-from heed.layers.configured_layer import ConfiguredLayer
-
-__all__ = ["FeedForward"]
+from heed.layers.base_layers import SequenceLayer
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class FeedForward(ConfiguredLayer):
+class FeedForward(SequenceLayer):
     """Two dense layers with an activation between them, at each position alone.
 
     `output = activation(x @ W1 + b1) @ W2 + b2`, back to the width of the input.
@@ -68,7 +66,6 @@ class FeedForward(ConfiguredLayer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = check_integer("seed", seed, least=None, optional=True)
-        self.supports_masking = True
 
     def _dense(self, units: int, activation: Any, name: str) -> keras.layers.Dense:
         return keras.layers.Dense(
@@ -100,7 +97,3 @@ class FeedForward(ConfiguredLayer):
         if self.dropout:
             hidden = self.dropout_layer(hidden, training=training)
         return self.output_dense(hidden)
-
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the output for inputs of this shape."""
-        return tuple(input_shape)

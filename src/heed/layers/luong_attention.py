@@ -6,9 +6,7 @@ from typing import Any
 
 import keras
 
-from heed.layers import _projections
 from heed.layers._single_head import SingleHeadAttention
-from heed.layers.attend import one_head
 from heed.layers.shapes import same_width
 
 _SCORES = ("dot", "general", "scaled")
@@ -83,22 +81,9 @@ class LuongAttention(SingleHeadAttention):
         if self.score != "general":
             same_width(query_width, key_width)
             return
-        self._query_dense = _projections.to_width(
-            "query",
-            query_width,
-            key_width,
-            {
-                "kernel_initializer": self.kernel_initializer,
-                "kernel_regularizer": self.kernel_regularizer,
-                "kernel_constraint": self.kernel_constraint,
-                "dtype": self.dtype_policy,
-            },
-        )
+        self._query_dense = self._make_projection("query", query_width, key_width)
 
-    def _attend(
-        self, query: Any, key: Any, value: Any, with_scores: bool, **options: Any
-    ) -> tuple[Any, Any]:
+    def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
         if self.score == "general":
             query = self._query_dense(query)
-        scale = None if self.score == "scaled" else 1.0
-        return one_head(query, key, value, with_scores, scale=scale, **options)
+        return query, key, {"scale": None if self.score == "scaled" else 1.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -14,9 +13,9 @@ from keras import ops
 from heed._numbers import check_integer, check_real
 from heed.layers import _cache, _projections, masks
 from heed.layers._cache import Cache
-from heed.layers.attend import MultiHead, Wanted, dropping, many_heads, together
-from heed.layers.attention_layer import AttentionLayer
+from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head, together
 from heed.layers.axes import AttentionAxes
+from heed.layers.base_layers import AttentionLayer
 from heed.layers.positions import RelativePositionBias
 from heed.layers.shapes import (
     Shape,
@@ -256,32 +255,23 @@ class MultiHeadAttention(AttentionLayer):
         self._axes.check(query, value)
         self._widths = {"query": query[-1], "value": value[-1], "key": key[-1]}
         heads, groups = self._num_heads, self._num_key_value_heads
-
-        def to_heads(
-            name: str, count: int, width: int, shape: Shape, activation: str | None = None
-        ) -> Any:
-            options = {**self._projection_options(), "activation": activation}
-            dense = _projections.to_heads(name, rank, count, width, self._use_bias, options)
-            dense.build(shape)
-            return dense
-
         # In Keras' order, which is that of the weights.
-        self._query_dense = to_heads("query", heads, self._key_dim, query)
-        self._key_dense = to_heads("key", groups, self._key_dim, key)
+        self._query_dense = self._make_projection("query", query, heads, self._key_dim)
+        self._key_dense = self._make_projection("key", key, groups, self._key_dim)
         if self._use_gate:
-            self._gate_dense = to_heads("gate", heads, self._value_dim, query, "sigmoid")
-        self._value_dense = to_heads("value", groups, self._value_dim, value)
+            self._gate_dense = self._make_projection(
+                "gate", query, heads, self._value_dim, activation="sigmoid"
+            )
+        self._value_dense = self._make_projection("value", value, groups, self._value_dim)
         self._dropout_layer = keras.layers.Dropout(
             self._dropout, seed=self.seed, dtype=self.dtype_policy
         )
-        self._output_dense = _projections.from_heads(
+        self._output_dense = self._make_projection(
             "attention_output",
-            rank,
-            self._output_shape or query[-1:],
-            self._use_bias,
-            self._projection_options(),
+            (*query[:-1], heads, self._value_dim),
+            *(self._output_shape or query[-1:]),
+            contracted=2,
         )
-        self._output_dense.build((*query[:-1], heads, self._value_dim))
         self._build_extras()
 
     def _build_extras(self) -> None:
@@ -311,18 +301,26 @@ class MultiHeadAttention(AttentionLayer):
         norm.build((None, None, heads, self._key_dim))
         return norm
 
-    def _projection_options(self) -> dict[str, Any]:
-        """What all projections share; each gets its own copy of the initializers."""
-        return {
-            "kernel_initializer": _projections.clone_initializer(self._kernel_initializer),
-            "bias_initializer": _projections.clone_initializer(self._bias_initializer),
-            "kernel_regularizer": self._kernel_regularizer,
-            "bias_regularizer": self._bias_regularizer,
-            "activity_regularizer": self._activity_regularizer,
-            "kernel_constraint": self._kernel_constraint,
-            "bias_constraint": self._bias_constraint,
-            "dtype": self.dtype_policy,
-        }
+    def _make_projection(
+        self, name: str, shape: Shape, *width: int, contracted: int = 1, activation: Any = None
+    ) -> Any:
+        """A projection of inputs of this shape, with its own copy of the initializers."""
+        return _projections.projection(
+            name,
+            shape,
+            contracted,
+            width,
+            self._use_bias,
+            activation=activation,
+            kernel_initializer=_projections.clone_initializer(self._kernel_initializer),
+            bias_initializer=_projections.clone_initializer(self._bias_initializer),
+            kernel_regularizer=self._kernel_regularizer,
+            bias_regularizer=self._bias_regularizer,
+            activity_regularizer=self._activity_regularizer,
+            kernel_constraint=self._kernel_constraint,
+            bias_constraint=self._bias_constraint,
+            dtype=self.dtype_policy,
+        )
 
     @classmethod
     def from_keras(cls, layer: keras.layers.Layer) -> MultiHeadAttention:
@@ -393,9 +391,7 @@ class MultiHeadAttention(AttentionLayer):
     ) -> Any:
         """Attends; see the class for the arguments."""
         wanted = Wanted.of(return_attention_scores)
-        self._check_call(
-            self._axes, query, value, key, use_causal_mask, rotary_positions, cache, cache_index
-        )
+        self._check_call(query, value, key, use_causal_mask, rotary_positions, cache, cache_index)
         if rotary_key_positions is None:
             rotary_key_positions = rotary_positions
         start = 0 if cache_index is None else cache_index
@@ -411,26 +407,21 @@ class MultiHeadAttention(AttentionLayer):
                 queries, keys, values, mask, training, wanted or False, **extras
             )
 
-        output, scores, cache = MultiHead(
-            axes=self._axes,
-            query=functools.partial(self._queries, positions=rotary_positions, **place),
-            key=functools.partial(self._keys, positions=rotary_key_positions, **place),
-            value=self._value_dense,
-            output=self._output_dense,
-            attend=attend,
-            gate=self._gate_dense if self._use_gate else None,
-            sliding_window=self._sliding_window,
-        )(
-            query,
-            value,
-            key,
-            query_mask,
-            value_mask,
-            key_mask,
+        queries = functools.partial(self._queries, positions=rotary_positions, **place)
+        keys = functools.partial(self._keys, positions=rotary_key_positions, **place)
+        output, scores, cache = multi_head(
+            self._axes,
+            Input(query, query_mask, queries),
+            Input(value, value_mask, self._value_dense),
+            Input(key, key_mask, keys),
             attention_mask,
             use_causal_mask,
-            cache,
-            cache_index,
+            self._sliding_window,
+            attend=attend,
+            output=self._output_dense,
+            gate=self._gate_dense if self._use_gate else None,
+            cache=cache,
+            cache_index=cache_index,
         )
         return together(output, None if wanted is None else scores, cache)
 
@@ -632,7 +623,6 @@ class MultiHeadAttention(AttentionLayer):
 
     def _check_call(
         self,
-        axes: AttentionAxes,
         query: Any,
         value: Any,
         key: Any,
@@ -642,6 +632,7 @@ class MultiHeadAttention(AttentionLayer):
         cache_index: Any,
     ) -> None:
         """Checks what a call alone can know."""
+        axes = self._axes
         if len(axes.axes) > 1 and (use_causal_mask or self._sliding_window is not None):
             raise ValueError(
                 "`use_causal_mask` and `sliding_window` need an order of positions, which several "
@@ -689,39 +680,3 @@ class MultiHeadAttention(AttentionLayer):
         if wanted is None:
             return output
         return output, wanted.shape(axes.scores_shape(query, key, self._num_heads), axes)
-
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
-        bound = inspect.signature(self.call).bind(*args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
-        query, value, key, cache = (call[name] for name in ("query", "value", "key", "cache"))
-        axes = AttentionAxes(len(query.shape), self._attention_axes)
-        names = ("use_causal_mask", "rotary_positions", "cache", "cache_index")
-        self._check_call(axes, query, value, key, *(call[name] for name in names))
-        sources = (value.shape, None if key is None else key.shape)
-        if cache is not None:
-            sources = (cache["key"].shape[:3], None)
-        shape, whole = self.compute_output_shape(
-            query.shape, *sources, return_attention_scores=True
-        )
-        self._check_masks(axes, call, whole)
-        scores, wanted = None, Wanted.of(call["return_attention_scores"])
-        if wanted is not None:
-            scores = keras.KerasTensor(wanted.shape(whole, axes), dtype=self.compute_dtype)
-        if cache is not None:
-            cache = {name: keras.KerasTensor(x.shape, x.dtype) for name, x in cache.items()}
-        return together(keras.KerasTensor(shape, dtype=self.compute_dtype), scores, cache)
-
-    def _check_masks(self, axes: AttentionAxes, call: dict[str, Any], scores: Shape) -> None:
-        for name in ("attention_mask", "position_bias"):
-            if call[name] is not None and not isinstance(call[name], Mask):
-                axes.complete_scores_like(tuple(call[name].shape), scores, name)
-        for name in ("query", "value", "key"):
-            mask, tensor = call[f"{name}_mask"], call[name]
-            if (
-                mask is not None
-                and tensor is not None
-                and (name == "query" or call["cache"] is None)
-            ):
-                axes.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")

@@ -8,14 +8,12 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer, check_real, integer
-from heed.layers.configured_layer import ConfiguredLayer
+from heed.layers.base_layers import ConfiguredLayer, SequenceLayer
 from heed.ops import relative_position_bias, sinusoidal_positions
-
-__all__ = ["LearnedPositions", "RelativePositionBias", "SinusoidalPositions"]
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class SinusoidalPositions(ConfiguredLayer):
+class SinusoidalPositions(SequenceLayer):
     """Adds sines and cosines of the position to a sequence.
 
     `output[b, t] = inputs[b, t] + P[start_index + t]` with `P[p, 2c] = sin(p /
@@ -49,10 +47,6 @@ class SinusoidalPositions(ConfiguredLayer):
     def __init__(self, max_wavelength: float = 10000.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.max_wavelength = check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
-        self.supports_masking = True
-
-    def build(self, input_shape: Any = None) -> None:
-        """There is nothing to create."""
 
     def call(self, inputs: Any, start_index: Any = 0) -> Any:
         """See the class for the arguments."""
@@ -62,13 +56,9 @@ class SinusoidalPositions(ConfiguredLayer):
         )
         return inputs + ops.cast(table, inputs.dtype)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the output for inputs of this shape."""
-        return tuple(input_shape)
-
 
 @keras.saving.register_keras_serializable(package="heed")
-class LearnedPositions(ConfiguredLayer):
+class LearnedPositions(SequenceLayer):
     """Adds a learned vector for each position to a sequence.
 
     `output[b, t] = inputs[b, t] + P[start_index + t]` with a table `P` (max_length, D).
@@ -106,7 +96,6 @@ class LearnedPositions(ConfiguredLayer):
         if embeddings_initializer is None:
             embeddings_initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
         """Creates the variables."""
@@ -128,10 +117,6 @@ class LearnedPositions(ConfiguredLayer):
         shape = ops.shape(inputs)
         table = ops.convert_to_tensor(self.embeddings)
         return inputs + ops.slice(table, (start_index, 0), (shape[1], shape[2]))
-
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the output for inputs of this shape."""
-        return tuple(input_shape)
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -10,6 +10,8 @@ import keras
 
 from heed.layers.multi_head_attention import GROUPED
 
+# Of a layer: module, class, registered name, and arguments.
+_Layer = tuple[str, str, str | None, dict[str, Any]]
 _OURS = "heed>MultiHeadAttention"
 _STOCK = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")
 # What every layer takes.
@@ -77,17 +79,19 @@ def _walk(config: Any, by: str, found: list[str]) -> Any:
     if replaced is None:
         return config
     found.append(config["config"].get("name", ""))
-    return {**config, **replaced}
+    module, name, registered, options = replaced
+    layer = {"module": module, "class_name": name, "registered_name": registered}
+    return {**config, **layer, "config": options}
 
 
-def _into_heed(config: dict[str, Any]) -> dict[str, Any] | None:
+def _into_heed(config: dict[str, Any]) -> _Layer | None:
     if config.get("module") != "keras.layers" or config.get("class_name") not in _STOCK:
         return None
     options = {GROUPED.get(name, name): value for name, value in config["config"].items()}
-    return _named("heed.layers", "MultiHeadAttention", _OURS, options)
+    return "heed.layers", "MultiHeadAttention", _OURS, options
 
 
-def _into_keras(config: dict[str, Any]) -> dict[str, Any] | None:
+def _into_keras(config: dict[str, Any]) -> _Layer | None:
     if config.get("registered_name") != _OURS:
         return None
     options = dict(config["config"])
@@ -110,15 +114,4 @@ def _into_keras(config: dict[str, Any]) -> dict[str, Any] | None:
             f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: layer "
             f"{options['name']!r} with {', '.join(beyond)}"
         )
-    return _named("keras.layers", name, None, options)
-
-
-def _named(
-    module: str, name: str, registered: str | None, options: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "module": module,
-        "class_name": name,
-        "registered_name": registered,
-        "config": options,
-    }
+    return "keras.layers", name, None, options

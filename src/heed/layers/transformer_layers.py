@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -10,20 +11,13 @@ from keras import ops
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import together
-from heed.layers.attention_layer import AttentionLayer
+from heed.layers.base_layers import AttentionLayer, SequenceLayer
 from heed.layers.feed_forward import FeedForward
 from heed.layers.masks import implicit_mask
 from heed.layers.multi_head_attention import MultiHeadAttention
 
-__all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer"]
 
-
-def _split(result: Any) -> tuple[Any, Any]:
-    """The output and the rest of what an attention layer returned."""
-    return (result[0], result[1]) if isinstance(result, (tuple, list)) else (result, None)
-
-
-class _TransformerLayer(AttentionLayer):
+class _TransformerLayer(SequenceLayer, AttentionLayer):
     """What both layers share: their arguments, their parts, and the step around each part."""
 
     def __init__(
@@ -68,19 +62,21 @@ class _TransformerLayer(AttentionLayer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = check_integer("seed", seed, least=None, optional=True)
-        self.supports_masking = True
 
     def _seed(self, part: int) -> int | None:
         """A seed of its own for each part that drops something, so that no two drop alike."""
         return None if self.seed is None else self.seed + part
 
-    def _make_attention(self, width: int, part: int, name: str, local: bool) -> MultiHeadAttention:
+    def _make_attention(
+        self, name: str, width: int, source_width: int, part: int, sliding_window: int | None
+    ) -> tuple[MultiHeadAttention, keras.layers.Layer, keras.layers.Layer]:
+        """Attention to a sequence of the source's width, and its normalisation and dropout."""
         if self.key_dim is None and width % self.num_heads:
             raise ValueError(
                 "`num_heads` must divide the width of the inputs (or `key_dim` be given). "
                 f"Received: num_heads={self.num_heads}, inputs.shape=(..., {width})"
             )
-        return MultiHeadAttention(
+        attention = MultiHeadAttention(
             self.num_heads,
             self.key_dim or width // self.num_heads,
             value_dim=self.value_dim,
@@ -89,22 +85,25 @@ class _TransformerLayer(AttentionLayer):
             output_shape=width,
             num_key_value_heads=self.num_key_value_heads,
             soft_cap=self.soft_cap,
-            sliding_window=self.sliding_window if local else None,
+            sliding_window=sliding_window,
             seed=self._seed(part),
             kernel_initializer=clone_initializer(self.kernel_initializer),
             bias_initializer=clone_initializer(self.bias_initializer),
             dtype=self.dtype_policy,
             name=name,
         )
+        attention.build((None, None, width), (None, None, source_width))
+        dropout = self._make_dropout(part + 1, f"{name}_output_dropout")
+        return attention, self._make_norm(width, f"{name}_norm"), dropout
 
-    def _make_norm(self, width: int, name: str) -> keras.layers.LayerNormalization:
+    def _make_norm(self, width: int, name: str) -> keras.layers.Layer:
         norm = keras.layers.LayerNormalization(
             epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
         )
         norm.build((None, None, width))
         return norm
 
-    def _make_dropout(self, part: int, name: str) -> keras.layers.Dropout:
+    def _make_dropout(self, part: int, name: str) -> keras.layers.Layer:
         return keras.layers.Dropout(
             self.dropout, seed=self._seed(part), dtype=self.dtype_policy, name=name
         )
@@ -125,26 +124,25 @@ class _TransformerLayer(AttentionLayer):
         self.feed_forward_norm = self._make_norm(width, "feed_forward_norm")
         self.feed_forward_dropout = self._make_dropout(1, "feed_forward_dropout")
 
-    def _before(self, x: Any, norm: Any) -> Any:
-        """What a part reads."""
-        return norm(x) if self.norm_first else x
-
-    def _after(self, x: Any, change: Any, norm: Any, dropout: Any, training: bool | None) -> Any:
-        """The sequence after a part has made its `change`."""
+    def _step(
+        self, x: Any, part: Callable[[Any], Any], norm: Any, dropout: Any, training: bool | None
+    ) -> tuple[Any, ...]:
+        """The sequence after a part has made its change, and what else the part returns."""
+        result = part(norm(x) if self.norm_first else x)
+        change, *rest = result if isinstance(result, (tuple, list)) else (result,)
         if self.dropout:
             change = dropout(change, training=training)
         x = x + change
-        return x if self.norm_first else norm(x)
+        if not self.norm_first:
+            x = norm(x)
+        return x, *rest
 
     def _feed_forward_step(self, x: Any, training: bool | None) -> Any:
-        norm = self.feed_forward_norm
-        change = self.feed_forward(self._before(x, norm), training=training)
-        return self._after(x, change, norm, self.feed_forward_dropout, training)
+        def part(x: Any) -> Any:
+            return self.feed_forward(x, training=training)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Shape and dtype of what a call returns."""
-        # Traced, not worked out from shapes: what comes back depends on the arguments.
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)
+        norm, dropout = self.feed_forward_norm, self.feed_forward_dropout
+        return self._step(x, part, norm, dropout, training)[0]
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -209,11 +207,9 @@ class TransformerEncoderLayer(_TransformerLayer):
     def build(self, input_shape: Any) -> None:
         """Creates the variables."""
         width = input_shape[-1]
-        shape = (None, None, width)
-        self.attention = self._make_attention(width, 2, "attention", local=True)
-        self.attention.build(shape, shape)
-        self.attention_norm = self._make_norm(width, "attention_norm")
-        self.attention_dropout_layer = self._make_dropout(3, "attention_output_dropout")
+        self.attention, self.attention_norm, self.attention_dropout_layer = self._make_attention(
+            "attention", width, width, 2, self.sliding_window
+        )
         self._build_feed_forward(width)
 
     def call(
@@ -229,10 +225,9 @@ class TransformerEncoderLayer(_TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        norm = self.attention_norm
-        x = self._before(inputs, norm)
-        change, scores = _split(
-            self.attention(
+
+        def attend(x: Any) -> Any:
+            return self.attention(
                 x,
                 x,
                 value_mask=mask,
@@ -244,14 +239,11 @@ class TransformerEncoderLayer(_TransformerLayer):
                 return_attention_scores=return_attention_scores,
                 training=training,
             )
-        )
-        x = self._after(inputs, change, norm, self.attention_dropout_layer, training)
-        x = self._feed_forward_step(x, training)
-        return (x, scores) if return_attention_scores else x
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """The shape of the output for inputs of this shape."""
-        return tuple(input_shape)
+        x, *scores = self._step(
+            inputs, attend, self.attention_norm, self.attention_dropout_layer, training
+        )
+        return together(self._feed_forward_step(x, training), *scores)
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -319,17 +311,14 @@ class TransformerDecoderLayer(_TransformerLayer):
     def build(self, inputs_shape: Any, encoded_shape: Any = None) -> None:
         """Creates the variables."""
         width = inputs_shape[-1]
-        shape = (None, None, width)
-        self.self_attention = self._make_attention(width, 2, "self_attention", local=True)
-        self.self_attention.build(shape, shape)
-        self.self_attention_norm = self._make_norm(width, "self_attention_norm")
-        self.self_attention_dropout = self._make_dropout(3, "self_attention_output_dropout")
+        self.self_attention, self.self_attention_norm, self.self_attention_dropout = (
+            self._make_attention("self_attention", width, width, 2, self.sliding_window)
+        )
         if self.cross_attention:
-            encoded_width = width if encoded_shape is None else encoded_shape[-1]
-            self.encoded_attention = self._make_attention(width, 4, "cross_attention", local=False)
-            self.encoded_attention.build(shape, (None, None, encoded_width))
-            self.encoded_attention_norm = self._make_norm(width, "cross_attention_norm")
-            self.encoded_attention_dropout = self._make_dropout(5, "cross_attention_output_dropout")
+            source_width = width if encoded_shape is None else encoded_shape[-1]
+            self.encoded_attention, self.encoded_attention_norm, self.encoded_attention_dropout = (
+                self._make_attention("cross_attention", width, source_width, 4, None)
+            )
         self._build_feed_forward(width)
 
     def make_cache(
@@ -380,78 +369,61 @@ class TransformerDecoderLayer(_TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        norm = self.self_attention_norm
-        x = self._before(inputs, norm)
-        arguments: dict[str, Any] = {
+        for_both = {"return_attention_scores": return_attention_scores, "training": training}
+        for_self: dict[str, Any] = {
             "value_mask": inputs_mask,  # that which `inputs` carry goes on through the normalisation
             "attention_mask": attention_mask,
             "position_bias": position_bias,
             "alibi_slopes": alibi_slopes,
             "rotary_positions": rotary_positions,
-            "return_attention_scores": return_attention_scores,
-            "training": training,
         }
-        scores: dict[str, Any] = {}
         if cache is None:
-            result = self.self_attention(x, x, use_causal_mask=use_causal_mask, **arguments)
-            change, scores["self"] = _split(result)
+            for_self["use_causal_mask"] = use_causal_mask
         else:
-            change, *rest, self_cache = self.self_attention(
-                x, x, cache=cache["self"], cache_index=cache_index, **arguments
-            )
-            scores["self"] = rest[0] if rest else None
-            cache = {**cache, "self": self_cache}
-        x = self._after(inputs, change, norm, self.self_attention_dropout, training)
+            for_self |= {"cache": cache["self"], "cache_index": cache_index}
+        x, *rest = self._step(
+            inputs,
+            lambda x: self.self_attention(x, x, **for_self, **for_both),
+            self.self_attention_norm,
+            self.self_attention_dropout,
+            training,
+        )
+        if cache is not None:
+            cache = {**cache, "self": rest.pop()}
+        scores = {"self": rest[0]} if return_attention_scores else None
         if self.cross_attention:
-            x, scores["cross"] = self._attend_encoded(
+            cached = None if cache is None else cache.get("cross")
+            for_cross = {
+                # A cache carries no mask: that of `encoded` is given with it.
+                "value_mask": implicit_mask(encoded) if encoded_mask is None else encoded_mask,
+                "attention_mask": cross_attention_mask,
+            }
+            x, *rest = self._step(
                 x,
-                encoded,
-                encoded_mask,
-                cross_attention_mask,
-                cache,
-                return_attention_scores,
+                lambda x: self._attend_encoded(x, encoded, cached, **for_cross, **for_both),
+                self.encoded_attention_norm,
+                self.encoded_attention_dropout,
                 training,
             )
-        x = self._feed_forward_step(x, training)
-        return together(x, scores if return_attention_scores else None, cache)
+            if scores is not None:
+                scores["cross"] = rest[0]
+        return together(self._feed_forward_step(x, training), scores, cache)
 
-    def _attend_encoded(
-        self,
-        x: Any,
-        encoded: Any,
-        mask: Any,
-        attention_mask: Any,
-        cache: Any,
-        return_attention_scores: bool,
-        training: bool | None,
-    ) -> tuple[Any, Any]:
-        """The step of the cross-attention: the sequence after it, and its scores or None."""
-        cached = None if cache is None else cache.get("cross")
+    def _attend_encoded(self, query: Any, encoded: Any, cached: Any, **arguments: Any) -> Any:
+        """What the cross-attention returns, without the cache that it reads."""
         if encoded is None and cached is None:
             raise ValueError(
                 "`encoded` must be given to a layer with cross-attention, unless `cache` holds its "
                 "projection. Received: encoded=None"
             )
-        norm = self.encoded_attention_norm
-        query = self._before(x, norm)
-        arguments: dict[str, Any] = {
-            # A cache carries no mask: that of `encoded` is given with it.
-            "value_mask": implicit_mask(encoded) if mask is None else mask,
-            "attention_mask": attention_mask,
-            "return_attention_scores": return_attention_scores,
-            "training": training,
-        }
         if cached is None:
-            change, scores = _split(self.encoded_attention(query, encoded, **arguments))
-        else:
-            # Queries do not see each other here: the beams of one sentence read its keys as one
-            # longer query.
-            rows = ops.shape(cached["key"])[0]
-            query = ops.reshape(query, (rows, -1, query.shape[-1]))
-            result = self.encoded_attention(query, None, cache=cached, **arguments)
-            change, scores = result[0], result[1] if return_attention_scores else None
-            change = ops.reshape(change, ops.shape(x))
-        return self._after(x, change, norm, self.encoded_attention_dropout, training), scores
+            return self.encoded_attention(query, encoded, **arguments)
+        # Queries do not see each other here: the beams of one sentence read its keys as one
+        # longer query.
+        rows = ops.shape(cached["key"])[0]
+        merged = ops.reshape(query, (rows, -1, query.shape[-1]))
+        change, *scores, _ = self.encoded_attention(merged, None, cache=cached, **arguments)
+        return ops.reshape(change, ops.shape(query)), *scores
 
     def compute_output_shape(
         self, inputs_shape: Any, encoded_shape: Any = None

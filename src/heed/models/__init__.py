@@ -10,8 +10,6 @@ from __future__ import annotations
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-
-# isort: split
 from heed.models.config import TransformerConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.decoding import generate

@@ -16,8 +16,6 @@ from heed.layers import (
 from heed.models.config import TransformerConfig
 from heed.ops import alibi_slopes
 
-__all__ = ["InputEmbedding"]
-
 
 @keras.saving.register_keras_serializable(package="heed")
 class InputEmbedding(keras.layers.Layer):

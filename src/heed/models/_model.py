@@ -8,21 +8,6 @@ import keras
 
 from heed.models.config import TransformerConfig
 
-__all__ = ["ConfiguredModel", "layer_arguments"]
-
-
-def layer_arguments(config: TransformerConfig) -> dict[str, Any]:
-    """The arguments that a config gives to each of its Transformer layers."""
-    return {
-        "num_heads": config.num_heads,
-        "feed_forward_width": config.feed_forward_width,
-        "num_key_value_heads": config.num_key_value_heads,
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "activation": config.activation,
-        "norm_first": config.norm_first,
-    }
-
 
 class ConfiguredModel(keras.Model):
     """A Keras model whose only hyperparameters are those of a `TransformerConfig`."""
@@ -32,14 +17,6 @@ class ConfiguredModel(keras.Model):
         if not isinstance(config, TransformerConfig):
             raise TypeError(f"`config` must be a TransformerConfig. Received: config={config!r}")
         self.config = config
-
-    def make_final_norm(self) -> keras.layers.LayerNormalization | None:
-        """The normalisation after a stack: pre-norm layers leave their sum without one."""
-        if not self.config.norm_first:
-            return None
-        return keras.layers.LayerNormalization(
-            epsilon=1e-6, dtype=self.dtype_policy, name="final_norm"
-        )
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """Shape and dtype of what a call returns."""

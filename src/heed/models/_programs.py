@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 from heed.ops.backends import current
@@ -17,14 +17,12 @@ _MOST = 8
 Function = Callable[[Any, dict[str, Any], dict[str, Any]], Any]
 
 
+@dataclass
 class _Programs:
     """The programs of one model, the one that ran last at the end."""
 
-    def __init__(self) -> None:
-        self.state: tuple[Any, ...] = ()
-        self.by_key: collections.OrderedDict[Hashable, Callable[[Any], Any]] = (
-            collections.OrderedDict()
-        )
+    state: tuple[Any, ...] = ()
+    by_key: dict[Hashable, Callable[[Any], Any]] = field(default_factory=dict)
 
 
 _lock = threading.Lock()
@@ -46,16 +44,15 @@ def program(model: Any, options: dict[str, Any], function: Function) -> Callable
         if programs.state != state:  # none of them will ever be right again
             programs.by_key.clear()
             programs.state = state
-        if key not in programs.by_key:
+        compiled = programs.by_key.pop(key, None)
+        if compiled is None:
             # Held by a weak reference only, or what is kept here would keep every model alive.
             reference = weakref.ref(model)
-            programs.by_key[key] = current().compiled(
-                lambda inputs: function(reference(), inputs, options)
-            )
-        programs.by_key.move_to_end(key)
-        while len(programs.by_key) > _MOST:
-            programs.by_key.popitem(last=False)
-        return programs.by_key[key]
+            compiled = current().compiled(lambda inputs: function(reference(), inputs, options))
+        programs.by_key[key] = compiled
+        if len(programs.by_key) > _MOST:
+            del programs.by_key[next(iter(programs.by_key))]
+        return compiled
 
 
 def _state(model: Any) -> tuple[Any, ...]:

@@ -8,8 +8,6 @@ from keras import ops
 
 from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
 
-__all__ = ["beam_search", "penalty"]
-
 _NONE = -1e30
 
 

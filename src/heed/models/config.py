@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,20 +11,9 @@ import keras
 
 from heed._numbers import check_integer, check_real
 
-__all__ = ["POSITIONS", "TransformerConfig"]
-
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 
-_SIZES = (
-    "source_vocabulary_size",
-    "target_vocabulary_size",
-    "width",
-    "num_heads",
-    "encoder_layers",
-    "decoder_layers",
-    "feed_forward_width",
-    "max_length",
-)
+_TOKENS = ("pad_id", "start_id", "end_id")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,15 +81,15 @@ class TransformerConfig:
     end_id: int = 2
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            self._check(name, check_integer, least=1)
-        self._check("num_key_value_heads", check_integer, least=1, optional=True)
-        for name in ("dropout", "attention_dropout"):
-            self._check(name, check_real, least=0, most=1)
-        for name in ("pad_id", "start_id", "end_id"):
-            self._check(name, check_integer)
-        for name in ("norm_first", "tie_embeddings", "share_embeddings"):
-            self._require(isinstance(getattr(self, name), bool), "be True or False", name)
+        # Tokens begin at 0, sizes at 1, and every float is a rate.
+        for name, kind in typing.get_type_hints(type(self)).items():
+            if kind is bool:
+                self._require(isinstance(getattr(self, name), bool), "be True or False", name)
+            elif kind is float:
+                self._check(name, check_real, least=0, most=1)
+            elif kind is not str:
+                least, optional = int(name not in _TOKENS), kind is not int
+                self._check(name, check_integer, least=least, optional=optional)
         positions = ", ".join(map(repr, POSITIONS))
         self._require(self.position in POSITIONS, f"be one of {positions}", "position")
         self._require(
@@ -119,12 +109,11 @@ class TransformerConfig:
         same = self.source_vocabulary_size == self.target_vocabulary_size
         apart = "be False where the vocabularies differ in size"
         require(same or not self.share_embeddings, apart, "share_embeddings", *sizes)
-        tokens = ("pad_id", "start_id", "end_id")
-        for name in tokens:
+        for name in _TOKENS:
             inside = getattr(self, name) < self.target_vocabulary_size
             require(inside, "be below `target_vocabulary_size`", name, "target_vocabulary_size")
         differ = "differ from `start_id` and `end_id`, and they from each other"
-        require(len({getattr(self, name) for name in tokens}) == 3, differ, *tokens)
+        require(len({getattr(self, name) for name in _TOKENS}) == 3, differ, *_TOKENS)
 
     @property
     def head_dim(self) -> int:

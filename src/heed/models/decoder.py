@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 from keras import ops
 
 from heed.layers import TokenEmbedding, TransformerDecoderLayer
-from heed.models._input import InputEmbedding
-from heed.models._model import ConfiguredModel, layer_arguments
+from heed.layers.attend import together
+from heed.models._stack import Stack
 from heed.models.config import TransformerConfig
-
-__all__ = ["TransformerDecoder"]
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class TransformerDecoder(ConfiguredModel):
+class TransformerDecoder(Stack):
     """Token ids, and an encoded sequence, to scores for the token that follows each.
 
     Args:
@@ -28,7 +27,7 @@ class TransformerDecoder(ConfiguredModel):
 
     Call arguments:
         target: (B, T) integers. Token t sees the tokens up to t.
-        encoded: (B, S, D) floats, what the cross-attention reads.
+        encoded: (B, S, D) floats, what the cross-attention reads. Not needed with caches, which hold its projections.
         source_mask: (B, S) booleans, True = a token, False = padding; None attends to all of
             `encoded`.
         caches: What `make_caches` or the call before returned, one for each layer.
@@ -62,24 +61,13 @@ class TransformerDecoder(ConfiguredModel):
     ) -> None:
         super().__init__(config, **kwargs)
         self.cross_attention = bool(cross_attention)
-        self.embedding = InputEmbedding(
-            config,
+        self.make_parts(
+            functools.partial(TransformerDecoderLayer, cross_attention=self.cross_attention),
+            config.decoder_layers,
             config.target_vocabulary_size,
+            tokens,
             bidirectional=False,
-            tokens=tokens,
-            dtype=self.dtype_policy,
-            name="embedding",
         )
-        self.blocks = [
-            TransformerDecoderLayer(
-                **layer_arguments(config),
-                cross_attention=self.cross_attention,
-                dtype=self.dtype_policy,
-                name=f"layer_{index}",
-            )
-            for index in range(config.decoder_layers)
-        ]
-        self.final_norm = self.make_final_norm()
         self.output_layer: Any = None
         if not config.tie_embeddings:
             self.output_layer = keras.layers.Dense(
@@ -88,14 +76,9 @@ class TransformerDecoder(ConfiguredModel):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""
-        shape = (None, None, self.config.width)
-        self.embedding.build((None, None))
-        for block in self.blocks:
-            block.build(shape, shape)
-        if self.final_norm is not None:
-            self.final_norm.build(shape)
+        super().build()
         if self.output_layer is not None:
-            self.output_layer.build(shape)
+            self.output_layer.build((None, None, self.config.width))
 
     def make_caches(self, batch_size: Any, length: int, encoded: Any = None) -> list[Any]:
         """Empty caches, one for each layer, see `TransformerDecoderLayer.make_cache`."""
@@ -170,12 +153,7 @@ class TransformerDecoder(ConfiguredModel):
         hidden, scores, caches = self.hidden(
             target, encoded, source_mask, caches, cache_index, return_attention_scores, training
         )
-        output = [self.logits(hidden)]
-        if return_attention_scores:
-            output.append(scores)
-        if caches is not None:
-            output.append(caches)
-        return output[0] if len(output) == 1 else tuple(output)
+        return together(self.logits(hidden), scores if return_attention_scores else None, caches)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""

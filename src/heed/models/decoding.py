@@ -14,8 +14,6 @@ from heed.models.incremental_decoder import IncrementalDecoder
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.models.transformer import Transformer
 
-__all__ = ["METHODS", "generate"]
-
 # The options of each method, beside those that all have.
 _OPTIONS = {
     "greedy": (),
@@ -129,13 +127,8 @@ def generate(
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
     if source.shape[0] == 0:
         return ops.zeros((0, options["max_length"]), dtype="int32")
-    return program(model, _of_method(options), _decode)(inputs)
-
-
-def _of_method(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that count for the method."""
-    names = ("method", "max_length", "use_cache", *_OPTIONS[options["method"]])
-    return {name: options[name] for name in names}
+    names = ("method", "max_length", "use_cache", *_OPTIONS[method])
+    return program(model, {name: options[name] for name in names}, _decode)(inputs)
 
 
 def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:

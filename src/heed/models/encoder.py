@@ -8,15 +8,12 @@ import keras
 from keras import ops
 
 from heed.layers import TokenEmbedding, TransformerEncoderLayer
-from heed.models._input import InputEmbedding
-from heed.models._model import ConfiguredModel, layer_arguments
+from heed.models._stack import Stack
 from heed.models.config import TransformerConfig
-
-__all__ = ["TransformerEncoder"]
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class TransformerEncoder(ConfiguredModel):
+class TransformerEncoder(Stack):
     """Token ids to one vector for each token, by layers of bidirectional self-attention.
 
     Args:
@@ -49,30 +46,13 @@ class TransformerEncoder(ConfiguredModel):
         self, config: TransformerConfig, tokens: TokenEmbedding | None = None, **kwargs: Any
     ) -> None:
         super().__init__(config, **kwargs)
-        self.embedding = InputEmbedding(
-            config,
+        self.make_parts(
+            TransformerEncoderLayer,
+            config.encoder_layers,
             config.source_vocabulary_size,
+            tokens,
             bidirectional=True,
-            tokens=tokens,
-            dtype=self.dtype_policy,
-            name="embedding",
         )
-        self.blocks = [
-            TransformerEncoderLayer(
-                **layer_arguments(config), dtype=self.dtype_policy, name=f"layer_{index}"
-            )
-            for index in range(config.encoder_layers)
-        ]
-        self.final_norm = self.make_final_norm()
-
-    def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
-        shape = (None, None, self.config.width)
-        self.embedding.build((None, None))
-        for block in self.blocks:
-            block.build(shape)
-        if self.final_norm is not None:
-            self.final_norm.build(shape)
 
     def call(
         self, source: Any, return_attention_scores: bool = False, training: bool | None = None

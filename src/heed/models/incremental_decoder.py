@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
 from heed.models.transformer import Transformer
-
-__all__ = ["DecodingState", "IncrementalDecoder", "write"]
 
 _IMPOSSIBLE = -1e30
 
@@ -111,9 +110,5 @@ class IncrementalDecoder:
     def select(self, state: DecodingState, rows: Any) -> DecodingState:
         """The state of other rows, (rows,) integers: what was in row rows[r] comes to row r."""
         index, memory = state
-        if not self._use_cache:
-            return DecodingState(index, ops.take(memory, rows, axis=0))
-        return DecodingState(
-            index,
-            [{name: ops.take(x, rows, axis=0) for name, x in cache.items()} for cache in memory],
-        )
+        chosen = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), memory)
+        return DecodingState(index, chosen)

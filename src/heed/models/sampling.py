@@ -9,8 +9,6 @@ from keras import ops
 
 from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
 
-__all__ = ["decode_rows", "draw", "greedy"]
-
 
 def greedy(logits: Any, index: Any) -> Any:
     """The token with the highest score, (B, vocabulary) to (B,), in whatever step."""

@@ -13,8 +13,6 @@ from heed.models.config import TransformerConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
 
-__all__ = ["Transformer"]
-
 
 @keras.saving.register_keras_serializable(package="heed")
 class Transformer(ConfiguredModel):
@@ -71,16 +69,7 @@ class Transformer(ConfiguredModel):
     def encode(
         self, source: Any, training: bool | None = None, return_attention_scores: bool = False
     ) -> Any:
-        """Runs the encoder.
-
-        Args:
-            source: (B, S) integers.
-            training: Whether dropout is on.
-            return_attention_scores: Whether to return the attention weights too.
-
-        Returns:
-            (B, S, D), or the pair of it and a list of (B, N, S, S).
-        """
+        """Runs the encoder; see `TransformerEncoder` for arguments and result."""
         return self.encoder(
             source, training=training, return_attention_scores=return_attention_scores
         )
@@ -97,18 +86,8 @@ class Transformer(ConfiguredModel):
     ) -> Any:
         """Runs the decoder, on whole targets or, with `caches`, on those from `cache_index` on.
 
-        Args:
-            target: (B, T) integers.
-            encoded: (B, S, D), what `encode` returned. With caches it may be None: they hold its
-                projections.
-            source_mask: (B, S) booleans, what `source_mask` returned.
-            caches: What `make_caches` or the call before returned.
-            cache_index: Position of the first of the T tokens, an int or an integer tensor ().
-            training: Whether dropout is on.
-            return_attention_scores: Whether to return the attention weights too.
-
-        Returns:
-            Logits (B, T, target_vocabulary_size), float32, or `(logits[, scores][, caches])`.
+        See `TransformerDecoder` for arguments and result. `encoded` is what `encode` returned, `source_mask` what the
+        method of that name did.
         """
         return self.decoder(
             target,

@@ -1,0 +1,70 @@
+"""What layers share: a config that is read off their constructors, shapes, and whether XLA may compile them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from heed.ops.dispatch import explain
+
+
+class ConfiguredLayer(keras.layers.Layer):
+    """A layer that keeps each argument of its constructor in an attribute of that name, or with `_` before it."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {**super().get_config(), **dict(self._arguments())}
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Shape and dtype of what a call returns."""
+        # Traced, not worked out from shapes: what comes back depends on the arguments.
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)
+
+    def _arguments(self) -> Iterator[tuple[str, Any]]:
+        for cls in reversed(type(self).__mro__):
+            if not issubclass(cls, ConfiguredLayer) or "__init__" not in vars(cls):
+                continue
+            for name, parameter in inspect.signature(cls.__init__).parameters.items():
+                attribute = next((x for x in (f"_{name}", name) if x in vars(self)), None)
+                if attribute and parameter.kind is not parameter.VAR_KEYWORD:
+                    yield name, _plain(getattr(self, attribute))
+
+
+class SequenceLayer(ConfiguredLayer):
+    """A layer that keeps the shape of a sequence, and its mask."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """The shape of the output for inputs of this shape."""
+        return tuple(input_shape)
+
+
+class AttentionLayer(ConfiguredLayer):
+    """A layer whose attention XLA cannot compile while the native kernels run it."""
+
+    @property
+    def supports_jit(self) -> bool:
+        """Whether Keras may have XLA compile a model with this layer.
+
+        False while the native kernels are in use: `compile(jit_compile=True)` then warns and goes on without XLA.
+        Under `heed.set_implementation("portable")` it is True.
+        """
+        return self._supports_jit and explain().implementation != "native"
+
+    @supports_jit.setter
+    def supports_jit(self, value: bool) -> None:
+        # Keras sets it when the layer is made; a subclass may say that it cannot be compiled at all.
+        self._supports_jit = bool(value)
+
+
+def _plain(value: Any) -> Any:
+    if inspect.isfunction(value) or isinstance(value, type):
+        return keras.activations.serialize(value)
+    plain = value is None or isinstance(value, (bool, int, float, str, tuple, list, dict))
+    return value if plain else keras.saving.serialize_keras_object(value)

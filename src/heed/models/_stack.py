@@ -1,0 +1,58 @@
+"""What the encoder and the decoder share: an embedding, Transformer layers, a normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from heed.layers import TokenEmbedding
+from heed.models._input import InputEmbedding
+from heed.models._model import ConfiguredModel
+
+
+class Stack(ConfiguredModel):
+    """Transformer layers one after the other, with what stands before and after them."""
+
+    def make_parts(
+        self,
+        make_layer: Callable[..., keras.layers.Layer],
+        layers: int,
+        vocabulary_size: int,
+        tokens: TokenEmbedding | None,
+        bidirectional: bool,
+    ) -> None:
+        """Makes the embedding, so many layers, and the normalisation, from the config."""
+        config, policy = self.config, self.dtype_policy
+        self.embedding = InputEmbedding(
+            config, vocabulary_size, bidirectional, tokens, dtype=policy, name="embedding"
+        )
+        self.blocks = [
+            make_layer(
+                num_heads=config.num_heads,
+                feed_forward_width=config.feed_forward_width,
+                num_key_value_heads=config.num_key_value_heads,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                activation=config.activation,
+                norm_first=config.norm_first,
+                dtype=policy,
+                name=f"layer_{index}",
+            )
+            for index in range(layers)
+        ]
+        self.final_norm: Any = None
+        if config.norm_first:  # such layers leave their sum as it is
+            self.final_norm = keras.layers.LayerNormalization(
+                epsilon=1e-6, dtype=policy, name="final_norm"
+            )
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        shape = (None, None, self.config.width)
+        self.embedding.build((None, None))
+        for block in self.blocks:
+            block.build(shape)
+        if self.final_norm is not None:
+            self.final_norm.build(shape)
