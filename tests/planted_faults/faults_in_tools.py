@@ -260,8 +260,8 @@ FAULTS = (
     Fault(
         "held-out sentences are trained on",
         f"{_SEQ2SEQ}/parallel_text.py",
-        "chosen[part.get(sentence, 0)].append(i)",
-        "chosen[part.get(sentence, 0)].append(i), chosen[0].append(i)",
+        "parts[part.get(pair[0], 0)].append(pair)",
+        "parts[part.get(pair[0], 0)].append(pair), parts[0].append(pair)",
         (f"{_OF_SEQ2SEQ}/test_parallel_text.py",),
     ),
     # The command line

@@ -100,8 +100,8 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     lines = source.read_text().splitlines()
     run = start_run(tmp_path / "plain", TextTask.create(source, target, 60), **tiny.TINY)
     assert run.task().notes() == []
-    validation = run.task()._held_out("validation").source
-    evaluation = run.task()._held_out("evaluation").source
+    validation = [source for source, _ in run.task()._validation]
+    evaluation = [source for source, _ in run.task()._evaluation]
     training = [x for x in lines if x not in validation and x not in evaluation]
     # Where a sentence goes depends on its source: the targets become long.
     translations = target.read_text().splitlines()
