@@ -216,9 +216,9 @@ FAULTS = (
     ),
     Fault(
         "the rate never comes down",
-        f"{_SEQ2SEQ}/schedule.py",
-        "return peak / 2 * (1 + math.cos(math.pi * min(1.0, share)))",
-        "return peak / 2 * (1 + math.cos(math.pi * min(0.0, share)))",
+        f"{_SEQ2SEQ}/options.py",
+        "return self.learning_rate / 2 * (1 + math.cos(math.pi * min(1.0, share)))",
+        "return self.learning_rate / 2 * (1 + math.cos(math.pi * min(0.0, share)))",
         (f"{_OF_SEQ2SEQ}/test_schedule_and_options.py",),
     ),
     Fault(

@@ -20,7 +20,6 @@ from heed.seq2seq import checkpoint
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.schedule import learning_rate
 from heed.seq2seq.task import Batch, Task
 from heed.seq2seq.trained_model import assign, check, new_model, packed, unpacked
 from heed.seq2seq.training_log import TrainingLog
@@ -239,18 +238,9 @@ class _Training:
         at = self._at
         return Trained(at.step, at.seconds, at.stopped_early, at.best_step)
 
-    def _rate(self, step: int) -> float:
-        options = self._options
-        return learning_rate(
-            step,
-            peak=options.learning_rate,
-            warmup_steps=options.warmup_steps,
-            steps=options.steps,
-        )
-
     def _take(self, batch: Batch, log: TrainingLog) -> None:
         at = self._at
-        loss = float(self._step(batch, at.step, self._rate(at.step)))
+        loss = float(self._step(batch, at.step, self._options.rate(at.step)))
         at.step += 1
         if not math.isfinite(loss):
             raise TaskError(
@@ -268,7 +258,7 @@ class _Training:
             record: dict[str, Any] = {
                 "step": at.step,
                 "loss": at.loss_sum / at.loss_count,
-                "learning_rate": self._rate(at.step - 1),
+                "learning_rate": options.rate(at.step - 1),
                 "seconds": round(at.seconds, 2),
             }
             at.loss_sum, at.loss_count = 0.0, 0
