@@ -203,8 +203,8 @@ FAULTS = (
     Fault(
         "a resumed run forgets the second moments",
         f"{_SEQ2SEQ}/training.py",
-        '            (self._step.second, "second"),\n        ):',
-        "        ):",
+        '            "second": self._step.second,\n',
+        "",
         (f"{_OF_SEQ2SEQ}/test_training.py",),
     ),
     Fault(
