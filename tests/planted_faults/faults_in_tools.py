@@ -268,7 +268,7 @@ FAULTS = (
     Fault(
         "--resume takes options and ignores them",
         "src/heed/cli.py",
-        'others = [*_said(parsed), *_given(parsed, "run", *names)]',
+        'others = list(_given(parsed, [*_OPTIONS, "run", *names]))',
         "others: list[str] = []",
         ("tests/test_cli.py",),
     ),

@@ -9,7 +9,7 @@ import pytest
 from heed.seq2seq import TaskError, TextTask, Translator, evaluate, number_words, start_run, train
 from heed.seq2seq import translate as translate_module
 from heed.seq2seq.attention import attention_of
-from heed.seq2seq.demo import report, run_demo
+from heed.seq2seq.demo import run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Item
@@ -139,7 +139,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     assert len(items.evaluation_items()[0].ids) == 128
     result = evaluate(translator)
     assert result.cut == result.to_dict()["cut"] == 1
-    assert "1 of the sources are too long: they were judged by their beginning" in report(result)
+    assert "1 of the sources are too long: they were judged by their beginning" in result.report()
 
 
 def test_a_language_that_the_run_does_not_know(translator):
@@ -168,8 +168,8 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     assert len(result.wrong) == 3
     figures = result.to_dict()
     assert figures["groups"] == {"en": 2 / 3, "de": 1 / 3}
-    assert report(result)[0].startswith("3 of 6 held-out answers are right to the letter: 50.00 %")
-    assert len(report(result)) == 3
+    assert result.report()[0].startswith("3 of 6 held-out answers are right to the letter: 50.00 %")
+    assert len(result.report()) == 3
 
 
 def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypatch):
@@ -191,7 +191,7 @@ def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypat
     (small,) = result.extra.values()
     assert (small.right, len(small.answers)) == (1997, 2000)
     assert [(a.source, a.group) for a in small.wrong] == [("0", "en"), ("1", "de"), ("55", "de")]
-    assert report(result)[3:] == [
+    assert result.report()[3:] == [
         "1,997 of 2,000 numbers below 1,000 are right: 99.85 % (training draws on these)",
         "  en  999 of 1,000: 99.90 %",
         "  de  998 of 1,000: 99.80 %",
@@ -245,7 +245,7 @@ def test_own_text_from_files_to_scores(text_run, tmp_path):
     assert len(result.answers) == 3
     assert result.bleu is not None
     assert result.chrf is not None
-    assert "BLEU" in report(result)[-1]
+    assert "BLEU" in result.report()[-1]
     references = Evaluation([Answer(a.source, a.reference, a.reference, "text")
                              for a in result.answers], 0.0)  # fmt: skip
     assert references.exact == 1.0

@@ -82,6 +82,41 @@ class Evaluation:
             for name in names
         }
 
+    def report(self) -> list[str]:
+        """The figures in lines for people.
+
+        Example:
+            >>> Evaluation([Answer("1", "one", "one", "en")], seconds=1.0).report()
+            ['1 of 1 held-out answers are right to the letter: 100.00 % (decoded in 1.0 s)']
+        """
+        lines = [
+            f"{self.right:,} of {len(self.answers):,} held-out answers are right to the "
+            f"letter: {100 * self.exact:.2f} % (decoded in {self.seconds:.1f} s)"
+        ]
+        lines += self._by_group()
+        if self.cut:
+            lines.append(
+                f"{self.cut:,} of the sources are too long: they were judged by their beginning"
+            )
+        if self.bleu is not None and self.chrf is not None:
+            lines.append(f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f}")
+        for name, extra in self.extra.items():
+            lines.append(
+                f"{extra.right:,} of {len(extra.answers):,} {name} are right: "
+                f"{100 * extra.exact:.2f} % (training draws on these)"
+            )
+            lines += extra._by_group()
+        return lines
+
+    def _by_group(self) -> list[str]:
+        groups = self.groups()
+        if len(groups) == 1:
+            return []
+        return [
+            f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
+            for name, group in groups.items()
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """The figures and the wrong answers (the first 100), ready for JSON."""
         figures: dict[str, Any] = {
