@@ -39,12 +39,10 @@ def info() -> dict[str, str]:
         "reason": "",
         "instruction_set": "none",
     }
-    try:
+    with contextlib.suppress(ImportError):  # what follows says what is missing
         import keras
 
         answer["backend"] = keras.config.backend()
-    except ImportError:
-        pass  # what follows says what is missing
     try:
         backends = importlib.import_module("heed.ops.backends")
         backends.check()
@@ -52,10 +50,8 @@ def info() -> dict[str, str]:
     except (ImportError, RuntimeError) as error:
         answer["reason"] = str(error)
         return answer
-    answer["implementation"], answer["reason"] = (
-        dispatch.implementation,
-        "; ".join(dispatch.reasons),
-    )
+    answer["implementation"] = dispatch.implementation
+    answer["reason"] = "; ".join(dispatch.reasons)
     answer["instruction_set"] = backends.current().instruction_set()
     return answer
 

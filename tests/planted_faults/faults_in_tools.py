@@ -245,9 +245,9 @@ FAULTS = (
     ),
     Fault(
         "digits are read from the wrong end",
-        f"{_SEQ2SEQ}/tokenizer.py",
-        "digits = [_RESERVED + int(digit) for digit in reversed(str(int(number)))]",
-        "digits = [_RESERVED + int(digit) for digit in str(int(number))]",
+        f"{_SEQ2SEQ}/numbers_task.py",
+        "for name in (language, *reversed(str(number)))]",
+        "for name in (language, *str(number))]",
         (f"{_OF_SEQ2SEQ}/test_tokenizer.py",),
     ),
     Fault(

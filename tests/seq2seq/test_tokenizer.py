@@ -9,7 +9,7 @@ from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.task import Item
-from heed.seq2seq.tokenizer import END_ID, DigitTokenizer, SubwordTokenizer
+from heed.seq2seq.tokenizer import END_ID, SubwordTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -18,16 +18,16 @@ def task():
 
 
 def test_digits_stand_at_their_place_value():
-    tokenizer = DigitTokenizer(("en", "fr"))
-    short, long = tokenizer.encode(42, "fr"), tokenizer.encode(999_942, "fr")
+    task = NumbersTask(("en", "fr"))
+    short, long = task.encode("42", "fr"), task.encode("999942", "fr")
     assert short == long[: len(short)]
-    assert tokenizer.pieces([*short, 0, 0]) == ["fr", "2", "4"]
-    assert max(tokenizer.encode(999_999, "fr")) < tokenizer.vocabulary_size
-    assert len(tokenizer.encode(999_999, "fr")) == DigitTokenizer.longest
+    assert task.source_labels([*short, 0, 0]) == ["fr", "2", "4"]
+    assert max(task.encode("999999", "fr")) < task.source_vocabulary_size
+    assert len(task.encode("999999", "fr")) == task.training_batch(0, 0, 4).source.shape[1]
     with pytest.raises(TaskError, match="must be one of en, fr"):
-        tokenizer.encode(1, "de")
+        task.encode("1", "de")
     with pytest.raises(TaskError, match="from 0 to"):
-        tokenizer.encode(1_000_000, "en")
+        task.encode("1000000", "en")
 
 
 def test_all_words_come_back_to_the_letter(task):
