@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import platform
 from collections.abc import Iterator
@@ -44,14 +43,15 @@ def info() -> dict[str, str]:
 
         answer["backend"] = keras.config.backend()
     try:
-        backends = importlib.import_module("heed.ops.backends")
+        from heed.ops import backends, dispatch
+
         backends.check()
-        dispatch = importlib.import_module("heed.ops.dispatch").explain()
+        chosen = dispatch.explain()
     except (ImportError, RuntimeError) as error:
         answer["reason"] = str(error)
         return answer
-    answer["implementation"] = dispatch.implementation
-    answer["reason"] = "; ".join(dispatch.reasons)
+    answer["implementation"] = chosen.implementation
+    answer["reason"] = "; ".join(chosen.reasons)
     answer["instruction_set"] = backends.current().instruction_set()
     return answer
 

@@ -210,8 +210,8 @@ FAULTS = (
     Fault(
         "early stopping keeps the last weights",
         f"{_SEQ2SEQ}/training.py",
-        "assign(self._model.weights, at.best, self._run)",
-        "list(at.best)",
+        "assign(self._model.weights, self._best, self._run)",
+        "list(self._best)",
         (f"{_OF_SEQ2SEQ}/test_training.py",),
     ),
     Fault(

@@ -31,7 +31,7 @@ def test_arrays_and_values_come_back_bit_for_bit(tmp_path):
 
 def test_the_last_two_stay(tmp_path):
     for step in (5, 10, 100, 1000):
-        checkpoint.save_step(tmp_path, step, ARRAYS, {})
+        checkpoint.save_step(tmp_path, ARRAYS, {"step": step})
     assert [path.name for path in checkpoint.steps(tmp_path)] == [
         "step-00000100.npz",
         "step-00001000.npz",
@@ -43,8 +43,8 @@ def test_the_last_two_stay(tmp_path):
 
 @pytest.mark.parametrize("position", [0.0, 0.3, 0.6, 0.97])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, position):
-    checkpoint.save_step(tmp_path, 1, ARRAYS, {})
-    path = checkpoint.save_step(tmp_path, 2, {"x": [np.arange(5000)]}, {})
+    checkpoint.save_step(tmp_path, ARRAYS, {"step": 1})
+    path = checkpoint.save_step(tmp_path, {"x": [np.arange(5000)]}, {"step": 2})
     data = bytearray(path.read_bytes())
     path.write_bytes(bytes(data[: int(len(data) * position)]))
     with pytest.raises(TaskError, match="is damaged"):
@@ -119,5 +119,5 @@ def test_files_of_something_else(tmp_path):
 
 def test_leftovers_of_a_kill_are_removed_by_the_next_save(tmp_path):
     (tmp_path / ".step-00000007.npz.abc.tmp").write_bytes(b"half")
-    checkpoint.save_step(tmp_path, 8, ARRAYS, {})
+    checkpoint.save_step(tmp_path, ARRAYS, {"step": 8})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000008.npz"]

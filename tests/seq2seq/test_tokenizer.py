@@ -31,7 +31,7 @@ def test_digits_stand_at_their_place_value():
 
 
 def test_all_words_come_back_to_the_letter(task):
-    words = task._words
+    words = task.subwords
     for language in number_words.LANGUAGES:
         texts = [
             number_words.spell(n, language)
@@ -45,13 +45,13 @@ def test_all_words_come_back_to_the_letter(task):
 
 
 def test_decoding_stops_at_the_end_and_skips_padding(task):
-    row = task._words.encode(["one thousand"])[0]
+    row = task.subwords.encode(["one thousand"])[0]
     assert task.decode([[*row, 7, 8], [1, *row, 0, 0], []]) == ["one thousand", "one thousand", ""]
     assert len(task.target_labels([*row, 9])) == len(row) - 1
 
 
 def test_the_same_text_gives_the_same_tokenizer():
-    assert NumbersTask(("en",))._words.model == NumbersTask(("en",))._words.model
+    assert NumbersTask(("en",)).subwords.model == NumbersTask(("en",)).subwords.model
 
 
 def test_the_tokenizer_is_learned_from_training_numbers_only(monkeypatch):

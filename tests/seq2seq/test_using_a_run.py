@@ -154,7 +154,7 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     right = {("5", "en"), ("60", "en"), ("700", "de")}
     items = translator.task.evaluation_items()
     by_ids = {tuple(item.ids): item for item in items}
-    encode = translator.task._words.encode
+    encode = translator.task.subwords.encode
 
     def decode(rows, batch_size=500):
         found = [by_ids[tuple(row)] for row in rows]
@@ -181,7 +181,7 @@ def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypat
     def decode(rows, batch_size=500):
         asked = [task.source_labels(row) for row in rows]
         pairs = [(int("".join(reversed(digits))), language) for language, *digits in asked]
-        return task._words.encode(
+        return task.subwords.encode(
             ["x" if pair in wrong else number_words.spell(*pair) for pair in pairs]
         )
 

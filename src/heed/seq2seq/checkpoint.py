@@ -62,23 +62,20 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     return lists, meta
 
 
-def save_step(
-    folder: Path, step: int, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]
-) -> Path:
+def save_step(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> Path:
     """Writes the checkpoint of a step and removes those that are no longer needed.
 
     Args:
         folder: the folder of the checkpoints; it is made if it is not there.
-        step: how many steps have been taken.
         arrays: as for :func:`save`.
-        meta: as for :func:`save`; the step is added.
+        meta: as for :func:`save`; its "step" says how many steps have been taken.
 
     Raises:
         OSError: if it cannot be written; the older checkpoints are as they were.
     """
     folder.mkdir(exist_ok=True)
-    path = folder / f"step-{step:08d}.npz"
-    save(path, arrays, {**meta, "step": step})
+    path = folder / f"step-{meta['step']:08d}.npz"
+    save(path, arrays, meta)
     for old in steps(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
     for leftover in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote

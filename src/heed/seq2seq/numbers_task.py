@@ -65,11 +65,11 @@ class NumbersTask(Task):
         sample = [] if words and longest_target else self._sample()
         # About 60 pieces a language are whole words such as "thousand" and "ninety": short targets
         # train fastest.
-        self._words = words or SubwordTokenizer.train(sample, 40 + 56 * len(self.languages))
+        self.subwords = words or SubwordTokenizer.train(sample, 40 + 56 * len(self.languages))
         self.source_vocabulary_size = RESERVED + len(names)
-        self.target_vocabulary_size = self._words.vocabulary_size
+        self.target_vocabulary_size = self.subwords.vocabulary_size
         # Two more than seen in the sample, for rare words.
-        self.longest_target = longest_target or 2 + max(map(len, self._words.encode(sample)))
+        self.longest_target = longest_target or 2 + max(map(len, self.subwords.encode(sample)))
 
     @classmethod
     def create(cls, languages: str | Sequence[str] = ("en",)) -> NumbersTask:
@@ -105,7 +105,7 @@ class NumbersTask(Task):
 
     def _batch(self, pairs: Sequence[tuple[int, str]]) -> Batch:
         source = [self._source(n, language) for n, language in pairs]
-        target = self._words.encode([number_words.spell(n, language) for n, language in pairs])
+        target = self.subwords.encode([number_words.spell(n, language) for n, language in pairs])
         # One shape for all batches: TensorFlow compiles the step once.
         return Batch(padded(source, _LONGEST_SOURCE), padded(target, self.longest_target))
 
@@ -149,10 +149,6 @@ class NumbersTask(Task):
         self.check_language(language)
         return self._source(number_words.parse_number(line), language or self.languages[0])
 
-    def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The words of rows of target ids."""
-        return self._words.decode(rows)
-
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """The language, then the digits, units first; padding is left out."""
         return [self._source_names[i] for i in map(int, ids) if i >= RESERVED]
@@ -160,10 +156,6 @@ class NumbersTask(Task):
     def reading_order(self, ids: Sequence[int]) -> list[int]:
         """The language, then the digits, units last."""
         return [0, *range(len(ids) - 1, 0, -1)]
-
-    def target_labels(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of the words."""
-        return self._words.pieces(ids)
 
     def to_config(self) -> dict[str, Any]:
         """The languages and the longest target."""
@@ -175,4 +167,4 @@ class NumbersTask(Task):
 
     def files(self) -> dict[str, bytes]:
         """The tokenizer of the words."""
-        return {"target.model": self._words.model}
+        return {"target.model": self.subwords.model}

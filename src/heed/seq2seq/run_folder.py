@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -151,10 +151,11 @@ class RunFolder:
             TaskError: if there is something already.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise TaskError(
-                f"{path} exists already: choose another folder with --run"
-                + (f", or continue it with: heed train --resume {path}" if _is_run(path) else "")
-            )
+            otherwise = ""
+            with suppress(TaskError):
+                cls.open(path)
+                otherwise = f", or continue it with: heed train --resume {path}"
+            raise TaskError(f"{path} exists already: choose another folder with --run{otherwise}")
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -281,14 +282,6 @@ def free_path(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
-
-
-def _is_run(path: Path) -> bool:
-    try:
-        RunFolder.open(path)
-    except TaskError:
-        return False
-    return True
 
 
 def _checksum(data: bytes) -> str:

@@ -76,12 +76,12 @@ class TextTask(Task):
         models = [f"{side}.model" for side in _SIDES]
         texts = [f"{part}.{side}.txt" for part in _HELD_OUT for side in _SIDES]
         self._files = {name: read(name) for name in (*models, *texts)}
-        self._source, self._target = (SubwordTokenizer(self._files[name]) for name in models)
+        self._source, self.subwords = (SubwordTokenizer(self._files[name]) for name in models)
         lines = [self._files[name].decode().split("\n")[:-1] for name in texts]
         self._validation: list[Pair] = list(zip(*lines[:2], strict=True))
         self._evaluation: list[Pair] = list(zip(*lines[2:], strict=True))
         self.source_vocabulary_size = self._source.vocabulary_size
-        self.target_vocabulary_size = self._target.vocabulary_size
+        self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
         self._originals = [Path(config[f"{side}_file"]) for side in _SIDES]
@@ -169,7 +169,7 @@ class TextTask(Task):
 
     def _ids(self, pairs: Sequence[Pair]) -> list[_Ids]:
         sources = self._source.encode([source for source, _ in pairs])
-        targets = self._target.encode([target for _, target in pairs])
+        targets = self.subwords.encode([target for _, target in pairs])
         return list(zip(sources, targets, strict=True))
 
     def training_batch(self, seed: int, step: int, size: int) -> Batch:
@@ -208,17 +208,9 @@ class TextTask(Task):
             )
         return ids
 
-    def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The text of rows of target ids."""
-        return self._target.decode(rows)
-
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """The pieces of the source, and its end."""
         return [*self._source.pieces(ids), "end"]
-
-    def target_labels(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of the target."""
-        return self._target.pieces(ids)
 
     def to_config(self) -> dict[str, Any]:
         """Where the files are, what they held, and the longest target."""

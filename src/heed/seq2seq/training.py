@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -65,10 +65,6 @@ class _Progress:
     without_better: int = 0
     stopped_early: bool = False
     seconds: float = 0.0
-    best: list[np.ndarray] = field(default_factory=list, repr=False)
-
-    def to_meta(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "best"}
 
 
 def train(
@@ -116,6 +112,7 @@ class _Training:
             self._model: Transformer = new_model(run)
         self._step = TrainingStep(self._model, self._options, strategy, self._task.one_shape)
         self._at = _Progress()
+        self._best: list[np.ndarray] = []  # the weights of the best validation, if they are kept
         self._saved = 0
         self._notes: list[str] = []  # what to say once the log is open
         self._restore()
@@ -135,8 +132,8 @@ class _Training:
     def _save(self) -> None:
         at = self._at
         if self._chief:
-            arrays = {**self._variables(), "best": at.best}
-            checkpoint.save_step(self._run.checkpoints, at.step, arrays, at.to_meta())
+            arrays = {**self._variables(), "best": self._best}
+            checkpoint.save_step(self._run.checkpoints, arrays, vars(at))
         self._saved = at.step
 
     def _restore(self) -> None:
@@ -147,9 +144,10 @@ class _Training:
         for name, variables in self._variables().items():
             assign(variables, arrays.get(name, []), self._run)
         try:
-            self._at = _Progress(**meta, best=arrays.get("best", []))
+            self._at = _Progress(**meta)
         except TypeError:
             raise TaskError(f"{self._run.path} is damaged: its checkpoint is not one") from None
+        self._best = arrays.get("best", [])
         self._saved = self._at.step
 
     # The loop -------------------------------------------------------------------------------------
@@ -269,7 +267,7 @@ class _Training:
         if result.loss < at.best_loss:
             at.best_loss, at.best_step, at.without_better = result.loss, at.step, 0
             if patience:
-                at.best = [np.array(weight.numpy()) for weight in self._model.weights]
+                self._best = [np.array(weight.numpy()) for weight in self._model.weights]
         else:
             at.without_better += 1
             at.stopped_early = 0 < patience <= at.without_better
@@ -278,11 +276,7 @@ class _Training:
             f"validation loss {result.loss:.4f}  exact {100 * result.exact:.1f} %  "
             f"{at.seconds:.0f} s"
         )
-        return {
-            "validation_loss": result.loss,
-            "validation_token_accuracy": result.token_accuracy,
-            "validation_exact": result.exact,
-        }
+        return {f"validation_{name}": value for name, value in result._asdict().items()}
 
     @cached_property
     def _validation_batches(self) -> list[Batch]:
@@ -290,11 +284,11 @@ class _Training:
 
     def _finish(self, log: TrainingLog) -> None:
         at = self._at
-        if at.best:
-            assign(self._model.weights, at.best, self._run)
+        if self._best:
+            assign(self._model.weights, self._best, self._run)
             log.say(f"kept the weights of step {at.best_step}, the best in validation")
         if self._chief:
-            step = at.best_step if at.best else at.step
+            step = at.best_step if self._best else at.step
             checkpoint.save(self._run.weights, {"weight": self._model.weights}, {"step": step})
         log.say(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
 
