@@ -232,8 +232,8 @@ FAULTS = (
     Fault(
         "the arguments of BLEU are swapped",
         f"{_SEQ2SEQ}/evaluation.py",
-        "float(sacrebleu.corpus_bleu(said, references).score),",
-        "float(sacrebleu.corpus_bleu(references[0], [said]).score),",
+        '"bleu": float(sacrebleu.corpus_bleu(said, references).score),',
+        '"bleu": float(sacrebleu.corpus_bleu(references[0], [said]).score),',
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(

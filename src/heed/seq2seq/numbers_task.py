@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -122,8 +123,7 @@ class NumbersTask(Task):
     def validation_batches(self) -> list[Batch]:
         """The validation numbers, the languages in turn."""
         chosen = number_words.validation_numbers().tolist()
-        count = len(self.languages)
-        pairs = [(n, self.languages[i % count]) for i, n in enumerate(chosen)]
+        pairs = list(zip(chosen, itertools.cycle(self.languages), strict=False))
         return [
             self._batch(pairs[i : i + _VALIDATION_BATCH])
             for i in range(0, len(pairs), _VALIDATION_BATCH)

@@ -182,11 +182,9 @@ class RunFolder:
                 f"{path} was made by another version of heed (format {config.get('version')}; "
                 f"this one reads {_VERSION})"
             )
-        missing = [
-            k for k in ("task", "files", "training", "model") if not isinstance(config.get(k), dict)
-        ]
-        if missing:
-            raise TaskError(f"{path} is damaged: its config.json has no {missing[0]}")
+        for part in ("task", "files", "training", "model"):
+            if not isinstance(config.get(part), dict):
+                raise TaskError(f"{path} is damaged: its config.json has no {part}")
         return cls(path, config)
 
     @property

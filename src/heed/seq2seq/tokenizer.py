@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -91,13 +92,8 @@ class SubwordTokenizer:
 
 
 def _before_end(ids: Iterable[int]) -> list[int]:
-    kept: list[int] = []
-    for i in ids:
-        if int(i) == END_ID:
-            break
-        if int(i) not in (PAD_ID, START_ID):
-            kept.append(int(i))
-    return kept
+    before = itertools.takewhile(lambda i: i != END_ID, map(int, ids))
+    return [i for i in before if i not in (PAD_ID, START_ID)]
 
 
 def _trained(lines: Sequence[str], vocabulary_size: int) -> bytes:

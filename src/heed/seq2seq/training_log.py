@@ -17,13 +17,6 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder, write_atomically
 
 _LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not written
-_NAMES = {  # in metrics.jsonl, and in TensorBoard
-    "loss": "training/loss",
-    "learning_rate": "training/learning_rate",
-    "validation_loss": "validation/loss",
-    "validation_token_accuracy": "validation/token_accuracy",
-    "validation_exact": "validation/exact",
-}
 
 
 def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
@@ -132,9 +125,11 @@ class TrainingLog:
         if self._events is None:
             return
         with self._as_os_errors(), self._events.as_default():
-            for name, title in _NAMES.items():
-                if name in record:
-                    tf.summary.scalar(title, record[name], step=record["step"])
+            for name, value in record.items():
+                part = "validation" if name.startswith("validation_") else "training"
+                title = f"{part}/{name.removeprefix('validation_')}"
+                if name not in ("step", "seconds"):
+                    tf.summary.scalar(title, value, step=record["step"])
 
     def _open_bar(self) -> None:
         try:
