@@ -67,6 +67,5 @@ def _version(name: str) -> str:
 def _providers(name: str) -> Iterator[str]:
     """The distributions that may provide a package; what all others (tf-nightly) say of themselves comes last."""
     yield from (name, f"{name}-cpu")
-    yield from importlib.metadata.packages_distributions().get(
-        name, []
-    )  # reads all that is installed: 0.1 s
+    everything = importlib.metadata.packages_distributions()  # reads all that is installed: 0.1 s
+    yield from everything.get(name, [])

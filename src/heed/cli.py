@@ -148,10 +148,8 @@ def _explained(error: Exception) -> str | None:
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"cannot read or write{where}: {error.strerror or error}"
-    if isinstance(error, ImportError) and (error.name or "").split(".")[0] in (
-        "keras",
-        "tensorflow",
-    ):
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ImportError) and package in ("keras", "tensorflow"):
         from heed._install import how_to_install
 
         return f"this needs {error.name}: {how_to_install('demo')}"
@@ -341,11 +339,10 @@ def _translate_lines(translator: seq2seq.Translator, language: str | None) -> in
     """Translates standard input; the status is 1 if a line of it could not be translated."""
     from heed.seq2seq.translate import translate_stream
 
-    problems = 0
+    problems: list[str] = []
 
     def report(problem: str) -> None:
-        nonlocal problems
-        problems += 1
+        problems.append(problem)
         _note(problem)
 
     typed = sys.stdin.isatty()

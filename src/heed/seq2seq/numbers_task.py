@@ -60,14 +60,12 @@ class NumbersTask(Task):
         longest_target: int = 0,
     ) -> None:
         self.languages = number_words.check_languages(languages)
-        names = [*string.digits, *self.languages]
-        self._source_ids = {name: place for place, name in enumerate(names, RESERVED)}
-        self._source_names = {place: name for name, place in self._source_ids.items()}
+        self._source_names = [*[""] * RESERVED, *string.digits, *self.languages]  # by id
         sample = [] if words and longest_target else self._sample()
         # About 60 pieces a language are whole words such as "thousand" and "ninety": short targets
         # train fastest.
         self.subwords = words or SubwordTokenizer.train(sample, 40 + 56 * len(self.languages))
-        self.source_vocabulary_size = RESERVED + len(names)
+        self.source_vocabulary_size = len(self._source_names)
         self.target_vocabulary_size = self.subwords.vocabulary_size
         # Two more than seen in the sample, for rare words.
         self.longest_target = longest_target or 2 + max(map(len, self.subwords.encode(sample)))
@@ -102,7 +100,7 @@ class NumbersTask(Task):
         return [number_words.spell(int(n), language) for language in self.languages for n in chosen]
 
     def _source(self, number: int, language: str) -> list[int]:
-        return [self._source_ids[name] for name in (language, *reversed(str(number)))]
+        return [self._source_names.index(name) for name in (language, *reversed(str(number)))]
 
     def _batch(self, pairs: Sequence[tuple[int, str]]) -> Batch:
         source = [self._source(n, language) for n, language in pairs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,10 +36,7 @@ def read_lines(path: Path) -> list[str]:
         line = data.count(b"\n", 0, error.start) + 1
         raise TaskError(f"{path} must be UTF-8 text; line {line:,} is not") from None
     # Only the line feed ends a line: splitlines would also split at form feeds and U+2028.
-    lines = text.split("\n")
-    if lines and not lines[-1]:
-        lines.pop()
-    return [line.strip() for line in lines]
+    return [line.strip() for line in io.StringIO(text, newline="\n")]
 
 
 def read_pairs(source: Path, target: Path) -> tuple[list[Pair], int]:
