@@ -47,29 +47,25 @@ __all__ = [
     "set_implementation",
 ]
 
-# What loads on first use: a name, its module, and its name there (None: the module itself).
-_LAZY: dict[str, tuple[str, str | None]] = {
-    "Mask": ("heed.ops", "Mask"),
-    "accelerate": ("heed.acceleration", "accelerate"),
-    "decelerate": ("heed.acceleration", "decelerate"),
-    "explain_dispatch": ("heed.ops", "explain_dispatch"),
-    "info": ("heed._info", "info"),
-    "inspect": ("heed.inspect", None),
-    "layers": ("heed.layers", None),
-    "models": ("heed.models", None),
-    "ops": ("heed.ops", None),
-    "seq2seq": ("heed.seq2seq", None),
-    "set_implementation": ("heed.ops", "set_implementation"),
+# What loads on first use: parts, and names with the modules that they come from.
+_PARTS = ("inspect", "layers", "models", "ops", "seq2seq")
+_LAZY = {
+    "Mask": "heed.ops",
+    "accelerate": "heed.acceleration",
+    "decelerate": "heed.acceleration",
+    "explain_dispatch": "heed.ops",
+    "info": "heed._info",
+    "set_implementation": "heed.ops",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Imports a part of heed when it is first used (PEP 562)."""
+    if name in _PARTS:
+        return importlib.import_module(f"heed.{name}")  # which sets the attribute
     if name not in _LAZY:
         raise AttributeError(f"module 'heed' has no attribute {name!r}")
-    module_name, attribute = _LAZY[name]
-    module = importlib.import_module(module_name)
-    value = module if attribute is None else getattr(module, attribute)
+    value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value  # the next access does not come here again
     return value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import platform
 from collections.abc import Iterator
@@ -39,23 +38,20 @@ def info() -> dict[str, str]:
         "reason": "",
         "instruction_set": "none",
     }
-    try:
+    with contextlib.suppress(ImportError):  # what follows says what is missing
         import keras
 
         answer["backend"] = keras.config.backend()
-    except ImportError:
-        pass  # what follows says what is missing
     try:
-        backends = importlib.import_module("heed.ops.backends")
+        from heed.ops import backends, dispatch
+
         backends.check()
-        dispatch = importlib.import_module("heed.ops.dispatch").explain()
+        chosen = dispatch.explain()
     except (ImportError, RuntimeError) as error:
         answer["reason"] = str(error)
         return answer
-    answer["implementation"], answer["reason"] = (
-        dispatch.implementation,
-        "; ".join(dispatch.reasons),
-    )
+    answer["implementation"] = chosen.implementation
+    answer["reason"] = "; ".join(chosen.reasons)
     answer["instruction_set"] = backends.current().instruction_set()
     return answer
 
@@ -71,6 +67,5 @@ def _version(name: str) -> str:
 def _providers(name: str) -> Iterator[str]:
     """The distributions that may provide a package; what all others (tf-nightly) say of themselves comes last."""
     yield from (name, f"{name}-cpu")
-    yield from importlib.metadata.packages_distributions().get(
-        name, []
-    )  # reads all that is installed: 0.1 s
+    everything = importlib.metadata.packages_distributions()  # reads all that is installed: 0.1 s
+    yield from everything.get(name, [])

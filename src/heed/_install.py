@@ -29,7 +29,9 @@ def how_to_install(extra: str) -> str:
     origin = _origin()
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
-        folder = _folder(url)
+        from urllib.request import url2pathname
+
+        folder = Path(url2pathname(urlsplit(url).path))
         if folder.is_dir():
             editable = "-e " if origin["dir_info"].get("editable") else ""
             return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
@@ -48,9 +50,3 @@ def _origin() -> dict[str, Any]:
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _folder(url: str) -> Path:
-    from urllib.request import url2pathname
-
-    return Path(url2pathname(urlsplit(url).path))

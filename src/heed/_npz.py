@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
 import zipfile
@@ -14,6 +15,10 @@ from numpy.typing import NDArray
 
 _END = 22  # how long the last record of a zip is
 _COUNT = 10  # where in it the number of entries stands
+_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
@@ -68,23 +73,12 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
     data = archive.read(entry)  # which compares the checksum
     header = io.BytesIO(data)
     version = np.lib.format.read_magic(header)
-    if version == (1, 0):
-        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(header)
-    elif version == (2, 0):
-        shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(header)
-    else:
+    if version not in _READERS:
         raise ValueError(f"{entry.filename} is of another version of the format: {version}")
+    shape, fortran_order, dtype = _READERS[version](header)
     if dtype.hasobject:
         raise ValueError(f"{entry.filename} holds Python objects")
     start = header.tell()
-    count = 1
-    for length in shape:
-        count *= length
-    if min(shape, default=0) < 0 or count * dtype.itemsize != len(data) - start:
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - start:
         raise ValueError(f"{entry.filename} is not as long as its shape {shape} says")
-    array = (
-        np.frombuffer(data, dtype, count, start)
-        if count * dtype.itemsize
-        else np.empty(count, dtype)
-    )
-    return array.reshape(shape, order="F" if fortran_order else "C")
+    return np.ndarray(shape, dtype, data, start, order="F" if fortran_order else "C")

@@ -11,9 +11,13 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from heed import __version__, seq2seq  # whose parts load when they are first used
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.startup import start_tensorflow
 
 RUNS = Path("heed-runs")
 _DEFAULTS = "What is not said is chosen to suit the task; the run's config.json holds all of it."
@@ -38,6 +42,7 @@ _MODEL_OPTIONS = (
     ("dropout", float, "dropout rate"),
     ("position", str, "sinusoidal, learned, rotary, alibi or relative"),
 )
+_OPTIONS = [name for name, _, _ in _TRAINING_OPTIONS + _MODEL_OPTIONS]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -133,8 +138,6 @@ def _fail(text: str, code: int) -> int:
 
 def _explained(error: Exception) -> str | None:
     """The line for an error that the person can put right; None for a fault of heed."""
-    from heed.seq2seq.errors import TaskError
-
     if isinstance(error, TaskError):
         return str(error)
     tensorflow = sys.modules.get("tensorflow")
@@ -145,10 +148,8 @@ def _explained(error: Exception) -> str | None:
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return f"cannot read or write{where}: {error.strerror or error}"
-    if isinstance(error, ImportError) and (error.name or "").split(".")[0] in (
-        "keras",
-        "tensorflow",
-    ):
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ImportError) and package in ("keras", "tensorflow"):
         from heed._install import how_to_install
 
         return f"this needs {error.name}: {how_to_install('demo')}"
@@ -159,7 +160,9 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="heed", description="Learn to translate one sequence into another, and see how."
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument(
+        "--version", action="version", version=f"heed {__version__}", help="print the version"
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[Any], int | None], text: str) -> _Parser:
@@ -170,7 +173,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
     demo = add("demo", _demo, "Learn numbers in words, evaluate, and draw the attention.")
     demo.add_argument("--run", type=Path, help=f"run folder to make (default: {RUNS}/numbers)")
-    demo.add_argument("--languages", help="some of en,de,fr,es (default: en)")
+    demo.add_argument("--languages", default="en", help="some of en,de,fr,es (default: en)")
     _add_options(demo, _TRAINING_OPTIONS)
 
     train = add("train", _train, "Train a new run, or continue one that was stopped.")
@@ -185,37 +188,21 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     _add_options(train, _TRAINING_OPTIONS + _MODEL_OPTIONS)
 
     evaluate = add("evaluate", _evaluate, "Judge a run on pairs that it never saw.")
-    evaluate.add_argument("run", type=Path, metavar="RUN", help="run folder")
-
     translate = add("translate", _translate, "Translate the text given, or standard input.")
-    translate.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    translate.add_argument(
-        "text", nargs="*", default=[], help="what to translate; none: read standard input"
-    )
-    translate.add_argument("--language", help="numbers: which of the run's languages")
-    translate.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
-
     explain = add("explain", _explain, "Translate, and show on one page where each head looked.")
-    explain.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    explain.add_argument("text", nargs="*", default=[], help="what to translate")
+    for made in (evaluate, translate, explain):
+        made.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    for made, none in ((translate, "; none: read standard input"), (explain, "")):
+        made.add_argument("text", nargs="*", default=[], help=f"what to translate{none}")
+        made.add_argument("--language", help="numbers: which of the run's languages")
+    translate.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
     explain.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
     explain.add_argument(
         "--png", type=Path, help="draw the cross-attention to this file (.png, .svg, .pdf)"
     )
-    explain.add_argument("--language", help="numbers: which of the run's languages")
 
     add("info", _info, "Say which versions and which implementation of attention are in use.")
     return parser
-
-
-class _Version(argparse.Action):
-    """Prints the version; heed is imported only then."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Exits with status 0."""
-        from heed import __version__
-
-        parser.exit(0, f"heed {__version__}\n")
 
 
 def _add_options(parser: argparse.ArgumentParser, options: Sequence[tuple[str, Any, str]]) -> None:
@@ -223,22 +210,16 @@ def _add_options(parser: argparse.ArgumentParser, options: Sequence[tuple[str, A
         parser.add_argument(_option(name), type=kind, help=text)
 
 
-def _said(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The training and model options that were given; the recipe says the others."""
-    names = (name for name, _, _ in _TRAINING_OPTIONS + _MODEL_OPTIONS)
-    return {name: getattr(parsed, name) for name in _given(parsed, *names)}
-
-
-def _given(parsed: argparse.Namespace, *names: str) -> list[str]:
+def _given(parsed: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Those of the options that were given, also with an empty value or 0."""
-    return [name for name in names if getattr(parsed, name, None) is not None]
+    return {name: x for name in names if (x := getattr(parsed, name, None)) is not None}
 
 
 def _new_path(parsed: argparse.Namespace, name: str) -> Path:
-    from heed.seq2seq.run_folder import RunFolder, free_path
+    from heed.seq2seq.run_folder import free_path
 
     path = parsed.run or free_path(RUNS / name)
-    RunFolder.check_free(path)
+    seq2seq.RunFolder.check_free(path)
     return path
 
 
@@ -253,71 +234,61 @@ def _note(line: str) -> None:
 def _demo(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.number_words import check_languages
 
-    languages = check_languages("en" if parsed.languages is None else parsed.languages)
+    languages = check_languages(parsed.languages)
     path = _new_path(parsed, "numbers")
-    _start()
-    from heed.seq2seq.demo import run_demo
-
-    run_demo(path, languages, say=_say, **_said(parsed))
+    start_tensorflow()
+    seq2seq.run_demo(path, languages, say=_say, **_given(parsed, _OPTIONS))
 
 
 def _train(parsed: argparse.Namespace) -> None:
-    from heed.seq2seq.errors import TaskError
-    from heed.seq2seq.run_folder import RunFolder
     from heed.seq2seq.tasks import TASKS
 
     # A task is named, or it is that whose files are given.
     kinds = [parsed.task] if parsed.task else []
     if parsed.task is None and parsed.resume is None:
-        kinds = [k for k, task in TASKS.items() if _given(parsed, *_names(task, required=True))]
+        kinds = [k for k, task in TASKS.items() if _given(parsed, _names(task, required=True))]
     if len(kinds) + (parsed.resume is not None) != 1:
         ways = ", ".join(f"`heed train {kind}`" for kind in TASKS)
         raise TaskError(f"say what to train: {ways} or `heed train --resume RUN`")
     if parsed.resume is not None:
         names = [name for task in TASKS.values() for name in _names(task)]
-        others = [*_said(parsed), *_given(parsed, "run", *names)]
+        others = list(_given(parsed, [*_OPTIONS, "run", *names]))
         if others:
             raise TaskError(f"--resume continues a run as it is: leave out {_option(others[0])}")
-        run = RunFolder.open(parsed.resume)
-        _start()
+        run = seq2seq.RunFolder.open(parsed.resume)
+        start_tensorflow()
     else:
-        values = _task_options(parsed, kinds[0])
+        values = _task_options(parsed, TASKS[kinds[0]])
         path = _new_path(parsed, kinds[0])
         task = TASKS[kinds[0]].create(**values)
-        _start()
-        from heed.seq2seq.start import start_run
-
-        run = start_run(path, task, **_said(parsed))
-    from heed.seq2seq.training import train
-
-    trained = train(run)
+        start_tensorflow()
+        run = seq2seq.start_run(path, task, **_given(parsed, _OPTIONS))
+    trained = seq2seq.train(run)
     early = f", stopped early; best at {trained.best_step:,}" if trained.stopped_early else ""
     _say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
     _say(f"the run: {run.path}")
 
 
-def _task_options(parsed: argparse.Namespace, kind: str) -> dict[str, Any]:
+def _task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[str, Any]:
     """Those of the task's options that were given.
 
     Raises:
         TaskError: if one that it needs is missing, or one of another task is there.
     """
-    from heed.seq2seq.errors import TaskError
     from heed.seq2seq.tasks import TASKS
 
-    needed = _names(TASKS[kind], required=True)
-    if len(_given(parsed, *needed)) < len(needed):
-        raise TaskError(f"{TASKS[kind].title} needs {' and '.join(map(_option, needed))}")
-    own = _names(TASKS[kind])
+    needed, own = _names(task, required=True), _names(task)
+    if len(_given(parsed, needed)) < len(needed):
+        raise TaskError(f"{task.title} needs {' and '.join(map(_option, needed))}")
     for other in TASKS.values():
-        if wrong := [name for name in _given(parsed, *_names(other)) if name not in own]:
+        if wrong := [name for name in _given(parsed, _names(other)) if name not in own]:
             raise TaskError(
-                f"{_option(wrong[0])} is for {other.title}: leave it out for {TASKS[kind].title}"
+                f"{_option(wrong[0])} is for {other.title}: leave it out for {task.title}"
             )
-    return {name: getattr(parsed, name) for name in _given(parsed, *own)}
+    return _given(parsed, own)
 
 
-def _names(task: Any, required: bool = False) -> list[str]:
+def _names(task: type[seq2seq.Task], required: bool = False) -> list[str]:
     """The names of a task's options, or of those that it needs."""
     return [option.name for option in task.options if option.required or not required]
 
@@ -326,14 +297,10 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _translator(path: Path) -> Any:
-    from heed.seq2seq.run_folder import RunFolder
-
-    run = RunFolder.open(path)
-    _start()
-    from heed.seq2seq.translate import Translator
-
-    translator = Translator(run, _note)
+def _translator(path: Path) -> seq2seq.Translator:
+    run = seq2seq.RunFolder.open(path)
+    start_tensorflow()
+    translator = seq2seq.Translator(run, _note)
     if not run.weights.exists():
         _note(f"{path} is not finished: using its checkpoint of step {translator.step}")
     return translator
@@ -341,22 +308,16 @@ def _translator(path: Path) -> Any:
 
 def _evaluate(parsed: argparse.Namespace) -> None:
     translator = _translator(parsed.run)
-    from heed.seq2seq.demo import report
-    from heed.seq2seq.evaluation import evaluate
-
-    evaluation = evaluate(translator)
-    for line in report(evaluation):
+    evaluation = seq2seq.evaluate(translator)
+    for line in evaluation.report():
         _say(line)
     path = translator.run.write_json("evaluation.json", evaluation.to_dict())
     _say(f"all figures: {path}")
 
 
 def _translate(parsed: argparse.Namespace) -> int | None:
-    from heed.seq2seq.errors import TaskError
-    from heed.seq2seq.run_folder import RunFolder
-
     # What can be checked without TensorFlow is checked before the seconds that it takes to load.
-    task = RunFolder.open(parsed.run).task()
+    task = seq2seq.RunFolder.open(parsed.run).task()
     if not parsed.text:
         if parsed.picture:
             raise TaskError("--picture needs the text as an argument: it draws one translation")
@@ -369,22 +330,19 @@ def _translate(parsed: argparse.Namespace) -> int | None:
     translator = _translator(parsed.run)
     _say(translator([text], parsed.language)[0])
     if parsed.picture:
-        from heed.seq2seq.attention import attention_of
-
-        found = attention_of(translator, text, parsed.language)
+        found = seq2seq.attention_of(translator, text, parsed.language)
         print(f"picture: {found.draw(parsed.run / 'attention.png')}", file=sys.stderr)
     return None
 
 
-def _translate_lines(translator: Any, language: str | None) -> int:
+def _translate_lines(translator: seq2seq.Translator, language: str | None) -> int:
     """Translates standard input; the status is 1 if a line of it could not be translated."""
     from heed.seq2seq.translate import translate_stream
 
-    problems = 0
+    problems: list[str] = []
 
     def report(problem: str) -> None:
-        nonlocal problems
-        problems += 1
+        problems.append(problem)
         _note(problem)
 
     typed = sys.stdin.isatty()
@@ -402,21 +360,17 @@ def _input() -> Iterator[str]:
 
 
 def _explain(parsed: argparse.Namespace) -> None:
-    from heed.seq2seq.errors import TaskError
-    from heed.seq2seq.run_folder import RunFolder, picture_format
+    from heed.seq2seq.run_folder import picture_format
 
     text = " ".join(parsed.text)
-    RunFolder.open(parsed.run).task().encode(text, parsed.language)
+    seq2seq.RunFolder.open(parsed.run).task().encode(text, parsed.language)
     out = parsed.out or parsed.run / "attention.html"
     for option, path in (("--out", out), ("--png", parsed.png)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise TaskError(f"{option} must be a file in an existing folder, not {path}")
     if parsed.png is not None:
         picture_format(parsed.png)
-    translator = _translator(parsed.run)
-    from heed.seq2seq.attention import attention_of
-
-    found = attention_of(translator, text, parsed.language)
+    found = seq2seq.attention_of(_translator(parsed.run), text, parsed.language)
     _say(found.translation)
     _say(f"every head: {found.write_page(out)}")
     if parsed.png is not None:
@@ -425,19 +379,13 @@ def _explain(parsed: argparse.Namespace) -> None:
 
 def _info(_: argparse.Namespace) -> None:
     with contextlib.suppress(ImportError):  # what is missing is part of the answer
-        _start()
+        start_tensorflow()
     from heed._info import info
 
     answer = info()
     width = max(map(len, answer))
     for name, value in answer.items():
         _say(f"{name:<{width}}  {value}")
-
-
-def _start() -> None:
-    from heed.seq2seq.startup import start_tensorflow
-
-    start_tensorflow()
 
 
 if __name__ == "__main__":

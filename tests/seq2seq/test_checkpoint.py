@@ -10,9 +10,9 @@ from heed.seq2seq.errors import TaskError
 from tests import damage
 
 ARRAYS = {
-    "weight/0000": np.array([1.0, -0.0, np.nan, np.inf, 1e-45], np.float32),
-    "other/0000": np.array([2**32 - 1, 7], np.uint32),
-    "first/0000": np.zeros((0, 3), np.float32),
+    "weight": [np.array([1.0, -0.0, np.nan, np.inf, 1e-45], np.float32), np.float16(0.1)],
+    "other": [np.array([2**32 - 1, 7], np.uint32)],
+    "first": [np.zeros((0, 3), np.float32)],
 }
 
 
@@ -22,15 +22,16 @@ def test_arrays_and_values_come_back_bit_for_bit(tmp_path):
     arrays, found = checkpoint.load(tmp_path / "c.npz")
     assert found == meta
     assert arrays.keys() == ARRAYS.keys()
-    for name, array in ARRAYS.items():
-        assert arrays[name].dtype == array.dtype
-        assert arrays[name].shape == array.shape
-        assert arrays[name].tobytes() == array.tobytes()
+    for name, values in ARRAYS.items():
+        for found, array in zip(arrays[name], values, strict=True):
+            assert found.dtype == array.dtype
+            assert found.shape == array.shape
+            assert found.tobytes() == array.tobytes()
 
 
 def test_the_last_two_stay(tmp_path):
     for step in (5, 10, 100, 1000):
-        checkpoint.save_step(tmp_path, step, ARRAYS, {})
+        checkpoint.save_step(tmp_path, ARRAYS, {"step": step})
     assert [path.name for path in checkpoint.steps(tmp_path)] == [
         "step-00000100.npz",
         "step-00001000.npz",
@@ -42,8 +43,8 @@ def test_the_last_two_stay(tmp_path):
 
 @pytest.mark.parametrize("position", [0.0, 0.3, 0.6, 0.97])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, position):
-    checkpoint.save_step(tmp_path, 1, ARRAYS, {})
-    path = checkpoint.save_step(tmp_path, 2, {"x": np.arange(5000)}, {})
+    checkpoint.save_step(tmp_path, ARRAYS, {"step": 1})
+    path = checkpoint.save_step(tmp_path, {"x": [np.arange(5000)]}, {"step": 2})
     data = bytearray(path.read_bytes())
     path.write_bytes(bytes(data[: int(len(data) * position)]))
     with pytest.raises(TaskError, match="is damaged"):
@@ -57,7 +58,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, position):
 
 def test_a_flipped_bit_is_noticed(tmp_path):
     path = tmp_path / "c.npz"
-    checkpoint.save(path, {"x": np.zeros(5000)}, {})
+    checkpoint.save(path, {"x": [np.zeros(5000)]}, {})
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
@@ -76,7 +77,7 @@ def test_if_all_are_damaged_it_says_so_and_none_is_none(tmp_path):
 @pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
 def test_any_damage_is_one_error(tmp_path, kind):
     """Each byte changed, the zip's directory too, and the file cut at each length."""
-    path, small = tmp_path / "c.npz", {"x": np.arange(3)}
+    path, small = tmp_path / "c.npz", {"x": [np.arange(3)]}
     checkpoint.save(path, small, {"step": 1})
     tried = refused = read = 0
     for place, data in kind(path.read_bytes()):
@@ -88,7 +89,7 @@ def test_any_damage_is_one_error(tmp_path, kind):
             refused += str(error).startswith(f"{path} is damaged: ") and "\n" not in str(error)
         else:
             assert meta == {"step": 1}, place
-            assert arrays["x"].tolist() == [0, 1, 2], place
+            assert arrays["x"][0].tolist() == [0, 1, 2], place
             read += 1
     assert refused + read == tried > 500
     assert read == 0 or kind is damage.flipped
@@ -118,5 +119,5 @@ def test_files_of_something_else(tmp_path):
 
 def test_leftovers_of_a_kill_are_removed_by_the_next_save(tmp_path):
     (tmp_path / ".step-00000007.npz.abc.tmp").write_bytes(b"half")
-    checkpoint.save_step(tmp_path, 8, ARRAYS, {})
+    checkpoint.save_step(tmp_path, ARRAYS, {"step": 8})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000008.npz"]

@@ -10,23 +10,22 @@ import pytest
 from heed.seq2seq import TextTask, start_run
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.schedule import learning_rate
 from tests.seq2seq import tiny
 
 
 def test_warm_up_then_cosine():
-    rates = [learning_rate(s, peak=2.0, warmup_steps=10, steps=50) for s in range(50)]
-    assert rates[:10] == pytest.approx([2.0 * (s + 1) / 10 for s in range(10)])
-    assert rates[10] == 2.0
-    assert rates[30] == pytest.approx(1.0)
-    assert all(a > b for a, b in pairwise(rates[10:]))
-    assert 0 < rates[-1] < 0.01
+    found = rates(TrainingOptions(learning_rate=2.0, warmup_steps=10, steps=50))
+    assert found[:10] == pytest.approx([2.0 * (s + 1) / 10 for s in range(10)])
+    assert found[10] == 2.0
+    assert found[30] == pytest.approx(1.0)
+    assert all(a > b for a, b in pairwise(found[10:]))
+    assert 0 < found[-1] < 0.01
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 5), (5, 5), (9, 5), (1, 1)])
 def test_rates_are_positive_and_finite_at_the_edges(warmup, steps):
-    for step in range(steps):
-        rate = learning_rate(step, peak=1e-3, warmup_steps=warmup, steps=steps)
+    options = TrainingOptions(learning_rate=1e-3, warmup_steps=warmup, steps=steps)
+    for rate in rates(options):
         assert math.isfinite(rate)
         assert 0 < rate <= 1e-3
 
@@ -49,8 +48,7 @@ def test_warm_up_on_own_text_follows_the_steps(tmp_path, steps, warmup):
 
 
 def rates(options):
-    names = {"warmup_steps": options.warmup_steps, "steps": options.steps}
-    return [learning_rate(s, peak=options.learning_rate, **names) for s in range(options.steps)]
+    return [options.rate(step) for step in range(options.steps)]
 
 
 def test_options_come_back():

@@ -9,7 +9,7 @@ from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.task import Item
-from heed.seq2seq.tokenizer import END_ID, DigitTokenizer, SubwordTokenizer
+from heed.seq2seq.tokenizer import END_ID, SubwordTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -18,20 +18,20 @@ def task():
 
 
 def test_digits_stand_at_their_place_value():
-    tokenizer = DigitTokenizer(("en", "fr"))
-    short, long = tokenizer.encode(42, "fr"), tokenizer.encode(999_942, "fr")
+    task = NumbersTask(("en", "fr"))
+    short, long = task.encode("42", "fr"), task.encode("999942", "fr")
     assert short == long[: len(short)]
-    assert tokenizer.pieces([*short, 0, 0]) == ["fr", "2", "4"]
-    assert max(tokenizer.encode(999_999, "fr")) < tokenizer.vocabulary_size
-    assert len(tokenizer.encode(999_999, "fr")) == DigitTokenizer.longest
+    assert task.source_labels([*short, 0, 0]) == ["fr", "2", "4"]
+    assert max(task.encode("999999", "fr")) < task.source_vocabulary_size
+    assert len(task.encode("999999", "fr")) == task.training_batch(0, 0, 4).source.shape[1]
     with pytest.raises(TaskError, match="must be one of en, fr"):
-        tokenizer.encode(1, "de")
+        task.encode("1", "de")
     with pytest.raises(TaskError, match="from 0 to"):
-        tokenizer.encode(1_000_000, "en")
+        task.encode("1000000", "en")
 
 
 def test_all_words_come_back_to_the_letter(task):
-    words = task._words
+    words = task.subwords
     for language in number_words.LANGUAGES:
         texts = [
             number_words.spell(n, language)
@@ -45,13 +45,13 @@ def test_all_words_come_back_to_the_letter(task):
 
 
 def test_decoding_stops_at_the_end_and_skips_padding(task):
-    row = task._words.encode(["one thousand"])[0]
+    row = task.subwords.encode(["one thousand"])[0]
     assert task.decode([[*row, 7, 8], [1, *row, 0, 0], []]) == ["one thousand", "one thousand", ""]
     assert len(task.target_labels([*row, 9])) == len(row) - 1
 
 
 def test_the_same_text_gives_the_same_tokenizer():
-    assert NumbersTask(("en",))._words.model == NumbersTask(("en",))._words.model
+    assert NumbersTask(("en",)).subwords.model == NumbersTask(("en",)).subwords.model
 
 
 def test_the_tokenizer_is_learned_from_training_numbers_only(monkeypatch):

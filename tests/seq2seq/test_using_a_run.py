@@ -9,7 +9,7 @@ import pytest
 from heed.seq2seq import TaskError, TextTask, Translator, evaluate, number_words, start_run, train
 from heed.seq2seq import translate as translate_module
 from heed.seq2seq.attention import attention_of
-from heed.seq2seq.demo import report, run_demo
+from heed.seq2seq.demo import run_demo
 from heed.seq2seq.evaluation import Answer, Evaluation
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Item
@@ -100,8 +100,8 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     lines = source.read_text().splitlines()
     run = start_run(tmp_path / "plain", TextTask.create(source, target, 60), **tiny.TINY)
     assert run.task().notes() == []
-    validation = run.task()._held_out("validation").source
-    evaluation = run.task()._held_out("evaluation").source
+    validation = [source for source, _ in run.task()._validation]
+    evaluation = [source for source, _ in run.task()._evaluation]
     training = [x for x in lines if x not in validation and x not in evaluation]
     # Where a sentence goes depends on its source: the targets become long.
     translations = target.read_text().splitlines()
@@ -139,7 +139,7 @@ def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     assert len(items.evaluation_items()[0].ids) == 128
     result = evaluate(translator)
     assert result.cut == result.to_dict()["cut"] == 1
-    assert "1 of the sources are too long: they were judged by their beginning" in report(result)
+    assert "1 of the sources are too long: they were judged by their beginning" in result.report()
 
 
 def test_a_language_that_the_run_does_not_know(translator):
@@ -154,7 +154,7 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     right = {("5", "en"), ("60", "en"), ("700", "de")}
     items = translator.task.evaluation_items()
     by_ids = {tuple(item.ids): item for item in items}
-    encode = translator.task._words.encode
+    encode = translator.task.subwords.encode
 
     def decode(rows, batch_size=500):
         found = [by_ids[tuple(row)] for row in rows]
@@ -168,8 +168,8 @@ def test_evaluation_counts_right_answers(finished_run, monkeypatch):
     assert len(result.wrong) == 3
     figures = result.to_dict()
     assert figures["groups"] == {"en": 2 / 3, "de": 1 / 3}
-    assert report(result)[0].startswith("3 of 6 held-out answers are right to the letter: 50.00 %")
-    assert len(report(result)) == 3
+    assert result.report()[0].startswith("3 of 6 held-out answers are right to the letter: 50.00 %")
+    assert len(result.report()) == 3
 
 
 def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypatch):
@@ -181,7 +181,7 @@ def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypat
     def decode(rows, batch_size=500):
         asked = [task.source_labels(row) for row in rows]
         pairs = [(int("".join(reversed(digits))), language) for language, *digits in asked]
-        return task._words.encode(
+        return task.subwords.encode(
             ["x" if pair in wrong else number_words.spell(*pair) for pair in pairs]
         )
 
@@ -191,7 +191,7 @@ def test_the_numbers_below_a_thousand_are_counted_beside(finished_run, monkeypat
     (small,) = result.extra.values()
     assert (small.right, len(small.answers)) == (1997, 2000)
     assert [(a.source, a.group) for a in small.wrong] == [("0", "en"), ("1", "de"), ("55", "de")]
-    assert report(result)[3:] == [
+    assert result.report()[3:] == [
         "1,997 of 2,000 numbers below 1,000 are right: 99.85 % (training draws on these)",
         "  en  999 of 1,000: 99.90 %",
         "  de  998 of 1,000: 99.80 %",
@@ -245,7 +245,7 @@ def test_own_text_from_files_to_scores(text_run, tmp_path):
     assert len(result.answers) == 3
     assert result.bleu is not None
     assert result.chrf is not None
-    assert "BLEU" in report(result)[-1]
+    assert "BLEU" in result.report()[-1]
     references = Evaluation([Answer(a.source, a.reference, a.reference, "text")
                              for a in result.answers], 0.0)  # fmt: skip
     assert references.exact == 1.0

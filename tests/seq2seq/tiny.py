@@ -28,18 +28,18 @@ def start(path: Path, **options):
     return start_run(path, task, **{**TINY, **options})
 
 
-def weights(run) -> dict[str, np.ndarray]:
+def weights(run) -> list[np.ndarray]:
     """The final weights of a run."""
     from heed.seq2seq import checkpoint
 
-    return checkpoint.load(run.weights)[0]
+    return checkpoint.load(run.weights)[0]["weight"]
 
 
-def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
-    """Whether two sets of arrays are equal bit for bit."""
-    return first.keys() == second.keys() and all(
-        first[name].dtype == second[name].dtype and first[name].tobytes() == second[name].tobytes()
-        for name in first
+def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    """Whether two lists of arrays are equal bit for bit."""
+    return len(first) == len(second) and all(
+        one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        for one, other in zip(first, second, strict=True)
     )
 
 

@@ -1,9 +1,9 @@
-"""Checkpoints: arrays and a few plain values in one file, whole or not there at all."""
+"""Checkpoints: lists of arrays and a few plain values in one file, whole or not there at all."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,29 @@ from heed.seq2seq.run_folder import write_atomically
 KEPT = 2  # the one before the newest stays, in case the newest is damaged
 
 _META = "meta.json"
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, list[NDArray[Any]]]
 
 
-def save(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes arrays and plain values to one .npz file.
+def save(path: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
+    """Writes lists of arrays and plain values to one .npz file.
 
     Args:
         path: the file; it is replaced at once when all of it is on disk.
-        arrays: by name, of any shape and number type.
+        arrays: lists by name of arrays or variables of any shape and number type. In the file each is
+            named by its place, "weight/0000": names of layers depend on what else was built.
         meta: values for JSON. Floats come back bit for bit.
 
     Raises:
         OSError: if it cannot be written, as when the disk is full; `path` is as it was.
     """
     everything: dict[str, Any] = {_META: np.frombuffer(json.dumps(dict(meta)).encode(), np.uint8)}
-    everything |= arrays
+    for name, values in arrays.items():
+        everything |= {f"{name}/{i:04d}": np.asarray(value) for i, value in enumerate(values)}
     write_atomically(path, lambda file: np.savez(file, **everything))
 
 
 def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays and the values of a file written by :func:`save`.
+    """The lists of arrays, empty ones left out, and the values of a file written by :func:`save`.
 
     Raises:
         TaskError: if the file is missing, damaged, or something else.
@@ -54,26 +56,26 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
             raise ValueError(f"its step is {meta['step']!r}")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise TaskError(f"{path} is damaged: it is not one of heed: {error}") from None
-    return arrays, meta
+    lists: Arrays = {}
+    for name, array in arrays.items():
+        lists.setdefault(name.partition("/")[0], []).append(array)
+    return lists, meta
 
 
-def save_step(
-    folder: Path, step: int, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
-) -> Path:
+def save_step(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> Path:
     """Writes the checkpoint of a step and removes those that are no longer needed.
 
     Args:
         folder: the folder of the checkpoints; it is made if it is not there.
-        step: how many steps have been taken.
         arrays: as for :func:`save`.
-        meta: as for :func:`save`; the step is added.
+        meta: as for :func:`save`; its "step" says how many steps have been taken.
 
     Raises:
         OSError: if it cannot be written; the older checkpoints are as they were.
     """
     folder.mkdir(exist_ok=True)
-    path = folder / f"step-{step:08d}.npz"
-    save(path, arrays, {**meta, "step": step})
+    path = folder / f"step-{meta['step']:08d}.npz"
+    save(path, arrays, meta)
     for old in steps(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
     for leftover in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote

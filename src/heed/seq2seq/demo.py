@@ -70,7 +70,7 @@ def run_demo(
     translator = Translator(run)
     evaluation = evaluate(translator)
     run.write_json("evaluation.json", evaluation.to_dict())
-    for line in report(evaluation):
+    for line in evaluation.report():
         say(line)
     shown = _examples(evaluation)
     say("")
@@ -88,43 +88,6 @@ def run_demo(
     say(f"the run:          {run.path}")
     say(f'try:              heed translate {run.path} "1 2 3 4"')
     return Demo(run, trained, evaluation, picture, page)
-
-
-def report(evaluation: Evaluation) -> list[str]:
-    """The figures of an evaluation in lines for people.
-
-    Example:
-        >>> report(Evaluation([Answer("1", "one", "one", "en")], seconds=1.0))
-        ['1 of 1 held-out answers are right to the letter: 100.00 % (decoded in 1.0 s)']
-    """
-    lines = [
-        f"{evaluation.right:,} of {len(evaluation.answers):,} held-out answers are right to the "
-        f"letter: {100 * evaluation.exact:.2f} % (decoded in {evaluation.seconds:.1f} s)"
-    ]
-    lines += _by_group(evaluation)
-    if evaluation.cut:
-        lines.append(
-            f"{evaluation.cut:,} of the sources are too long: they were judged by their beginning"
-        )
-    if evaluation.bleu is not None and evaluation.chrf is not None:
-        lines.append(f"BLEU {evaluation.bleu:.1f}, chrF {evaluation.chrf:.1f}")
-    for name, extra in evaluation.extra.items():
-        lines.append(
-            f"{extra.right:,} of {len(extra.answers):,} {name} are right: "
-            f"{100 * extra.exact:.2f} % (training draws on these)"
-        )
-        lines += _by_group(extra)
-    return lines
-
-
-def _by_group(evaluation: Evaluation) -> list[str]:
-    groups = evaluation.groups()
-    if len(groups) == 1:
-        return []
-    return [
-        f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
-        for name, group in groups.items()
-    ]
 
 
 def _examples(evaluation: Evaluation) -> list[Answer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from heed.seq2seq.task import Item
@@ -82,6 +82,41 @@ class Evaluation:
             for name in names
         }
 
+    def report(self) -> list[str]:
+        """The figures in lines for people.
+
+        Example:
+            >>> Evaluation([Answer("1", "one", "one", "en")], seconds=1.0).report()
+            ['1 of 1 held-out answers are right to the letter: 100.00 % (decoded in 1.0 s)']
+        """
+        lines = [
+            f"{self.right:,} of {len(self.answers):,} held-out answers are right to the "
+            f"letter: {100 * self.exact:.2f} % (decoded in {self.seconds:.1f} s)"
+        ]
+        lines += self._by_group()
+        if self.cut:
+            lines.append(
+                f"{self.cut:,} of the sources are too long: they were judged by their beginning"
+            )
+        if self.bleu is not None and self.chrf is not None:
+            lines.append(f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f}")
+        for name, extra in self.extra.items():
+            lines.append(
+                f"{extra.right:,} of {len(extra.answers):,} {name} are right: "
+                f"{100 * extra.exact:.2f} % (training draws on these)"
+            )
+            lines += extra._by_group()
+        return lines
+
+    def _by_group(self) -> list[str]:
+        groups = self.groups()
+        if len(groups) == 1:
+            return []
+        return [
+            f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
+            for name, group in groups.items()
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """The figures and the wrong answers (the first 100), ready for JSON."""
         figures: dict[str, Any] = {
@@ -109,19 +144,14 @@ def evaluate(translator: Translator) -> Evaluation:
         translator: the run's model.
     """
     task = translator.task
-    items = task.evaluation_items()
-    answers, seconds = _answered(translator, items)
-    extra = {
-        name: Evaluation(*_answered(translator, others))
-        for name, others in task.extra_evaluations().items()
-    }
-    bleu, chrf = _corpus_scores(answers) if task.has_corpus_scores else (None, None)
-    cut = sum(item.cut for item in items)
-    return Evaluation(answers, seconds, bleu, chrf, extra, cut)
+    found = _judged(translator, task.evaluation_items())
+    others = task.extra_evaluations().items()
+    extra = {name: _judged(translator, items) for name, items in others}
+    scores = _corpus_scores(found.answers) if task.has_corpus_scores else {}
+    return replace(found, extra=extra, **scores)
 
 
-def _answered(translator: Translator, items: Sequence[Item]) -> tuple[list[Answer], float]:
-    """The answers to the items, and the seconds that they took."""
+def _judged(translator: Translator, items: Sequence[Item]) -> Evaluation:
     began = time.monotonic()
     said = translator.task.decode(translator.decode([item.ids for item in items]))
     seconds = time.monotonic() - began
@@ -129,16 +159,16 @@ def _answered(translator: Translator, items: Sequence[Item]) -> tuple[list[Answe
         Answer(item.text, text, item.reference, item.group)
         for item, text in zip(items, said, strict=True)
     ]
-    return answers, seconds
+    return Evaluation(answers, seconds, cut=sum(item.cut for item in items))
 
 
-def _corpus_scores(answers: Sequence[Answer]) -> tuple[float | None, float | None]:
+def _corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
     try:
         import sacrebleu
     except ImportError:
-        return None, None
+        return {}
     said, references = [a.said for a in answers], [[a.reference for a in answers]]
-    return (
-        float(sacrebleu.corpus_bleu(said, references).score),
-        float(sacrebleu.corpus_chrf(said, references).score),
-    )
+    return {
+        "bleu": float(sacrebleu.corpus_bleu(said, references).score),
+        "chrf": float(sacrebleu.corpus_chrf(said, references).score),
+    }

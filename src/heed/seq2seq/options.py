@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ class TrainingOptions:
         steps: number of optimizer steps, 1 or more.
         batch_size: sentence pairs in one step, 1 or more.
         learning_rate: the highest rate, above 0.
-        warmup_steps: steps over which the rate rises, 0 or more; then it follows a cosine to zero.
+        warmup_steps: steps over which the rate rises, 0 or more; a run shorter than this only warms up.
             None takes a third of the steps, at most 1,000.
         clip_norm: the largest global norm of a gradient, above 0.
         label_smoothing: share of the target that is spread over the vocabulary, in [0, 1).
@@ -69,6 +70,31 @@ class TrainingOptions:
     def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
         # NumPy's numbers become plain ones, so that `to_dict` can be written as JSON.
         object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: linear warm-up to the highest, then half a cosine to zero.
+
+        rate = learning_rate * (step + 1) / warmup_steps                              for step < warmup_steps
+        rate = learning_rate / 2 * (1 + cos(pi * (step - warmup_steps) / (steps - warmup_steps)))  after that
+
+        Args:
+            step: int, 0 to steps - 1; the first step is 0.
+
+        Returns:
+            In (0, learning_rate].
+
+        Source: Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts" (2017),
+            one cycle.
+
+        Example:
+            >>> options = TrainingOptions(steps=6, learning_rate=1.0, warmup_steps=2)
+            >>> [round(options.rate(step), 3) for step in range(6)]
+            [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+        """
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate / 2 * (1 + math.cos(math.pi * min(1.0, share)))
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values, ready for JSON."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,39 +19,7 @@ _MOST_HELD_OUT = 1_000  # for validation, and as many again for evaluation
 _POOL = 50  # batches whose sentences are sorted by length together
 _ORDER_KEY, _BATCH_KEY = 0x74657874, 0x62617463
 
-
-@dataclass(frozen=True)
-class Pairs:
-    """Sentences and their translations.
-
-    Args:
-        source: the sentences.
-        target: as many translations, in the same order.
-
-    Raises:
-        TaskError: if there are not as many.
-
-    Example:
-        >>> len(Pairs(["a b"], ["c d"]))
-        1
-    """
-
-    source: list[str]
-    target: list[str]
-
-    def __post_init__(self) -> None:
-        if len(self.source) != len(self.target):
-            raise TaskError(
-                "the source and the target must have as many lines. "
-                f"Received: {len(self.source):,} and {len(self.target):,}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def take(self, indices: Sequence[int]) -> Pairs:
-        """The pairs at these places."""
-        return Pairs([self.source[i] for i in indices], [self.target[i] for i in indices])
+Pair = tuple[str, str]  # a sentence and its translation
 
 
 def read_lines(path: Path) -> list[str]:
@@ -61,23 +29,17 @@ def read_lines(path: Path) -> list[str]:
         TaskError: if the file is missing, is a folder, cannot be read, or is not UTF-8; the message
             names the first bad line.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
+    data = _contents(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TaskError(f"{path} must be UTF-8 text; line {line:,} is not") from None
     # Only the line feed ends a line: splitlines would also split at form feeds and U+2028.
-    lines = text.split("\n")
-    if lines and not lines[-1]:
-        lines.pop()
-    return [line.strip() for line in lines]
+    return [line.strip() for line in io.StringIO(text, newline="\n")]
 
 
-def read_pairs(source: Path, target: Path) -> tuple[Pairs, int]:
+def read_pairs(source: Path, target: Path) -> tuple[list[Pair], int]:
     """The sentence pairs of two line-aligned files.
 
     Args:
@@ -97,18 +59,17 @@ def read_pairs(source: Path, target: Path) -> tuple[Pairs, int]:
             "the two files must have as many lines. "
             f"Received: {source} with {len(sources):,}, {target} with {len(targets):,}"
         )
-    kept = [i for i in range(len(sources)) if sources[i] and targets[i]]
-    pairs = Pairs(sources, targets).take(kept)
-    distinct = len(set(pairs.source))
+    pairs = [pair for pair in zip(sources, targets, strict=True) if all(pair)]
+    distinct = len({source for source, _ in pairs})
     if distinct < LEAST_PAIRS:
         raise TaskError(
             f"parallel text must have at least {LEAST_PAIRS} different sentences. "
             f"Received: {distinct} in {source}"
         )
-    return pairs, len(sources) - len(kept)
+    return pairs, len(sources) - len(pairs)
 
 
-def split(pairs: Pairs) -> tuple[Pairs, Pairs, Pairs]:
+def split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair], list[Pair]]:
     """Training, validation and evaluation pairs, by a hash of the source sentence.
 
     The two held-out parts are 5 % of the different sentences each, at least one and at most 1,000.
@@ -121,17 +82,18 @@ def split(pairs: Pairs) -> tuple[Pairs, Pairs, Pairs]:
         (training, validation, evaluation).
 
     Example:
-        >>> pairs = Pairs([str(i) for i in range(100)], [str(i) for i in range(100)])
-        >>> [len(part) for part in split(pairs)]
+        >>> [len(part) for part in split([(str(i), str(-i)) for i in range(100)])]
         [90, 5, 5]
     """
-    order = sorted(set(pairs.source), key=lambda s: hashlib.blake2b(s.encode()).digest())
+    order = sorted(
+        {source for source, _ in pairs}, key=lambda s: hashlib.blake2b(s.encode()).digest()
+    )
     count = min(_MOST_HELD_OUT, max(1, int(len(order) * _HELD_OUT_SHARE)))
     part = dict.fromkeys(order[:count], 1) | dict.fromkeys(order[count : 2 * count], 2)
-    chosen: list[list[int]] = [[], [], []]
-    for i, sentence in enumerate(pairs.source):
-        chosen[part.get(sentence, 0)].append(i)
-    return pairs.take(chosen[0]), pairs.take(chosen[1]), pairs.take(chosen[2])
+    parts: tuple[list[Pair], list[Pair], list[Pair]] = ([], [], [])
+    for pair in pairs:
+        parts[part.get(pair[0], 0)].append(pair)
+    return parts
 
 
 def batch_of_step(lengths: NDArray[np.int64], seed: int, step: int, size: int) -> NDArray[np.int64]:
@@ -172,7 +134,11 @@ def digest(path: Path) -> str:
     Raises:
         TaskError: if it cannot be read.
     """
+    return hashlib.sha256(_contents(path)).hexdigest()
+
+
+def _contents(path: Path) -> bytes:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return path.read_bytes()
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None

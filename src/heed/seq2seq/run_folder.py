@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -151,10 +151,11 @@ class RunFolder:
             TaskError: if there is something already.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise TaskError(
-                f"{path} exists already: choose another folder with --run"
-                + (f", or continue it with: heed train --resume {path}" if _is_run(path) else "")
-            )
+            otherwise = ""
+            with suppress(TaskError):
+                cls.open(path)
+                otherwise = f", or continue it with: heed train --resume {path}"
+            raise TaskError(f"{path} exists already: choose another folder with --run{otherwise}")
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -181,11 +182,9 @@ class RunFolder:
                 f"{path} was made by another version of heed (format {config.get('version')}; "
                 f"this one reads {_VERSION})"
             )
-        missing = [
-            k for k in ("task", "files", "training", "model") if not isinstance(config.get(k), dict)
-        ]
-        if missing:
-            raise TaskError(f"{path} is damaged: its config.json has no {missing[0]}")
+        for part in ("task", "files", "training", "model"):
+            if not isinstance(config.get(part), dict):
+                raise TaskError(f"{path} is damaged: its config.json has no {part}")
         return cls(path, config)
 
     @property
@@ -281,14 +280,6 @@ def free_path(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
-
-
-def _is_run(path: Path) -> bool:
-    try:
-        RunFolder.open(path)
-    except TaskError:
-        return False
-    return True
 
 
 def _checksum(data: bytes) -> str:

@@ -38,9 +38,8 @@ def _held_back() -> Iterator[None]:
             os.dup2(held.fileno(), descriptor)
             yield
         except Exception:
-            os.dup2(saved, descriptor)
             held.seek(0)
-            os.write(descriptor, held.read())
+            os.write(saved, held.read())
             raise
         finally:
             os.dup2(saved, descriptor)

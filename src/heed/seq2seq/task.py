@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.tokenizer import PAD_ID
+from heed.seq2seq.tokenizer import PAD_ID, SubwordTokenizer
 
 
 class Batch(NamedTuple):
@@ -66,6 +66,7 @@ class Task(abc.ABC):
         has_corpus_scores: whether BLEU and chrF say something of its answers.
         longest_target: the most tokens of an answer, its end included.
         source_vocabulary_size, target_vocabulary_size: numbers of token ids.
+        subwords: the tokenizer of the answers; not needed where `decode` and `target_labels` do without.
     """
 
     kind: ClassVar[str]
@@ -77,6 +78,7 @@ class Task(abc.ABC):
     longest_target: int
     source_vocabulary_size: int
     target_vocabulary_size: int
+    subwords: SubwordTokenizer
 
     # Made anew, and read back
 
@@ -150,17 +152,17 @@ class Task(abc.ABC):
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of a line that a person gave; TaskError if it cannot be translated."""
 
-    @abc.abstractmethod
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The text of rows of target ids."""
+        return self.subwords.decode(rows)
 
     @abc.abstractmethod
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """A short label for each source token."""
 
-    @abc.abstractmethod
     def target_labels(self, ids: Iterable[int]) -> list[str]:
         """A short label for each target token before the end."""
+        return self.subwords.pieces(ids)
 
     def reading_order(self, ids: Sequence[int]) -> list[int]:
         """The places of source tokens in the order in which people read them."""

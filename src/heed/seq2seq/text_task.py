@@ -13,28 +13,23 @@ from numpy.typing import NDArray
 from heed._numbers import check_integer
 from heed.seq2seq import parallel_text
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.parallel_text import Pairs
+from heed.seq2seq.parallel_text import Pair
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
 from heed.seq2seq.tokenizer import SubwordTokenizer
 
 LONGEST = 128  # tokens in a sentence, its end included; longer ones are not trained on
 _MULTIPLE = 8  # batches are padded to a multiple of this
 _VALIDATION_BATCH = 64
-_FILES = (
-    "source.model",
-    "target.model",
-    "validation.source.txt",
-    "validation.target.txt",
-    "evaluation.source.txt",
-    "evaluation.target.txt",
-)
+_SIDES = ("source", "target")
+_HELD_OUT = ("validation", "evaluation")
+
+_Ids = tuple[list[int], list[int]]  # of a source and of its target
 
 
 class _Training(NamedTuple):
-    """Source ids, target ids and lengths of the training pairs, and how many are too long."""
+    """The training pairs, how many ids each has on both sides, and how many pairs are too long."""
 
-    source: list[list[int]]
-    target: list[list[int]]
+    pairs: list[_Ids]
     lengths: NDArray[np.int64]
     too_long: int
 
@@ -78,14 +73,18 @@ class TextTask(Task):
 
     def __init__(self, config: Mapping[str, Any], read: Callable[[str], bytes]) -> None:
         self._config = dict(config)
-        self._files = {name: read(name) for name in _FILES}
-        self._source = SubwordTokenizer(self._files["source.model"])
-        self._target = SubwordTokenizer(self._files["target.model"])
+        models = [f"{side}.model" for side in _SIDES]
+        texts = [f"{part}.{side}.txt" for part in _HELD_OUT for side in _SIDES]
+        self._files = {name: read(name) for name in (*models, *texts)}
+        self._source, self.subwords = (SubwordTokenizer(self._files[name]) for name in models)
+        lines = [self._files[name].decode().split("\n")[:-1] for name in texts]
+        self._validation: list[Pair] = list(zip(*lines[:2], strict=True))
+        self._evaluation: list[Pair] = list(zip(*lines[2:], strict=True))
         self.source_vocabulary_size = self._source.vocabulary_size
-        self.target_vocabulary_size = self._target.vocabulary_size
+        self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
-        self._originals = [Path(config[f"{side}_file"]) for side in ("source", "target")]
+        self._originals = [Path(config[f"{side}_file"]) for side in _SIDES]
 
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> TextTask:
@@ -108,16 +107,14 @@ class TextTask(Task):
         """
         source, target = Path(source), Path(target)
         pairs, empty = parallel_text.read_pairs(source, target)
-        training, validation, evaluation = parallel_text.split(pairs)
-        models = [
-            SubwordTokenizer.train(side, vocabulary_size)
-            for side in (training.source, training.target)
-        ]
-        files = {"source.model": models[0].model, "target.model": models[1].model}
-        for name, part in (("validation", validation), ("evaluation", evaluation)):
-            files[f"{name}.source.txt"] = _text(part.source)
-            files[f"{name}.target.txt"] = _text(part.target)
-        lengths = np.array([len(ids) for ids in models[1].encode(training.target)])
+        training, *held_out = parallel_text.split(pairs)
+        sides = list(zip(*training, strict=True))
+        tokenizers = [SubwordTokenizer.train(lines, vocabulary_size) for lines in sides]
+        lengths = np.array([len(ids) for ids in tokenizers[1].encode(sides[1])])
+        files = {f"{side}.model": one.model for side, one in zip(_SIDES, tokenizers, strict=True)}
+        for name, part in zip(_HELD_OUT, held_out, strict=True):
+            for side, lines in zip(_SIDES, zip(*part, strict=True), strict=True):
+                files[f"{name}.{side}.txt"] = "".join(f"{line}\n" for line in lines).encode()
         config = {
             "kind": cls.kind,
             "source_file": str(source.resolve()),
@@ -134,7 +131,7 @@ class TextTask(Task):
     @property
     def description(self) -> str:
         """The files, and how many pairs they hold."""
-        held_out = sum(len(self._held_out(name)) for name in ("validation", "evaluation"))
+        held_out = len(self._validation) + len(self._evaluation)
         return (
             f"{self._config['pairs'] - held_out:,} sentence pairs of {self._config['source_file']} "
             f"and {self._config['target_file']}, {held_out:,} more held out"
@@ -143,17 +140,15 @@ class TextTask(Task):
     @cached_property
     def _training(self) -> _Training:
         """The training pairs, from the original files."""
-        for side, path in zip(("source", "target"), self._originals, strict=True):
+        for side, path in zip(_SIDES, self._originals, strict=True):
             if parallel_text.digest(path) != self._config.get(f"{side}_sha256"):
                 raise TaskError(f"{path} has changed since the run began: start a new run")
         training, _, _ = parallel_text.split(parallel_text.read_pairs(*self._originals)[0])
-        source, target = self._source.encode(training.source), self._target.encode(training.target)
-        kept = [i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= LONGEST]
+        kept = [pair for pair in self._ids(training) if max(map(len, pair)) <= LONGEST]
         if not kept:
             raise TaskError(f"no training pair has at most {LONGEST} tokens on both sides")
-        source, target = [source[i] for i in kept], [target[i] for i in kept]
-        lengths = np.array([len(s) + len(t) for s, t in zip(source, target, strict=True)])
-        return _Training(source, target, lengths, len(training) - len(kept))
+        lengths = np.array([sum(map(len, pair)) for pair in kept])
+        return _Training(kept, lengths, len(training) - len(kept))
 
     def notes(self) -> list[str]:
         """Which pairs are left out of training, and which are cut in validation."""
@@ -163,8 +158,7 @@ class TextTask(Task):
                 self._training.too_long
             ),
             f"cut to {LONGEST} tokens a side for validation": sum(
-                max(map(len, pair)) > LONGEST
-                for pair in zip(*self._held_out_ids("validation"), strict=True)
+                max(map(len, pair)) > LONGEST for pair in self._ids(self._validation)
             ),
         }
         return [
@@ -173,42 +167,29 @@ class TextTask(Task):
             if count
         ]
 
-    def _held_out(self, name: str) -> Pairs:
-        sides = [self._files[f"{name}.{side}.txt"].decode() for side in ("source", "target")]
-        return Pairs(sides[0].split("\n")[:-1], sides[1].split("\n")[:-1])
-
-    def _held_out_ids(self, name: str) -> tuple[list[list[int]], list[list[int]]]:
-        pairs = self._held_out(name)
-        return self._source.encode(pairs.source), self._target.encode(pairs.target)
+    def _ids(self, pairs: Sequence[Pair]) -> list[_Ids]:
+        sources = self._source.encode([source for source, _ in pairs])
+        targets = self.subwords.encode([target for _, target in pairs])
+        return list(zip(sources, targets, strict=True))
 
     def training_batch(self, seed: int, step: int, size: int) -> Batch:
         """The batch of a step; each pair comes once an epoch."""
-        pairs = self._training
-        chosen = parallel_text.batch_of_step(pairs.lengths, seed, step, size)
-        return _batch([pairs.source[i] for i in chosen], [pairs.target[i] for i in chosen])
+        chosen = parallel_text.batch_of_step(self._training.lengths, seed, step, size)
+        return _batch([self._training.pairs[i] for i in chosen])
 
     def validation_batches(self) -> list[Batch]:
         """The validation pairs, cut to the longest length, those of like length together."""
-        source, target = (
-            [ids[:LONGEST] for ids in side] for side in self._held_out_ids("validation")
-        )
-        order = sorted(range(len(source)), key=lambda i: len(target[i]))
+        pairs = [(s[:LONGEST], t[:LONGEST]) for s, t in self._ids(self._validation)]
+        pairs.sort(key=lambda pair: len(pair[1]))
         return [
-            _batch([source[i] for i in part], [target[i] for i in part])
-            for part in (
-                order[i : i + _VALIDATION_BATCH] for i in range(0, len(order), _VALIDATION_BATCH)
-            )
+            _batch(pairs[i : i + _VALIDATION_BATCH])
+            for i in range(0, len(pairs), _VALIDATION_BATCH)
         ]
 
     def evaluation_items(self) -> list[Item]:
         """The evaluation pairs, in one group; sources that are too long are cut, and say so."""
-        pairs = self._held_out("evaluation")
-        return [
-            Item(_cut(ids), text, reference, "text", cut=len(ids) > LONGEST)
-            for ids, text, reference in zip(
-                self._source.encode(pairs.source), pairs.source, pairs.target, strict=True
-            )
-        ]
+        found = zip(self._ids(self._evaluation), self._evaluation, strict=True)
+        return [Item(_cut(ids), *pair, "text", cut=len(ids) > LONGEST) for (ids, _), pair in found]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of a sentence; TaskError for one that is empty, no text or too long."""
@@ -227,17 +208,9 @@ class TextTask(Task):
             )
         return ids
 
-    def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The text of rows of target ids."""
-        return self._target.decode(rows)
-
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """The pieces of the source, and its end."""
         return [*self._source.pieces(ids), "end"]
-
-    def target_labels(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of the target."""
-        return self._target.pieces(ids)
 
     def to_config(self) -> dict[str, Any]:
         """Where the files are, what they held, and the longest target."""
@@ -252,9 +225,5 @@ def _cut(ids: list[int]) -> list[int]:
     return ids if len(ids) <= LONGEST else [*ids[: LONGEST - 1], ids[-1]]
 
 
-def _text(lines: Sequence[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _batch(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> Batch:
-    return Batch(padded(source, multiple=_MULTIPLE), padded(target, multiple=_MULTIPLE))
+def _batch(pairs: Sequence[_Ids]) -> Batch:
+    return Batch(*(padded(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True)))

@@ -1,68 +1,19 @@
-"""Text to token ids and back: digits as they are, words in subwords."""
+"""Text to token ids and back, in subwords."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
 from heed._install import how_to_install
 from heed._numbers import check_integer
 from heed.seq2seq.errors import TaskError, values_from_people
-from heed.seq2seq.number_words import LARGEST, check_languages
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
-_RESERVED = 4
-_DIGITS = 10
+RESERVED = 4  # those
 _LARGEST = 2**31 - 1  # what sentencepiece's int holds
-
-
-class DigitTokenizer:
-    """A number and a language as tokens: the language first, then the digits, units first.
-
-    With the units first, the position of a digit is its place value, whatever the length of the
-    number. That is learned in two thirds of the steps that reading order needs.
-
-    Args:
-        languages: some of "en", "de", "fr", "es", each once, or their names with commas between.
-
-    Example:
-        >>> tokenizer = DigitTokenizer(("en", "de"))
-        >>> tokenizer.encode(120, "de")
-        [15, 4, 6, 5]
-        >>> tokenizer.pieces([15, 4, 6, 5])
-        ['de', '0', '2', '1']
-    """
-
-    longest = 1 + len(str(LARGEST))
-
-    def __init__(self, languages: str | Sequence[str]) -> None:
-        self.languages = check_languages(languages)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token ids: the reserved four, ten digits, and the languages."""
-        return _RESERVED + _DIGITS + len(self.languages)
-
-    def encode(self, number: int, language: str) -> list[int]:
-        """The token ids of a number from 0 to 999,999.
-
-        Raises:
-            TaskError: if the number is out of range or the language is not one of these.
-        """
-        if language not in self.languages:
-            raise TaskError(
-                f"the language must be one of {', '.join(self.languages)}. Received: {language}"
-            )
-        if not 0 <= number <= LARGEST:
-            raise TaskError(f"a number must be from 0 to {LARGEST:,}. Received: {number}")
-        digits = [_RESERVED + int(digit) for digit in reversed(str(int(number)))]
-        return [_RESERVED + _DIGITS + self.languages.index(language), *digits]
-
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """What each id stands for, as a label; padding is left out."""
-        names = ["", "", "", "?", *map(str, range(_DIGITS)), *self.languages]
-        return [names[int(i)] for i in ids if int(i) >= UNKNOWN_ID]
 
 
 class SubwordTokenizer:
@@ -105,7 +56,7 @@ class SubwordTokenizer:
             TaskError: if the size is smaller than the number of characters, or `lines` is empty.
         """
         with values_from_people():
-            vocabulary_size = check_integer("vocabulary_size", vocabulary_size, least=_RESERVED + 1)
+            vocabulary_size = check_integer("vocabulary_size", vocabulary_size, least=RESERVED + 1)
         vocabulary_size = min(vocabulary_size, _LARGEST)
         kept = [line for line in lines if line.strip()]
         if not kept:
@@ -141,13 +92,8 @@ class SubwordTokenizer:
 
 
 def _before_end(ids: Iterable[int]) -> list[int]:
-    kept: list[int] = []
-    for i in ids:
-        if int(i) == END_ID:
-            break
-        if int(i) not in (PAD_ID, START_ID):
-            kept.append(int(i))
-    return kept
+    before = itertools.takewhile(lambda i: i != END_ID, map(int, ids))
+    return [i for i in before if i not in (PAD_ID, START_ID)]
 
 
 def _trained(lines: Sequence[str], vocabulary_size: int) -> bytes:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from heed.models import Transformer, TransformerConfig
@@ -86,24 +85,8 @@ def trained_model(
                 f"{run.path} has no weights yet: train it with `heed train --resume {run.path}`"
             )
         arrays, meta = latest
-    assign(model.weights, unpacked(arrays, "weight"), run)
+    assign(model.weights, arrays.get("weight", []), run)
     return model, meta["step"]
-
-
-def packed(values: Sequence[Any], prefix: str) -> checkpoint.Arrays:
-    """Variables as arrays named by their place: names of layers depend on what else was built.
-
-    Example:
-        >>> list(packed([np.zeros(2), np.ones(3)], "weight"))
-        ['weight/0000', 'weight/0001']
-    """
-    return {f"{prefix}/{i:04d}": np.asarray(value) for i, value in enumerate(values)}
-
-
-def unpacked(arrays: checkpoint.Arrays, prefix: str) -> list[NDArray[Any]]:
-    """The arrays that :func:`packed` named, in their order."""
-    names = sorted(name for name in arrays if name.startswith(f"{prefix}/"))
-    return [arrays[name] for name in names]
 
 
 def check(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -20,9 +21,8 @@ from heed.seq2seq import checkpoint
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.schedule import learning_rate
 from heed.seq2seq.task import Batch, Task
-from heed.seq2seq.trained_model import assign, check, new_model, packed, unpacked
+from heed.seq2seq.trained_model import assign, check, new_model
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 
@@ -65,10 +65,6 @@ class _Progress:
     without_better: int = 0
     stopped_early: bool = False
     seconds: float = 0.0
-    best: list[np.ndarray] = field(default_factory=list, repr=False)
-
-    def to_meta(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "best"}
 
 
 def train(
@@ -116,47 +112,42 @@ class _Training:
             self._model: Transformer = new_model(run)
         self._step = TrainingStep(self._model, self._options, strategy, self._task.one_shape)
         self._at = _Progress()
+        self._best: list[np.ndarray] = []  # the weights of the best validation, if they are kept
         self._saved = 0
         self._notes: list[str] = []  # what to say once the log is open
         self._restore()
 
     # What a checkpoint holds ----------------------------------------------------------------------
 
-    def _state(self) -> checkpoint.Arrays:
-        """Weights first, under the name that evaluation looks for."""
-        state = packed(self._model.weights, "weight")
-        state |= packed(self._other_variables(), "other")
-        state |= packed(self._step.first, "first") | packed(self._step.second, "second")
-        return state | packed(self._at.best, "best")
-
-    def _other_variables(self) -> list[Any]:
-        """The states of the random generators of dropout."""
+    def _variables(self) -> dict[str, Sequence[Any]]:
+        """Weights under the name that translation looks for; "other": the random generators of dropout."""
         weights = {id(variable) for variable in self._model.weights}
-        return [variable for variable in self._model.variables if id(variable) not in weights]
+        return {
+            "weight": self._model.weights,
+            "other": [one for one in self._model.variables if id(one) not in weights],
+            "first": self._step.first,
+            "second": self._step.second,
+        }
 
     def _save(self) -> None:
+        at = self._at
         if self._chief:
-            checkpoint.save_step(
-                self._run.checkpoints, self._at.step, self._state(), self._at.to_meta()
-            )
-        self._saved = self._at.step
+            arrays = {**self._variables(), "best": self._best}
+            checkpoint.save_step(self._run.checkpoints, arrays, vars(at))
+        self._saved = at.step
 
     def _restore(self) -> None:
         latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append)
         if latest is None:
             return
         arrays, meta = latest
-        for variables, name in (
-            (self._model.weights, "weight"),
-            (self._other_variables(), "other"),
-            (self._step.first, "first"),
-            (self._step.second, "second"),
-        ):
-            assign(variables, unpacked(arrays, name), self._run)
+        for name, variables in self._variables().items():
+            assign(variables, arrays.get(name, []), self._run)
         try:
-            self._at = _Progress(**meta, best=unpacked(arrays, "best"))
+            self._at = _Progress(**meta)
         except TypeError:
             raise TaskError(f"{self._run.path} is damaged: its checkpoint is not one") from None
+        self._best = arrays.get("best", [])
         self._saved = self._at.step
 
     # The loop -------------------------------------------------------------------------------------
@@ -180,7 +171,7 @@ class _Training:
                 if not self._finished():
                     for note in self._task.notes():
                         log.say(note)
-                    with _ahead(self._task, options, at.step) as batches:
+                    with contextlib.closing(_ahead(self._task, options, at.step)) as batches:
                         for batch in batches:
                             self._take(batch, log)
                             at.seconds = time.monotonic() - began
@@ -218,7 +209,7 @@ class _Training:
             return False
         try:
             arrays, _ = checkpoint.load(self._run.weights)
-            check(self._model.weights, unpacked(arrays, "weight"), self._run)
+            check(self._model.weights, arrays.get("weight", []), self._run)
         except TaskError as error:
             self._notes.append(
                 f"{error}; weights.npz is written again from the checkpoint of step {self._at.step}"
@@ -239,18 +230,9 @@ class _Training:
         at = self._at
         return Trained(at.step, at.seconds, at.stopped_early, at.best_step)
 
-    def _rate(self, step: int) -> float:
-        options = self._options
-        return learning_rate(
-            step,
-            peak=options.learning_rate,
-            warmup_steps=options.warmup_steps,
-            steps=options.steps,
-        )
-
     def _take(self, batch: Batch, log: TrainingLog) -> None:
         at = self._at
-        loss = float(self._step(batch, at.step, self._rate(at.step)))
+        loss = float(self._step(batch, at.step, self._options.rate(at.step)))
         at.step += 1
         if not math.isfinite(loss):
             raise TaskError(
@@ -268,7 +250,7 @@ class _Training:
             record: dict[str, Any] = {
                 "step": at.step,
                 "loss": at.loss_sum / at.loss_count,
-                "learning_rate": self._rate(at.step - 1),
+                "learning_rate": options.rate(at.step - 1),
                 "seconds": round(at.seconds, 2),
             }
             at.loss_sum, at.loss_count = 0.0, 0
@@ -281,11 +263,11 @@ class _Training:
 
     def _validated(self, log: TrainingLog, loss: float) -> dict[str, Any]:
         at, patience = self._at, self._options.patience
-        result = self._step.validate(self._validation_batches())
+        result = self._step.validate(self._validation_batches)
         if result.loss < at.best_loss:
             at.best_loss, at.best_step, at.without_better = result.loss, at.step, 0
             if patience:
-                at.best = [np.array(weight.numpy()) for weight in self._model.weights]
+                self._best = [np.array(weight.numpy()) for weight in self._model.weights]
         else:
             at.without_better += 1
             at.stopped_early = 0 < patience <= at.without_better
@@ -294,35 +276,27 @@ class _Training:
             f"validation loss {result.loss:.4f}  exact {100 * result.exact:.1f} %  "
             f"{at.seconds:.0f} s"
         )
-        return {
-            "validation_loss": result.loss,
-            "validation_token_accuracy": result.token_accuracy,
-            "validation_exact": result.exact,
-        }
+        return {f"validation_{name}": value for name, value in result._asdict().items()}
 
+    @cached_property
     def _validation_batches(self) -> list[Batch]:
-        if not hasattr(self, "_validation"):
-            self._validation = self._task.validation_batches()
-        return self._validation
+        return self._task.validation_batches()
 
     def _finish(self, log: TrainingLog) -> None:
         at = self._at
-        if at.best:
-            assign(self._model.weights, at.best, self._run)
+        if self._best:
+            assign(self._model.weights, self._best, self._run)
             log.say(f"kept the weights of step {at.best_step}, the best in validation")
         if self._chief:
-            step = at.best_step if at.best else at.step
-            checkpoint.save(
-                self._run.weights, packed(self._model.weights, "weight"), {"step": step}
-            )
+            step = at.best_step if self._best else at.step
+            checkpoint.save(self._run.weights, {"weight": self._model.weights}, {"step": step})
         log.say(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
 
 
-@contextlib.contextmanager
-def _ahead(task: Task, options: TrainingOptions, step: int) -> Iterator[Iterator[Batch]]:
+def _ahead(task: Task, options: TrainingOptions, step: int) -> Generator[Batch, None, None]:
     """The batches from `step` on; a second thread makes the next one while this one is used."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
 
-    def batches(pool: ThreadPoolExecutor) -> Iterator[Batch]:
         def begin(step: int) -> Future[Batch]:
             return pool.submit(task.training_batch, options.seed, step, options.batch_size)
 
@@ -331,12 +305,6 @@ def _ahead(task: Task, options: TrainingOptions, step: int) -> Iterator[Iterator
             batch = coming.result()
             coming = begin(following)
             yield batch
-
-    pool = ThreadPoolExecutor(max_workers=1)
-    try:
-        yield batches(pool)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _is_chief(strategy: tf.distribute.Strategy) -> bool:

@@ -9,20 +9,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+import tensorflow as tf
 
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder, write_atomically
 
 _LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not written
-_NAMES = {  # in metrics.jsonl, and in TensorBoard
-    "loss": "training/loss",
-    "learning_rate": "training/learning_rate",
-    "validation_loss": "validation/loss",
-    "validation_token_accuracy": "validation/token_accuracy",
-    "validation_exact": "validation/exact",
-}
 
 
 def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
@@ -43,9 +37,7 @@ def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any
     except FileNotFoundError:
         return []
     records = [_record(line) for line in lines]
-    if (
-        records[-1] is None
-    ):  # what follows the last line feed: nothing, or a line that was cut short
+    if records[-1] is None:  # after the last line feed: nothing, or a line that was cut short
         records.pop()
     if None in records:
         raise TaskError(
@@ -86,7 +78,9 @@ class TrainingLog:
         self, run: RunFolder, step: int, steps: int, *, progress: bool = True, writes: bool = True
     ) -> None:
         self._run, self._step, self._steps = run, step, steps
+        self._tensorboard = run.path / "tensorboard"
         self._progress, self._writes = progress, writes
+        self._open = contextlib.ExitStack()
         self._metrics: Any = None
         self._events: Any = None
         self._bar: Any = None
@@ -94,58 +88,48 @@ class TrainingLog:
 
     def __enter__(self) -> TrainingLog:
         if self._writes:
-            self._lines = (self._run.path / "train.log").open("a", encoding="utf-8")
+            said = self._run.path / "train.log"
+            self._lines = self._open.enter_context(said.open("a", encoding="utf-8"))
             path = self._run.path / "metrics.jsonl"
             kept = read_metrics(path, self._step)
             text = "".join(json.dumps(record) + "\n" for record in kept)
             write_atomically(path, lambda file: file.write(text.encode()))
-            self._metrics = path.open("a", encoding="utf-8")
+            self._metrics = self._open.enter_context(path.open("a", encoding="utf-8"))
             self._open_events(kept)
         if self._progress and sys.stderr.isatty():
             self._open_bar()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        for file in (self._lines, self._metrics, self._events):
-            if file is not None:
-                try:
-                    with _as_os_errors(self._run.path / "tensorboard"):
-                        file.close()
-                except Exception:  # the disk may be full; that has been said already
-                    if kind is None:
-                        raise
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            with self._as_os_errors():
+                self._open.close()
+        except Exception:  # the disk may be full; that has been said already
+            if kind is None:
+                raise
 
     def _open_events(self, records: list[dict[str, Any]]) -> None:
-        folder = self._run.path / "tensorboard"
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._tensorboard, ignore_errors=True)
         try:
             import tensorboard  # noqa: F401
         except ImportError:
             self.say("TensorBoard is not installed: no events are written", show=False)
             return
-        import tensorflow as tf
-
-        with _as_os_errors(folder):
-            self._events = tf.summary.create_file_writer(str(folder))
+        with self._as_os_errors():
+            self._events = tf.summary.create_file_writer(str(self._tensorboard))
+        self._open.callback(self._events.close)
         for record in records:
             self._write_events(record)
 
     def _write_events(self, record: Mapping[str, Any]) -> None:
         if self._events is None:
             return
-        import tensorflow as tf
-
-        with _as_os_errors(self._run.path / "tensorboard"), self._events.as_default():
-            for name, title in _NAMES.items():
-                if name in record:
-                    tf.summary.scalar(title, record[name], step=record["step"])
+        with self._as_os_errors(), self._events.as_default():
+            for name, value in record.items():
+                part = "validation" if name.startswith("validation_") else "training"
+                title = f"{part}/{name.removeprefix('validation_')}"
+                if name not in ("step", "seconds"):
+                    tf.summary.scalar(title, value, step=record["step"])
 
     def _open_bar(self) -> None:
         try:
@@ -160,6 +144,7 @@ class TrainingLog:
             leave=False,
             ncols=min(100, shutil.get_terminal_size().columns - 1),
         )
+        self._open.callback(self._bar.close)
 
     def advance(self, step: int) -> None:
         """Shows that so many steps have been taken."""
@@ -182,7 +167,7 @@ class TrainingLog:
     def flush(self) -> None:
         """Makes what was written so far visible to others."""
         if self._events is not None:
-            with _as_os_errors(self._run.path / "tensorboard"):
+            with self._as_os_errors():
                 self._events.flush()
 
     def say(self, text: str, show: bool = True) -> None:
@@ -200,13 +185,10 @@ class TrainingLog:
             else:
                 print(text, file=sys.stderr, flush=True)
 
-
-@contextlib.contextmanager
-def _as_os_errors(path: Path) -> Iterator[None]:
-    """TensorFlow's event writer has its own kinds of errors, which memory that runs out shares."""
-    import tensorflow as tf
-
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise OSError(0, error.message, str(path)) from None
+    @contextlib.contextmanager
+    def _as_os_errors(self) -> Iterator[None]:
+        """TensorFlow's event writer has its own kinds of errors, which memory that runs out shares."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise OSError(0, error.message, str(self._tensorboard)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -95,21 +96,16 @@ def translate_stream(
         translated.
     """
     task = translator.task
-    waiting: list[list[int] | None] = []
 
-    def answers() -> Iterator[str]:
-        said = iter(task.decode(translator.decode([row for row in waiting if row is not None])))
-        return ("" if row is None else next(said) for row in waiting)
-
-    for number, line in enumerate(lines, 1):
-        row = None
+    def encoded(number: int, line: str) -> list[int] | None:
         if line.strip():
             try:
-                row = task.encode(line.rstrip("\r\n"), language)
+                return task.encode(line.rstrip("\r\n"), language)
             except TaskError as error:
                 report(f"line {number:,}: {error}")
-        waiting.append(row)
-        if len(waiting) == batch_size:
-            yield from answers()
-            waiting = []
-    yield from answers()
+        return None
+
+    numbered = enumerate(lines, 1)
+    while rows := [encoded(*line) for line in itertools.islice(numbered, batch_size)]:
+        said = iter(task.decode(translator.decode([row for row in rows if row is not None])))
+        yield from ("" if row is None else next(said) for row in rows)
