@@ -144,23 +144,24 @@ void check_bias(const HeedAttention& a, const HeedBackward& pass) {
 template <class Function>
 const char* refusal(const Function& function) {
   try {
-    return function();
+    function();
+    return nullptr;
   } catch (const Refused& refused) {
     return refused.why;
   } catch (...) {
-    return "out of memory";
+    return "out of memory for the scratch space of attention";
   }
 }
 
 template <class Results>
 const char* run(const HeedAttention& a, const Results& results,
                 void (*check_results)(const HeedAttention&, const Results&),
-                const char* (*work)(const HeedAttention&, const Results&, int), int threads) {
+                void (*work)(const HeedAttention&, const Results&, int), int threads) {
   return refusal([&] {
     check(a);
     check_results(a, results);
     // More would only cost memory: threads live on, and each needs scratch.
-    return work(a, results, std::min(threads, 256));
+    work(a, results, std::min(threads, 256));
   });
 }
 
@@ -170,10 +171,7 @@ const char* run(const HeedAttention& a, const Results& results,
 int heed_version() { return HEED_VERSION; }
 
 const char* heed_check(const HeedAttention* a) {
-  return heed::refusal([&]() -> const char* {
-    heed::check(*a);
-    return nullptr;
-  });
+  return heed::refusal([&] { heed::check(*a); });
 }
 
 const char* heed_forward(const HeedAttention* a, const HeedForward* results, int threads) {
