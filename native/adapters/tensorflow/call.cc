@@ -4,18 +4,55 @@
 
 namespace heed::tf {
 
-Call::Call(TF_OpKernelContext* context, const Layout& layout, int extra) : layout_(layout) {
-  const int count = TF_NumInputs(context);
-  inputs_.resize(static_cast<size_t>(count));
-  for (int i = 0; i < count; ++i) {
-    TF_GetInput(context, i, &inputs_[static_cast<size_t>(i)].tensor, status_.status);
+Call::Call(TF_OpKernelContext* context, const Layout& layout, int extra) : context_(context), layout_(layout) {
+  inputs_.resize(static_cast<size_t>(TF_NumInputs(context)));
+  int i = 0;
+  for (Tensor& input : inputs_) {
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context, i++, &tensor, status_.get());
+    input.tensor.reset(tensor);
     if (!status_.ok()) fail("an input could not be read");
   }
-  read(static_cast<size_t>(kFirstExtra + extra));
+  read_sizes();
+
+  HeedAttention& a = attention;
+  const Tensor &settings = input(3), &seed = input(4), &rules = input(5);
+  if (!settings.has_dims({6}) || !seed.has_dims({2}) || rules.rank() != 2 || rules.dim(1) != 7)
+    fail("settings, seed and rules must have shapes (6,), (2,) and (R, 7)");
+  const double* s = settings.data<double>();
+  a.scale = s[0], a.soft_cap = s[1], a.dropout = s[2];
+  threads_ = s[5] >= 1 ? static_cast<int>(std::min(s[5], 65536.0)) : heed_available_threads();
+  a.seed[0] = seed.data<uint32_t>()[0], a.seed[1] = seed.data<uint32_t>()[1];
+
+  reals_ = list_after(kFirstExtra + extra, compute_type());
+  numbers_ = list_after(reals_.end, kInt32);
+  arrays_ = list_after(numbers_.end, kBool);
+  if (arrays_.end != static_cast<int>(inputs_.size())) fail("`reals` must be of the type that is computed with");
+  read_reals(s);
+  for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(rules.data<int64_t>() + 7 * r);
+  a.rules = rules_.data();
+  a.rule_count = static_cast<int32_t>(rules_.size());
+  // Before results are allocated: empty tensors may have any size of features.
+  check(heed_check(&a));
+}
+
+const Tensor& Call::expect(int i, const char* name, const Dims& dims) const {
+  const Tensor& x = input(i);
+  if (x.dims() != dims) fail(std::string("`") + name + "` does not fit the other inputs" + x.described());
+  return x;
+}
+
+Tensor Call::allocate(int index, int type, const Dims& dims) {
+  size_t bytes = bytes_of(type);
+  for (int64_t n : dims) bytes *= static_cast<size_t>(n);
+  Tensor made{Owned<TF_Tensor>(
+      TF_AllocateOutput(context_, index, type, dims.data(), static_cast<int>(dims.size()), bytes, status_.get()))};
+  if (!status_.ok() || !made.tensor) throw Failed{"out of memory for the result of attention", kResourceExhausted};
+  return made;
 }
 
 Dims Call::output_dims() const {
-  Dims result = dims(0);
+  Dims result = input(0).dims();
   result.back() = attention.value_dim;
   return result;
 }
@@ -31,31 +68,17 @@ Dims Call::softmax_dims() const {
   return result;
 }
 
-const Input& Call::expect(int i, const char* name, const Dims& dims) const {
-  const Input& x = inputs_[static_cast<size_t>(i)];
-  if (x.dims() != dims) fail(std::string("`") + name + "` does not fit the other inputs" + x.described());
-  return x;
+HeedTensor Call::rows(const Tensor& x) const {
+  const int64_t last = x.dim(layout_.rank - 1), both = x.dim(layout_.rank - 2) * last;
+  if (layout_.additive()) return {x.data(), both, last, 0};
+  const bool length_first = layout_.length_axis == 1;
+  return {x.data(), x.dim(1) * both, length_first ? both : last, length_first ? last : both};
 }
 
-HeedTensor Call::tensor(void* data, const Dims& dims) const {
-  if (layout_.additive()) return {data, dims[1] * dims[2], dims[2], 0};
-  const int64_t last = dims[3], middle = dims[2] * dims[3], first = dims[1] * middle;
-  return layout_.length_axis == 1 ? HeedTensor{data, first, middle, last} : HeedTensor{data, first, last, middle};
-}
-
-TF_Tensor* Call::allocate(TF_OpKernelContext* context, int index, int type, const Dims& dims) {
-  size_t bytes = bytes_of(type);
-  for (int64_t n : dims) bytes *= static_cast<size_t>(n);
-  TF_Tensor* made =
-      TF_AllocateOutput(context, index, type, dims.data(), static_cast<int>(dims.size()), bytes, status_.status);
-  if (!status_.ok() || !made) throw Failed{"out of memory for the result of attention", kResourceExhausted};
-  return made;
-}
-
-void Call::read(size_t first_real) {
+void Call::read_sizes() {
   HeedAttention& a = attention;
-  const Input &query = inputs_[0], &key = inputs_[1], &value = inputs_[2];
-  for (const Input* x : {&query, &key, &value})
+  const Tensor &query = input(0), &key = input(1), &value = input(2);
+  for (const Tensor* x : {&query, &key, &value})
     if (x->rank() != layout_.rank) fail("query, key and value must have rank " + std::to_string(layout_.rank));
   const int last = layout_.rank - 1;
   a.score = layout_.additive() ? HEED_ADDITIVE : HEED_DOT_PRODUCT;
@@ -69,34 +92,13 @@ void Call::read(size_t first_real) {
   if (layout_.heads(value) != a.kv_heads) fail("`value` must have as many heads as `key` (K)");
   if (key.dim(last) != a.head_dim)
     fail(std::string("`key` must have as many features as `query` ") + (layout_.additive() ? "(U)" : "(H)"));
-  a.query = tensor(query.data(), query.dims());
-  a.key = tensor(key.data(), key.dims());
-  a.value = tensor(value.data(), value.dims());
-
-  const Input &settings = inputs_[3], &seed = inputs_[4], &rules = inputs_[5];
-  if (!settings.has_dims({6}) || !seed.has_dims({2}) || rules.rank() != 2 || rules.dim(1) != 7)
-    fail("settings, seed and rules must have shapes (6,), (2,) and (R, 7)");
-  const double* s = settings.data<double>();
-  a.scale = s[0], a.soft_cap = s[1], a.dropout = s[2];
-  threads_ = s[5] >= 1 ? static_cast<int>(std::min(s[5], 65536.0)) : heed_available_threads();
-  a.seed[0] = seed.data<uint32_t>()[0], a.seed[1] = seed.data<uint32_t>()[1];
-
-  reals_ = list_after(first_real, compute_type());
-  numbers_ = list_after(reals_.end, kInt32);
-  arrays_ = list_after(numbers_.end, kBool);
-  if (arrays_.end != inputs_.size()) fail("`reals` must be of the type that is computed with");
-  read_reals(s);
-  for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(rules.data<int64_t>() + 7 * r);
-  a.rules = rules_.data();
-  a.rule_count = static_cast<int32_t>(rules_.size());
-  // Before results are allocated: empty tensors may have any size of features.
-  if (const char* problem = heed_check(&a)) fail(problem);
+  a.query = rows(query), a.key = rows(key), a.value = rows(value);
 }
 
 void Call::read_reals(const double* settings) {
   const bool bias = settings[3] != 0, slopes = settings[4] != 0;
   int64_t next = 0;
-  const Input& first = at(reals_, next++);
+  const Tensor& first = at(reals_, next++);
   if (layout_.additive()) {
     attention.score_vector = vector(first, "score_vector", "U", attention.head_dim);
     if (bias) attention.unit_bias = vector(at(reals_, next++), "bias", "U", attention.head_dim);
@@ -106,7 +108,7 @@ void Call::read_reals(const double* settings) {
   if (slopes) attention.alibi_slopes = vector(at(reals_, next++), "alibi_slopes", "N", attention.heads);
 }
 
-const void* Call::vector(const Input& x, const char* name, const char* letter, int64_t length) const {
+const void* Call::vector(const Tensor& x, const char* name, const char* letter, int64_t length) const {
   if (!x.has_dims({length})) fail(std::string("`") + name + "` must have shape (" + letter + ",)" + x.described());
   return x.data();
 }
@@ -124,26 +126,25 @@ void Call::add_rule(const int64_t* row) {
   rules_.push_back(rule);
 }
 
-Call::List Call::list_after(size_t begin, int type) const {
-  size_t end = begin;
-  while (end < inputs_.size() && TF_TensorType(inputs_[end].tensor) == type) ++end;
+Call::List Call::list_after(int begin, int type) const {
+  int end = begin;
+  while (end < static_cast<int>(inputs_.size()) && input(end).type() == type) ++end;
   return {begin, end};
 }
 
-const Input& Call::at(const List& list, int64_t i) const {
-  if (i < 0 || i >= static_cast<int64_t>(list.end - list.begin))
-    fail("settings or rules name an input that is not there");
-  return inputs_[list.begin + static_cast<size_t>(i)];
+const Tensor& Call::at(const List& list, int64_t i) const {
+  if (i < 0 || i >= list.end - list.begin) fail("settings or rules name an input that is not there");
+  return input(list.begin + static_cast<int>(i));
 }
 
 HeedIntegers Call::integers(int64_t index) const {
   if (index < 0) return {};
-  const Input& x = at(numbers_, index);
+  const Tensor& x = at(numbers_, index);
   if (x.rank() > 2) fail("numbers of a mask must have rank 2 at most" + x.described());
   return {x.data<int32_t>(), x.rank() > 0 ? x.dim(0) : 1, x.rank() > 1 ? x.dim(1) : 1};
 }
 
-HeedScores Call::scores(const Input& x, const char* name) const {
+HeedScores Call::scores(const Tensor& x, const char* name) const {
   if (x.rank() != 4) fail(std::string("`") + name + "` must have rank 4");
   HeedScores result{x.data(), {}, {}};
   int64_t stride = 1;

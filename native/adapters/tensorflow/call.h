@@ -11,20 +11,16 @@
 //   arrays    bool, of rank 4
 #pragma once
 
-#include <vector>
-
 #include "tensors.h"
 
 namespace heed::tf {
-
-using Dims = std::vector<int64_t>;
 
 // Where lengths and heads are in query, key and value; the batch comes first, the features last.
 struct Layout {
   int rank, length_axis, heads_axis;  // heads_axis -1: one head, additive attention
 
   constexpr bool additive() const { return heads_axis < 0; }
-  int64_t heads(const Input& x) const { return additive() ? 1 : x.dim(heads_axis); }
+  int64_t heads(const Tensor& x) const { return additive() ? 1 : x.dim(heads_axis); }
 };
 inline constexpr Layout kLengthFirst{4, 1, 2}, kHeadsFirst{4, 2, 1}, kNoHeads{3, 1, -1};
 
@@ -35,43 +31,44 @@ class Call {
  public:
   Call(TF_OpKernelContext* context, const Layout& layout, int extra);
 
-  int type() const { return TF_TensorType(inputs_[0].tensor); }
+  int type() const { return input(0).type(); }
   int compute_type() const { return type() == kDouble ? kDouble : kFloat; }
   int threads() const { return threads_; }
 
-  Dims dims(int i) const { return inputs_[static_cast<size_t>(i)].dims(); }
+  const Tensor& input(int i) const { return inputs_[static_cast<size_t>(i)]; }
+  // One whose shape must be that.
+  const Tensor& expect(int i, const char* name, const Dims& dims) const;
+  // The output of that index.
+  Tensor allocate(int index, int type, const Dims& dims);
+
   Dims output_dims() const;
   Dims lse_dims() const;
   Dims softmax_dims() const;
 
-  // An input whose shape must be that.
-  const Input& expect(int i, const char* name, const Dims& dims) const;
-
   // A whole tensor of the layout.
-  HeedTensor tensor(void* data, const Dims& dims) const;
-
-  TF_Tensor* allocate(TF_OpKernelContext* context, int index, int type, const Dims& dims);
+  HeedTensor rows(const Tensor& x) const;
 
   HeedAttention attention{};
 
  private:
   // Inputs [begin, end), of one type: one of the lists at the end.
   struct List {
-    size_t begin, end;
+    int begin, end;
   };
 
-  void read(size_t first_real);
+  void read_sizes();
   void read_reals(const double* settings);
-  const void* vector(const Input& x, const char* name, const char* letter, int64_t length) const;
+  const void* vector(const Tensor& x, const char* name, const char* letter, int64_t length) const;
   void add_rule(const int64_t* row);
-  List list_after(size_t begin, int type) const;
-  const Input& at(const List& list, int64_t i) const;
+  List list_after(int begin, int type) const;
+  const Tensor& at(const List& list, int64_t i) const;
   HeedIntegers integers(int64_t index) const;
-  HeedScores scores(const Input& x, const char* name) const;
+  HeedScores scores(const Tensor& x, const char* name) const;
 
-  Layout layout_;
-  std::vector<Input> inputs_;
-  Status status_;
+  TF_OpKernelContext* const context_;
+  const Layout layout_;
+  std::vector<Tensor> inputs_;
+  const Status status_;
   int threads_ = 1;
   List reals_{}, numbers_{}, arrays_{};
   std::vector<HeedMaskRule> rules_;
