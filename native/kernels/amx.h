@@ -102,7 +102,7 @@ HEED_INLINE Words load_words(const Bfloat16* from, int count) {
     from = numbers;
   }
   if constexpr (kPairs)
-    return load<Words>(from);
+    return load_as<Words>(from);
   else
     return load_halves(from);
 }
@@ -202,8 +202,7 @@ class TileProducts {
                   columns, wide / kPairsDeep, false);
     if (scaled_) {
       const float scale = static_cast<float>(a_.scale);
-      for (int at = 0; at < keys.length * kQueryTile; at += kTile)
-        store(scores + at, load<Vector<float>>(scores + at) * scale);
+      for (int at = 0; at < keys.length * kQueryTile; at += kTile) store(scores + at, load(scores + at) * scale);
     }
   }
 

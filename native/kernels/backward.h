@@ -32,7 +32,7 @@ struct QueryTile {
 // Numbers of a row of so many features, in sums and copies.
 template <class Real>
 int gradient_row(int64_t width) {
-  return round_up(width, Lanes<Real>::kCount);
+  return round_up(width, kLanes<Real>);
 }
 
 template <class Scores>
@@ -71,10 +71,9 @@ template <class Stored, class Real = typename Compute<Stored>::Type>
 void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, int64_t n, int64_t tile,
                   QueryTile<Real>& p) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
   const Real scale = static_cast<Real>(a.scale);
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
-  const int key_row = round_up(head_dim, kCount), value_row = round_up(value_dim, kCount);
+  const int key_row = round_up(head_dim, kLanes<Real>), value_row = round_up(value_dim, kLanes<Real>);
   const Span queries = query_tile(a, tile);
   p.n = n;
   p.queries = queries;
@@ -115,14 +114,14 @@ void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, i
   }
   for (int x = 0; x < queries.length; ++x) {
     Real* rows = p.output_gradient_rows + x * value_row;
-    for (int c = 0; c < value_row; c += kCount)
-      store(rows + c, inverse_sum[x] == 0 ? V{} : load<V>(rows + c) * inverse_sum[x]);
+    for (int c = 0; c < value_row; c += kLanes<Real>)
+      store(rows + c, inverse_sum[x] == 0 ? V{} : load(rows + c) * inverse_sum[x]);
   }
-  for (int x = 0; x < queries.length; x += kCount) {
-    const V factor = load<V>(inverse_sum + x);
+  for (int x = 0; x < queries.length; x += kLanes<Real>) {
+    const V factor = load(inverse_sum + x);
     for (int c = 0; c < value_dim; ++c) {
       Real* at = p.output_gradient + c * kQueryTile + x;
-      store(at, factor == 0 ? V{} : load<V>(at) * factor);
+      store(at, factor == 0 ? V{} : load(at) * factor);
     }
   }
 }
@@ -134,21 +133,20 @@ inline void score_gradients(const QueryTile<Real>& p, int rows, int columns, Rea
   typedef Vector<Real> V;
   const Real log2e = unit * kLog2E<Real>;
   for (int y = 0; y < rows; ++y)
-    for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
+    for (int x = 0; x < columns; x += kLanes<Real>) {
       Real *score = scores + y * kQueryTile + x, *gradient = gradients + y * kQueryTile + x;
-      const V weight = exp2((load<V>(score) - load<V>(p.row_max + x)) * log2e);
-      store(gradient, weight * (load<V>(gradient) - load<V>(p.delta + x)));
+      const V weight = exp2((load(score) - load(p.row_max + x)) * log2e);
+      store(gradient, weight * (load(gradient) - load(p.delta + x)));
       store(score, weight);
     }
 }
 
 template <class Real>
 inline void multiply(Real* numbers, const Real* factors, int rows, int columns) {
-  typedef Vector<Real> V;
   for (int y = 0; y < rows; ++y)
-    for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
+    for (int x = 0; x < columns; x += kLanes<Real>) {
       Real* at = numbers + y * kQueryTile + x;
-      store(at, load<V>(at) * load<V>(factors + y * kQueryTile + x));
+      store(at, load(at) * load(factors + y * kQueryTile + x));
     }
 }
 
@@ -169,7 +167,7 @@ class VectorScores {
 
   // Of a query tile and a block of keys, which are given as they lie as well.
   void operator()(const QueryTile<Real>& p, Span keys, Strided<Real> key, bool, Real* scores) {
-    const int width = static_cast<int>(a_.head_dim), columns = round_up(p.queries.length, Lanes<Real>::kCount);
+    const int width = static_cast<int>(a_.head_dim), columns = round_up(p.queries.length, kLanes<Real>);
     if (!few_queries(a_))
       return product(key, keys.length, p.query, kQueryTile, scores, kQueryTile, columns, width, false);
     dots(key.data, key.row, keys.length, width, Ahead<Real>{}, p.query_rows, p.queries.length, rows_);
@@ -191,7 +189,7 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Scores
                             bool has_nonfinite, BlockMask mask) {
   const Span keys = block.keys;
   const int value_dim = static_cast<int>(a.value_dim);
-  const int columns = round_up(p.queries.length, Lanes<Real>::kCount);
+  const int columns = round_up(p.queries.length, kLanes<Real>);
   scores(p, keys, key, has_nonfinite, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
@@ -213,7 +211,7 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Scores>& s,
                        bool has_nonfinite, Real* key_gradient, Real* value_gradient) {
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const int key_row = gradient_row<Real>(head_dim), value_row = gradient_row<Real>(value_dim);
-  const int columns = round_up(p.queries.length, Lanes<Real>::kCount), rows = p.queries.length;
+  const int columns = round_up(p.queries.length, kLanes<Real>), rows = p.queries.length;
   const Block block{b, p.n, p.queries, keys};
   const BlockMask mask = classify_block(a, block, columns, s.hidden);
   if (mask == BlockMask::kEmpty) return;
@@ -293,10 +291,10 @@ void write_rows(const HeedTensor& to, int64_t b, int64_t kv_head, int64_t begin,
   typedef typename Compute<Stored>::Type Real;
   for (int64_t j = begin; j < end; ++j) {
     Stored* out = row<Stored>(to, b, j, kv_head);
-    for (int64_t c = 0; c < width; c += Lanes<Real>::kCount) {
+    for (int64_t c = 0; c < width; c += kLanes<Real>) {
       Vector<Real> total{};
       for (int64_t part = 0; part < parts; ++part)
-        total += load<Vector<Real>>(reinterpret_cast<const Real*>(sums + part * distance) + j * row_length + c);
+        total += load(reinterpret_cast<const Real*>(sums + part * distance) + j * row_length + c);
       store_some(out + c, static_cast<int>(width - c), total);
     }
   }

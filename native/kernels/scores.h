@@ -13,12 +13,11 @@ inline void apply_score_mods(const HeedAttention& a, const Block& block, int col
                              const typename Lanes<Real>::Integer* hidden, Real* scores, Real* slope) {
   typedef Vector<Real> V;
   const Span queries = block.queries, keys = block.keys;
-  constexpr int kCount = Lanes<Real>::kCount;
   if (a.soft_cap > 0) {
     const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap);
     for (int y = 0; y < keys.length; ++y)
-      for (int x = 0; x < columns; x += kCount) {
-        const V t = tanh(load<V>(scores + y * kQueryTile + x) * inverse);
+      for (int x = 0; x < columns; x += kLanes<Real>) {
+        const V t = tanh(load(scores + y * kQueryTile + x) * inverse);
         store(scores + y * kQueryTile + x, t * cap);
         if (slope) store(slope + y * kQueryTile + x, 1 - t * t);
       }
@@ -45,9 +44,9 @@ inline void apply_score_mods(const HeedAttention& a, const Block& block, int col
   if (mask == BlockMask::kPartial) {
     const V out = broadcast(-kInfinity<Real>);
     for (int y = 0; y < keys.length; ++y)
-      for (int x = 0; x < columns; x += kCount) {
-        const Integers<Real> h = load<Integers<Real>>(hidden + y * kQueryTile + x);
-        store(scores + y * kQueryTile + x, h ? out : load<V>(scores + y * kQueryTile + x));
+      for (int x = 0; x < columns; x += kLanes<Real>) {
+        const Integers<Real> h = load_as<Integers<Real>>(hidden + y * kQueryTile + x);
+        store(scores + y * kQueryTile + x, h ? out : load(scores + y * kQueryTile + x));
       }
   }
 }

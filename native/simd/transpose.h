@@ -31,19 +31,18 @@ HEED_INLINE Vector<Real> shuffled(Vector<Real> a, Vector<Real> b, Order<kIndices
 // row c.
 template <class Real>
 HEED_INLINE void transpose(Vector<Real>* rows) {
-  constexpr int kCount = Lanes<Real>::kCount;
   typedef Vector<Real> V;
 #pragma GCC unroll 4
-  for (int stage = 1; stage < kCount; stage *= 2) {
-    V dealt[kCount];
+  for (int stage = 1; stage < kLanes<Real>; stage *= 2) {
+    V dealt[kLanes<Real>];
 #pragma GCC unroll 16
-    for (int r = 0; r < kCount / 2; ++r) {
-      const V a = rows[r], b = rows[r + kCount / 2];
-      dealt[2 * r] = shuffled<Real>(a, b, typename Interleaved<kCount, 0>::Type{});
-      dealt[2 * r + 1] = shuffled<Real>(a, b, typename Interleaved<kCount, kCount / 2>::Type{});
+    for (int r = 0; r < kLanes<Real> / 2; ++r) {
+      const V a = rows[r], b = rows[r + kLanes<Real> / 2];
+      dealt[2 * r] = shuffled<Real>(a, b, typename Interleaved<kLanes<Real>, 0>::Type{});
+      dealt[2 * r + 1] = shuffled<Real>(a, b, typename Interleaved<kLanes<Real>, kLanes<Real> / 2>::Type{});
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < kCount; ++r) rows[r] = dealt[r];
+    for (int r = 0; r < kLanes<Real>; ++r) rows[r] = dealt[r];
   }
 }
 

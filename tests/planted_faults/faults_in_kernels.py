@@ -102,8 +102,8 @@ FAULTS = (
     Fault(
         "sums are not made relative to a higher score",
         f"{_KERNELS}/forward.h",
-        "store(row_sum + v * kCount, load<V>(row_sum + v * kCount) * shrink);",
-        "store(row_sum + v * kCount, load<V>(row_sum + v * kCount));",
+        "store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>) * shrink);",
+        "store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>));",
         (_CORE,),
     ),
     Fault(
@@ -211,7 +211,7 @@ FAULTS = (
     Fault(
         "additive: a NaN key in a later split is not seen",
         f"{_KERNELS}/additive_forward.h",
-        "store(nonfinite, larger(load<V>(nonfinite), load<V>(more.nonfinite + x)));",
+        "store(nonfinite, larger(load(nonfinite), load(more.nonfinite + x)));",
         "",
         (_ADDITIVE, "tests/ops/test_additive_attention.py"),
     ),
@@ -225,8 +225,8 @@ FAULTS = (
     Fault(
         "additive: splits of the keys are joined without their largest scores",
         f"{_KERNELS}/additive_forward.h",
-        "store(row_sum, load<V>(row_sum) * first_factor + load<V>(more.running->row_sum + x) * second_factor);",
-        "store(row_sum, load<V>(row_sum) + load<V>(more.running->row_sum + x));",
+        "store(row_sum, load(row_sum) * first_factor + load(more.running->row_sum + x) * second_factor);",
+        "store(row_sum, load(row_sum) + load(more.running->row_sum + x));",
         (_ADDITIVE,),
     ),
     Fault(
