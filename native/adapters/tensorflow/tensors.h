@@ -1,7 +1,6 @@
 // Tensors and errors of TensorFlow's C API, released when they go out of scope.
 #pragma once
 
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,13 +27,6 @@ struct Tensor {
   int type() const { return TF_TensorType(tensor.get()); }
   int rank() const { return TF_NumDims(tensor.get()); }
   int64_t dim(int axis) const { return TF_Dim(tensor.get(), axis); }
-  bool has_dims(std::initializer_list<int64_t> dims) const {
-    if (rank() != static_cast<int>(dims.size())) return false;
-    int axis = 0;
-    for (int64_t n : dims)
-      if (dim(axis++) != n) return false;
-    return true;
-  }
   Dims dims() const {
     Dims result;
     for (int axis = 0; axis < rank(); ++axis) result.push_back(dim(axis));
