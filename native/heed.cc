@@ -9,7 +9,6 @@
 
 #include "attention.h"
 #include "kernels/registry.h"
-#include "thread_pool.h"
 
 namespace heed {
 namespace {
@@ -62,8 +61,8 @@ constexpr RuleNeeds::Integers kAlign = {"align", Per::kBatch, false};
 void check_rule(const HeedAttention& a, const HeedMaskRule& rule) {
   const RuleNeeds* needs = kernels_for(a).rule_needs(rule.kind);
   require(needs, "unknown kind of mask rule. Received: %d", static_cast<int>(rule.kind));
-  const char* problem = needs->problem ? needs->problem(rule) : nullptr;
-  require(!problem, "%s. Received: %" PRId64 ", %" PRId64, problem, rule.left, rule.right);
+  require(rule.left >= needs->least_left && rule.right >= needs->least_right, "%s. Received: %" PRId64 ", %" PRId64,
+          needs->reach, rule.left, rule.right);
   check_integers(a, rule.align, kAlign);
   if (needs->first.per != Per::kNothing) check_integers(a, rule.first, needs->first);
   if (needs->second.per != Per::kNothing) check_integers(a, rule.second, needs->second);
@@ -187,5 +186,3 @@ const char* heed_backward(const HeedAttention* a, const HeedBackward* pass, int 
 const char* heed_bias_gradient(const HeedAttention* a, const HeedBackward* pass, int threads) {
   return heed::run(*a, *pass, heed::check_bias, heed::dot_bias_gradient, threads);
 }
-
-int heed_available_threads() { return heed::available_threads(); }

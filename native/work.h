@@ -47,8 +47,6 @@ class Scratch {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-inline int64_t query_tiles(const HeedAttention& a) { return ceil_div(a.query_length, kQueryTile); }
-
 inline int at_most(int threads, int64_t tasks) {
   return static_cast<int>(std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, tasks)));
 }

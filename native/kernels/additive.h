@@ -32,11 +32,6 @@ HEED_INLINE Range range_of(Real query, Real key) {
   return query <= kMostUsual<Real> && key <= kMostUsual<Real> ? Range::kUsual : Range::kAny;
 }
 
-template <Range range>
-struct Constant {
-  static constexpr Range value = range;
-};
-
 // Numbers from one row of units to the next: an odd number of cache lines, so that a column of vectors spreads over the
 // whole cache.
 template <class Real>
@@ -83,7 +78,7 @@ template <class Real>
 inline void prepare(Range range, const Real* from, int rows, int units, Real factor, Real* to) {
   const int count = rows * units_stride<Real>(units);
   if (range == Range::kSmall)
-    for (int n = 0; n < count; n += kLanes<Real>) store(to + n, tanh(load(from + n)));
+    for (int n = 0; n < count; n += kLanes<Real>) store(to + n, tanh<Real>(load(from + n)));
   if (range == Range::kUsual)
     for (int n = 0; n < count; n += kLanes<Real>) store(to + n, exp_of_twice(load(from + n)) * factor);
 }
@@ -93,8 +88,8 @@ template <Range range, class Real>
 HEED_INLINE void tanh_of_pair(Vector<Real> query, Vector<Real> first_key, Vector<Real> second_key, Vector<Real>* first,
                               Vector<Real>* second) {
   if constexpr (range == Range::kAny) {
-    *first = tanh(query + first_key);
-    *second = tanh(query + second_key);
+    *first = tanh<Real>(query + first_key);
+    *second = tanh<Real>(query + second_key);
     return;
   }
   const Real shift = range == Range::kSmall ? Real(1) : Real(0.5);
@@ -118,8 +113,7 @@ HEED_INLINE Vector<Real> sums_of_lanes(Vector<Real>* rows) {
 #pragma GCC unroll 16
     for (int r = 0; r < left; ++r) {
       const Vector<Real> a = rows[r], b = rows[r + left];
-      rows[r] = shuffled<Real>(a, b, typename Interleaved<kLanes<Real>, 0>::Type{}) +
-                shuffled<Real>(a, b, typename Interleaved<kLanes<Real>, kLanes<Real> / 2>::Type{});
+      rows[r] = interleaved<Real, 0>(a, b) + interleaved<Real, kLanes<Real> / 2>(a, b);
     }
   return rows[0];
 }
@@ -223,7 +217,7 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
                                const Real* gradients, Real* query_gradient, Real* key_gradient, Real* vector_gradient,
                                Real* column) {
   typedef Vector<Real> V;
-  constexpr int kColumns = range == Range::kAny ? 1 : HEED_REGISTERS >= 32 ? 4 : 2;
+  constexpr int kColumns = range == Range::kAny ? 1 : kRegisters >= 32 ? 4 : 2;
   constexpr int kTogether = 32;
   const int stride = units_stride<Real>(units), even_keys = round_up(keys, 2);
   for (int u = 0; u < units; u += kLanes<Real>) {

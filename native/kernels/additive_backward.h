@@ -59,9 +59,8 @@ struct Incoming {
 
   // scores become weights, and gradients those of the scores. `factors` of dropout, or null: weights times these.
   void apply(const Real* factors, int x, Real* score, Real* gradient) const {
-    typedef Vector<Real> V;
-    const V weight = exp2((load(score) - load(row_max + x)) * kLog2E<Real>) / load(row_sum + x);
-    const V factor = factors ? load(factors + x) : broadcast(Real(1));
+    const Vector<Real> weight = exp2((load(score) - load(row_max + x)) * kLog2E<Real>) / load(row_sum + x);
+    const Vector<Real> factor = factors ? load(factors + x) : broadcast(Real(1));
     store(gradient, weight * ((load(gradient) * factor - load(mean + x)) + load(from_lse + x)));
     store(score, weight * factor);
   }
@@ -88,7 +87,6 @@ template <class Stored>
 void additive_backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite,
                        const AdditivePart& part, const AdditiveSums& sums, char* scratch) {
   typedef typename Compute<Stored>::Type Real;
-  typedef Vector<Real> V;
   Arena arena(scratch);
   AdditiveBackwardScratch<Stored> s(a, arena);
   AdditiveTile<Stored>& tile = s.tile;
@@ -110,7 +108,7 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, const u
             false);
     for (int y = 0; y < keys.length; ++y) {
       Real factors[kQueryTile];
-      if (a.dropout > 0) dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), factors);
+      if (a.dropout > 0) dropout.factors(keys.begin + y, columns, factors);
       for (int x = 0; x < columns; x += kLanes<Real>)
         incoming.apply(a.dropout > 0 ? factors : nullptr, x, tile.scores + y * kQueryTile + x,
                        s.gradients + y * kQueryTile + x);
@@ -137,7 +135,7 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, const u
     for (int u = 0; incoming.nonfinite[x] && u < units; ++u) s.query_gradient[x * stride + u] = kNaN<Real>;
   Real* bias_sums = static_cast<Real*>(sums.bias);
   for (int u = 0; u < units; u += kLanes<Real>) {
-    V total{};
+    Vector<Real> total{};
     for (int x = 0; x < queries.length; ++x) total += load(s.query_gradient + x * stride + u);
     store(bias_sums + u, load(bias_sums + u) + total);
   }

@@ -69,9 +69,9 @@ struct AdditiveTile {
   template <class Function>
   HEED_INLINE void with_range(const Function& function) const {
     switch (range) {
-      case Range::kSmall: return function(Constant<Range::kSmall>{});
-      case Range::kUsual: return function(Constant<Range::kUsual>{});
-      case Range::kAny: return function(Constant<Range::kAny>{});
+      case Range::kSmall: return function(std::integral_constant<Range, Range::kSmall>{});
+      case Range::kUsual: return function(std::integral_constant<Range, Range::kUsual>{});
+      case Range::kAny: return function(std::integral_constant<Range, Range::kAny>{});
     }
   }
 
@@ -143,7 +143,7 @@ void additive_forward(const HeedAttention& a, const uint8_t* finite, const Addit
     if (tile.has_nonfinite) mark_nonfinite<Stored>(a, tile.block(), 0, tile.mask, tile.hidden, sees_nonfinite);
     online_softmax_columns<Real, false>(*state.running, columns, tile.scores, keys.length, Real(1), state.output,
                                         value_dim);
-    if (a.dropout > 0) dropout.apply(a, keys, columns, tile.scores);
+    if (a.dropout > 0) dropout.apply(keys, columns, tile.scores);
     product(flipped(tile.value()), value_dim, tile.scores, kQueryTile, state.output, kQueryTile, columns, keys.length,
             true);
   }

@@ -226,23 +226,14 @@ class TileProducts {
 };
 
 // See `VectorScores`.
-class TileScores {
- public:
-  typedef float Real;
-
-  static size_t bytes(const HeedAttention& a) { return TileProducts::bytes(a); }
+struct TileScores : TileProducts {
   TileScores(const HeedAttention& a, int64_t b, int64_t kv_head, char* memory)
-      : products_(a, b, kv_head, nullptr, memory) {}
+      : TileProducts(a, b, kv_head, nullptr, memory) {}
 
-  float unit() const { return products_.unit(); }
-
-  void operator()(const QueryTile<float>& p, Span keys, Strided<float>, bool has_nonfinite, float* scores) {
-    products_.load_query(p.n, p.queries);
-    products_.scores(keys, has_nonfinite, round_up(p.queries.length, kTile), scores);
+  void operator()(const QueryTile<float>& p, Span keys, Strided<float>, bool has_nonfinite, float* to) {
+    load_query(p.n, p.queries);
+    scores(keys, has_nonfinite, round_up(p.queries.length, kTile), to);
   }
-
- private:
-  TileProducts products_;
 };
 
 }  // namespace HEED_ISA

@@ -14,7 +14,7 @@ void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8
                    const int64_t* stride, char* memory) {
   typedef typename Compute<Stored>::Type Real;
   Arena arena(memory);
-  const BackwardScratch<Scores> s(a, arena);
+  BackwardScratch<Scores> s(a, arena);
   QueryTile<Real>& p = s.tiles[0];
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   for (int64_t b = range.batch; b < range.batch_end; ++b)

@@ -1,7 +1,7 @@
 // One block of scores, transposed: keys down (at most kKeyBlock), queries across (at most kQueryTile).
 #pragma once
 
-#include "../simd/transpose.h"
+#include "../simd/vector.h"
 #include "arena.h"
 #include "convert.h"
 #include "product.h"
@@ -90,11 +90,10 @@ inline void store_transposed(const Real* across, const Real* factors, const Heed
 template <class Stored, class Real>
 inline void store_rows(const Real* rows, int stride, const Real* factors, const HeedTensor& target, int64_t b,
                        int64_t head, Span span, int width) {
-  typedef Vector<Real> V;
   for (int x = 0; x < span.length; ++x) {
     Stored* to = row<Stored>(target, b, span.begin + x, head);
     for (int c = 0; c < width; c += kLanes<Real>)
-      store_some(to + c, width - c, factors[x] == 0 ? V{} : load(rows + x * stride + c) * factors[x]);
+      store_some(to + c, width - c, factors[x] == 0 ? Vector<Real>{} : load(rows + x * stride + c) * factors[x]);
   }
 }
 
@@ -113,15 +112,14 @@ inline void load_rows(const HeedTensor& source, int64_t b, int64_t head, Span sp
 template <class Stored, class Real>
 inline Strided<Real> key_block(const HeedTensor& source, int64_t b, int64_t head, Span keys, int width,
                                bool has_nonfinite, Real* copy) {
-  typedef Vector<Real> V;
   if constexpr (sizeof(Stored) == sizeof(Real))
     if (!has_nonfinite) return {row<Real>(source, b, keys.begin, head), source.row_stride, 1};
   const int stride = round_up(width, kLanes<Real>);
   for (int j = 0; j < keys.length; ++j) {
     const Stored* from = row<Stored>(source, b, keys.begin + j, head);
     for (int c = 0; c < width; c += kLanes<Real>) {
-      const V x = load_some(from + c, width - c);
-      store(copy + j * stride + c, !has_nonfinite ? x : x - x == 0 ? x : V{});
+      const Vector<Real> x = load_some(from + c, width - c);
+      store(copy + j * stride + c, !has_nonfinite ? x : x - x == 0 ? x : Vector<Real>{});
     }
   }
   return {copy, stride, 1};

@@ -131,9 +131,8 @@ inline void add_values(const From* value, ptrdiff_t value_row, int keys, int wid
 // One row of scores becomes weights, relative to the highest so far.
 template <class Real>
 inline void online_softmax_row(Real* scores, int keys, Real* row_max, Real* row_sum, Real* output, int wide) {
-  typedef Vector<Real> V;
   for (int y = keys; y < round_up(keys, kLanes<Real>); ++y) scores[y] = -kInfinity<Real>;
-  V most_of = broadcast(-kInfinity<Real>);
+  Vector<Real> most_of = broadcast(-kInfinity<Real>);
   for (int y = 0; y < keys; y += kLanes<Real>) most_of = larger(load(scores + y), most_of);
   Real higher = *row_max;
   for (int lane = 0; lane < kLanes<Real>; ++lane) higher = most_of[lane] > higher ? most_of[lane] : higher;
@@ -145,9 +144,9 @@ inline void online_softmax_row(Real* scores, int keys, Real* row_max, Real* row_
   }
   // All hidden so far: any finite stand-in for -inf makes the weights exp(-inf) = 0.
   const Real base = higher > -kInfinity<Real> ? higher : Real(0);
-  V total{};
+  Vector<Real> total{};
   for (int y = 0; y < keys; y += kLanes<Real>) {
-    const V weight = exp2((load(scores + y) - base) * kLog2E<Real>);
+    const Vector<Real> weight = exp2((load(scores + y) - base) * kLog2E<Real>);
     total += weight;
     store(scores + y, weight);
   }
@@ -227,7 +226,6 @@ template <class Stored>
 void combine_splits(const HeedAttention& a, const HeedForward& results, int64_t b, int64_t kv_head, char* memory,
                     int64_t count) {
   typedef typename Compute<Stored>::Type Real;
-  typedef Vector<Real> V;
   const int queries_per_kv = static_cast<int>(a.heads / a.kv_heads), length = static_cast<int>(a.query_length);
   const int wide = Split<Real>::wide(a), value_dim = static_cast<int>(a.value_dim);
   Arena arena(memory);
@@ -257,9 +255,9 @@ void combine_splits(const HeedAttention& a, const HeedForward& results, int64_t 
                                   row_max + natural_log(row_sum), nonfinite || unordered);
     Stored* to = row<Stored>(results.output, b, x, n);
     for (int c = 0; c < value_dim; c += kLanes<Real>) {
-      V total{};
+      Vector<Real> total{};
       for (int64_t i = 0; i < count; ++i) total += load(of_split(i, first.output) + r * wide + c) * shrink[i];
-      store_some(to + c, value_dim - c, seen || nonfinite ? total * factor : V{});
+      store_some(to + c, value_dim - c, seen || nonfinite ? total * factor : Vector<Real>{});
     }
   }
 }

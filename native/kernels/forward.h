@@ -218,7 +218,7 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
 template <class Real, bool kPairs>
 inline void online_softmax_columns(OnlineSoftmax<Real>& running, int columns, Real* scores, int rows, Real unit,
                                    Real* output, int value_rows) {
-  constexpr int kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
+  constexpr int kTogether = kRegisters >= 32 ? 4 : 2;
   int x = 0;
   for (; x + kTogether * kLanes<Real> <= columns; x += kTogether * kLanes<Real>)
     online_softmax<Real, kTogether, kPairs>(running, x, scores, rows, unit, output, value_rows);
@@ -284,7 +284,7 @@ void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* 
     apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.scores, nullptr);
     online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
                                                    row_width ? 0 : value_rows);
-    if (a.dropout > 0) dropout.apply(a, keys, columns, s.scores);
+    if (a.dropout > 0) dropout.apply(keys, columns, s.scores);
     if constexpr (Products::kRows)
       if (row_width) {
         products.weighted_rows(keys, has_nonfinite, queries.length, s.scores, s.output);

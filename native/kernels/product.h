@@ -59,7 +59,7 @@ template <class Real, int kVectors>
 inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                          bool accumulate) {
   constexpr int kMost = 6, kMore = 8;
-  if constexpr (HEED_REGISTERS >= 32 && kVectors == 2)  // narrow, but with sums enough to keep both multipliers busy
+  if constexpr (kRegisters >= 32 && kVectors == 2)  // narrow, but with sums enough to keep both multipliers busy
     for (; rows >= kMore; rows -= kMore, a.data += kMore * a.row, c += kMore * c_row)
       product_tile<Real, kMore, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
   for (; rows >= kMost; rows -= kMost, a.data += kMost * a.row, c += kMost * c_row)
@@ -78,7 +78,7 @@ inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_r
 template <class Real>
 inline void product(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
                     int depth, bool accumulate) {
-  constexpr int kWide = HEED_REGISTERS >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
+  constexpr int kWide = kRegisters >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
   constexpr int kDeep = 96;  // as many rows of B stay in the first-level cache; and shorter sums are more accurate
   for (int k = 0; k < depth;) {
     const int deep = depth - k <= kDeep ? depth - k : 64;

@@ -1,7 +1,6 @@
 // One portable vector type. This file is included once for each instruction set, by isa_*.cc, which define
 //   HEED_ISA            the namespace of that instruction set
 //   HEED_VECTOR_BYTES   the width of its registers
-//   HEED_REGISTERS      how many of them there are
 // Nothing here or in kernels/ may use inline functions of the standard library: the linker keeps one copy of each, and
 // it could be the one compiled for an instruction set that this machine lacks.
 #pragma once
@@ -9,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 #if defined(__AVX512DQ__)
 #include <immintrin.h>
 #endif
@@ -26,6 +26,12 @@ struct Lanes {
   typedef Integer Integers __attribute__((vector_size(HEED_VECTOR_BYTES)));
 };
 
+// How many there are.
+#if HEED_VECTOR_BYTES == 64 || defined(__aarch64__)
+inline constexpr int kRegisters = 32;
+#else
+inline constexpr int kRegisters = 16;
+#endif
 template <class Real>
 inline constexpr int kLanes = HEED_VECTOR_BYTES / static_cast<int>(sizeof(Real));
 template <class Real>
@@ -180,15 +186,13 @@ HEED_INLINE Vector<double> tanh_near_zero(Vector<double> x) {
 
 // tanh for any x.
 template <class Real>
-HEED_INLINE Vector<Real> tanh_of(Vector<Real> x) {
+HEED_INLINE Vector<Real> tanh(Vector<Real> x) {
   typedef Vector<Real> V;
   const V magnitude = x < 0 ? -x : x, end = broadcast(Real(sizeof(Real) == 4 ? 10 : 20));  // 1 to the last digit beyond
   const V far = 1 - 2 / (1 + exp_of_twice(magnitude > end ? end : magnitude));
   const V signed_far = x < 0 ? -far : far;
   return magnitude < Real(0.625) ? tanh_near_zero(x) : (x == x ? signed_far : x);
 }
-HEED_INLINE Vector<float> tanh(Vector<float> x) { return tanh_of<float>(x); }
-HEED_INLINE Vector<double> tanh(Vector<double> x) { return tanh_of<double>(x); }
 
 // Natural logarithm of positive numbers of at least 2^-126; infinity and NaN stay what they are.
 HEED_INLINE Vector<float> natural_log(Vector<float> x) {
@@ -208,6 +212,39 @@ HEED_INLINE Vector<double> natural_log(Vector<double> x) {
 }
 HEED_INLINE float natural_log(float x) { return __builtin_logf(x); }
 HEED_INLINE double natural_log(double x) { return __builtin_log(x); }
+
+// From lane `kFrom` of each on, lanes of a and b in turn: a[kFrom], b[kFrom], a[kFrom + 1], b[kFrom + 1], ...
+template <class Real, int kFrom, int... kAt>
+HEED_INLINE Vector<Real> interleaved(Vector<Real> a, Vector<Real> b, std::integer_sequence<int, kAt...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (kAt % 2 * kLanes<Real> + kFrom + kAt / 2)...);
+#else
+  return __builtin_shuffle(a, b, Integers<Real>{(kAt % 2 * kLanes<Real> + kFrom + kAt / 2)...});
+#endif
+}
+template <class Real, int kFrom>
+HEED_INLINE Vector<Real> interleaved(Vector<Real> a, Vector<Real> b) {
+  return interleaved<Real, kFrom>(a, b, std::make_integer_sequence<int, kLanes<Real>>{});
+}
+
+// A square of vectors, rows and columns exchanged: dealing the first and the second half of the rows alternately,
+// log2(n) times, sends lane c of row r to lane r of row c.
+template <class Real>
+HEED_INLINE void transpose(Vector<Real>* rows) {
+  typedef Vector<Real> V;
+#pragma GCC unroll 4
+  for (int stage = 1; stage < kLanes<Real>; stage *= 2) {
+    V dealt[kLanes<Real>];
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes<Real> / 2; ++r) {
+      const V a = rows[r], b = rows[r + kLanes<Real> / 2];
+      dealt[2 * r] = interleaved<Real, 0>(a, b);
+      dealt[2 * r + 1] = interleaved<Real, kLanes<Real> / 2>(a, b);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes<Real>; ++r) rows[r] = dealt[r];
+  }
+}
 
 }  // namespace HEED_ISA
 }  // namespace heed

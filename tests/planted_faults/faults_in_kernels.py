@@ -37,8 +37,8 @@ FAULTS = (
     Fault(
         "a block is taken as visible whole when its last key is not",
         f"{_KERNELS}/rules.h",
-        "block.last_key() <= block.queries.begin + align + rule.right",
-        "block.keys.begin <= block.queries.begin + align + rule.right",
+        "return full_if(most(first.first, last.first) <= block.queries.begin &&",
+        "return full_if(first.first <= block.queries.begin &&",
         (_CORE,),
     ),
     Fault(
@@ -51,8 +51,8 @@ FAULTS = (
     Fault(
         "lengths of queries are not looked at inside a block",
         f"{_KERNELS}/rules.h",
-        "rule.second.data ? *row_of(rule.second, block.b) - block.queries.begin : columns;",
-        "columns;",
+        "rule.second.data ? *row_of(rule.second, b) : kNoEnd;",
+        "kNoEnd;",
         (_CORE,),
     ),
     Fault(
