@@ -1,16 +1,15 @@
-// What heed.cc calls once it has checked a call: choosing kernels and splitting the work. Returns nullptr, or what went
-// wrong.
+// What heed.cc calls once it has checked a call: choosing kernels and splitting the work. Throws where memory is short.
 #pragma once
 
 #include "include/heed.h"
 
 namespace heed {
 
-const char* dot_forward(const HeedAttention& attention, const HeedForward& results, int threads);
-const char* dot_backward(const HeedAttention& attention, const HeedBackward& pass, int threads);
-const char* dot_bias_gradient(const HeedAttention& attention, const HeedBackward& pass, int threads);
+void dot_forward(const HeedAttention& attention, const HeedForward& results, int threads);
+void dot_backward(const HeedAttention& attention, const HeedBackward& pass, int threads);
+void dot_bias_gradient(const HeedAttention& attention, const HeedBackward& pass, int threads);
 
-const char* additive_forward(const HeedAttention& attention, const HeedForward& results, int threads);
-const char* additive_backward(const HeedAttention& attention, const HeedBackward& pass, int threads);
+void additive_forward(const HeedAttention& attention, const HeedForward& results, int threads);
+void additive_backward(const HeedAttention& attention, const HeedBackward& pass, int threads);
 
 }  // namespace heed

@@ -9,7 +9,6 @@
 
 #include "attention.h"
 #include "kernels/registry.h"
-#include "thread_pool.h"
 
 namespace heed {
 namespace {
@@ -62,8 +61,8 @@ constexpr RuleNeeds::Integers kAlign = {"align", Per::kBatch, false};
 void check_rule(const HeedAttention& a, const HeedMaskRule& rule) {
   const RuleNeeds* needs = kernels_for(a).rule_needs(rule.kind);
   require(needs, "unknown kind of mask rule. Received: %d", static_cast<int>(rule.kind));
-  const char* problem = needs->problem ? needs->problem(rule) : nullptr;
-  require(!problem, "%s. Received: %" PRId64 ", %" PRId64, problem, rule.left, rule.right);
+  require(rule.left >= needs->least_left && rule.right >= needs->least_right, "%s. Received: %" PRId64 ", %" PRId64,
+          needs->reach, rule.left, rule.right);
   check_integers(a, rule.align, kAlign);
   if (needs->first.per != Per::kNothing) check_integers(a, rule.first, needs->first);
   if (needs->second.per != Per::kNothing) check_integers(a, rule.second, needs->second);
@@ -144,23 +143,24 @@ void check_bias(const HeedAttention& a, const HeedBackward& pass) {
 template <class Function>
 const char* refusal(const Function& function) {
   try {
-    return function();
+    function();
+    return nullptr;
   } catch (const Refused& refused) {
     return refused.why;
   } catch (...) {
-    return "out of memory";
+    return "out of memory for the scratch space of attention";
   }
 }
 
 template <class Results>
 const char* run(const HeedAttention& a, const Results& results,
                 void (*check_results)(const HeedAttention&, const Results&),
-                const char* (*work)(const HeedAttention&, const Results&, int), int threads) {
+                void (*work)(const HeedAttention&, const Results&, int), int threads) {
   return refusal([&] {
     check(a);
     check_results(a, results);
     // More would only cost memory: threads live on, and each needs scratch.
-    return work(a, results, std::min(threads, 256));
+    work(a, results, std::min(threads, 256));
   });
 }
 
@@ -170,10 +170,7 @@ const char* run(const HeedAttention& a, const Results& results,
 int heed_version() { return HEED_VERSION; }
 
 const char* heed_check(const HeedAttention* a) {
-  return heed::refusal([&]() -> const char* {
-    heed::check(*a);
-    return nullptr;
-  });
+  return heed::refusal([&] { heed::check(*a); });
 }
 
 const char* heed_forward(const HeedAttention* a, const HeedForward* results, int threads) {
@@ -189,5 +186,3 @@ const char* heed_backward(const HeedAttention* a, const HeedBackward* pass, int 
 const char* heed_bias_gradient(const HeedAttention* a, const HeedBackward* pass, int threads) {
   return heed::run(*a, *pass, heed::check_bias, heed::dot_bias_gradient, threads);
 }
-
-int heed_available_threads() { return heed::available_threads(); }

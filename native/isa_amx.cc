@@ -1,7 +1,6 @@
 // x86-64 with AVX-512 and the matrix units: products of bfloat16; all else as AVX-512 has it.
 #define HEED_ISA amx
 #define HEED_VECTOR_BYTES 64
-#define HEED_REGISTERS 32
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,7 +1,6 @@
 // x86-64 with AVX-512: 32 registers of 64 bytes.
 #define HEED_ISA avx512
 #define HEED_VECTOR_BYTES 64
-#define HEED_REGISTERS 32
 #define HEED_TABLE kAvx512
 #define HEED_NAME "avx512"
 #define HEED_SUPPORTED                                                                                              \

@@ -1,11 +1,6 @@
 // Every machine: 16-byte vectors (SSE2 on x86-64, NEON on aarch64).
 #define HEED_ISA baseline
 #define HEED_VECTOR_BYTES 16
-#if defined(__aarch64__)
-#define HEED_REGISTERS 32
-#else
-#define HEED_REGISTERS 16
-#endif
 #define HEED_TABLE kBaseline
 #define HEED_NAME "baseline"
 #define HEED_SUPPORTED true

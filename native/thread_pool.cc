@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "include/heed.h"
+
 namespace heed {
 namespace {
 
@@ -151,11 +153,11 @@ void parallel_for(int64_t count, int threads, Task task, void* context) {
   the_pool().run(job);
 }
 
-int available_threads() {
+}  // namespace heed
+
+int heed_available_threads() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1u, std::thread::hardware_concurrency());
 }
-
-}  // namespace heed

@@ -12,7 +12,4 @@ namespace heed {
 using Task = void (*)(void* context, int64_t index, int worker);
 void parallel_for(int64_t count, int threads, Task task, void* context);
 
-// How many processors this process may use.
-int available_threads();
-
 }  // namespace heed

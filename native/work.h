@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "kernels/registry.h"
@@ -12,23 +13,39 @@
 
 namespace heed {
 
-struct Free {
-  void operator()(char* p) const { std::free(p); }
-};
-using Memory = std::unique_ptr<char, Free>;
-
-// nullptr if there is none left.
-inline Memory allocate(size_t bytes) {
-  return Memory(static_cast<char*>(std::aligned_alloc(64, (std::max<size_t>(bytes, 64) + 63) / 64 * 64)));
-}
-
-inline constexpr const char* kNoMemory = "out of memory for the scratch space of attention";
-
 inline size_t in_cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// The scratch memory of one call: first all pieces are planned, then they are taken together.
+class Scratch {
+ public:
+  // Equal pieces, each in cache lines of its own.
+  struct Pieces {
+    const Scratch* of;
+    size_t begin, bytes;
+    char* operator[](int64_t i) const { return of->memory_.get() + begin + bytes * static_cast<size_t>(i); }
+  };
 
-inline int64_t query_tiles(const HeedAttention& a) { return ceil_div(a.query_length, kQueryTile); }
+  Pieces plan(int64_t count, size_t bytes) {
+    const Pieces pieces{this, bytes_, in_cache_lines(bytes)};
+    size_t all = 0;
+    if (__builtin_mul_overflow(pieces.bytes, count, &all) || __builtin_add_overflow(bytes_, all, &bytes_))
+      throw std::bad_alloc();
+    return pieces;
+  }
+  void take() {
+    memory_.reset(static_cast<char*>(std::aligned_alloc(64, std::max<size_t>(bytes_, 64))));
+    if (!memory_) throw std::bad_alloc();
+  }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  size_t bytes_ = 0;
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline int at_most(int threads, int64_t tasks) {
   return static_cast<int>(std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, tasks)));
@@ -50,11 +67,34 @@ void for_each(int64_t count, int threads, const Function& function) {
 }
 
 // Which blocks of keys and values hold only finite numbers; asked only where a mask hides something.
-inline void scan(const HeedAttention& a, const Kernels& kernels, int threads, std::vector<uint8_t>* finite) {
-  if (a.rule_count == 0) return;
-  finite->resize(static_cast<size_t>(a.batch * a.kv_heads * key_blocks(a)));
+inline std::vector<uint8_t> scan(const HeedAttention& a, const Kernels& kernels, int threads) {
+  if (a.rule_count == 0) return {};
+  std::vector<uint8_t> finite(static_cast<size_t>(a.batch * a.kv_heads * key_blocks(a)));
   for_each(a.batch * a.kv_heads, threads,
-           [&](int64_t index, int) { kernels.scan(a, index / a.kv_heads, index % a.kv_heads, finite->data()); });
+           [&](int64_t bk, int) { kernels.scan(a, bk / a.kv_heads, bk % a.kv_heads, finite.data()); });
+  return finite;
 }
+
+// The gradients of the keys and values of one key head while they are summed: rows of the compute type, the keys'
+// first.
+struct KeySums {
+  const HeedAttention& a;
+  const HeedBackward& pass;
+  const Kernels& kernels;
+  int key_row;
+  int value_row = kernels.gradient_row(a.value_dim);
+  size_t values_at = rows_bytes(key_row), bytes = values_at + rows_bytes(value_row);
+
+  size_t rows_bytes(int row) const {
+    return in_cache_lines(static_cast<size_t>(a.key_length * row) * kernels.compute_bytes);
+  }
+  // Adds `parts` of them, one after the other in memory, and writes rows [begin, end) of key head `bk` of all.
+  void write(int64_t bk, int64_t begin, int64_t end, const char* sums, int64_t parts) const {
+    const int64_t b = bk / a.kv_heads, kv_head = bk % a.kv_heads, distance = static_cast<int64_t>(bytes);
+    kernels.write_rows(pass.key_gradient, b, kv_head, begin, end, a.head_dim, key_row, sums, parts, distance);
+    kernels.write_rows(pass.value_gradient, b, kv_head, begin, end, a.value_dim, value_row, sums + values_at, parts,
+                       distance);
+  }
+};
 
 }  // namespace heed

@@ -32,11 +32,6 @@ HEED_INLINE Range range_of(Real query, Real key) {
   return query <= kMostUsual<Real> && key <= kMostUsual<Real> ? Range::kUsual : Range::kAny;
 }
 
-template <Range range>
-struct Constant {
-  static constexpr Range value = range;
-};
-
 // Numbers from one row of units to the next: an odd number of cache lines, so that a column of vectors spreads over the
 // whole cache.
 template <class Real>
@@ -53,25 +48,24 @@ inline Real load_units(const HeedTensor& source, int64_t b, Span span, int rows,
                        bool* nonfinite) {
   typedef Vector<Real> V;
   typedef Integers<Real> I;
-  constexpr int kCount = Lanes<Real>::kCount;
   const int stride = units_stride<Real>(units);
   Real largest = 0;
   for (int x = 0; x < rows; ++x, to += stride) {
     const Stored* from = x < span.length ? row<Stored>(source, b, span.begin + x, 0) : nullptr;
     I magnitudes{};  // compare like the integers that have their bits, infinity and NaN above all
-    for (int u = 0; u < stride; u += kCount) {
+    for (int u = 0; u < stride; u += kLanes<Real>) {
       V number = from && u < units ? load_some(from + u, units - u) : V{};
-      if (bias) number += load<V>(bias + u);
+      if (bias) number += load(bias + u);
       store(to + u, number);
       magnitudes = larger((I)number & ~(I)broadcast(-Real(0)), magnitudes);
     }
     typename Lanes<Real>::Integer bits = 0;
-    for (int lane = 0; lane < kCount; ++lane) bits = larger(magnitudes[lane], bits);
+    for (int lane = 0; lane < kLanes<Real>; ++lane) bits = larger(magnitudes[lane], bits);
     Real most;
     __builtin_memcpy(&most, &bits, sizeof(most));
     if (nonfinite && !is_finite(most)) {
       nonfinite[x] = true;
-      for (int u = 0; u < stride; u += kCount) store(to + u, V{});
+      for (int u = 0; u < stride; u += kLanes<Real>) store(to + u, V{});
     } else {
       largest = larger(most, largest);
     }
@@ -82,12 +76,11 @@ inline Real load_units(const HeedTensor& source, int64_t b, Span span, int rows,
 // Turns whole rows into what `range` wants; exponentials times `factor`. `to` may be `from`.
 template <class Real>
 inline void prepare(Range range, const Real* from, int rows, int units, Real factor, Real* to) {
-  typedef Vector<Real> V;
   const int count = rows * units_stride<Real>(units);
   if (range == Range::kSmall)
-    for (int n = 0; n < count; n += Lanes<Real>::kCount) store(to + n, tanh(load<V>(from + n)));
+    for (int n = 0; n < count; n += kLanes<Real>) store(to + n, tanh<Real>(load(from + n)));
   if (range == Range::kUsual)
-    for (int n = 0; n < count; n += Lanes<Real>::kCount) store(to + n, exp_of_twice(load<V>(from + n)) * factor);
+    for (int n = 0; n < count; n += kLanes<Real>) store(to + n, exp_of_twice(load(from + n)) * factor);
 }
 
 // The tanh of one query with each of two keys.
@@ -95,8 +88,8 @@ template <Range range, class Real>
 HEED_INLINE void tanh_of_pair(Vector<Real> query, Vector<Real> first_key, Vector<Real> second_key, Vector<Real>* first,
                               Vector<Real>* second) {
   if constexpr (range == Range::kAny) {
-    *first = tanh(query + first_key);
-    *second = tanh(query + second_key);
+    *first = tanh<Real>(query + first_key);
+    *second = tanh<Real>(query + second_key);
     return;
   }
   const Real shift = range == Range::kSmall ? Real(1) : Real(0.5);
@@ -115,14 +108,12 @@ HEED_INLINE void tanh_of_pair(Vector<Real> query, Vector<Real> first_key, Vector
 // of two rows and lets the sums alternate, so that half as many rows and lanes of each remain.
 template <class Real>
 HEED_INLINE Vector<Real> sums_of_lanes(Vector<Real>* rows) {
-  constexpr int kCount = Lanes<Real>::kCount;
 #pragma GCC unroll 4
-  for (int left = kCount / 2; left > 0; left /= 2)
+  for (int left = kLanes<Real> / 2; left > 0; left /= 2)
 #pragma GCC unroll 16
     for (int r = 0; r < left; ++r) {
       const Vector<Real> a = rows[r], b = rows[r + left];
-      rows[r] = shuffled<Real>(a, b, typename Interleaved<kCount, 0>::Type{}) +
-                shuffled<Real>(a, b, typename Interleaved<kCount, kCount / 2>::Type{});
+      rows[r] = interleaved<Real, 0>(a, b) + interleaved<Real, kLanes<Real> / 2>(a, b);
     }
   return rows[0];
 }
@@ -132,17 +123,16 @@ template <Range range, int kRows, int kColumns, class Real>
 HEED_INLINE void score_tile(const Real* query, const Real* key, int stride, const Real* vector, int units,
                             Real* scores) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
-  static_assert(kRows * kColumns <= kCount && kRows % 2 == 0, "sums_of_lanes takes no more rows than lanes");
-  V sums[kCount] = {};
-  for (int u = 0; u < units; u += kCount) {
-    const V factor = load<V>(vector + u);
+  static_assert(kRows * kColumns <= kLanes<Real> && kRows % 2 == 0, "sums_of_lanes takes no more rows than lanes");
+  V sums[kLanes<Real>] = {};
+  for (int u = 0; u < units; u += kLanes<Real>) {
+    const V factor = load(vector + u);
     V q[kColumns];
 #pragma GCC unroll 8
-    for (int x = 0; x < kColumns; ++x) q[x] = load<V>(query + x * stride + u);
+    for (int x = 0; x < kColumns; ++x) q[x] = load(query + x * stride + u);
 #pragma GCC unroll 8
     for (int y = 0; y < kRows; y += 2) {
-      const V k0 = load<V>(key + y * stride + u), k1 = load<V>(key + (y + 1) * stride + u);
+      const V k0 = load(key + y * stride + u), k1 = load(key + (y + 1) * stride + u);
 #pragma GCC unroll 8
       for (int x = 0; x < kColumns; ++x) {
         V t0, t1;
@@ -152,7 +142,7 @@ HEED_INLINE void score_tile(const Real* query, const Real* key, int stride, cons
       }
     }
   }
-  Real result[kCount];
+  Real result[kLanes<Real>];
   store(result, sums_of_lanes<Real>(sums));
 #pragma GCC unroll 8
   for (int y = 0; y < kRows; ++y)
@@ -161,15 +151,14 @@ HEED_INLINE void score_tile(const Real* query, const Real* key, int stride, cons
 
 // Keys of one tile of scores.
 template <class Real>
-inline constexpr int kScoreRows = Lanes<Real>::kCount >= 8 ? 4 : 2;
+inline constexpr int kScoreRows = kLanes<Real> >= 8 ? 4 : 2;
 
 // scores[y][x] of `queries` rows and `keys` rows, whose memory goes on to a multiple of kScoreRows. Rows as `range`
 // wants.
 template <Range range, class Real>
 inline void additive_scores(const Real* query, int queries, const Real* key, int keys, const Real* vector, int units,
                             Real* scores) {
-  constexpr int kCount = Lanes<Real>::kCount;
-  constexpr int kRows = kScoreRows<Real>, kColumns = range == Range::kAny ? 1 : kCount / kRows;
+  constexpr int kRows = kScoreRows<Real>, kColumns = range == Range::kAny ? 1 : kLanes<Real> / kRows;
   const int stride = units_stride<Real>(units);
   int x = 0;
   for (; x + kColumns <= queries; x += kColumns)
@@ -189,14 +178,13 @@ template <Range range, int kColumns, class Real>
 HEED_INLINE void gradient_tile(const Real* query, const Real* key, int keys, int stride, const Real* gradients,
                                Vector<Real> factor, Real* query_gradient, Real* key_sums, Vector<Real>* vector_sum) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
   // Even and odd keys apart: short sums are more accurate, and do not wait for each other.
   V q[kColumns], sums0[kColumns], sums1[kColumns], vector_sum0{}, vector_sum1{};
 #pragma GCC unroll 8
-  for (int x = 0; x < kColumns; ++x) q[x] = load<V>(query + x * stride), sums0[x] = sums1[x] = V{};
+  for (int x = 0; x < kColumns; ++x) q[x] = load(query + x * stride), sums0[x] = sums1[x] = V{};
   for (int y = 0; y < keys; y += 2) {
-    const V k0 = load<V>(key + y * stride), k1 = load<V>(key + (y + 1) * stride);
-    V key_sum0 = load<V>(key_sums + y * kCount), key_sum1 = load<V>(key_sums + (y + 1) * kCount);
+    const V k0 = load(key + y * stride), k1 = load(key + (y + 1) * stride);
+    V key_sum0 = load(key_sums + y * kLanes<Real>), key_sum1 = load(key_sums + (y + 1) * kLanes<Real>);
 #pragma GCC unroll 8
     for (int x = 0; x < kColumns; ++x) {
       V t0, t1;
@@ -210,14 +198,14 @@ HEED_INLINE void gradient_tile(const Real* query, const Real* key, int keys, int
       key_sum0 += s0 * slope0;
       key_sum1 += s1 * slope1;
     }
-    store(key_sums + y * kCount, key_sum0);
-    store(key_sums + (y + 1) * kCount, key_sum1);
+    store(key_sums + y * kLanes<Real>, key_sum0);
+    store(key_sums + (y + 1) * kLanes<Real>, key_sum1);
   }
   *vector_sum += vector_sum0 + vector_sum1;
 #pragma GCC unroll 8
   for (int x = 0; x < kColumns; ++x) {
     Real* to = query_gradient + x * stride;
-    store(to, load<V>(to) + factor * (sums0[x] + sums1[x]));
+    store(to, load(to) + factor * (sums0[x] + sums1[x]));
   }
 }
 
@@ -229,19 +217,18 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
                                const Real* gradients, Real* query_gradient, Real* key_gradient, Real* vector_gradient,
                                Real* column) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
-  constexpr int kColumns = range == Range::kAny ? 1 : HEED_REGISTERS >= 32 ? 4 : 2;
+  constexpr int kColumns = range == Range::kAny ? 1 : kRegisters >= 32 ? 4 : 2;
   constexpr int kTogether = 32;
   const int stride = units_stride<Real>(units), even_keys = round_up(keys, 2);
-  for (int u = 0; u < units; u += kCount) {
-    const V factor = load<V>(vector + u);
+  for (int u = 0; u < units; u += kLanes<Real>) {
+    const V factor = load(vector + u);
     V vector_sum{};
-    for (int y = 0; y < even_keys; ++y) store(column + y * kCount, V{});
+    for (int y = 0; y < even_keys; ++y) store(column + y * kLanes<Real>, V{});
     // A few keys at a time: short sums are more accurate.
     for (int y = 0; y < even_keys; y += kTogether) {
       const int some = static_cast<int>(least(kTogether, even_keys - y));
       const Real *keys_from = key + y * stride + u, *gradients_from = gradients + y * kQueryTile;
-      Real* column_from = column + y * kCount;
+      Real* column_from = column + y * kLanes<Real>;
       int x = 0;
       for (; x + kColumns <= queries; x += kColumns)
         gradient_tile<range, kColumns>(query + x * stride + u, keys_from, some, stride, gradients_from + x, factor,
@@ -252,9 +239,9 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
     }
     for (int y = 0; y < keys; ++y) {
       Real* to = key_gradient + y * stride + u;
-      store(to, load<V>(to) + factor * load<V>(column + y * kCount));
+      store(to, load(to) + factor * load(column + y * kLanes<Real>));
     }
-    store(vector_gradient + u, load<V>(vector_gradient + u) + vector_sum);
+    store(vector_gradient + u, load(vector_gradient + u) + vector_sum);
   }
 }
 

@@ -59,10 +59,9 @@ struct Incoming {
 
   // scores become weights, and gradients those of the scores. `factors` of dropout, or null: weights times these.
   void apply(const Real* factors, int x, Real* score, Real* gradient) const {
-    typedef Vector<Real> V;
-    const V weight = exp2((load<V>(score) - load<V>(row_max + x)) * kLog2E<Real>) / load<V>(row_sum + x);
-    const V factor = factors ? load<V>(factors + x) : broadcast(Real(1));
-    store(gradient, weight * ((load<V>(gradient) * factor - load<V>(mean + x)) + load<V>(from_lse + x)));
+    const Vector<Real> weight = exp2((load(score) - load(row_max + x)) * kLog2E<Real>) / load(row_sum + x);
+    const Vector<Real> factor = factors ? load(factors + x) : broadcast(Real(1));
+    store(gradient, weight * ((load(gradient) * factor - load(mean + x)) + load(from_lse + x)));
     store(score, weight * factor);
   }
 };
@@ -79,7 +78,7 @@ struct AdditiveBackwardScratch {
         incoming(a, arena),
         gradients(arena.take<Real>(kKeyBlock * kQueryTile)),
         query_gradient(arena.take<Real>(kQueryTile * tile.stride)),
-        column(arena.take<Real>(kKeyBlock * Lanes<Real>::kCount)) {}
+        column(arena.take<Real>(kKeyBlock * kLanes<Real>)) {}
 };
 
 // Adds what one tile gives to `sums`, and writes the gradient of its queries there or, if the tile has all its keys to
@@ -88,8 +87,6 @@ template <class Stored>
 void additive_backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite,
                        const AdditivePart& part, const AdditiveSums& sums, char* scratch) {
   typedef typename Compute<Stored>::Type Real;
-  typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
   Arena arena(scratch);
   AdditiveBackwardScratch<Stored> s(a, arena);
   AdditiveTile<Stored>& tile = s.tile;
@@ -111,8 +108,8 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, const u
             false);
     for (int y = 0; y < keys.length; ++y) {
       Real factors[kQueryTile];
-      if (a.dropout > 0) dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), factors);
-      for (int x = 0; x < columns; x += kCount)
+      if (a.dropout > 0) dropout.factors(keys.begin + y, columns, factors);
+      for (int x = 0; x < columns; x += kLanes<Real>)
         incoming.apply(a.dropout > 0 ? factors : nullptr, x, tile.scores + y * kQueryTile + x,
                        s.gradients + y * kQueryTile + x);
     }
@@ -137,18 +134,18 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, const u
   for (int x = 0; x < queries.length; ++x)
     for (int u = 0; incoming.nonfinite[x] && u < units; ++u) s.query_gradient[x * stride + u] = kNaN<Real>;
   Real* bias_sums = static_cast<Real*>(sums.bias);
-  for (int u = 0; u < units; u += kCount) {
-    V total{};
-    for (int x = 0; x < queries.length; ++x) total += load<V>(s.query_gradient + x * stride + u);
-    store(bias_sums + u, load<V>(bias_sums + u) + total);
+  for (int u = 0; u < units; u += kLanes<Real>) {
+    Vector<Real> total{};
+    for (int x = 0; x < queries.length; ++x) total += load(s.query_gradient + x * stride + u);
+    store(bias_sums + u, load(bias_sums + u) + total);
   }
   for (int x = 0; x < queries.length; ++x) {
     const Real* from = s.query_gradient + x * stride;
-    for (int u = 0; u < units; u += kCount)
+    for (int u = 0; u < units; u += kLanes<Real>)
       if (sums.query)
-        store(static_cast<Real*>(sums.query) + (queries.begin + x) * stride + u, load<V>(from + u));
+        store(static_cast<Real*>(sums.query) + (queries.begin + x) * stride + u, load(from + u));
       else
-        store_some(row<Stored>(pass.query_gradient, part.b, queries.begin + x, 0) + u, units - u, load<V>(from + u));
+        store_some(row<Stored>(pass.query_gradient, part.b, queries.begin + x, 0) + u, units - u, load(from + u));
   }
 }
 

@@ -45,7 +45,7 @@ struct AdditiveTile {
         query(arena.take<Real>(kQueryTile * stride)),
         prepared(arena.take<Real>(kQueryTile * stride)),
         key(arena.take<Real>(kKeyBlock * stride)),
-        value_copy(arena.take<Real>(kKeyBlock * round_up(a.value_dim, Lanes<Real>::kCount))),
+        value_copy(arena.take<Real>(kKeyBlock * round_up(a.value_dim, kLanes<Real>))),
         scores(arena.take<Real>(kKeyBlock * kQueryTile)),
         hidden(arena.take<Integer>(kKeyBlock * kQueryTile)) {}
 
@@ -53,7 +53,7 @@ struct AdditiveTile {
     finite = finite_blocks;
     b = part.b;
     queries = query_tile(a, part.tile);
-    columns = round_up(queries.length, Lanes<Real>::kCount);
+    columns = round_up(queries.length, kLanes<Real>);
     key_range(a, b, queries, &lo, &hi);
     for (int u = 0; u < stride; ++u) {
       vector[u] = u < units ? static_cast<const Real*>(a.score_vector)[u] : Real(0);
@@ -69,9 +69,9 @@ struct AdditiveTile {
   template <class Function>
   HEED_INLINE void with_range(const Function& function) const {
     switch (range) {
-      case Range::kSmall: return function(Constant<Range::kSmall>{});
-      case Range::kUsual: return function(Constant<Range::kUsual>{});
-      case Range::kAny: return function(Constant<Range::kAny>{});
+      case Range::kSmall: return function(std::integral_constant<Range, Range::kSmall>{});
+      case Range::kUsual: return function(std::integral_constant<Range, Range::kUsual>{});
+      case Range::kAny: return function(std::integral_constant<Range, Range::kAny>{});
     }
   }
 
@@ -143,7 +143,7 @@ void additive_forward(const HeedAttention& a, const uint8_t* finite, const Addit
     if (tile.has_nonfinite) mark_nonfinite<Stored>(a, tile.block(), 0, tile.mask, tile.hidden, sees_nonfinite);
     online_softmax_columns<Real, false>(*state.running, columns, tile.scores, keys.length, Real(1), state.output,
                                         value_dim);
-    if (a.dropout > 0) dropout.apply(a, keys, columns, tile.scores);
+    if (a.dropout > 0) dropout.apply(keys, columns, tile.scores);
     product(flipped(tile.value()), value_dim, tile.scores, kQueryTile, state.output, kQueryTile, columns, keys.length,
             true);
   }
@@ -155,17 +155,17 @@ void additive_forward(const HeedAttention& a, const uint8_t* finite, const Addit
 template <class Real>
 inline void join(const AdditiveState<Real>& all, const AdditiveState<Real>& more, int value_dim) {
   typedef Vector<Real> V;
-  for (int x = 0; x < kQueryTile; x += Lanes<Real>::kCount) {
+  for (int x = 0; x < kQueryTile; x += kLanes<Real>) {
     Real *row_max = all.running->row_max + x, *row_sum = all.running->row_sum + x, *nonfinite = all.nonfinite + x;
-    const V first = load<V>(row_max), second = load<V>(more.running->row_max + x), higher = larger(first, second);
+    const V first = load(row_max), second = load(more.running->row_max + x), higher = larger(first, second);
     const V base = higher > -kInfinity<Real> ? higher : V{};
     const V first_factor = exp2((first - base) * kLog2E<Real>), second_factor = exp2((second - base) * kLog2E<Real>);
     store(row_max, higher);
-    store(row_sum, load<V>(row_sum) * first_factor + load<V>(more.running->row_sum + x) * second_factor);
-    store(nonfinite, larger(load<V>(nonfinite), load<V>(more.nonfinite + x)));
+    store(row_sum, load(row_sum) * first_factor + load(more.running->row_sum + x) * second_factor);
+    store(nonfinite, larger(load(nonfinite), load(more.nonfinite + x)));
     for (int c = 0; c < value_dim; ++c) {
       Real* output = all.output + c * kQueryTile + x;
-      store(output, load<V>(output) * first_factor + load<V>(more.output + c * kQueryTile + x) * second_factor);
+      store(output, load(output) * first_factor + load(more.output + c * kQueryTile + x) * second_factor);
     }
   }
 }

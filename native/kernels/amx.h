@@ -102,7 +102,7 @@ HEED_INLINE Words load_words(const Bfloat16* from, int count) {
     from = numbers;
   }
   if constexpr (kPairs)
-    return load<Words>(from);
+    return load_as<Words>(from);
   else
     return load_halves(from);
 }
@@ -202,8 +202,7 @@ class TileProducts {
                   columns, wide / kPairsDeep, false);
     if (scaled_) {
       const float scale = static_cast<float>(a_.scale);
-      for (int at = 0; at < keys.length * kQueryTile; at += kTile)
-        store(scores + at, load<Vector<float>>(scores + at) * scale);
+      for (int at = 0; at < keys.length * kQueryTile; at += kTile) store(scores + at, load(scores + at) * scale);
     }
   }
 
@@ -227,23 +226,14 @@ class TileProducts {
 };
 
 // See `VectorScores`.
-class TileScores {
- public:
-  typedef float Real;
-
-  static size_t bytes(const HeedAttention& a) { return TileProducts::bytes(a); }
+struct TileScores : TileProducts {
   TileScores(const HeedAttention& a, int64_t b, int64_t kv_head, char* memory)
-      : products_(a, b, kv_head, nullptr, memory) {}
+      : TileProducts(a, b, kv_head, nullptr, memory) {}
 
-  float unit() const { return products_.unit(); }
-
-  void operator()(const QueryTile<float>& p, Span keys, Strided<float>, bool has_nonfinite, float* scores) {
-    products_.load_query(p.n, p.queries);
-    products_.scores(keys, has_nonfinite, round_up(p.queries.length, kTile), scores);
+  void operator()(const QueryTile<float>& p, Span keys, Strided<float>, bool has_nonfinite, float* to) {
+    load_query(p.n, p.queries);
+    scores(keys, has_nonfinite, round_up(p.queries.length, kTile), to);
   }
-
- private:
-  TileProducts products_;
 };
 
 }  // namespace HEED_ISA

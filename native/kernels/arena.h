@@ -18,7 +18,6 @@ class Arena {
     bytes_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
     return piece;
   }
-  bool only_counts() const { return !memory_; }
   size_t bytes() const { return bytes_; }
 
  private:

@@ -32,29 +32,26 @@ struct QueryTile {
 // Numbers of a row of so many features, in sums and copies.
 template <class Real>
 int gradient_row(int64_t width) {
-  return round_up(width, Lanes<Real>::kCount);
+  return round_up(width, kLanes<Real>);
 }
 
 template <class Scores>
 struct BackwardScratch {
   typedef typename Scores::Real Real;
   typedef typename Lanes<Real>::Integer Integer;
-  QueryTile<Real>* tiles;
+  QueryTile<Real> tiles[kTilesTogether];
   Real *weights, *weight_gradients, *slope, *factors, *key_copy, *value_copy;
   Integer* hidden;
   char* scores;
 
-  BackwardScratch(const HeedAttention& a, Arena& arena) : tiles(arena.take<QueryTile<Real>>(kTilesTogether)) {
+  BackwardScratch(const HeedAttention& a, Arena& arena) {
     const int h = gradient_row<Real>(a.head_dim), v = gradient_row<Real>(a.value_dim);
-    for (int t = 0; t < kTilesTogether; ++t) {
-      Real* of_head_dim = arena.take<Real>(3 * kQueryTile * h);
-      Real* of_value_dim = arena.take<Real>(2 * kQueryTile * v);
-      if (arena.only_counts()) continue;
-      tiles[t].query = of_head_dim;
-      tiles[t].query_rows = of_head_dim + kQueryTile * h;
-      tiles[t].query_gradient = of_head_dim + 2 * kQueryTile * h;
-      tiles[t].output_gradient = of_value_dim;
-      tiles[t].output_gradient_rows = of_value_dim + kQueryTile * v;
+    for (QueryTile<Real>& tile : tiles) {
+      tile.query = arena.take<Real>(kQueryTile * h);
+      tile.query_rows = arena.take<Real>(kQueryTile * h);
+      tile.query_gradient = arena.take<Real>(kQueryTile * h);
+      tile.output_gradient = arena.take<Real>(kQueryTile * v);
+      tile.output_gradient_rows = arena.take<Real>(kQueryTile * v);
     }
     weights = arena.take<Real>(kQueryTile * kKeyBlock);
     weight_gradients = arena.take<Real>(kQueryTile * kKeyBlock);
@@ -71,10 +68,9 @@ template <class Stored, class Real = typename Compute<Stored>::Type>
 void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, int64_t n, int64_t tile,
                   QueryTile<Real>& p) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
   const Real scale = static_cast<Real>(a.scale);
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
-  const int key_row = round_up(head_dim, kCount), value_row = round_up(value_dim, kCount);
+  const int key_row = round_up(head_dim, kLanes<Real>), value_row = round_up(value_dim, kLanes<Real>);
   const Span queries = query_tile(a, tile);
   p.n = n;
   p.queries = queries;
@@ -82,7 +78,6 @@ void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, i
   key_range(a, b, queries, &p.lo, &p.hi);
   load_transposed<Stored, Real>(a.query, b, n, queries, head_dim, scale, p.query);
   load_rows<Stored, Real>(a.query, b, n, queries, head_dim, scale, p.query_rows, key_row);
-  load_transposed<Stored, Real>(pass.output_gradient, b, n, queries, value_dim, Real(1), p.output_gradient);
   load_rows<Stored, Real>(pass.output_gradient, b, n, queries, value_dim, Real(1), p.output_gradient_rows, value_row);
   for (int c = 0; c < head_dim * kQueryTile; ++c) p.query_gradient[c] = 0;
   if (a.dropout > 0) p.dropout.begin(a, b, n, queries);
@@ -115,40 +110,33 @@ void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, i
   }
   for (int x = 0; x < queries.length; ++x) {
     Real* rows = p.output_gradient_rows + x * value_row;
-    for (int c = 0; c < value_row; c += kCount)
-      store(rows + c, inverse_sum[x] == 0 ? V{} : load<V>(rows + c) * inverse_sum[x]);
+    for (int c = 0; c < value_row; c += kLanes<Real>)
+      store(rows + c, inverse_sum[x] == 0 ? V{} : load(rows + c) * inverse_sum[x]);
   }
-  for (int x = 0; x < queries.length; x += kCount) {
-    const V factor = load<V>(inverse_sum + x);
-    for (int c = 0; c < value_dim; ++c) {
-      Real* at = p.output_gradient + c * kQueryTile + x;
-      store(at, factor == 0 ? V{} : load<V>(at) * factor);
-    }
-  }
+  const HeedTensor scaled{p.output_gradient_rows, 0, value_row, 0};
+  load_transposed<Real>(scaled, 0, 0, {0, queries.length}, value_dim, Real(1), p.output_gradient);
 }
 
 // Scores become weights (times the sum of their row), and gradients those of the scores, before the soft cap.
 // `unit` as in `VectorProducts`.
 template <class Real>
 inline void score_gradients(const QueryTile<Real>& p, int rows, int columns, Real unit, Real* scores, Real* gradients) {
-  typedef Vector<Real> V;
   const Real log2e = unit * kLog2E<Real>;
   for (int y = 0; y < rows; ++y)
-    for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
+    for (int x = 0; x < columns; x += kLanes<Real>) {
       Real *score = scores + y * kQueryTile + x, *gradient = gradients + y * kQueryTile + x;
-      const V weight = exp2((load<V>(score) - load<V>(p.row_max + x)) * log2e);
-      store(gradient, weight * (load<V>(gradient) - load<V>(p.delta + x)));
+      const Vector<Real> weight = exp2((load(score) - load(p.row_max + x)) * log2e);
+      store(gradient, weight * (load(gradient) - load(p.delta + x)));
       store(score, weight);
     }
 }
 
 template <class Real>
 inline void multiply(Real* numbers, const Real* factors, int rows, int columns) {
-  typedef Vector<Real> V;
   for (int y = 0; y < rows; ++y)
-    for (int x = 0; x < columns; x += Lanes<Real>::kCount) {
+    for (int x = 0; x < columns; x += kLanes<Real>) {
       Real* at = numbers + y * kQueryTile + x;
-      store(at, load<V>(at) * load<V>(factors + y * kQueryTile + x));
+      store(at, load(at) * load(factors + y * kQueryTile + x));
     }
 }
 
@@ -169,7 +157,7 @@ class VectorScores {
 
   // Of a query tile and a block of keys, which are given as they lie as well.
   void operator()(const QueryTile<Real>& p, Span keys, Strided<Real> key, bool, Real* scores) {
-    const int width = static_cast<int>(a_.head_dim), columns = round_up(p.queries.length, Lanes<Real>::kCount);
+    const int width = static_cast<int>(a_.head_dim), columns = round_up(p.queries.length, kLanes<Real>);
     if (!few_queries(a_))
       return product(key, keys.length, p.query, kQueryTile, scores, kQueryTile, columns, width, false);
     dots(key.data, key.row, keys.length, width, Ahead<Real>{}, p.query_rows, p.queries.length, rows_);
@@ -191,15 +179,14 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Scores
                             bool has_nonfinite, BlockMask mask) {
   const Span keys = block.keys;
   const int value_dim = static_cast<int>(a.value_dim);
-  const int columns = round_up(p.queries.length, Lanes<Real>::kCount);
+  const int columns = round_up(p.queries.length, kLanes<Real>);
   scores(p, keys, key, has_nonfinite, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.weights, s.slope);
   product(value, keys.length, p.output_gradient, kQueryTile, s.weight_gradients, kQueryTile, columns, value_dim, false);
   if (a.dropout > 0) {
-    for (int y = 0; y < keys.length; ++y)
-      p.dropout.factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), s.factors + y * kQueryTile);
+    for (int y = 0; y < keys.length; ++y) p.dropout.factors(keys.begin + y, columns, s.factors + y * kQueryTile);
     multiply(s.weight_gradients, s.factors, keys.length, columns);
   }
   score_gradients(p, keys.length, columns, scores.unit(), s.weights, s.weight_gradients);
@@ -213,7 +200,7 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Scores>& s,
                        bool has_nonfinite, Real* key_gradient, Real* value_gradient) {
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const int key_row = gradient_row<Real>(head_dim), value_row = gradient_row<Real>(value_dim);
-  const int columns = round_up(p.queries.length, Lanes<Real>::kCount), rows = p.queries.length;
+  const int columns = round_up(p.queries.length, kLanes<Real>), rows = p.queries.length;
   const Block block{b, p.n, p.queries, keys};
   const BlockMask mask = classify_block(a, block, columns, s.hidden);
   if (mask == BlockMask::kEmpty) return;
@@ -241,9 +228,9 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
               int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* memory) {
   typedef typename Compute<Stored>::Type Real;
   Arena arena(memory);
-  const BackwardScratch<Scores> s(a, arena);
+  BackwardScratch<Scores> s(a, arena);
   Scores scores(a, b, kv_head, s.scores);
-  const int64_t queries_per_kv = a.heads / a.kv_heads, tiles = (a.query_length + kQueryTile - 1) / kQueryTile;
+  const int64_t queries_per_kv = a.heads / a.kv_heads, tiles = query_tiles(a);
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const auto head_of = [=](int64_t piece) { return kv_head * queries_per_kv + piece / tiles; };
   for (int64_t piece = part; piece < queries_per_kv * tiles; piece += parts * kTilesTogether) {
@@ -293,10 +280,10 @@ void write_rows(const HeedTensor& to, int64_t b, int64_t kv_head, int64_t begin,
   typedef typename Compute<Stored>::Type Real;
   for (int64_t j = begin; j < end; ++j) {
     Stored* out = row<Stored>(to, b, j, kv_head);
-    for (int64_t c = 0; c < width; c += Lanes<Real>::kCount) {
+    for (int64_t c = 0; c < width; c += kLanes<Real>) {
       Vector<Real> total{};
       for (int64_t part = 0; part < parts; ++part)
-        total += load<Vector<Real>>(reinterpret_cast<const Real*>(sums + part * distance) + j * row_length + c);
+        total += load(reinterpret_cast<const Real*>(sums + part * distance) + j * row_length + c);
       store_some(out + c, static_cast<int>(width - c), total);
     }
   }

@@ -14,7 +14,7 @@ void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8
                    const int64_t* stride, char* memory) {
   typedef typename Compute<Stored>::Type Real;
   Arena arena(memory);
-  const BackwardScratch<Scores> s(a, arena);
+  BackwardScratch<Scores> s(a, arena);
   QueryTile<Real>& p = s.tiles[0];
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   for (int64_t b = range.batch; b < range.batch_end; ++b)
@@ -22,7 +22,7 @@ void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8
       for (int64_t tile = range.tile; tile < range.tile_end; ++tile) {
         const int64_t kv_head = n / (a.heads / a.kv_heads);
         prepare_tile<Stored>(a, pass, b, n, tile, p);
-        const int columns = round_up(p.queries.length, Lanes<Real>::kCount);
+        const int columns = round_up(p.queries.length, kLanes<Real>);
         Scores scores(a, b, kv_head, s.scores);
         for (int64_t at = p.lo / kKeyBlock; at * kKeyBlock < p.hi; ++at) {
           const Span keys = block_keys(at, p.lo, p.hi);

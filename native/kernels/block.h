@@ -1,7 +1,7 @@
 // One block of scores, transposed: keys down (at most kKeyBlock), queries across (at most kQueryTile).
 #pragma once
 
-#include "../simd/transpose.h"
+#include "../simd/vector.h"
 #include "arena.h"
 #include "convert.h"
 #include "product.h"
@@ -50,18 +50,17 @@ inline void fetch_ahead(const HeedTensor& rows, int64_t b, int64_t head, Span sp
 template <class Stored, class Real>
 inline void load_transposed(const HeedTensor& source, int64_t b, int64_t head, Span span, int width, Real factor,
                             Real* across) {
-  constexpr int kCount = Lanes<Real>::kCount;
-  for (int x = 0; x < span.length; x += kCount)
-    for (int c = 0; c < width; c += kCount) {
+  for (int x = 0; x < span.length; x += kLanes<Real>)
+    for (int c = 0; c < width; c += kLanes<Real>) {
       const int count = width - c;
-      Vector<Real> square[kCount];
+      Vector<Real> square[kLanes<Real>];
 #pragma GCC unroll 16
-      for (int r = 0; r < kCount; ++r)
+      for (int r = 0; r < kLanes<Real>; ++r)
         square[r] = x + r < span.length
                         ? load_some(row<Stored>(source, b, span.begin + x + r, head) + c, count) * factor
                         : Vector<Real>{};
       transpose<Real>(square);
-      for (int r = 0; r < kCount && r < count; ++r) store(across + (c + r) * kQueryTile + x, square[r]);
+      for (int r = 0; r < kLanes<Real> && r < count; ++r) store(across + (c + r) * kQueryTile + x, square[r]);
     }
 }
 
@@ -69,20 +68,19 @@ inline void load_transposed(const HeedTensor& source, int64_t b, int64_t head, S
 template <class Stored, class Real>
 inline void store_transposed(const Real* across, const Real* factors, const HeedTensor& target, int64_t b, int64_t head,
                              Span span, int width) {
-  constexpr int kCount = Lanes<Real>::kCount;
   typedef Vector<Real> V;
-  for (int x = 0; x < span.length; x += kCount) {
-    const V factor = load<V>(factors + x);
-    for (int c = 0; c < width; c += kCount) {
+  for (int x = 0; x < span.length; x += kLanes<Real>) {
+    const V factor = load(factors + x);
+    for (int c = 0; c < width; c += kLanes<Real>) {
       const int count = width - c;
-      V square[kCount];
+      V square[kLanes<Real>];
 #pragma GCC unroll 16
-      for (int r = 0; r < kCount; ++r) {
-        const V from = r < count ? load<V>(across + (c + r) * kQueryTile + x) : V{};
+      for (int r = 0; r < kLanes<Real>; ++r) {
+        const V from = r < count ? load(across + (c + r) * kQueryTile + x) : V{};
         square[r] = factor == 0 ? V{} : from * factor;
       }
       transpose<Real>(square);
-      for (int r = 0; r < kCount && x + r < span.length; ++r)
+      for (int r = 0; r < kLanes<Real> && x + r < span.length; ++r)
         store_some(row<Stored>(target, b, span.begin + x + r, head) + c, count, square[r]);
     }
   }
@@ -92,11 +90,10 @@ inline void store_transposed(const Real* across, const Real* factors, const Heed
 template <class Stored, class Real>
 inline void store_rows(const Real* rows, int stride, const Real* factors, const HeedTensor& target, int64_t b,
                        int64_t head, Span span, int width) {
-  typedef Vector<Real> V;
   for (int x = 0; x < span.length; ++x) {
     Stored* to = row<Stored>(target, b, span.begin + x, head);
-    for (int c = 0; c < width; c += Lanes<Real>::kCount)
-      store_some(to + c, width - c, factors[x] == 0 ? V{} : load<V>(rows + x * stride + c) * factors[x]);
+    for (int c = 0; c < width; c += kLanes<Real>)
+      store_some(to + c, width - c, factors[x] == 0 ? Vector<Real>{} : load(rows + x * stride + c) * factors[x]);
   }
 }
 
@@ -106,8 +103,7 @@ inline void load_rows(const HeedTensor& source, int64_t b, int64_t head, Span sp
                       int stride) {
   for (int x = 0; x < span.length; ++x) {
     const Stored* from = row<Stored>(source, b, span.begin + x, head);
-    for (int c = 0; c < width; c += Lanes<Real>::kCount)
-      store(rows + x * stride + c, load_some(from + c, width - c) * factor);
+    for (int c = 0; c < width; c += kLanes<Real>) store(rows + x * stride + c, load_some(from + c, width - c) * factor);
   }
 }
 
@@ -116,15 +112,14 @@ inline void load_rows(const HeedTensor& source, int64_t b, int64_t head, Span sp
 template <class Stored, class Real>
 inline Strided<Real> key_block(const HeedTensor& source, int64_t b, int64_t head, Span keys, int width,
                                bool has_nonfinite, Real* copy) {
-  typedef Vector<Real> V;
   if constexpr (sizeof(Stored) == sizeof(Real))
     if (!has_nonfinite) return {row<Real>(source, b, keys.begin, head), source.row_stride, 1};
-  const int stride = round_up(width, Lanes<Real>::kCount);
+  const int stride = round_up(width, kLanes<Real>);
   for (int j = 0; j < keys.length; ++j) {
     const Stored* from = row<Stored>(source, b, keys.begin + j, head);
-    for (int c = 0; c < width; c += Lanes<Real>::kCount) {
-      const V x = load_some(from + c, width - c);
-      store(copy + j * stride + c, !has_nonfinite ? x : x - x == 0 ? x : V{});
+    for (int c = 0; c < width; c += kLanes<Real>) {
+      const Vector<Real> x = load_some(from + c, width - c);
+      store(copy + j * stride + c, !has_nonfinite ? x : x - x == 0 ? x : Vector<Real>{});
     }
   }
   return {copy, stride, 1};
@@ -143,7 +138,7 @@ inline bool row_is_finite(const HeedTensor& source, int64_t b, int64_t position,
   const Stored* from = row<Stored>(source, b, position, head);
   // A sum of differences is 0 only if none of them is NaN.
   Vector<Real> sum{};
-  for (int64_t c = 0; c < width; c += Lanes<Real>::kCount) {
+  for (int64_t c = 0; c < width; c += kLanes<Real>) {
     const Vector<Real> x = load_some(from + c, static_cast<int>(width - c));
     sum += x - x;
   }
@@ -153,8 +148,7 @@ inline bool row_is_finite(const HeedTensor& source, int64_t b, int64_t position,
 template <class Stored, class Real = typename Compute<Stored>::Type>
 inline Real row_dot(const Stored* a, const Stored* b, int width) {
   Vector<Real> total{};
-  for (int c = 0; c < width; c += Lanes<Real>::kCount)
-    total += load_some(a + c, width - c) * load_some(b + c, width - c);
+  for (int c = 0; c < width; c += kLanes<Real>) total += load_some(a + c, width - c) * load_some(b + c, width - c);
   return sum_of_lanes<Real>(total);
 }
 

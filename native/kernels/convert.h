@@ -28,7 +28,7 @@ HEED_INLINE bool is_finite(Real x) {
 }
 
 typedef uint16_t Halves __attribute__((vector_size(HEED_VECTOR_BYTES / 2)));
-typedef Lanes<float>::Words Words;
+typedef uint32_t Words __attribute__((vector_size(HEED_VECTOR_BYTES)));
 
 HEED_INLINE Words load_halves(const void* from) {
   Halves halves;
@@ -40,8 +40,8 @@ HEED_INLINE void store_halves(void* to, Words words) {
   __builtin_memcpy(to, &halves, sizeof(Halves));
 }
 
-HEED_INLINE Vector<float> load_wide(const float* from) { return load<Vector<float>>(from); }
-HEED_INLINE Vector<double> load_wide(const double* from) { return load<Vector<double>>(from); }
+HEED_INLINE Vector<float> load_wide(const float* from) { return load(from); }
+HEED_INLINE Vector<double> load_wide(const double* from) { return load(from); }
 HEED_INLINE Vector<float> load_wide(const Bfloat16* from) { return (Vector<float>)(load_halves(from) << 16); }
 HEED_INLINE Vector<float> load_wide(const Float16* from) {
   const Words x = load_halves(from), sign = (x & 0x8000u) << 16, rest = x & 0x7fffu;
@@ -71,15 +71,15 @@ HEED_INLINE void store_narrow(Float16* to, Vector<float> x) {
 // Up to one vector of numbers, 0 after the first `count`.
 template <class Stored, class Real = typename Compute<Stored>::Type>
 HEED_INLINE Vector<Real> load_some(const Stored* from, int count) {
-  if (count >= Lanes<Real>::kCount) return load_wide(from);
-  Stored numbers[Lanes<Real>::kCount] = {};
+  if (count >= kLanes<Real>) return load_wide(from);
+  Stored numbers[kLanes<Real>] = {};
   for (int lane = 0; lane < count; ++lane) numbers[lane] = from[lane];
   return load_wide(numbers);
 }
 template <class Stored, class Real = typename Compute<Stored>::Type>
 HEED_INLINE void store_some(Stored* to, int count, Vector<Real> x) {
-  if (count >= Lanes<Real>::kCount) return store_narrow(to, x);
-  Stored numbers[Lanes<Real>::kCount];
+  if (count >= kLanes<Real>) return store_narrow(to, x);
+  Stored numbers[kLanes<Real>];
   store_narrow(numbers, x);
   for (int lane = 0; lane < count; ++lane) to[lane] = numbers[lane];
 }

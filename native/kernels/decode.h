@@ -18,7 +18,7 @@ struct Split {
   bool* nonfinite;
 
   static int rows(const HeedAttention& a) { return static_cast<int>(a.heads / a.kv_heads * a.query_length); }
-  static int wide(const HeedAttention& a) { return round_up(a.value_dim, Lanes<Real>::kCount); }
+  static int wide(const HeedAttention& a) { return round_up(a.value_dim, kLanes<Real>); }
   Split(const HeedAttention& a, Arena& arena)
       : output(arena.take<Real>(rows(a) * wide(a))),
         row_max(arena.take<Real>(rows(a))),
@@ -33,12 +33,12 @@ struct DecodeScratch {
   Real *scores, *copy;    // one head's, queries across; a block of keys or values in the compute type
   Integer* hidden;
 
-  static int wide(const HeedAttention& a) { return round_up(a.head_dim, Lanes<Real>::kCount); }
+  static int wide(const HeedAttention& a) { return round_up(a.head_dim, kLanes<Real>); }
   DecodeScratch(const HeedAttention& a, Arena& arena)
       : query(arena.take<Real>(Split<Real>::rows(a) * wide(a))),
         weights(arena.take<Real>(Split<Real>::rows(a) * kKeyBlock)),
         scores(arena.take<Real>(kKeyBlock * kQueryTile)),
-        copy(arena.take<Real>(kKeyBlock * round_up(most(a.head_dim, a.value_dim), Lanes<Real>::kCount))),
+        copy(arena.take<Real>(kKeyBlock * round_up(most(a.head_dim, a.value_dim), kLanes<Real>))),
         hidden(arena.take<Integer>(kKeyBlock * kQueryTile)) {}
 };
 
@@ -60,19 +60,19 @@ template <class From, class Real>
 inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, Ahead<From> ahead, const Real* query,
                  int rows, Real* scores) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
-  const int wide = round_up(width, kCount);
-  for (int y = 0; y < keys; y += kCount) {
+  const int wide = round_up(width, kLanes<Real>);
+  for (int y = 0; y < keys; y += kLanes<Real>) {
     for (int r = 0; r < rows; ++r) {
-      V sums[kCount];
-      for (int i = 0; i < kCount; ++i) {
+      V sums[kLanes<Real>];
+      for (int i = 0; i < kLanes<Real>; ++i) {
         if (r == 0) ahead.ask(y + i);
         const From* at = key + (y + i < keys ? y + i : y) * key_row;
         sums[i] = V{};
-        for (int c = 0; c < width; c += kCount) sums[i] += load_some(at + c, width - c) * load<V>(query + r * wide + c);
+        for (int c = 0; c < width; c += kLanes<Real>)
+          sums[i] += load_some(at + c, width - c) * load(query + r * wide + c);
       }
       transpose<Real>(sums);
-      for (int half = kCount / 2; half > 0; half /= 2)
+      for (int half = kLanes<Real> / 2; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
       store(scores + r * kKeyBlock + y, sums[0]);
     }
@@ -84,13 +84,12 @@ template <class From, class Real, int kRows, int kVectors>
 HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int width, Ahead<From> ahead,
                           const Real* weights, Real* output, int wide) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
   V sum[kRows][kVectors] = {};
   for (int y = 0; y < keys; ++y, value += value_row) {
     ahead.ask(y);
     V x[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) x[v] = load_some(value + v * kCount, width - v * kCount);
+    for (int v = 0; v < kVectors; ++v) x[v] = load_some(value + v * kLanes<Real>, width - v * kLanes<Real>);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -100,17 +99,16 @@ HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int 
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      Real* at = output + r * wide + v * kCount;
-      store(at, load<V>(at) + sum[r][v]);
+      Real* at = output + r * wide + v * kLanes<Real>;
+      store(at, load(at) + sum[r][v]);
     }
 }
 
 template <class From, class Real>
 inline void add_values(const From* value, ptrdiff_t value_row, int keys, int width, Ahead<From> ahead,
                        const Real* weights, int rows, Real* output, int wide) {
-  constexpr int kCount = Lanes<Real>::kCount;
   for (int c = 0; c < wide;) {
-    const bool four = c + 4 * kCount <= wide;
+    const bool four = c + 4 * kLanes<Real> <= wide;
     for (int r = 0; r < rows;) {
       const bool several = r + 4 <= rows;
       const Real* w = weights + r * kKeyBlock;
@@ -126,31 +124,29 @@ inline void add_values(const From* value, ptrdiff_t value_row, int keys, int wid
       ahead.rows = 0;
       r += several ? 4 : 1;
     }
-    c += four ? 4 * kCount : kCount;
+    c += four ? 4 * kLanes<Real> : kLanes<Real>;
   }
 }
 
 // One row of scores becomes weights, relative to the highest so far.
 template <class Real>
 inline void online_softmax_row(Real* scores, int keys, Real* row_max, Real* row_sum, Real* output, int wide) {
-  typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
-  for (int y = keys; y < round_up(keys, kCount); ++y) scores[y] = -kInfinity<Real>;
-  V most_of = broadcast(-kInfinity<Real>);
-  for (int y = 0; y < keys; y += kCount) most_of = larger(load<V>(scores + y), most_of);
+  for (int y = keys; y < round_up(keys, kLanes<Real>); ++y) scores[y] = -kInfinity<Real>;
+  Vector<Real> most_of = broadcast(-kInfinity<Real>);
+  for (int y = 0; y < keys; y += kLanes<Real>) most_of = larger(load(scores + y), most_of);
   Real higher = *row_max;
-  for (int lane = 0; lane < kCount; ++lane) higher = most_of[lane] > higher ? most_of[lane] : higher;
+  for (int lane = 0; lane < kLanes<Real>; ++lane) higher = most_of[lane] > higher ? most_of[lane] : higher;
   if (higher > *row_max) {
     const Real shrink = exp2(broadcast((*row_max - higher) * kLog2E<Real>))[0];
     *row_sum *= shrink;
-    for (int c = 0; c < wide; c += kCount) store(output + c, load<V>(output + c) * shrink);
+    for (int c = 0; c < wide; c += kLanes<Real>) store(output + c, load(output + c) * shrink);
     *row_max = higher;
   }
   // All hidden so far: any finite stand-in for -inf makes the weights exp(-inf) = 0.
   const Real base = higher > -kInfinity<Real> ? higher : Real(0);
-  V total{};
-  for (int y = 0; y < keys; y += kCount) {
-    const V weight = exp2((load<V>(scores + y) - base) * kLog2E<Real>);
+  Vector<Real> total{};
+  for (int y = 0; y < keys; y += kLanes<Real>) {
+    const Vector<Real> weight = exp2((load(scores + y) - base) * kLog2E<Real>);
     total += weight;
     store(scores + y, weight);
   }
@@ -162,7 +158,6 @@ template <class Stored>
 void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, int64_t last, char* split,
             char* memory) {
   typedef typename Compute<Stored>::Type Real;
-  constexpr int kCount = Lanes<Real>::kCount;
   Arena arena(memory), split_arena(split);
   const DecodeScratch<Real> s(a, arena);
   const Split<Real> result(a, split_arena);
@@ -170,7 +165,7 @@ void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, i
   const int rows = queries_per_kv * length, wide = Split<Real>::wide(a), query_wide = DecodeScratch<Real>::wide(a);
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const Span queries{0, length};
-  const int columns = round_up(length, kCount);
+  const int columns = round_up(length, kLanes<Real>);
   const bool plain = !(a.soft_cap > 0) && !a.bias.data && !a.alibi_slopes;
   for (int m = 0; m < queries_per_kv; ++m)
     load_rows<Stored, Real>(a.query, b, kv_head * queries_per_kv + m, queries, head_dim, static_cast<Real>(a.scale),
@@ -231,8 +226,6 @@ template <class Stored>
 void combine_splits(const HeedAttention& a, const HeedForward& results, int64_t b, int64_t kv_head, char* memory,
                     int64_t count) {
   typedef typename Compute<Stored>::Type Real;
-  typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
   const int queries_per_kv = static_cast<int>(a.heads / a.kv_heads), length = static_cast<int>(a.query_length);
   const int wide = Split<Real>::wide(a), value_dim = static_cast<int>(a.value_dim);
   Arena arena(memory);
@@ -261,10 +254,10 @@ void combine_splits(const HeedAttention& a, const HeedForward& results, int64_t 
     const Real factor = write_row(a, results, (b * a.heads + n) * a.query_length + x, row_max, row_sum,
                                   row_max + natural_log(row_sum), nonfinite || unordered);
     Stored* to = row<Stored>(results.output, b, x, n);
-    for (int c = 0; c < value_dim; c += kCount) {
-      V total{};
-      for (int64_t i = 0; i < count; ++i) total += load<V>(of_split(i, first.output) + r * wide + c) * shrink[i];
-      store_some(to + c, value_dim - c, seen || nonfinite ? total * factor : V{});
+    for (int c = 0; c < value_dim; c += kLanes<Real>) {
+      Vector<Real> total{};
+      for (int64_t i = 0; i < count; ++i) total += load(of_split(i, first.output) + r * wide + c) * shrink[i];
+      store_some(to + c, value_dim - c, seen || nonfinite ? total * factor : Vector<Real>{});
     }
   }
 }

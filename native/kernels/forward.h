@@ -19,7 +19,7 @@ class VectorProducts {
   static constexpr bool kRows = true;    // whether there is `weighted_rows`
 
   static size_t bytes(const HeedAttention& a) {
-    const size_t wide = static_cast<size_t>(round_up(most(a.head_dim, a.value_dim), Lanes<Real>::kCount));
+    const size_t wide = static_cast<size_t>(round_up(most(a.head_dim, a.value_dim), kLanes<Real>));
     return sizeof(Real) * (kQueryTile * static_cast<size_t>(a.head_dim) + kKeyBlock * wide);
   }
   static int value_rows(const HeedAttention& a) { return static_cast<int>(a.value_dim); }
@@ -49,7 +49,7 @@ class VectorProducts {
   // The width of rows of the output that `weighted_rows` computes; 0 if it cannot, for it reads values in whole
   // vectors.
   static int row_width(const HeedAttention& a) {
-    const int wide = round_up(a.value_dim, Lanes<Real>::kCount);
+    const int wide = round_up(a.value_dim, kLanes<Real>);
     return sizeof(Stored) != sizeof(Real) || wide == a.value_dim ? wide : 0;
   }
   // The same sums as `add_values`, from zero, one row a query.
@@ -78,7 +78,7 @@ struct ForwardScratch {
   char* products;
 
   ForwardScratch(const HeedAttention& a, Arena& arena)
-      : output(arena.take<Real>(kQueryTile * round_up(Products::value_rows(a), Lanes<Real>::kCount))),
+      : output(arena.take<Real>(kQueryTile * round_up(Products::value_rows(a), kLanes<Real>))),
         scores(arena.take<Real>(kQueryTile * kKeyBlock)),
         hidden(arena.take<Integer>(kQueryTile * kKeyBlock)),
         products(arena.take<char>(static_cast<int64_t>(Products::bytes(a)))) {}
@@ -142,7 +142,6 @@ template <class Real, int kVectors, bool kPairs>
 inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, int rows, Real unit, Real* output,
                            int value_rows) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
   const Real log2e = unit * kLog2E<Real>;
   // Weights may exceed 1 by this factor (of e) before they are made relative to a higher score: most blocks then need
   // no second pass over the output, and nothing is lost, as their sum divides them in the end.
@@ -158,8 +157,8 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
     const Real *first = scores + y * kQueryTile + x, *second = y + 1 < rows ? first + kQueryTile : first;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      even[v] = larger(load<V>(first + v * kCount), even[v]);
-      odd[v] = larger(load<V>(second + v * kCount), odd[v]);
+      even[v] = larger(load(first + v * kLanes<Real>), even[v]);
+      odd[v] = larger(load(second + v * kLanes<Real>), odd[v]);
     }
   }
   V base[kVectors];
@@ -167,7 +166,7 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     odd[v] = larger(odd[v], even[v]);
-    base[v] = load<V>(row_max + v * kCount);
+    base[v] = load(row_max + v * kLanes<Real>);
     grown |= odd[v] > base[v] + slack;
   }
   if (any(grown))
@@ -177,11 +176,11 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
       // A column that has seen nothing yet has row_max -inf; with any finite stand-in its weights are exp(-inf) = 0.
       const V shrink = exp2((base[v] - (higher > lowest ? higher : V{})) * log2e);
       base[v] = higher;
-      store(row_max + v * kCount, higher);
-      store(row_sum + v * kCount, load<V>(row_sum + v * kCount) * shrink);
+      store(row_max + v * kLanes<Real>, higher);
+      store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>) * shrink);
       for (int c = 0; c < value_rows; ++c) {
-        Real* at = output + c * kQueryTile + x + v * kCount;
-        store(at, load<V>(at) * shrink);
+        Real* at = output + c * kQueryTile + x + v * kLanes<Real>;
+        store(at, load(at) * shrink);
       }
     }
 #pragma GCC unroll 4
@@ -195,9 +194,9 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
   for (; y + 1 < rows; y += 2)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      Real* at = scores + y * kQueryTile + x + v * kCount;
-      const V first = exp2((load<V>(at) - base[v]) * log2e);
-      const V second = exp2((load<V>(at + kQueryTile) - base[v]) * log2e);
+      Real* at = scores + y * kQueryTile + x + v * kLanes<Real>;
+      const V first = exp2((load(at) - base[v]) * log2e);
+      const V second = exp2((load(at + kQueryTile) - base[v]) * log2e);
       store(at, kPairs ? paired(first, second) : first);
       if (!kPairs) store(at + kQueryTile, second);
       even[v] += first;
@@ -206,12 +205,12 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     if (y < rows) {
-      Real* at = scores + y * kQueryTile + x + v * kCount;
-      const V last = exp2((load<V>(at) - base[v]) * log2e);
+      Real* at = scores + y * kQueryTile + x + v * kLanes<Real>;
+      const V last = exp2((load(at) - base[v]) * log2e);
       store(at, kPairs ? paired(last, V{}) : last);
       even[v] += last;
     }
-    store(row_sum + v * kCount, load<V>(row_sum + v * kCount) + (even[v] + odd[v]));
+    store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>) + (even[v] + odd[v]));
   }
 }
 
@@ -219,11 +218,11 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
 template <class Real, bool kPairs>
 inline void online_softmax_columns(OnlineSoftmax<Real>& running, int columns, Real* scores, int rows, Real unit,
                                    Real* output, int value_rows) {
-  constexpr int kCount = Lanes<Real>::kCount, kTogether = HEED_REGISTERS >= 32 ? 4 : 2;
+  constexpr int kTogether = kRegisters >= 32 ? 4 : 2;
   int x = 0;
-  for (; x + kTogether * kCount <= columns; x += kTogether * kCount)
+  for (; x + kTogether * kLanes<Real> <= columns; x += kTogether * kLanes<Real>)
     online_softmax<Real, kTogether, kPairs>(running, x, scores, rows, unit, output, value_rows);
-  for (; x + 2 * kCount <= columns; x += 2 * kCount)
+  for (; x + 2 * kLanes<Real> <= columns; x += 2 * kLanes<Real>)
     online_softmax<Real, 2, kPairs>(running, x, scores, rows, unit, output, value_rows);
   if (x < columns) online_softmax<Real, 1, kPairs>(running, x, scores, rows, unit, output, value_rows);
 }
@@ -245,11 +244,10 @@ template <class Stored, class Products>
 void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* finite, const char* packed, int64_t b,
              int64_t n, int64_t tile, char* memory) {
   typedef typename Products::Real Real;
-  constexpr int kCount = Lanes<Real>::kCount;
   Arena arena(memory);
   const ForwardScratch<Products> s(a, arena);
   const Span queries = query_tile(a, tile);
-  const int columns = round_up(queries.length, kCount), value_rows = Products::value_rows(a);
+  const int columns = round_up(queries.length, kLanes<Real>), value_rows = Products::value_rows(a);
   const int64_t kv_head = n / (a.heads / a.kv_heads);
 
   int64_t lo, hi;
@@ -286,7 +284,7 @@ void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* 
     apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.scores, nullptr);
     online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
                                                    row_width ? 0 : value_rows);
-    if (a.dropout > 0) dropout.apply(a, keys, columns, s.scores);
+    if (a.dropout > 0) dropout.apply(keys, columns, s.scores);
     if constexpr (Products::kRows)
       if (row_width) {
         products.weighted_rows(keys, has_nonfinite, queries.length, s.scores, s.output);
@@ -296,9 +294,8 @@ void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* 
   }
 
   Real factors[kQueryTile] = {};
-  for (int x = 0; x < columns; x += kCount)
-    store(factors + x, load<Vector<Real>>(running.row_max + x) * products.unit() +
-                           natural_log(load<Vector<Real>>(running.row_sum + x)));
+  for (int x = 0; x < columns; x += kLanes<Real>)
+    store(factors + x, load(running.row_max + x) * products.unit() + natural_log(load(running.row_sum + x)));
   for (int x = 0; x < queries.length; ++x) {
     const int64_t i = queries.begin + x;
     const Real row_sum = running.row_sum[x];

@@ -20,7 +20,6 @@ template <class Real, int kRows, int kVectors>
 HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                               bool accumulate) {
   typedef Vector<Real> V;
-  constexpr int kCount = Lanes<Real>::kCount;
   V sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
@@ -29,7 +28,7 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
   for (int k = 0; k < depth; ++k) {
     V x[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) x[v] = load<V>(b + v * kCount);
+    for (int v = 0; v < kVectors; ++v) x[v] = load(b + v * kLanes<Real>);
     // A's lines come from afar, one every few steps, in an order that the processor does not foresee.
     if (a.row == 1)
       __builtin_prefetch(a.data + 8 * a.step);
@@ -50,8 +49,8 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      Real* to = c + r * c_row + v * kCount;
-      store(to, accumulate ? load<V>(to) + sum[r][v] : sum[r][v]);
+      Real* to = c + r * c_row + v * kLanes<Real>;
+      store(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
     }
 }
 
@@ -60,7 +59,7 @@ template <class Real, int kVectors>
 inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                          bool accumulate) {
   constexpr int kMost = 6, kMore = 8;
-  if constexpr (HEED_REGISTERS >= 32 && kVectors == 2)  // narrow, but with sums enough to keep both multipliers busy
+  if constexpr (kRegisters >= 32 && kVectors == 2)  // narrow, but with sums enough to keep both multipliers busy
     for (; rows >= kMore; rows -= kMore, a.data += kMore * a.row, c += kMore * c_row)
       product_tile<Real, kMore, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
   for (; rows >= kMost; rows -= kMost, a.data += kMost * a.row, c += kMost * c_row)
@@ -79,18 +78,17 @@ inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_r
 template <class Real>
 inline void product(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
                     int depth, bool accumulate) {
-  constexpr int kCount = Lanes<Real>::kCount;
-  constexpr int kWide = HEED_REGISTERS >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
+  constexpr int kWide = kRegisters >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
   constexpr int kDeep = 96;  // as many rows of B stay in the first-level cache; and shorter sums are more accurate
   for (int k = 0; k < depth;) {
     const int deep = depth - k <= kDeep ? depth - k : 64;
     int x = 0;
-    for (; x + kWide * kCount <= columns; x += kWide * kCount)
+    for (; x + kWide * kLanes<Real> <= columns; x += kWide * kLanes<Real>)
       product_rows<Real, kWide>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
     if constexpr (kWide == 4)
-      for (; x + 2 * kCount <= columns; x += 2 * kCount)
+      for (; x + 2 * kLanes<Real> <= columns; x += 2 * kLanes<Real>)
         product_rows<Real, 2>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
-    for (; x + kCount <= columns; x += kCount)
+    for (; x + kLanes<Real> <= columns; x += kLanes<Real>)
       product_rows<Real, 1>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
     k += deep;
     a.data += deep * a.step;

@@ -18,6 +18,9 @@ inline constexpr int kMaxSplits = 32;
 inline __attribute__((always_inline)) int64_t key_blocks(const HeedAttention& a) {
   return (a.key_length + kKeyBlock - 1) / kKeyBlock;
 }
+inline __attribute__((always_inline)) int64_t query_tiles(const HeedAttention& a) {
+  return (a.query_length + kQueryTile - 1) / kQueryTile;
+}
 
 // Whether the queries that one key head serves at once are few enough to be bound by the memory's speed.
 inline __attribute__((always_inline)) bool few_queries(const HeedAttention& a) {
@@ -31,9 +34,10 @@ struct RuleNeeds {
     const char* name;
     Per per;
     bool required;
-  } first, second;
-  bool dense;
-  const char* (*problem)(const HeedMaskRule&);  // what is wrong with left and right, or null; may be null itself
+  } first, second = {};
+  bool dense = false;
+  const char* reach = nullptr;  // what is said where left or right is less than these
+  int64_t least_left = INT64_MIN, least_right = INT64_MIN;
 };
 
 // Query tiles [tile, tile_end) of heads [head, head_end) of batch entries [batch, batch_end).

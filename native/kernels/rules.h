@@ -3,6 +3,7 @@
 //   key_range  narrows [lo, hi), outside of which no query of a span sees a key
 //   classify   whether it allows no pair of a block, all of them, or must be asked for each
 //   hide       where it must be asked: sets hidden[y][x] to -1 where it hides key y from query x
+// A rule that lets consecutive queries see a key has `seen_by` in place of the last two: see `Interval`.
 // A new rule is one more struct, one more name in `MaskRules` below, and its kind in heed.h.
 #pragma once
 
@@ -29,88 +30,79 @@ HEED_INLINE int64_t align_of(const HeedIntegers& align, int64_t b) { return alig
 
 HEED_INLINE BlockMask full_if(bool all) { return all ? BlockMask::kFull : BlockMask::kPartial; }
 
-// Of one row of hidden[y][x], all but columns [from, to).
-template <class Integer>
-HEED_INLINE void hide_all_but(int64_t from, int64_t to, int columns, Integer* row) {
-  const int begin = static_cast<int>(least(most(from, 0), columns));
-  for (int x = 0; x < begin; ++x) row[x] = -1;
-  for (int x = static_cast<int>(least(most(to, 0), columns)); x < columns; ++x) row[x] = -1;
-}
+constexpr int64_t kNoEnd = INT64_MAX;
 
-struct Window {
-  static constexpr int32_t kKind = HEED_WINDOW;
-  static const char* problem(const HeedMaskRule& rule) {
-    return rule.left < 0 || rule.right < 0 ? "a window must reach 0 or more" : nullptr;
+// What the rules share whose `seen_by` says which queries see key j: those in [first, end). Both bounds go one way only
+// as j grows, so a block is full if all of its queries see its first key and its last.
+template <class Rule>
+struct Interval {
+  struct Queries {
+    int64_t first, end;
+  };
+
+  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
+    const Queries first = Rule::seen_by(rule, block.b, block.keys.begin);
+    const Queries last = Rule::seen_by(rule, block.b, block.last_key());
+    return full_if(most(first.first, last.first) <= block.queries.begin &&
+                   block.last_query() < least(first.end, last.end));
   }
-  static constexpr RuleNeeds kNeeds = {{}, {}, false, problem};
+  template <class Integer>
+  static void hide(const HeedMaskRule& rule, const Block& block, int columns, Integer* hidden) {
+    for (int y = 0; y < block.keys.length; ++y, hidden += kQueryTile) {
+      const Queries seen = Rule::seen_by(rule, block.b, block.keys.begin + y);
+      const int begin = static_cast<int>(least(most(seen.first - block.queries.begin, 0), columns));
+      const int end = static_cast<int>(least(most(seen.end - block.queries.begin, 0), columns));
+      for (int x = 0; x < begin; ++x) hidden[x] = -1;
+      for (int x = end; x < columns; ++x) hidden[x] = -1;
+    }
+  }
+};
+
+struct Window : Interval<Window> {
+  static constexpr int32_t kKind = HEED_WINDOW;
+  static constexpr RuleNeeds kNeeds = {{}, {}, false, "a window must reach 0 or more", 0, 0};
 
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
     const int64_t align = align_of(rule.align, b);
     if (rule.left < HEED_NO_LIMIT) *lo = most(*lo, queries.begin + align - rule.left);
     if (rule.right < HEED_NO_LIMIT) *hi = least(*hi, queries.begin + queries.length + align + rule.right);
   }
-  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
-    const int64_t align = align_of(rule.align, block.b);
-    return full_if((rule.left >= HEED_NO_LIMIT || block.keys.begin >= block.last_query() + align - rule.left) &&
-                   (rule.right >= HEED_NO_LIMIT || block.last_key() <= block.queries.begin + align + rule.right));
-  }
-  template <class Integer>
-  static void hide(const HeedMaskRule& rule, const Block& block, int columns, Integer* hidden) {
-    const int64_t first = align_of(rule.align, block.b) + block.queries.begin;
-    for (int y = 0; y < block.keys.length; ++y) {
-      const int64_t j = block.keys.begin + y;
-      hide_all_but(rule.right >= HEED_NO_LIMIT ? 0 : j - rule.right - first,
-                   rule.left >= HEED_NO_LIMIT ? columns : j + rule.left - first + 1, columns, hidden + y * kQueryTile);
-    }
+  static Queries seen_by(const HeedMaskRule& rule, int64_t b, int64_t j) {
+    const int64_t at = j - align_of(rule.align, b);
+    return {rule.right < HEED_NO_LIMIT ? at - rule.right : 0, rule.left < HEED_NO_LIMIT ? at + rule.left + 1 : kNoEnd};
   }
 };
 
-struct Prefix {
+struct Prefix : Interval<Prefix> {
   static constexpr int32_t kKind = HEED_PREFIX;
-  static constexpr RuleNeeds kNeeds = {{"n", Per::kBatch, true}, {}, false, nullptr};
+  static constexpr RuleNeeds kNeeds = {{"n", Per::kBatch, true}};
 
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t*, int64_t* hi) {
     const int64_t causal_end = queries.begin + queries.length + align_of(rule.align, b);
     *hi = least(*hi, most(*row_of(rule.first, b), causal_end));
   }
-  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
-    return full_if(block.last_key() < *row_of(rule.first, block.b) ||
-                   block.last_key() <= block.queries.begin + align_of(rule.align, block.b));
-  }
-  template <class Integer>
-  static void hide(const HeedMaskRule& rule, const Block& block, int columns, Integer* hidden) {
-    const int64_t prefix = *row_of(rule.first, block.b), align = align_of(rule.align, block.b);
-    for (int y = 0; y < block.keys.length; ++y)
-      if (const int64_t j = block.keys.begin + y; j >= prefix)
-        hide_all_but(j - align - block.queries.begin, columns, columns, hidden + y * kQueryTile);
+  static Queries seen_by(const HeedMaskRule& rule, int64_t b, int64_t j) {
+    return {j < *row_of(rule.first, b) ? 0 : j - align_of(rule.align, b), kNoEnd};
   }
 };
 
-struct Lengths {
+struct Lengths : Interval<Lengths> {
   static constexpr int32_t kKind = HEED_LENGTHS;
-  static constexpr RuleNeeds kNeeds = {
-      {"key_lengths", Per::kBatch, true}, {"query_lengths", Per::kBatch, false}, false, nullptr};
+  static constexpr RuleNeeds kNeeds = {{"key_lengths", Per::kBatch, true}, {"query_lengths", Per::kBatch, false}};
 
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t*, int64_t* hi) {
     *hi = least(*hi, *row_of(rule.first, b));
     if (rule.second.data && queries.begin >= *row_of(rule.second, b)) *hi = 0;
   }
-  static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
-    return full_if(block.last_key() < *row_of(rule.first, block.b) &&
-                   (!rule.second.data || block.last_query() < *row_of(rule.second, block.b)));
-  }
-  template <class Integer>
-  static void hide(const HeedMaskRule& rule, const Block& block, int columns, Integer* hidden) {
-    const int64_t key_end = *row_of(rule.first, block.b);
-    const int64_t query_end = rule.second.data ? *row_of(rule.second, block.b) - block.queries.begin : columns;
-    for (int y = 0; y < block.keys.length; ++y)
-      hide_all_but(0, block.keys.begin + y < key_end ? query_end : 0, columns, hidden + y * kQueryTile);
+  static Queries seen_by(const HeedMaskRule& rule, int64_t b, int64_t j) {
+    const int64_t query_end = rule.second.data ? *row_of(rule.second, b) : kNoEnd;
+    return {0, j < *row_of(rule.first, b) ? query_end : 0};
   }
 };
 
 struct Segments {
   static constexpr int32_t kKind = HEED_SEGMENTS;
-  static constexpr RuleNeeds kNeeds = {{"query_ids", Per::kQuery, true}, {"key_ids", Per::kKey, true}, false, nullptr};
+  static constexpr RuleNeeds kNeeds = {{"query_ids", Per::kQuery, true}, {"key_ids", Per::kKey, true}};
 
   static void key_range(const HeedMaskRule&, int64_t, Span, int64_t*, int64_t*) {}
   static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
@@ -139,7 +131,7 @@ struct Segments {
 
 struct Dense {
   static constexpr int32_t kKind = HEED_DENSE;
-  static constexpr RuleNeeds kNeeds = {{}, {}, true, nullptr};
+  static constexpr RuleNeeds kNeeds = {{}, {}, true};
 
   static void key_range(const HeedMaskRule&, int64_t, Span, int64_t*, int64_t*) {}
   static BlockMask classify(const HeedMaskRule&, const Block&) { return BlockMask::kPartial; }
@@ -155,10 +147,7 @@ struct Dense {
 
 struct Dilated {
   static constexpr int32_t kKind = HEED_DILATED;
-  static const char* problem(const HeedMaskRule& rule) {
-    return rule.left < 1 ? "a dilation must be 1 or more" : nullptr;
-  }
-  static constexpr RuleNeeds kNeeds = {{}, {}, false, problem};
+  static constexpr RuleNeeds kNeeds = {{}, {}, false, "a dilation must be 1 or more", 1};
 
   // No difference of positions is as large as the most that it can be here, and nothing overflows.
   static int64_t dilation(const HeedMaskRule& rule) { return least(rule.left, int64_t{1} << 40); }

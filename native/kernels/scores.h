@@ -11,14 +11,12 @@ namespace HEED_ISA {
 template <class Real>
 inline void apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
                              const typename Lanes<Real>::Integer* hidden, Real* scores, Real* slope) {
-  typedef Vector<Real> V;
   const Span queries = block.queries, keys = block.keys;
-  constexpr int kCount = Lanes<Real>::kCount;
   if (a.soft_cap > 0) {
     const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap);
     for (int y = 0; y < keys.length; ++y)
-      for (int x = 0; x < columns; x += kCount) {
-        const V t = tanh(load<V>(scores + y * kQueryTile + x) * inverse);
+      for (int x = 0; x < columns; x += kLanes<Real>) {
+        const Vector<Real> t = tanh<Real>(load(scores + y * kQueryTile + x) * inverse);
         store(scores + y * kQueryTile + x, t * cap);
         if (slope) store(slope + y * kQueryTile + x, 1 - t * t);
       }
@@ -43,11 +41,11 @@ inline void apply_score_mods(const HeedAttention& a, const Block& block, int col
       }
   }
   if (mask == BlockMask::kPartial) {
-    const V out = broadcast(-kInfinity<Real>);
+    const Vector<Real> out = broadcast(-kInfinity<Real>);
     for (int y = 0; y < keys.length; ++y)
-      for (int x = 0; x < columns; x += kCount) {
-        const Integers<Real> h = load<Integers<Real>>(hidden + y * kQueryTile + x);
-        store(scores + y * kQueryTile + x, h ? out : load<V>(scores + y * kQueryTile + x));
+      for (int x = 0; x < columns; x += kLanes<Real>) {
+        const Integers<Real> h = load_as<Integers<Real>>(hidden + y * kQueryTile + x);
+        store(scores + y * kQueryTile + x, h ? out : load(scores + y * kQueryTile + x));
       }
   }
 }
@@ -65,29 +63,32 @@ struct Dropout {
   }
 
   uint32_t rows[kQueryTile], threshold = 0;
+  double factor = 1;  // of weights that are kept
 
   void begin(const HeedAttention& a, int64_t b, int64_t n, Span queries) {
     const double scaled = __builtin_rint(a.dropout * 4294967296.0);
+    factor = 1 / (1 - a.dropout);
     threshold = scaled >= 4294967295.0 ? 4294967295u : static_cast<uint32_t>(scaled);
     const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u) ^ a.seed[1]);
     const uint32_t head = mixed(mixed(key ^ static_cast<uint32_t>(b)) ^ static_cast<uint32_t>(n));
     for (int x = 0; x < kQueryTile; ++x) rows[x] = mixed(head ^ static_cast<uint32_t>(queries.begin + x));
   }
 
-  // to[x] = factor where weight (x, j) is kept, else 0.
+  // to[x] = what weight (x, j) is multiplied with, 0 where it is dropped.
   template <class Real>
-  HEED_INLINE void factors(int64_t j, int columns, Real factor, Real* to) const {
+  HEED_INLINE void factors(int64_t j, int columns, Real* to) const {
+    const Real kept = static_cast<Real>(factor);
     const uint32_t column = mixed(static_cast<uint32_t>(j) + 0x9E3779B9u);
-    for (int x = 0; x < columns; ++x) to[x] = half_mixed(rows[x] ^ column) >= threshold ? factor : Real(0);
+    for (int x = 0; x < columns; ++x) to[x] = half_mixed(rows[x] ^ column) >= threshold ? kept : Real(0);
   }
 
   // weights[y][x] of some keys, in place.
   template <class Real>
-  HEED_INLINE void apply(const HeedAttention& a, Span keys, int columns, Real* weights) const {
-    Real kept[kQueryTile];
+  HEED_INLINE void apply(Span keys, int columns, Real* weights) const {
+    Real of_row[kQueryTile];
     for (int y = 0; y < keys.length; ++y) {
-      factors(keys.begin + y, columns, static_cast<Real>(1 / (1 - a.dropout)), kept);
-      for (int x = 0; x < columns; ++x) weights[y * kQueryTile + x] *= kept[x];
+      factors(keys.begin + y, columns, of_row);
+      for (int x = 0; x < columns; ++x) weights[y * kQueryTile + x] *= of_row[x];
     }
   }
 };

@@ -1,13 +1,14 @@
 // One portable vector type. This file is included once for each instruction set, by isa_*.cc, which define
 //   HEED_ISA            the namespace of that instruction set
 //   HEED_VECTOR_BYTES   the width of its registers
-//   HEED_REGISTERS      how many of them there are
 // Nothing here or in kernels/ may use inline functions of the standard library: the linker keeps one copy of each, and
 // it could be the one compiled for an instruction set that this machine lacks.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 #if defined(__AVX512DQ__)
 #include <immintrin.h>
 #endif
@@ -17,26 +18,22 @@
 namespace heed {
 namespace HEED_ISA {
 
+// Of float or double: a vector, and what comparing two of them gives.
 template <class Real>
-struct Lanes;
-
-template <>
-struct Lanes<float> {
-  typedef float Vector __attribute__((vector_size(HEED_VECTOR_BYTES)));
-  typedef int32_t Integer;
-  typedef int32_t Integers __attribute__((vector_size(HEED_VECTOR_BYTES)));
-  typedef uint32_t Words __attribute__((vector_size(HEED_VECTOR_BYTES)));
-  static constexpr int kCount = HEED_VECTOR_BYTES / 4;
+struct Lanes {
+  typedef Real Vector __attribute__((vector_size(HEED_VECTOR_BYTES)));
+  typedef std::conditional_t<sizeof(Real) == 4, int32_t, int64_t> Integer;
+  typedef Integer Integers __attribute__((vector_size(HEED_VECTOR_BYTES)));
 };
 
-template <>
-struct Lanes<double> {
-  typedef double Vector __attribute__((vector_size(HEED_VECTOR_BYTES)));
-  typedef int64_t Integer;
-  typedef int64_t Integers __attribute__((vector_size(HEED_VECTOR_BYTES)));
-  static constexpr int kCount = HEED_VECTOR_BYTES / 8;
-};
-
+// How many there are.
+#if HEED_VECTOR_BYTES == 64 || defined(__aarch64__)
+inline constexpr int kRegisters = 32;
+#else
+inline constexpr int kRegisters = 16;
+#endif
+template <class Real>
+inline constexpr int kLanes = HEED_VECTOR_BYTES / static_cast<int>(sizeof(Real));
 template <class Real>
 using Vector = typename Lanes<Real>::Vector;
 template <class Real>
@@ -49,11 +46,15 @@ inline constexpr Real kNaN = static_cast<Real>(__builtin_nan(""));
 template <class Real>
 inline constexpr Real kLog2E = static_cast<Real>(1.4426950408889634074);
 
-template <class V, class Real>
-HEED_INLINE V load(const Real* from) {
+template <class V, class Number>
+HEED_INLINE V load_as(const Number* from) {
   V v;
   __builtin_memcpy(&v, from, sizeof(V));
   return v;
+}
+template <class Real>
+HEED_INLINE Vector<Real> load(const Real* from) {
+  return load_as<Vector<Real>>(from);
 }
 
 template <class V, class Real>
@@ -84,11 +85,26 @@ HEED_INLINE bool any(I comparison) {
 
 template <class Real>
 HEED_INLINE Real sum_of_lanes(Vector<Real> v) {
-  Real numbers[Lanes<Real>::kCount];
+  Real numbers[kLanes<Real>];
   store(numbers, v);
-  for (int half = Lanes<Real>::kCount / 2; half > 0; half /= 2)
+  for (int half = kLanes<Real> / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) numbers[lane] += numbers[lane + half];
   return numbers[0];
+}
+
+// function(x) of each number: for what there are no vectors for.
+template <class Function>
+HEED_INLINE Vector<double> for_each_lane(Vector<double> x, const Function& function) {
+  for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] = function(x[lane]);
+  return x;
+}
+
+// Horner's scheme, from the coefficient of the highest power on.
+template <class V, class Real, class... Lower>
+HEED_INLINE V polynomial(V x, Real highest, Lower... lower) {
+  V sum = broadcast(highest);
+  ((sum = sum * x + lower), ...);
+  return sum;
 }
 
 // Adding 1.5 * 2^23 rounds to the nearest integer, which is in the lowest bits then.
@@ -96,32 +112,21 @@ inline constexpr float kRounder = 12582912.0f;
 
 // 2^(n + f), given kRounder + n, for |f| <= 1/2.
 HEED_INLINE Vector<float> power_of_two(Vector<float> rounded, Vector<float> f) {
-  typedef Vector<float> V;
   typedef Integers<float> I;
   // Minimax polynomial of 2^f.
-  V p = broadcast(1.535336188e-4f);
-  p = p * f + 1.339887440e-3f;
-  p = p * f + 9.618437357e-3f;
-  p = p * f + 5.550332471e-2f;
-  p = p * f + 2.402264791e-1f;
-  p = p * f + 6.931472028e-1f;
-  p = p * f + 1.0f;
+  const auto p = polynomial(f, 1.535336188e-4f, 1.339887440e-3f, 9.618437357e-3f, 5.550332471e-2f, 2.402264791e-1f,
+                            6.931472028e-1f, 1.0f);
   const I n = (I)rounded - (I)broadcast(kRounder);
-  return p * (V)((n + 127) << 23);
+  return p * (Vector<float>)((n + 127) << 23);
 }
 
 // 2^x, exactly 0 below 2^-126 where denormals are flushed (they would slow every product they meet), NaN for NaN.
 #if defined(__AVX512DQ__)
 HEED_INLINE Vector<float> exp2(Vector<float> x) {
-  typedef Vector<float> V;
-  const V f = _mm512_maskz_reduce_ps(0xffff, x, 1);  // x - floor(x)
+  const Vector<float> f = _mm512_maskz_reduce_ps(0xffff, x, 1);  // x - floor(x)
   // Minimax polynomial of 2^f on [0, 1], exact at 0: 8e-8, as much as its roundings.
-  V p = broadcast(1.867130344e-3f);
-  p = p * f + 9.017029740e-3f;
-  p = p * f + 5.579991352e-2f;
-  p = p * f + 2.401644500e-1f;
-  p = p * f + 6.931513118e-1f;
-  p = p * f + 1.0f;
+  const auto p =
+      polynomial(f, 1.867130344e-3f, 9.017029740e-3f, 5.579991352e-2f, 2.401644500e-1f, 6.931513118e-1f, 1.0f);
   return _mm512_maskz_scalef_ps(0xffff, p, x);  // p * 2^floor(x)
 }
 #else
@@ -136,9 +141,7 @@ HEED_INLINE Vector<float> exp2(Vector<float> x) {
 #endif
 
 HEED_INLINE Vector<double> exp2(Vector<double> x) {
-  Vector<double> y{};
-  for (int lane = 0; lane < Lanes<double>::kCount; ++lane) y[lane] = __builtin_exp2(x[lane]);
-  return y;
+  return for_each_lane(x, [](double y) { return __builtin_exp2(y); });
 }
 
 // e^(2x) for |x| <= 43, to the last digit or so: 2x in units of log 2 alone would lose the digits of its whole part.
@@ -151,9 +154,7 @@ HEED_INLINE Vector<float> exp_of_twice(Vector<float> x) {
 }
 
 HEED_INLINE Vector<double> exp_of_twice(Vector<double> x) {
-  Vector<double> y{};
-  for (int lane = 0; lane < Lanes<double>::kCount; ++lane) y[lane] = __builtin_exp(2 * x[lane]);
-  return y;
+  return for_each_lane(x, [](double y) { return __builtin_exp(2 * y); });
 }
 
 // 1 / x for 2^-125 < |x| < 2^125.
@@ -171,41 +172,27 @@ HEED_INLINE Vector<double> reciprocal(Vector<double> x) { return 1.0 / x; }
 // tanh for |x| <= 0.625, where 1 - 2 / (1 + e^2x) would lose digits: minimax polynomials.
 HEED_INLINE Vector<float> tanh_near_zero(Vector<float> x) {
   const Vector<float> z = x * x;
-  Vector<float> p = broadcast(-5.70498699e-3f);
-  p = p * z + 2.06390872e-2f;
-  p = p * z - 5.37397151e-2f;
-  p = p * z + 1.33314422e-1f;
-  p = p * z - 3.33332819e-1f;
-  return x + x * z * p;
+  return x + x * z * polynomial(z, -5.70498699e-3f, 2.06390872e-2f, -5.37397151e-2f, 1.33314422e-1f, -3.33332819e-1f);
 }
 
 HEED_INLINE Vector<double> tanh_near_zero(Vector<double> x) {
   const Vector<double> z = x * x;
-  Vector<double> p = broadcast(-1.60725495742991521e-5);
-  p = p * z + 7.71443209279453759e-5;
-  p = p * z - 2.28564165984223011e-4;
-  p = p * z + 5.86316514993550716e-4;
-  p = p * z - 1.45495886907819544e-3;
-  p = p * z + 3.59198917178236738e-3;
-  p = p * z - 8.86322100232874626e-3;
-  p = p * z + 2.18694875760661814e-2;
-  p = p * z - 5.39682539312661088e-2;
-  p = p * z + 1.33333333332620867e-1;
-  p = p * z - 3.33333333333328552e-1;
+  const auto p =
+      polynomial(z, -1.60725495742991521e-5, 7.71443209279453759e-5, -2.28564165984223011e-4, 5.86316514993550716e-4,
+                 -1.45495886907819544e-3, 3.59198917178236738e-3, -8.86322100232874626e-3, 2.18694875760661814e-2,
+                 -5.39682539312661088e-2, 1.33333333332620867e-1, -3.33333333333328552e-1);
   return x + x * z * p;
 }
 
 // tanh for any x.
 template <class Real>
-HEED_INLINE Vector<Real> tanh_of(Vector<Real> x) {
+HEED_INLINE Vector<Real> tanh(Vector<Real> x) {
   typedef Vector<Real> V;
   const V magnitude = x < 0 ? -x : x, end = broadcast(Real(sizeof(Real) == 4 ? 10 : 20));  // 1 to the last digit beyond
   const V far = 1 - 2 / (1 + exp_of_twice(magnitude > end ? end : magnitude));
   const V signed_far = x < 0 ? -far : far;
   return magnitude < Real(0.625) ? tanh_near_zero(x) : (x == x ? signed_far : x);
 }
-HEED_INLINE Vector<float> tanh(Vector<float> x) { return tanh_of<float>(x); }
-HEED_INLINE Vector<double> tanh(Vector<double> x) { return tanh_of<double>(x); }
 
 // Natural logarithm of positive numbers of at least 2^-126; infinity and NaN stay what they are.
 HEED_INLINE Vector<float> natural_log(Vector<float> x) {
@@ -215,21 +202,49 @@ HEED_INLINE Vector<float> natural_log(Vector<float> x) {
   const I n = ((I)x - 0x3f2aaaab) >> 23;
   const V m = (V)((I)x - (n << 23)), whole = __builtin_convertvector(n, V);
   const V s = (m - 1) / (m + 1), z = s * s;
-  V p = broadcast(2.0f / 9);
-  p = p * z + 2.0f / 7;
-  p = p * z + 2.0f / 5;
-  p = p * z + 2.0f / 3;
+  const V p = polynomial(z, 2.0f / 9, 2.0f / 7, 2.0f / 5, 2.0f / 3);
   // log(2) in two parts, the first so short that its product is exact.
   const V log = whole * 0.693359375f + (2 * s + (p * z * s - whole * 2.12194440e-4f));
   return x - x == 0 ? log : x;
 }
 HEED_INLINE Vector<double> natural_log(Vector<double> x) {
-  Vector<double> y{};
-  for (int lane = 0; lane < Lanes<double>::kCount; ++lane) y[lane] = __builtin_log(x[lane]);
-  return y;
+  return for_each_lane(x, [](double y) { return __builtin_log(y); });
 }
 HEED_INLINE float natural_log(float x) { return __builtin_logf(x); }
 HEED_INLINE double natural_log(double x) { return __builtin_log(x); }
+
+// From lane `kFrom` of each on, lanes of a and b in turn: a[kFrom], b[kFrom], a[kFrom + 1], b[kFrom + 1], ...
+template <class Real, int kFrom, int... kAt>
+HEED_INLINE Vector<Real> interleaved(Vector<Real> a, Vector<Real> b, std::integer_sequence<int, kAt...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (kAt % 2 * kLanes<Real> + kFrom + kAt / 2)...);
+#else
+  return __builtin_shuffle(a, b, Integers<Real>{(kAt % 2 * kLanes<Real> + kFrom + kAt / 2)...});
+#endif
+}
+template <class Real, int kFrom>
+HEED_INLINE Vector<Real> interleaved(Vector<Real> a, Vector<Real> b) {
+  return interleaved<Real, kFrom>(a, b, std::make_integer_sequence<int, kLanes<Real>>{});
+}
+
+// A square of vectors, rows and columns exchanged: dealing the first and the second half of the rows alternately,
+// log2(n) times, sends lane c of row r to lane r of row c.
+template <class Real>
+HEED_INLINE void transpose(Vector<Real>* rows) {
+  typedef Vector<Real> V;
+#pragma GCC unroll 4
+  for (int stage = 1; stage < kLanes<Real>; stage *= 2) {
+    V dealt[kLanes<Real>];
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes<Real> / 2; ++r) {
+      const V a = rows[r], b = rows[r + kLanes<Real> / 2];
+      dealt[2 * r] = interleaved<Real, 0>(a, b);
+      dealt[2 * r + 1] = interleaved<Real, kLanes<Real> / 2>(a, b);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes<Real>; ++r) rows[r] = dealt[r];
+  }
+}
 
 }  // namespace HEED_ISA
 }  // namespace heed

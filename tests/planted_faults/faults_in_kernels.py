@@ -37,8 +37,8 @@ FAULTS = (
     Fault(
         "a block is taken as visible whole when its last key is not",
         f"{_KERNELS}/rules.h",
-        "block.last_key() <= block.queries.begin + align + rule.right",
-        "block.keys.begin <= block.queries.begin + align + rule.right",
+        "return full_if(most(first.first, last.first) <= block.queries.begin &&",
+        "return full_if(first.first <= block.queries.begin &&",
         (_CORE,),
     ),
     Fault(
@@ -51,8 +51,8 @@ FAULTS = (
     Fault(
         "lengths of queries are not looked at inside a block",
         f"{_KERNELS}/rules.h",
-        "rule.second.data ? *row_of(rule.second, block.b) - block.queries.begin : columns;",
-        "columns;",
+        "rule.second.data ? *row_of(rule.second, b) : kNoEnd;",
+        "kNoEnd;",
         (_CORE,),
     ),
     Fault(
@@ -102,8 +102,8 @@ FAULTS = (
     Fault(
         "sums are not made relative to a higher score",
         f"{_KERNELS}/forward.h",
-        "store(row_sum + v * kCount, load<V>(row_sum + v * kCount) * shrink);",
-        "store(row_sum + v * kCount, load<V>(row_sum + v * kCount));",
+        "store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>) * shrink);",
+        "store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>));",
         (_CORE,),
     ),
     Fault(
@@ -211,7 +211,7 @@ FAULTS = (
     Fault(
         "additive: a NaN key in a later split is not seen",
         f"{_KERNELS}/additive_forward.h",
-        "store(nonfinite, larger(load<V>(nonfinite), load<V>(more.nonfinite + x)));",
+        "store(nonfinite, larger(load(nonfinite), load(more.nonfinite + x)));",
         "",
         (_ADDITIVE, "tests/ops/test_additive_attention.py"),
     ),
@@ -225,8 +225,8 @@ FAULTS = (
     Fault(
         "additive: splits of the keys are joined without their largest scores",
         f"{_KERNELS}/additive_forward.h",
-        "store(row_sum, load<V>(row_sum) * first_factor + load<V>(more.running->row_sum + x) * second_factor);",
-        "store(row_sum, load<V>(row_sum) + load<V>(more.running->row_sum + x));",
+        "store(row_sum, load(row_sum) * first_factor + load(more.running->row_sum + x) * second_factor);",
+        "store(row_sum, load(row_sum) + load(more.running->row_sum + x));",
         (_ADDITIVE,),
     ),
     Fault(

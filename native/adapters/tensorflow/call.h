@@ -11,20 +11,18 @@
 //   arrays    bool, of rank 4
 #pragma once
 
-#include <vector>
+#include <algorithm>
 
 #include "tensors.h"
 
 namespace heed::tf {
-
-using Dims = std::vector<int64_t>;
 
 // Where lengths and heads are in query, key and value; the batch comes first, the features last.
 struct Layout {
   int rank, length_axis, heads_axis;  // heads_axis -1: one head, additive attention
 
   constexpr bool additive() const { return heads_axis < 0; }
-  int64_t heads(const Input& x) const { return additive() ? 1 : x.dim(heads_axis); }
+  int64_t heads(const Tensor& x) const { return additive() ? 1 : x.dim(heads_axis); }
 };
 inline constexpr Layout kLengthFirst{4, 1, 2}, kHeadsFirst{4, 2, 1}, kNoHeads{3, 1, -1};
 
@@ -33,45 +31,179 @@ inline constexpr int kFirstExtra = 6;
 
 class Call {
  public:
-  Call(TF_OpKernelContext* context, const Layout& layout, int extra);
+  Call(TF_OpKernelContext* context, const Layout& layout, int extra) : context_(context), layout_(layout) {
+    inputs_.resize(static_cast<size_t>(TF_NumInputs(context)));
+    int i = 0;
+    for (Tensor& input : inputs_) {
+      TF_Tensor* tensor = nullptr;
+      TF_GetInput(context, i++, &tensor, status_.get());
+      input.tensor.reset(tensor);
+      if (!status_.ok()) fail("an input could not be read");
+    }
+    read_sizes();
 
-  int type() const { return TF_TensorType(inputs_[0].tensor); }
+    HeedAttention& a = attention;
+    const Tensor &settings = input(3), &seed = input(4), &rules = input(5);
+    if (settings.dims() != Dims{6} || seed.dims() != Dims{2} || rules.rank() != 2 || rules.dim(1) != 7)
+      fail("settings, seed and rules must have shapes (6,), (2,) and (R, 7)");
+    const double* s = settings.data<double>();
+    a.scale = s[0], a.soft_cap = s[1], a.dropout = s[2];
+    threads_ = s[5] >= 1 ? static_cast<int>(std::min(s[5], 65536.0)) : heed_available_threads();
+    a.seed[0] = seed.data<uint32_t>()[0], a.seed[1] = seed.data<uint32_t>()[1];
+
+    reals_ = list_after(kFirstExtra + extra, compute_type());
+    numbers_ = list_after(reals_.end, kInt32);
+    arrays_ = list_after(numbers_.end, kBool);
+    if (arrays_.end != static_cast<int>(inputs_.size())) fail("`reals` must be of the type that is computed with");
+    read_reals(s);
+    for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(rules.data<int64_t>() + 7 * r);
+    a.rules = rules_.data();
+    a.rule_count = static_cast<int32_t>(rules_.size());
+    // Before results are allocated: empty tensors may have any size of features.
+    check(heed_check(&a));
+  }
+
+  int type() const { return input(0).type(); }
   int compute_type() const { return type() == kDouble ? kDouble : kFloat; }
   int threads() const { return threads_; }
 
-  Dims dims(int i) const { return inputs_[static_cast<size_t>(i)].dims(); }
-  Dims output_dims() const;
-  Dims lse_dims() const;
-  Dims softmax_dims() const;
+  const Tensor& input(int i) const { return inputs_[static_cast<size_t>(i)]; }
 
   // An input whose shape must be that.
-  const Input& expect(int i, const char* name, const Dims& dims) const;
+  const Tensor& expect(int i, const char* name, const Dims& dims) const {
+    const Tensor& x = input(i);
+    if (x.dims() != dims) fail(std::string("`") + name + "` does not fit the other inputs" + x.described());
+    return x;
+  }
+
+  // The output of that index.
+  Tensor allocate(int index, int type, const Dims& dims) {
+    size_t bytes = bytes_of(type);
+    for (int64_t n : dims) bytes *= static_cast<size_t>(n);
+    Tensor made{Owned<TF_Tensor>(
+        TF_AllocateOutput(context_, index, type, dims.data(), static_cast<int>(dims.size()), bytes, status_.get()))};
+    if (!status_.ok() || !made.tensor) throw Failed{"out of memory for the result of attention", kResourceExhausted};
+    return made;
+  }
+
+  Dims output_dims() const {
+    Dims result = input(0).dims();
+    result.back() = attention.value_dim;
+    return result;
+  }
+
+  Dims lse_dims() const {
+    const HeedAttention& a = attention;
+    return layout_.additive() ? Dims{a.batch, a.query_length} : Dims{a.batch, a.heads, a.query_length};
+  }
+
+  Dims softmax_dims() const {
+    Dims result = lse_dims();
+    result.insert(result.begin(), 2);
+    return result;
+  }
 
   // A whole tensor of the layout.
-  HeedTensor tensor(void* data, const Dims& dims) const;
-
-  TF_Tensor* allocate(TF_OpKernelContext* context, int index, int type, const Dims& dims);
+  HeedTensor rows(const Tensor& x) const {
+    const int64_t last = x.dim(layout_.rank - 1), both = x.dim(layout_.rank - 2) * last;
+    if (layout_.additive()) return {x.data(), both, last, 0};
+    const bool length_first = layout_.length_axis == 1;
+    return {x.data(), x.dim(1) * both, length_first ? both : last, length_first ? last : both};
+  }
 
   HeedAttention attention{};
 
  private:
   // Inputs [begin, end), of one type: one of the lists at the end.
   struct List {
-    size_t begin, end;
+    int begin, end;
   };
 
-  void read(size_t first_real);
-  void read_reals(const double* settings);
-  const void* vector(const Input& x, const char* name, const char* letter, int64_t length) const;
-  void add_rule(const int64_t* row);
-  List list_after(size_t begin, int type) const;
-  const Input& at(const List& list, int64_t i) const;
-  HeedIntegers integers(int64_t index) const;
-  HeedScores scores(const Input& x, const char* name) const;
+  void read_sizes() {
+    HeedAttention& a = attention;
+    const Tensor &query = input(0), &key = input(1), &value = input(2);
+    for (const Tensor* x : {&query, &key, &value})
+      if (x->rank() != layout_.rank) fail("query, key and value must have rank " + std::to_string(layout_.rank));
+    const int last = layout_.rank - 1;
+    a.score = layout_.additive() ? HEED_ADDITIVE : HEED_DOT_PRODUCT;
+    a.dtype = dtype_of(type());
+    a.batch = query.dim(0), a.query_length = query.dim(layout_.length_axis), a.heads = layout_.heads(query);
+    a.key_length = key.dim(layout_.length_axis), a.kv_heads = layout_.heads(key);
+    a.head_dim = query.dim(last), a.value_dim = value.dim(last);
+    if (key.dim(0) != a.batch || value.dim(0) != a.batch)
+      fail("`key` and `value` must have the batch size of `query` (B)");
+    if (value.dim(layout_.length_axis) != a.key_length) fail("`value` must be as long as `key` (S)");
+    if (layout_.heads(value) != a.kv_heads) fail("`value` must have as many heads as `key` (K)");
+    if (key.dim(last) != a.head_dim)
+      fail(std::string("`key` must have as many features as `query` ") + (layout_.additive() ? "(U)" : "(H)"));
+    a.query = rows(query), a.key = rows(key), a.value = rows(value);
+  }
 
-  Layout layout_;
-  std::vector<Input> inputs_;
-  Status status_;
+  void read_reals(const double* settings) {
+    const bool bias = settings[3] != 0, slopes = settings[4] != 0;
+    int64_t next = 0;
+    const Tensor& first = at(reals_, next++);
+    if (layout_.additive()) {
+      attention.score_vector = vector(first, "score_vector", "U", attention.head_dim);
+      if (bias) attention.unit_bias = vector(at(reals_, next++), "bias", "U", attention.head_dim);
+      return;
+    }
+    if (bias) attention.bias = scores(at(reals_, next++), "bias");
+    if (slopes) attention.alibi_slopes = vector(at(reals_, next++), "alibi_slopes", "N", attention.heads);
+  }
+
+  const void* vector(const Tensor& x, const char* name, const char* letter, int64_t length) const {
+    if (x.dims() != Dims{length}) fail(std::string("`") + name + "` must have shape (" + letter + ",)" + x.described());
+    return x.data();
+  }
+
+  void add_rule(const int64_t* row) {
+    if (row[0] < 0) {
+      attention.alibi_align = integers(row[3]);
+      return;
+    }
+    HeedMaskRule rule{};
+    rule.kind = static_cast<int32_t>(std::min<int64_t>(row[0], INT32_MAX));
+    rule.left = row[1], rule.right = row[2];
+    rule.align = integers(row[3]), rule.first = integers(row[4]), rule.second = integers(row[5]);
+    if (row[6] >= 0) rule.dense = scores(at(arrays_, row[6]), "mask");
+    rules_.push_back(rule);
+  }
+
+  List list_after(int begin, int type) const {
+    int end = begin;
+    while (end < static_cast<int>(inputs_.size()) && input(end).type() == type) ++end;
+    return {begin, end};
+  }
+
+  const Tensor& at(const List& list, int64_t i) const {
+    if (i < 0 || i >= list.end - list.begin) fail("settings or rules name an input that is not there");
+    return input(list.begin + static_cast<int>(i));
+  }
+
+  HeedIntegers integers(int64_t index) const {
+    if (index < 0) return {};
+    const Tensor& x = at(numbers_, index);
+    if (x.rank() > 2) fail("numbers of a mask must have rank 2 at most" + x.described());
+    return {x.data<int32_t>(), x.rank() > 0 ? x.dim(0) : 1, x.rank() > 1 ? x.dim(1) : 1};
+  }
+
+  HeedScores scores(const Tensor& x, const char* name) const {
+    if (x.rank() != 4) fail(std::string("`") + name + "` must have rank 4");
+    HeedScores result{x.data(), {}, {}};
+    int64_t stride = 1;
+    for (int axis = 3; axis >= 0; --axis) {
+      result.shape[axis] = x.dim(axis);
+      result.stride[axis] = x.dim(axis) == 1 ? 0 : stride;
+      stride *= x.dim(axis);
+    }
+    return result;
+  }
+
+  TF_OpKernelContext* const context_;
+  const Layout layout_;
+  std::vector<Tensor> inputs_;
+  const Status status_;
   int threads_ = 1;
   List reals_{}, numbers_{}, arrays_{};
   std::vector<HeedMaskRule> rules_;

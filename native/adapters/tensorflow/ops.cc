@@ -2,40 +2,33 @@
 //
 // HeedAttention takes (B, T, N, H) tensors, HeedAttentionHeads (B, N, T, H), HeedAdditive (B, T, U). Each has one with
 // Gradient at the end, the first two one with BiasGradient too.
+#include <cstdio>
+
 #include "call.h"
-#include "registration.h"
 
 namespace heed::tf {
 namespace {
-
-void check(const char* problem) {
-  if (problem) fail(problem);
-}
 
 template <const Layout& layout>
 void run_forward(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
     Call call(context, layout, 0);
-    const Dims dims = call.output_dims();
-    const Output output(call.allocate(context, 0, call.type(), dims));
-    const Output lse(call.allocate(context, 1, call.compute_type(), call.lse_dims()));
-    const Output softmax(call.allocate(context, 2, call.compute_type(), call.softmax_dims()));
-    const HeedForward results{call.tensor(output.data(), dims), lse.data(), softmax.data()};
+    const Tensor output = call.allocate(0, call.type(), call.output_dims());
+    const Tensor lse = call.allocate(1, call.compute_type(), call.lse_dims());
+    const Tensor softmax = call.allocate(2, call.compute_type(), call.softmax_dims());
+    const HeedForward results{call.rows(output), lse.data(), softmax.data()};
     check(heed_forward(&call.attention, &results, call.threads()));
   });
 }
 
 // The extra inputs are output, softmax, output_gradient, lse_gradient: what the backward pass reads.
 HeedBackward received(const Call& call) {
-  auto extra = [&](int i, const char* name, const Dims& dims) {
-    return call.expect(kFirstExtra + i, name, dims).data();
-  };
   const Dims dims = call.output_dims();
   HeedBackward pass{};
-  pass.output = call.tensor(extra(0, "output", dims), dims);
-  pass.softmax = extra(1, "softmax", call.softmax_dims());
-  pass.output_gradient = call.tensor(extra(2, "output_gradient", dims), dims);
-  pass.lse_gradient = extra(3, "lse_gradient", call.lse_dims());
+  pass.output = call.rows(call.expect(kFirstExtra, "output", dims));
+  pass.softmax = call.expect(kFirstExtra + 1, "softmax", call.softmax_dims()).data();
+  pass.output_gradient = call.rows(call.expect(kFirstExtra + 2, "output_gradient", dims));
+  pass.lse_gradient = call.expect(kFirstExtra + 3, "lse_gradient", call.lse_dims()).data();
   return pass;
 }
 
@@ -43,16 +36,16 @@ template <const Layout& layout>
 void run_backward(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
     Call call(context, layout, 4);
-    auto make = [&](int i) { return call.allocate(context, i, call.type(), call.dims(i)); };
-    const Output made[3] = {Output(make(0)), Output(make(1)), Output(make(2))};
-    std::vector<Output> vectors;
+    std::vector<Tensor> made;
+    made.reserve(5);
+    for (int i = 0; i < 3; ++i) made.push_back(call.allocate(i, call.type(), call.input(i).dims()));
     for (int i = 3; layout.additive() && i < 5; ++i)
-      vectors.emplace_back(call.allocate(context, i, call.compute_type(), {call.attention.head_dim}));
+      made.push_back(call.allocate(i, call.compute_type(), {call.attention.head_dim}));
     HeedBackward pass = received(call);
-    pass.query_gradient = call.tensor(made[0].data(), call.dims(0));
-    pass.key_gradient = call.tensor(made[1].data(), call.dims(1));
-    pass.value_gradient = call.tensor(made[2].data(), call.dims(2));
-    if (layout.additive()) pass.score_vector_gradient = vectors[0].data(), pass.bias_gradient = vectors[1].data();
+    pass.query_gradient = call.rows(made[0]);
+    pass.key_gradient = call.rows(made[1]);
+    pass.value_gradient = call.rows(made[2]);
+    if (layout.additive()) pass.score_vector_gradient = made[3].data(), pass.bias_gradient = made[4].data();
     check(heed_backward(&call.attention, &pass, call.threads()));
   });
 }
@@ -63,51 +56,89 @@ void run_bias_gradient(void*, TF_OpKernelContext* context) {
     Call call(context, layout, 4);
     if (!call.attention.bias.data) fail("there must be a `bias`");
     const int64_t* shape = call.attention.bias.shape;
-    const Output made(call.allocate(context, 0, call.compute_type(), Dims(shape, shape + 4)));
+    const Tensor made = call.allocate(0, call.compute_type(), Dims(shape, shape + 4));
     HeedBackward pass = received(call);
     pass.bias_gradient = made.data();
     check(heed_bias_gradient(&call.attention, &pass, call.threads()));
   });
 }
 
+// A shape function at work. After a step that fails, `status` says why and no other is taken.
+struct Tracing {
+  using Shape = Owned<TF_ShapeHandle>;
+  TF_ShapeInferenceContext* context;
+  TF_Status* status;
+
+  Tracing(TF_ShapeInferenceContext* c, TF_Status* s) : context(c), status(s) {
+    TF_ShapeInferenceContextSetUnknownShape(context, status);
+  }
+  bool ok() const { return TF_GetCode(status) == 0; }
+
+  Shape input(int i, int64_t rank) const {
+    Shape shape(TF_NewShapeHandle());
+    if (ok()) TF_ShapeInferenceContextGetInput(context, i, shape.get(), status);
+    if (ok()) TF_ShapeInferenceContextWithRank(context, shape.get(), rank, shape.get(), status);
+    return shape;
+  }
+  Shape part(const Shape& of, int64_t begin, int64_t end) const {
+    Shape shape(TF_NewShapeHandle());
+    if (ok()) TF_ShapeInferenceContextSubshape(context, of.get(), begin, end, shape.get(), status);
+    return shape;
+  }
+  Shape joined(const Shape& first, const Shape& second) const {
+    Shape shape(TF_NewShapeHandle());
+    if (ok()) TF_ShapeInferenceContextConcatenateShapes(context, first.get(), second.get(), shape.get(), status);
+    return shape;
+  }
+  void output(int i, const Shape& shape) const {
+    if (ok()) TF_ShapeInferenceContextSetOutput(context, i, shape.get(), status);
+  }
+};
+
 template <const Layout& layout>
 void shape_forward(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeInferenceContextSetUnknownShape(context, status);
-  const Tracing trace{context, status};
-  Shape query, value, piece, output, lse;
-  trace.input(0, layout.rank, query);
-  trace.input(2, layout.rank, value);
-  trace.part(query, 0, layout.rank - 1, output);
-  trace.part(value, layout.rank - 1, layout.rank, piece);
-  trace.append(output, piece);
-  trace.part(query, 0, 1, lse);
-  for (int axis : {layout.heads_axis, layout.length_axis}) {
-    if (axis < 0) continue;
-    trace.part(query, axis, axis + 1, piece);
-    trace.append(lse, piece);
-  }
-  trace.output(0, output);
-  trace.output(1, lse);
+  const Tracing trace(context, status);
+  const auto query = trace.input(0, layout.rank), value = trace.input(2, layout.rank);
+  const int last = layout.rank - 1;
+  trace.output(0, trace.joined(trace.part(query, 0, last), trace.part(value, last, layout.rank)));
+  auto lse = trace.part(query, 0, 1);
+  if (!layout.additive()) lse = trace.joined(lse, trace.part(query, layout.heads_axis, layout.heads_axis + 1));
+  trace.output(1, trace.joined(lse, trace.part(query, layout.length_axis, layout.length_axis + 1)));
 }
 
 template <const Layout& layout>
 void shape_backward(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeInferenceContextSetUnknownShape(context, status);
-  const Tracing trace{context, status};
-  Shape shape, units;
-  for (int i : {2, 1, 0}) {
-    trace.input(i, layout.rank, shape);
-    trace.output(i, shape);
-  }
-  if (!layout.additive()) return;
-  trace.part(shape, 2, 3, units);
-  trace.output(3, units);
-  trace.output(4, units);
+  const Tracing trace(context, status);
+  for (int i = 0; i < 3; ++i) trace.output(i, trace.input(i, layout.rank));
+  for (int i = 3; layout.additive() && i < 5; ++i) trace.output(i, trace.part(trace.input(0, layout.rank), 2, 3));
 }
 
-// The shape of the bias, which is one of a list.
-void shape_bias_gradient(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeInferenceContextSetUnknownShape(context, status);
+using Arguments = std::vector<const char*>;
+
+// `extra` inputs come after those that call.h lists up to `rules`. T is the type of query, key and value, C that of
+// computation.
+void register_op(const std::string& name, ShapeFunction shapes, Run run, const Arguments& extra,
+                 const Arguments& outputs) {
+  const Status status;
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name.c_str());
+  for (const char* attribute :
+       {"T: {float, double, bfloat16, half}", "C: {float, double}", "F: int >= 1", "M: int >= 0", "D: int >= 0"})
+    TF_OpDefinitionBuilderAddAttr(op, attribute);
+  for (const char* input : {"query: T", "key: T", "value: T", "settings: double", "seed: uint32", "rules: int64"})
+    TF_OpDefinitionBuilderAddInput(op, input);
+  for (const char* input : extra) TF_OpDefinitionBuilderAddInput(op, input);
+  for (const char* input : {"reals: F * C", "numbers: M * int32", "arrays: D * bool"})
+    TF_OpDefinitionBuilderAddInput(op, input);
+  for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(op, output);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, shapes);
+  TF_RegisterOpDefinition(op, status.get());
+  for (int type : {kFloat, kDouble, kBfloat16, kHalf}) {
+    TF_KernelBuilder* kernel = TF_NewKernelBuilder(
+        name.c_str(), "CPU", [](TF_OpKernelConstruction*) -> void* { return nullptr; }, run, [](void*) {});
+    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
+    TF_RegisterKernelBuilder(name.c_str(), kernel, status.get());
+  }
+  if (!status.ok()) std::fprintf(stderr, "heed: TensorFlow did not take the op %s\n", name.c_str());
 }
 
 template <const Layout& layout>
@@ -119,7 +150,8 @@ void register_ops(const std::string& name) {
               {"result: T", "result_lse: C", "result_softmax: C"});
   register_op(name + "Gradient", shape_backward<layout>, run_backward<layout>, received, gradients);
   if (!layout.additive())
-    register_op(name + "BiasGradient", shape_bias_gradient, run_bias_gradient<layout>, received, {"bias_gradient: C"});
+    register_op(name + "BiasGradient", TF_ShapeInferenceContextSetUnknownShape, run_bias_gradient<layout>, received,
+                {"bias_gradient: C"});
 }
 
 // Runs when the library is loaded: TensorFlow looks for ops that appeared meanwhile.

@@ -1,7 +1,7 @@
 // Tensors and errors of TensorFlow's C API, released when they go out of scope.
 #pragma once
 
-#include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,25 +10,25 @@
 
 namespace heed::tf {
 
-struct Input {
-  TF_Tensor* tensor = nullptr;
-  Input() = default;
-  Input(Input&& other) noexcept : tensor(other.tensor) { other.tensor = nullptr; }
-  Input(const Input&) = delete;
-  ~Input() {
-    if (tensor) TF_DeleteTensor(tensor);
-  }
-  int rank() const { return TF_NumDims(tensor); }
-  int64_t dim(int axis) const { return TF_Dim(tensor, axis); }
-  bool has_dims(std::initializer_list<int64_t> dims) const {
-    if (rank() != static_cast<int>(dims.size())) return false;
-    int axis = 0;
-    for (int64_t n : dims)
-      if (dim(axis++) != n) return false;
-    return true;
-  }
-  std::vector<int64_t> dims() const {
-    std::vector<int64_t> result;
+struct Release {
+  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
+  void operator()(TF_ShapeHandle* shape) const { TF_DeleteShapeHandle(shape); }
+};
+template <class T>
+using Owned = std::unique_ptr<T, Release>;
+
+using Dims = std::vector<int64_t>;
+
+// An input or an output of an op.
+struct Tensor {
+  Owned<TF_Tensor> tensor;
+
+  int type() const { return TF_TensorType(tensor.get()); }
+  int rank() const { return TF_NumDims(tensor.get()); }
+  int64_t dim(int axis) const { return TF_Dim(tensor.get(), axis); }
+  Dims dims() const {
+    Dims result;
     for (int axis = 0; axis < rank(); ++axis) result.push_back(dim(axis));
     return result;
   }
@@ -40,27 +40,13 @@ struct Input {
   }
   template <class T = void>
   T* data() const {
-    return static_cast<T*>(TF_TensorData(tensor));
+    return static_cast<T*>(TF_TensorData(tensor.get()));
   }
 };
 
-struct Output {
-  TF_Tensor* tensor;
-  explicit Output(TF_Tensor* t) : tensor(t) {}
-  Output(Output&& other) noexcept : tensor(other.tensor) { other.tensor = nullptr; }
-  Output(const Output&) = delete;
-  ~Output() {
-    if (tensor) TF_DeleteTensor(tensor);
-  }
-  void* data() const { return TF_TensorData(tensor); }
-};
-
-struct Status {
-  TF_Status* status = TF_NewStatus();
-  Status() = default;
-  Status(const Status&) = delete;
-  ~Status() { TF_DeleteStatus(status); }
-  bool ok() const { return TF_GetCode(status) == 0; }
+struct Status : Owned<TF_Status> {
+  Status() : Owned<TF_Status>(TF_NewStatus()) {}
+  bool ok() const { return TF_GetCode(get()) == 0; }
 };
 
 struct Failed {
@@ -69,6 +55,11 @@ struct Failed {
 };
 
 [[noreturn]] inline void fail(const std::string& text) { throw Failed{text}; }
+
+// Of what the core says.
+inline void check(const char* problem) {
+  if (problem) fail(problem);
+}
 
 // Runs an op's function and tells TensorFlow of what it threw.
 template <class Function>
@@ -82,9 +73,9 @@ void guarded(TF_OpKernelContext* context, const Function& function) {
   } catch (...) {
     failed = {"out of memory", kResourceExhausted};
   }
-  Status status;
-  TF_SetStatus(status.status, failed.code, failed.text.c_str());
-  TF_OpKernelContext_Failure(context, status.status);
+  const Status status;
+  TF_SetStatus(status.get(), failed.code, failed.text.c_str());
+  TF_OpKernelContext_Failure(context, status.get());
 }
 
 inline int32_t dtype_of(int type) {
