@@ -41,15 +41,18 @@ class FlushDenormals {
 
 // One call of parallel_for. It lives on the heap and is shared: a worker that wakes late may still look at it.
 struct Job {
-  int64_t count;
-  int threads;
-  Task task;
-  void* context;
+  const int64_t count;
+  const int threads;
+  const Task task;
+  void* const context;
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> finished{0};
   std::atomic<int> workers{1};  // the caller is worker 0
   std::mutex mutex;
   std::condition_variable done;
+
+  Job(int64_t indices, int most_threads, Task call, void* with)
+      : count(indices), threads(most_threads), task(call), context(with) {}
 
   void work(int worker) {
     const FlushDenormals mode;
@@ -145,12 +148,7 @@ void parallel_for(int64_t count, int threads, Task task, void* context) {
     for (int64_t index = 0; index < count; ++index) task(context, index, 0);
     return;
   }
-  auto job = std::make_shared<Job>();
-  job->count = count;
-  job->threads = threads;
-  job->task = task;
-  job->context = context;
-  the_pool().run(job);
+  the_pool().run(std::make_shared<Job>(count, threads, task, context));
 }
 
 }  // namespace heed

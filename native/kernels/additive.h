@@ -113,7 +113,8 @@ HEED_INLINE Vector<Real> sums_of_lanes(Vector<Real>* rows) {
 #pragma GCC unroll 16
     for (int r = 0; r < left; ++r) {
       const Vector<Real> a = rows[r], b = rows[r + left];
-      rows[r] = interleaved<Real, 0>(a, b) + interleaved<Real, kLanes<Real> / 2>(a, b);
+      rows[r] = shuffled<Real>(a, b, Interleaved<kLanes<Real>, 0>{}) +
+                shuffled<Real>(a, b, Interleaved<kLanes<Real>, kLanes<Real> / 2>{});
     }
   return rows[0];
 }
@@ -160,15 +161,11 @@ inline void additive_scores(const Real* query, int queries, const Real* key, int
                             Real* scores) {
   constexpr int kRows = kScoreRows<Real>, kColumns = range == Range::kAny ? 1 : kLanes<Real> / kRows;
   const int stride = units_stride<Real>(units);
-  int x = 0;
-  for (; x + kColumns <= queries; x += kColumns)
+  in_chunks<kColumns>(queries, [&](int x, auto columns) {
     for (int y = 0; y < keys; y += kRows)
-      score_tile<range, kRows, kColumns>(query + x * stride, key + y * stride, stride, vector, units,
-                                         scores + y * kQueryTile + x);
-  for (; x < queries; ++x)
-    for (int y = 0; y < keys; y += kRows)
-      score_tile<range, kRows, 1>(query + x * stride, key + y * stride, stride, vector, units,
-                                  scores + y * kQueryTile + x);
+      score_tile<range, kRows, decltype(columns)::value>(query + x * stride, key + y * stride, stride, vector, units,
+                                                         scores + y * kQueryTile + x);
+  });
 }
 
 // For one vector of units, with t = tanh, s[y][x] the gradients of the scores and kColumns queries, adds
@@ -229,13 +226,11 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
       const int some = static_cast<int>(least(kTogether, even_keys - y));
       const Real *keys_from = key + y * stride + u, *gradients_from = gradients + y * kQueryTile;
       Real* column_from = column + y * kLanes<Real>;
-      int x = 0;
-      for (; x + kColumns <= queries; x += kColumns)
-        gradient_tile<range, kColumns>(query + x * stride + u, keys_from, some, stride, gradients_from + x, factor,
-                                       query_gradient + x * stride + u, column_from, &vector_sum);
-      for (; x < queries; ++x)
-        gradient_tile<range, 1>(query + x * stride + u, keys_from, some, stride, gradients_from + x, factor,
-                                query_gradient + x * stride + u, column_from, &vector_sum);
+      in_chunks<kColumns>(queries, [&](int x, auto columns) {
+        gradient_tile<range, decltype(columns)::value>(query + x * stride + u, keys_from, some, stride,
+                                                       gradients_from + x, factor, query_gradient + x * stride + u,
+                                                       column_from, &vector_sum);
+      });
     }
     for (int y = 0; y < keys; ++y) {
       Real* to = key_gradient + y * stride + u;

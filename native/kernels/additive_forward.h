@@ -69,9 +69,9 @@ struct AdditiveTile {
   template <class Function>
   HEED_INLINE void with_range(const Function& function) const {
     switch (range) {
-      case Range::kSmall: return function(std::integral_constant<Range, Range::kSmall>{});
-      case Range::kUsual: return function(std::integral_constant<Range, Range::kUsual>{});
-      case Range::kAny: return function(std::integral_constant<Range, Range::kAny>{});
+      case Range::kSmall: return function(Constant<Range::kSmall>{});
+      case Range::kUsual: return function(Constant<Range::kUsual>{});
+      case Range::kAny: return function(Constant<Range::kAny>{});
     }
   }
 

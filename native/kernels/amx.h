@@ -74,22 +74,14 @@ inline void tile_product(const void* a, ptrdiff_t a_row, const void* b, ptrdiff_
 // The same for any multiple of 16 rows and columns.
 inline void tiled_product(const void* a, ptrdiff_t a_row, int rows, const void* b, ptrdiff_t b_row, void* c,
                           ptrdiff_t c_row, int columns, int steps, bool accumulate) {
-  for (int y = 0; y < rows; y += 2 * kTile) {
-    const char* left = static_cast<const char*>(a) + y * a_row;
-    for (int x = 0; x < columns; x += 2 * kTile) {
-      const char* right = static_cast<const char*>(b) + 4 * x;
-      char* to = static_cast<char*>(c) + y * c_row + 4 * x;
-      const bool two_down = y + kTile < rows, two_across = x + kTile < columns;
-      if (two_down && two_across)
-        tile_product<2, 2>(left, a_row, right, b_row, to, c_row, steps, accumulate);
-      else if (two_down)
-        tile_product<2, 1>(left, a_row, right, b_row, to, c_row, steps, accumulate);
-      else if (two_across)
-        tile_product<1, 2>(left, a_row, right, b_row, to, c_row, steps, accumulate);
-      else
-        tile_product<1, 1>(left, a_row, right, b_row, to, c_row, steps, accumulate);
-    }
-  }
+  in_chunks<2>(rows / kTile, [&](int y, auto down) {
+    const char* left = static_cast<const char*>(a) + y * kTile * a_row;
+    char* to = static_cast<char*>(c) + y * kTile * c_row;
+    in_chunks<2>(columns / kTile, [&](int x, auto across) {
+      tile_product<decltype(down)::value, decltype(across)::value>(left, a_row, static_cast<const char*>(b) + 64 * x,
+                                                                   b_row, to + 64 * x, c_row, steps, accumulate);
+    });
+  });
 }
 
 // `count` numbers, then 0, as a vector of 16 (in words) or, with kPairs, 32 (as pairs).

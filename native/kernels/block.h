@@ -20,6 +20,20 @@ HEED_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 HEED_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 HEED_INLINE int round_up(int64_t n, int multiple) { return static_cast<int>((n + multiple - 1) / multiple * multiple); }
 
+// A number as a type, for what is compiled for it.
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+
+// function(first, how many as a Constant): kMost at a time, then those that are left over one by one.
+template <int kMost, class Function>
+HEED_INLINE void in_chunks(int count, const Function& function) {
+  int at = 0;
+  for (; at + kMost <= count; at += kMost) function(at, Constant<kMost>{});
+  for (; at < count; ++at) function(at, Constant<1>{});
+}
+
 // The queries of one tile.
 HEED_INLINE Span query_tile(const HeedAttention& a, int64_t tile) {
   return {tile * kQueryTile, static_cast<int>(least(kQueryTile, a.query_length - tile * kQueryTile))};

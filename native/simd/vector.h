@@ -7,8 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 #if defined(__AVX512DQ__)
 #include <immintrin.h>
 #endif
@@ -18,12 +16,12 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Of float or double: a vector, and what comparing two of them gives.
+// Of float or double: a vector, what comparing two of them gives, and the numbers in that.
 template <class Real>
 struct Lanes {
   typedef Real Vector __attribute__((vector_size(HEED_VECTOR_BYTES)));
-  typedef std::conditional_t<sizeof(Real) == 4, int32_t, int64_t> Integer;
-  typedef Integer Integers __attribute__((vector_size(HEED_VECTOR_BYTES)));
+  typedef decltype(Vector{} < Vector{}) Integers;
+  typedef decltype(+Integers{}[0]) Integer;
 };
 
 // How many there are.
@@ -213,18 +211,23 @@ HEED_INLINE Vector<double> natural_log(Vector<double> x) {
 HEED_INLINE float natural_log(float x) { return __builtin_logf(x); }
 HEED_INLINE double natural_log(double x) { return __builtin_log(x); }
 
-// From lane `kFrom` of each on, lanes of a and b in turn: a[kFrom], b[kFrom], a[kFrom + 1], b[kFrom + 1], ...
-template <class Real, int kFrom, int... kAt>
-HEED_INLINE Vector<Real> interleaved(Vector<Real> a, Vector<Real> b, std::integer_sequence<int, kAt...>) {
+template <int... kIndices>
+struct Order {};
+
+// Which lanes of (a, b) interleave them, from lane `kFrom` of each on: kFrom, n + kFrom, kFrom + 1, n + kFrom + 1, ...
+template <int kCount, int kFrom, int kAt = kCount, int... kIndices>
+struct Interleaved
+    : Interleaved<kCount, kFrom, kAt - 1, ((kAt - 1) % 2 * kCount + kFrom + (kAt - 1) / 2), kIndices...> {};
+template <int kCount, int kFrom, int... kIndices>
+struct Interleaved<kCount, kFrom, 0, kIndices...> : Order<kIndices...> {};
+
+template <class Real, int... kIndices>
+HEED_INLINE Vector<Real> shuffled(Vector<Real> a, Vector<Real> b, Order<kIndices...>) {
 #if defined(__clang__)
-  return __builtin_shufflevector(a, b, (kAt % 2 * kLanes<Real> + kFrom + kAt / 2)...);
+  return __builtin_shufflevector(a, b, kIndices...);
 #else
-  return __builtin_shuffle(a, b, Integers<Real>{(kAt % 2 * kLanes<Real> + kFrom + kAt / 2)...});
+  return __builtin_shuffle(a, b, Integers<Real>{kIndices...});
 #endif
-}
-template <class Real, int kFrom>
-HEED_INLINE Vector<Real> interleaved(Vector<Real> a, Vector<Real> b) {
-  return interleaved<Real, kFrom>(a, b, std::make_integer_sequence<int, kLanes<Real>>{});
 }
 
 // A square of vectors, rows and columns exchanged: dealing the first and the second half of the rows alternately,
@@ -238,8 +241,8 @@ HEED_INLINE void transpose(Vector<Real>* rows) {
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes<Real> / 2; ++r) {
       const V a = rows[r], b = rows[r + kLanes<Real> / 2];
-      dealt[2 * r] = interleaved<Real, 0>(a, b);
-      dealt[2 * r + 1] = interleaved<Real, kLanes<Real> / 2>(a, b);
+      dealt[2 * r] = shuffled<Real>(a, b, Interleaved<kLanes<Real>, 0>{});
+      dealt[2 * r + 1] = shuffled<Real>(a, b, Interleaved<kLanes<Real>, kLanes<Real> / 2>{});
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes<Real>; ++r) rows[r] = dealt[r];

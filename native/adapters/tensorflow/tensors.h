@@ -79,12 +79,8 @@ void guarded(TF_OpKernelContext* context, const Function& function) {
 }
 
 inline int32_t dtype_of(int type) {
-  switch (type) {
-    case kDouble: return HEED_FLOAT64;
-    case kBfloat16: return HEED_BFLOAT16;
-    case kHalf: return HEED_FLOAT16;
-    default: return HEED_FLOAT32;
-  }
+  if (type == kFloat) return HEED_FLOAT32;
+  return type == kDouble ? HEED_FLOAT64 : type == kBfloat16 ? HEED_BFLOAT16 : HEED_FLOAT16;
 }
 
 inline size_t bytes_of(int type) { return type == kDouble ? 8 : type == kFloat ? 4 : 2; }
