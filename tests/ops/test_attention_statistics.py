@@ -233,7 +233,7 @@ def test_rows_without_keys_weigh_nothing_from_the_log_sum_exp() -> None:
         ({"keys": [-1]}, ValueError, r"`keys` must be in \[0, 9\)"),
         ({"keys": [0.5]}, TypeError, "`keys` must be a list of integers"),
         ({"lse": np.zeros((2, 7, 4))}, ValueError, r"`lse` must have shape \(B, N, T\)"),
-        ({"lse": np.zeros((2, 4, 7), int)}, TypeError, "`lse` must be floating-point"),
+        ({"lse": np.zeros((2, 4, 7), int)}, TypeError, "`lse` must hold floating-point numbers"),
     ],
 )
 def test_bad_choices_are_named(options: Any, error: type[Exception], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -67,12 +68,7 @@ class SingleHeadAttention(AttentionLayer):
         use_causal_mask: bool = False,
     ) -> Any:
         """Attends; see the class for the arguments."""
-        single = len(query.shape) == 2
-        if single and use_causal_mask:
-            raise ValueError(
-                "`use_causal_mask` needs a sequence of queries, (B, T, D). "
-                f"Received: query.shape={tuple(query.shape)}"
-            )
+        single = _is_single(query, use_causal_mask)
         shapes = self._check_shapes(query.shape, value.shape, None if key is None else key.shape)
         built_widths({"query": shapes[0], "key": shapes[2]}, self._widths)
         scores_shape = (*query.shape[:-1], value.shape[1])
@@ -151,6 +147,31 @@ class SingleHeadAttention(AttentionLayer):
         output = (*query[:-1], value[-1])
         return (output, (*query[:-1], value[1])) if return_attention_scores else output
 
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
+        bound = inspect.signature(self.call).bind(*args, **kwargs)
+        bound.apply_defaults()
+        call = bound.arguments
+        query, value, key = (call[name] for name in ("query", "value", "key"))
+        _is_single(query, call["use_causal_mask"])
+        shape, scores_shape = self.compute_output_shape(
+            query.shape,
+            value.shape,
+            None if key is None else key.shape,
+            return_attention_scores=True,
+        )
+        given = call["attention_mask"]
+        if given is not None and not isinstance(given, Mask):
+            _check_over_scores(tuple(given.shape), scores_shape)
+        for name in ("query", "value", "key"):
+            mask, tensor = call[f"{name}_mask"], call[name]
+            if mask is not None and tensor is not None and len(tensor.shape) == 3:
+                _AXES.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
+        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
+        if call["return_attention_scores"]:
+            return output, keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
+        return output
+
     def _check_shapes(
         self,
         query_shape: Sequence[Any],
@@ -164,6 +185,17 @@ class SingleHeadAttention(AttentionLayer):
                 f"(B, S, V). Received: query.shape={query}, value.shape={value}"
             )
         return query, value, key
+
+
+def _is_single(query: Any, use_causal_mask: bool) -> bool:
+    """Whether the query is a single state."""
+    single = len(query.shape) == 2
+    if single and use_causal_mask:
+        raise ValueError(
+            "`use_causal_mask` needs a sequence of queries, (B, T, D). "
+            f"Received: query.shape={tuple(query.shape)}"
+        )
+    return single
 
 
 def _check_order(arguments: tuple[Any, ...]) -> None:

@@ -98,26 +98,20 @@ class AttentionAxes:
         _, columns = self._sizes(key)
         return (*batch, num_heads, *rows, *columns)
 
-    def flatten_scores_like(self, x: Any, query: Any, key: Any, heads: int, name: str) -> Any:
-        """A mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
+    def complete_scores_like(self, shape: Shape, target: Shape, name: str) -> Shape:
+        """The shape of a mask or bias over the scores, with ones where Keras lets it be shorter.
 
-        As Keras lets it be shorter: (T, S) and (B, T, S) hold for every head, (B, N, T, S) has one for each.
+        (T, S) and (B, T, S) hold for every head, (B, N, T, S) has one for each: what is missing stands just before the
+        attended axes.
 
         Args:
-            x: the mask or bias.
-            query: a tensor whose leading dimensions are (B, d1, ..., dk), projected or not.
-            key: the same for the keys.
-            heads: N.
+            shape: of the mask or bias.
+            target: of the scores.
             name: the argument's name, for messages.
 
         Raises:
-            ValueError: if its shape cannot broadcast to the scores.
+            ValueError: if the shape cannot broadcast to the scores.
         """
-        if x is None:
-            return None
-        target = self.scores_shape(tuple(query.shape), tuple(key.shape), heads)
-        shape = tuple(x.shape)
-        # What is missing stands just before the attended axes.
         split = len(shape) - 2 * len(self.axes)
         missing = len(target) - len(shape)
         full = (*shape[: max(split, 0)], *(1,) * missing, *shape[max(split, 0) :])
@@ -126,7 +120,25 @@ class AttentionAxes:
                 f"`{name}` must be broadcastable to the scores, of shape {target}, or to them "
                 f"without the dimension of the heads. Received: {name}.shape={shape}"
             )
-        if missing:
+        return full
+
+    def flatten_scores_like(self, x: Any, query: Any, key: Any, heads: int, name: str) -> Any:
+        """A mask or bias over the scores as an array that broadcasts to (B', N, T, S); None stays None.
+
+        Args:
+            x: the mask or bias, see `complete_scores_like`.
+            query: a tensor whose leading dimensions are (B, d1, ..., dk), projected or not.
+            key: the same for the keys.
+            heads: N.
+            name: the argument's name, for messages.
+        """
+        if x is None:
+            return None
+        shape = tuple(x.shape)
+        target = self.scores_shape(tuple(query.shape), tuple(key.shape), heads)
+        full = self.complete_scores_like(shape, target, name)
+        if missing := len(full) - len(shape):
+            split = len(shape) - 2 * len(self.axes)
             x = ops.expand_dims(x, tuple(range(split, split + missing)))
         if self.trivial:
             return x
@@ -147,28 +159,31 @@ class AttentionAxes:
             merged.append(math.prod(sizes))
         return ops.reshape(ops.broadcast_to(x, broadcast), merged)
 
-    def align_positions(self, mask: Any, x: Any, name: str) -> Any:
-        """A mask of positions as an array that broadcasts to (B, d1, ..., dk) of `x`; None stays None.
+    def check_positions(self, shape: Shape, tensor: Shape, name: str) -> bool:
+        """Whether a mask has one value per position; with one attention axis it may also hold along the free axes.
 
         Args:
-            mask: one value per position of `x`; with one attention axis also (B, T), which then holds along the free
-                axes.
-            x: (B, d1, ..., dk, ...), what the mask belongs to.
+            shape: of the mask: one value per position of the tensor, or (B, T).
+            tensor: (B, d1, ..., dk, ...), the shape of the tensor that the mask belongs to.
             name: the argument's name, for messages.
 
         Raises:
             ValueError: if the mask has another shape.
         """
-        if mask is None:
-            return None
-        shape, full = tuple(mask.shape), tuple(x.shape)[: self.rank - 1]
+        full = tensor[: self.rank - 1]
         if agree(shape, full):
-            return mask
+            return True
         if len(self.axes) != 1 or not agree(shape, (full[0], full[self.axes[0]])):
             raise ValueError(
                 f"`{name}` must hold one value per position, so it must have the shape {full}. "
                 f"Received: {name}.shape={shape}"
             )
+        return False
+
+    def align_positions(self, mask: Any, x: Any, name: str) -> Any:
+        """A mask of positions as an array that broadcasts to (B, d1, ..., dk) of `x`; None stays None."""
+        if mask is None or self.check_positions(tuple(mask.shape), tuple(x.shape), name):
+            return mask
         spread = [1] * (self.rank - 1)
         spread[0], spread[self.axes[0]] = ops.shape(mask)
         return ops.reshape(mask, spread)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -391,7 +392,9 @@ class MultiHeadAttention(AttentionLayer):
     ) -> Any:
         """Attends; see the class for the arguments."""
         wanted = Wanted.of(return_attention_scores)
-        self._check_call(query, value, key, use_causal_mask, rotary_positions, cache, cache_index)
+        self._check_call(
+            self._axes, query, value, key, use_causal_mask, rotary_positions, cache, cache_index
+        )
         if rotary_key_positions is None:
             rotary_key_positions = rotary_positions
         start = 0 if cache_index is None else cache_index
@@ -623,6 +626,7 @@ class MultiHeadAttention(AttentionLayer):
 
     def _check_call(
         self,
+        axes: AttentionAxes,
         query: Any,
         value: Any,
         key: Any,
@@ -632,7 +636,6 @@ class MultiHeadAttention(AttentionLayer):
         cache_index: Any,
     ) -> None:
         """Checks what a call alone can know."""
-        axes = self._axes
         if len(axes.axes) > 1 and (use_causal_mask or self._sliding_window is not None):
             raise ValueError(
                 "`use_causal_mask` and `sliding_window` need an order of positions, which several "
@@ -680,3 +683,37 @@ class MultiHeadAttention(AttentionLayer):
         if wanted is None:
             return output
         return output, wanted.shape(axes.scores_shape(query, key, self._num_heads), axes)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
+        # Worked out from shapes: tracing would take twenty times as long, and needs a backend that can be traced.
+        bound = inspect.signature(self.call).bind(*args, **kwargs)
+        bound.apply_defaults()
+        call = bound.arguments
+        query, value, key, cache = (call[name] for name in ("query", "value", "key", "cache"))
+        axes = AttentionAxes(len(query.shape), self._attention_axes)
+        names = ("use_causal_mask", "rotary_positions", "cache", "cache_index")
+        self._check_call(axes, query, value, key, *(call[name] for name in names))
+        sources = (value.shape, None if key is None else key.shape)
+        if cache is not None:
+            sources = (cache["key"].shape[:3], None)
+        shape, whole = self.compute_output_shape(
+            query.shape, *sources, return_attention_scores=True
+        )
+        self._check_masks(axes, call, whole)
+        scores, wanted = None, Wanted.of(call["return_attention_scores"])
+        if wanted is not None:
+            scores = keras.KerasTensor(wanted.shape(whole, axes), dtype=self.compute_dtype)
+        if cache is not None:
+            cache = {name: keras.KerasTensor(x.shape, x.dtype) for name, x in cache.items()}
+        return together(keras.KerasTensor(shape, dtype=self.compute_dtype), scores, cache)
+
+    def _check_masks(self, axes: AttentionAxes, call: dict[str, Any], scores: Shape) -> None:
+        for name in ("attention_mask", "position_bias"):
+            if call[name] is not None and not isinstance(call[name], Mask):
+                axes.complete_scores_like(tuple(call[name].shape), scores, name)
+        for name in ("query", "value", "key"):
+            mask, tensor = call[f"{name}_mask"], call[name]
+            known = mask is not None and tensor is not None
+            if known and (name == "query" or call["cache"] is None):
+                axes.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
