@@ -465,6 +465,11 @@ def test_heed_beside_itself_with_each_instruction_set():
     assert len(started) == len(machine) + bool(machine)  # each in a process of its own
 
 
+def test_a_heed_whose_library_lists_no_instruction_sets_can_still_be_timed(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert instruction_sets() == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

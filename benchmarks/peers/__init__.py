@@ -131,6 +131,8 @@ def instruction_sets() -> list[str]:
     for file in (Path(folder) / "_lib" / "libheed_core.so" for folder in folders):
         if file.exists():
             library = ctypes.CDLL(str(file))
+            if not hasattr(library, "heed_instruction_set_name"):
+                return []  # an older heed, which this process runs for `--before`
             ask, in_use = library.heed_instruction_set_name, library.heed_instruction_set
             ask.restype = in_use.restype = ctypes.c_char_p
             names = [
