@@ -9,6 +9,7 @@ import keras
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
 from heed.layers.base_layers import SequenceLayer
+from heed.layers.flat_dense import FlatDense
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -67,8 +68,8 @@ class FeedForward(SequenceLayer):
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = check_integer("seed", seed, least=None, optional=True)
 
-    def _dense(self, units: int, activation: Any, name: str) -> keras.layers.Dense:
-        return keras.layers.Dense(
+    def _dense(self, units: int, activation: Any, name: str) -> FlatDense:
+        return FlatDense(
             units,
             activation=activation,
             use_bias=self.use_bias,
