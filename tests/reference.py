@@ -279,3 +279,42 @@ def additive_attention_backward(
         d_key[b, visible] += d_inside
         d_bias += d_inside.sum(axis=0)
     return Backward(d_query, d_key, d_value, d_bias if a.has_bias else None, d_vector)
+
+
+# What stands beside attention, one row at a time. Letters: D width of a row, C classes.
+
+
+def _rows(array: Any) -> list[tuple[int, ...]]:
+    """The index of each row of (..., D)."""
+    return list(np.ndindex(np.shape(array)[:-1]))
+
+
+def cross_entropy(
+    logits: Any, labels: Any, smoothing: float = 0.0, ignored: int | None = None
+) -> Array:
+    """-sum_c target_c log softmax(logits)_c, the target 1 - e + e/C at the label and e/C elsewhere; 0 if ignored."""
+    logits, labels = _float64(logits), np.asarray(labels)
+    losses = np.zeros(labels.shape)
+    for row in _rows(logits):
+        if labels[row] != ignored:
+            target = np.full(logits.shape[-1], smoothing / logits.shape[-1])
+            target[labels[row]] += 1.0 - smoothing
+            below = logits[row] - logits[row].max()
+            _, lse = softmax(below)
+            possible = target > 0
+            losses[row] = target[possible] @ (lse - below[possible])
+    return losses
+
+
+def cross_entropy_backward(
+    logits: Any, labels: Any, d_losses: Any, smoothing: float = 0.0, ignored: int | None = None
+) -> Array:
+    """The gradient of the logits for the cotangents `d_losses` (...)."""
+    logits, labels = _float64(logits), np.asarray(labels)
+    d_losses, d_logits = _float64(d_losses), np.zeros_like(logits)
+    for row in _rows(logits):
+        if labels[row] != ignored:
+            target = np.full(logits.shape[-1], smoothing / logits.shape[-1])
+            target[labels[row]] += 1.0 - smoothing
+            d_logits[row] = d_losses[row] * (softmax(logits[row])[0] - target)
+    return d_logits

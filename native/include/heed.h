@@ -1,6 +1,6 @@
 // heed's kernels as a plain C interface: exact attention on the CPU, forward and backward, in memory that grows with
-// T + S. Every adapter (TensorFlow's ops, tests, other frameworks) fills the structs of this file and calls these
-// functions; nothing else of the library is visible.
+// T + S, and what stands beside it in a training step. Every adapter (TensorFlow's ops, tests, other frameworks) fills
+// the structs of this file and calls these functions; nothing else of the library is visible.
 //
 // Letters: B batch, T query length, S key length, N query heads, K key/value heads, H head dim of query and key,
 // V head dim of value, U units of additive attention.
@@ -32,7 +32,7 @@
 
 // The version of this interface, raised whenever a struct, a function or a meaning changes: a program was compiled for
 // the library that it runs with if heed_version() == HEED_VERSION.
-#define HEED_VERSION 1
+#define HEED_VERSION 2
 
 // What numbers query, key, value, output and their gradients hold.
 enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };
@@ -137,6 +137,28 @@ typedef struct HeedBackward {
   void* bias_gradient;
 } HeedBackward;
 
+// Beside attention: what works on a contiguous (R, D) array row by row. Sums are float (double for HEED_FLOAT64), the
+// "compute type" here too.
+typedef struct HeedRows {
+  int32_t dtype;  // HeedDtype
+  int64_t count;  // R in [0, 2^31]
+  int64_t width;  // D in [1, 2^31]
+} HeedRows;
+
+// HeedCrossEntropy.ignored where no label is.
+#define HEED_NO_LABEL INT32_MIN
+
+// Softmax cross-entropy with label smoothing, of logits x and, in the row's own place of `labels`, its label y:
+//   loss = log(sum over c of exp(x_c)) - (1 - smoothing) * x_y - smoothing / D * (sum over c of x_c)
+// and 0, with gradient 0, for a row whose label is `ignored`, whatever its logits are.
+typedef struct HeedCrossEntropy {
+  HeedRows rows;
+  const void* logits;
+  const int32_t* labels;  // (R,), each in [0, D) or `ignored`
+  int32_t ignored;        // or HEED_NO_LABEL
+  double smoothing;       // in [0, 1)
+} HeedCrossEntropy;
+
 #if defined(__GNUC__)
 #define HEED_API __attribute__((visibility("default")))
 #else
@@ -160,6 +182,14 @@ HEED_API const char* heed_backward(const HeedAttention* attention, const HeedBac
 
 // Writes `bias_gradient` alone, of dot-product attention: a pass of its own, so that only who needs it pays for it.
 HEED_API const char* heed_bias_gradient(const HeedAttention* attention, const HeedBackward* pass, int threads);
+
+// Writes the losses, (R,), and what the gradient needs, (2, R): the largest logit of each row, and the sum of
+// exp(logit - that one). Both are of the compute type.
+HEED_API const char* heed_cross_entropy(const HeedCrossEntropy* call, void* losses, void* softmax, int threads);
+
+// Writes the gradient of the logits, (R, D) in their dtype. It may be where the logits are: it takes their place then.
+HEED_API const char* heed_cross_entropy_gradient(const HeedCrossEntropy* call, const void* softmax,
+                                                 const void* losses_gradient, void* logits_gradient, int threads);
 
 // How many processors this process may use.
 HEED_API int heed_available_threads(void);

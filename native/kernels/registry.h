@@ -105,14 +105,23 @@ struct Kernels {
   AdditiveKernels additive;
 };
 
+// What stands beside attention; each does rows [begin, end) of what heed.h has a function of that name for.
+struct RowKernels {
+  void (*cross_entropy)(const HeedCrossEntropy&, void* losses, void* softmax, int64_t begin, int64_t end);
+  void (*cross_entropy_gradient)(const HeedCrossEntropy&, const void* softmax, const void* losses_gradient,
+                                 void* logits_gradient, int64_t begin, int64_t end);
+};
+
 struct InstructionSet {
   const char* name;
   bool (*supported)();
   const Kernels& (*kernels)(const HeedAttention&);
+  const RowKernels& (*row_kernels)(const HeedRows&);
 };
 
-// The functions for this attention, in the instruction set that is in use.
+// The functions for this attention, or for these rows, in the instruction set that is in use.
 const Kernels& kernels_for(const HeedAttention& attention);
+const RowKernels& kernels_for(const HeedRows& rows);
 
 extern const InstructionSet kBaseline;
 #if defined(__x86_64__)

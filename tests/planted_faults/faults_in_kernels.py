@@ -5,13 +5,29 @@ from __future__ import annotations
 from tests.planted_faults.fault import Fault
 
 _KERNELS = "native/kernels"
-_CORE, _ADDITIVE, _FUZZ = (
+_CORE, _ADDITIVE, _FUZZ, _ROWS = (
     "tests/native/test_core.py",
     "tests/native/test_additive.py",
     "tests/native/test_fuzz.py",
+    "tests/native/test_rows.py",
 )
 
 FAULTS = (
+    # Rows
+    Fault(
+        "the gradient of the label is made of what took its place",
+        f"{_KERNELS}/cross_entropy.h",
+        "    store_some(gradient + label, 1, of_label);",
+        "    store_some(gradient + label, 1, gradient_of(load_some(logits + label, 1)) - incoming * (1 - smoothing));",
+        (_ROWS,),
+    ),
+    Fault(
+        "the end of a row counts as logits of 0",
+        f"{_KERNELS}/cross_entropy.h",
+        "most = larger(with_rest<Real>(load_some(logits + column, count), count, -kInfinity<Real>), most);",
+        "most = larger(load_some(logits + column, count), most);",
+        (_ROWS,),
+    ),
     # Masks
     Fault(
         "a window ends one key early",

@@ -1,0 +1,79 @@
+// The functions of heed.h for what stands beside attention: checks, and splitting the rows over threads. The split
+// depends on the shapes alone.
+#include <cinttypes>
+
+#include "include/heed.h"
+#include "refusal.h"
+#include "work.h"
+
+namespace heed {
+namespace {
+
+// What one task should have at least: less is not worth waking a thread for.
+constexpr int64_t kTaskNumbers = 32768;
+
+void check(const HeedRows& rows) {
+  require(rows.dtype >= HEED_FLOAT32 && rows.dtype <= HEED_FLOAT16,
+          "dtype must be float32, float64, bfloat16 or float16");
+  require(rows.count >= 0 && rows.count <= int64_t{1} << 31, "the number of rows must be in [0, 2^31]");
+  require(rows.width >= 1 && rows.width <= int64_t{1} << 31, "the width of a row must be in [1, 2^31]");
+  require(rows.count == 0 || rows.width <= (int64_t{1} << 59) / rows.count, "there must be at most 2^59 numbers");
+}
+
+void require_array(const HeedRows& rows, const void* array, const char* name) {
+  require(array || rows.count == 0, "`%s` is missing", name);
+}
+
+// function(begin, end) for all rows, some at a time.
+template <class Function>
+void for_rows(const HeedRows& rows, int threads, const Function& function) {
+  const int64_t each = std::max<int64_t>(1, kTaskNumbers / rows.width), tasks = ceil_div(rows.count, each);
+  for_each(tasks, at_most(threads, tasks),
+           [&](int64_t task, int) { function(task * each, std::min(rows.count, (task + 1) * each)); });
+}
+
+void check(const HeedCrossEntropy& c) {
+  check(c.rows);
+  require(c.smoothing >= 0 && c.smoothing < 1, "smoothing must be in [0, 1)");
+  require_array(c.rows, c.logits, "logits");
+  require_array(c.rows, c.labels, "labels");
+  const bool ignores = c.ignored != HEED_NO_LABEL;
+  for (int64_t r = 0; r < c.rows.count; ++r)
+    require((c.labels[r] >= 0 && c.labels[r] < c.rows.width) || (ignores && c.labels[r] == c.ignored),
+            "`labels` must be in [0, %" PRId64 "), or `ignore_class`. Received: labels with %d", c.rows.width,
+            static_cast<int>(c.labels[r]));
+}
+
+// Checks a call and does its work with at most so many threads.
+template <class Call, class Work>
+const char* checked(const Call& call, int threads, const Work& work) {
+  return refusal([&] {
+    check(call);
+    work(most_threads(threads));
+  });
+}
+
+}  // namespace
+}  // namespace heed
+
+const char* heed_cross_entropy(const HeedCrossEntropy* call, void* losses, void* softmax, int threads) {
+  return heed::checked(*call, threads, [&](int limit) {
+    heed::require_array(call->rows, losses, "losses");
+    heed::require_array(call->rows, softmax, "softmax");
+    const auto run = heed::kernels_for(call->rows).cross_entropy;
+    heed::for_rows(call->rows, limit, [&](int64_t begin, int64_t end) { run(*call, losses, softmax, begin, end); });
+  });
+}
+
+const char* heed_cross_entropy_gradient(const HeedCrossEntropy* call, const void* softmax, const void* losses_gradient,
+                                        void* logits_gradient, int threads) {
+  return heed::checked(*call, threads, [&](int limit) {
+    heed::require_array(call->rows, softmax, "softmax");
+    heed::require_array(call->rows, losses_gradient, "losses_gradient");
+    heed::require_array(call->rows, logits_gradient, "logits_gradient");
+    const auto run = heed::kernels_for(call->rows).cross_entropy_gradient;
+    heed::for_rows(call->rows, limit, [&](int64_t begin, int64_t end) {
+      run(*call, softmax, losses_gradient, logits_gradient, begin, end);
+    });
+  });
+}

@@ -1,0 +1,88 @@
+"""What stands beside attention by the native kernels, as differentiable functions.
+
+The kernels give first derivatives; second derivatives come from the portable form of the same, of the inputs of the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from heed.ops import checks
+from heed.ops.backends.tensorflow.native import library
+from heed.ops.backends.tensorflow.portable.rows import PortableRows
+
+Several = Sequence[tf.Tensor]
+
+
+class NativeRows:
+    """See `RowImplementation`."""
+
+    def cross_entropy(
+        self, logits: tf.Tensor, labels: tf.Tensor, smoothing: float, ignored: int
+    ) -> tf.Tensor:
+        """See `RowImplementation`."""
+        return (
+            library.ops()
+            .heed_cross_entropy(
+                logits=logits,
+                labels=labels,
+                smoothing=np.array(smoothing, checks.compute_type(logits.dtype.name)),
+                settings=_settings(ignored),
+            )
+            .losses
+        )
+
+
+def _settings(*numbers: float) -> np.ndarray:
+    """The last input of each op: the threads, and numbers of its own."""
+    return np.array([library.threads(), *numbers], np.float64)
+
+
+def _twice(
+    function: Callable[..., tf.Tensor], operands: Several, incoming: tf.Tensor, cotangents: Several
+) -> list[tf.Tensor]:
+    """Gradients of sum(cotangents * gradients of `function`), whose own incoming gradient is `incoming`.
+
+    Returns: one for each operand, and that of `incoming`.
+    """
+    operands, incoming = [tf.identity(x) for x in operands], tf.identity(incoming)
+    with tf.GradientTape() as outer:
+        outer.watch([*operands, incoming])
+        with tf.GradientTape() as inner:
+            inner.watch(operands)
+            result = function(*operands)
+        gradients = inner.gradient(result, operands, incoming, unconnected_gradients="zero")
+    return outer.gradient(
+        gradients, [*operands, incoming], list(cotangents), unconnected_gradients="zero"
+    )
+
+
+@tf.RegisterGradient("HeedCrossEntropy")
+def _of_cross_entropy(op: tf.Operation, losses_gradient: tf.Tensor, _: Any) -> list[Any]:
+    logits, labels, smoothing, settings = op.inputs
+    gradient = library.ops().heed_cross_entropy_gradient(
+        logits=logits,
+        labels=labels,
+        smoothing=smoothing,
+        softmax=op.outputs[1],
+        losses_gradient=losses_gradient,
+        settings=settings,
+    )
+    return [gradient, None, None, None]
+
+
+@tf.RegisterGradient("HeedCrossEntropyGradient")
+def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[Any]:
+    logits, labels, smoothing, _, incoming, settings = op.inputs
+    ignored = tf.cast(settings[1], tf.int32)
+
+    def losses(logits: tf.Tensor) -> tf.Tensor:
+        return PortableRows().cross_entropy(logits, labels, smoothing, ignored)
+
+    of_logits, of_incoming = _twice(losses, [logits], incoming, [cotangent])
+    # The softmax follows from the logits, whose derivative this is in all.
+    return [of_logits, None, None, None, of_incoming, None]
