@@ -1,6 +1,8 @@
 // The functions of heed.h for what stands beside attention: checks, and splitting the rows over threads. The split
 // depends on the shapes alone.
 #include <cinttypes>
+#include <cmath>
+#include <cstring>
 
 #include "include/heed.h"
 #include "refusal.h"
@@ -44,6 +46,49 @@ void check(const HeedCrossEntropy& c) {
             static_cast<int>(c.labels[r]));
 }
 
+void check(const HeedNormalization& n) {
+  check(n.rows);
+  require_array(n.rows, n.x, "x");
+  require(n.epsilon > 0 && std::isfinite(n.epsilon), "epsilon must be a finite number above 0");
+  require(n.rows.dtype == HEED_FLOAT64 || (n.epsilon >= 1e-30 && n.epsilon <= 1e30),
+          "epsilon must be in [1e-30, 1e30], or in float64");
+}
+
+// Gradients of x, and of scale and offset: each part of the rows has sums of its own for these, which are added up in
+// the order of the parts. How many there are depends on the shape alone.
+void normalization_gradient(const HeedNormalization& n, const void* moments, const void* y_gradient, void* x_gradient,
+                            void* scale_gradient, void* offset_gradient, int threads) {
+  constexpr int64_t kParts = 128, kLeastRows = 16;
+  const RowKernels& kernels = kernels_for(n.rows);
+  auto some_rows = [&](char* sums, int64_t distance, int64_t begin, int64_t end) {
+    kernels.normalization_gradient(n, moments, y_gradient, x_gradient, sums, distance, begin, end);
+  };
+  if (!scale_gradient && !offset_gradient)
+    return for_rows(n.rows, threads, [&](int64_t begin, int64_t end) { some_rows(nullptr, 0, begin, end); });
+
+  const int64_t number_bytes = n.rows.dtype == HEED_FLOAT64 ? 8 : 4;
+  const size_t bytes = in_cache_lines(static_cast<size_t>(n.rows.width * number_bytes));
+  const int64_t wanted = ceil_div(n.rows.count, std::max(kLeastRows, kTaskNumbers / n.rows.width));
+  const int64_t parts = parts_within_memory(std::max<int64_t>(1, std::min(kParts, wanted)), 2, bytes);
+  const int64_t each = ceil_div(n.rows.count, parts), distance = static_cast<int64_t>(bytes) / number_bytes;
+  Scratch memory;
+  const auto sums = memory.plan(parts, 2 * bytes);
+  memory.take();
+  for_each(parts, at_most(threads, parts), [&](int64_t part, int) {
+    std::memset(sums[part], 0, sums.bytes);
+    some_rows(sums[part], distance, part * each, std::min(n.rows.count, (part + 1) * each));
+  });
+  HeedAttention compute{};
+  compute.dtype = n.rows.dtype == HEED_FLOAT64 ? HEED_FLOAT64 : HEED_FLOAT32;
+  auto write = [&](void* to, const char* from) {
+    if (to)
+      kernels_for(compute).write_rows({to, 0, 0, 0}, 0, 0, 0, 1, n.rows.width, 0, from, parts,
+                                      static_cast<int64_t>(sums.bytes));
+  };
+  write(scale_gradient, sums[0]);
+  write(offset_gradient, sums[0] + bytes);
+}
+
 // Checks a call and does its work with at most so many threads.
 template <class Call, class Work>
 const char* checked(const Call& call, int threads, const Work& work) {
@@ -75,5 +120,24 @@ const char* heed_cross_entropy_gradient(const HeedCrossEntropy* call, const void
     heed::for_rows(call->rows, limit, [&](int64_t begin, int64_t end) {
       run(*call, softmax, losses_gradient, logits_gradient, begin, end);
     });
+  });
+}
+
+const char* heed_normalization(const HeedNormalization* call, void* y, void* moments, int threads) {
+  return heed::checked(*call, threads, [&](int limit) {
+    heed::require_array(call->rows, y, "y");
+    heed::require_array(call->rows, moments, "moments");
+    const auto run = heed::kernels_for(call->rows).normalization;
+    heed::for_rows(call->rows, limit, [&](int64_t begin, int64_t end) { run(*call, y, moments, begin, end); });
+  });
+}
+
+const char* heed_normalization_gradient(const HeedNormalization* call, const void* moments, const void* y_gradient,
+                                        void* x_gradient, void* scale_gradient, void* offset_gradient, int threads) {
+  return heed::checked(*call, threads, [&](int limit) {
+    heed::require_array(call->rows, moments, "moments");
+    heed::require_array(call->rows, y_gradient, "y_gradient");
+    heed::require_array(call->rows, x_gradient, "x_gradient");
+    heed::normalization_gradient(*call, moments, y_gradient, x_gradient, scale_gradient, offset_gradient, limit);
   });
 }

@@ -159,6 +159,16 @@ typedef struct HeedCrossEntropy {
   double smoothing;       // in [0, 1)
 } HeedCrossEntropy;
 
+// Layer normalisation of each row x, or RMS normalisation, which takes 0 for the mean:
+//   y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * scale + offset
+typedef struct HeedNormalization {
+  HeedRows rows;
+  const void* x;
+  const void *scale, *offset;  // (D,) in the compute type, or NULL for 1 and 0
+  double epsilon;              // above 0; but for HEED_FLOAT64 in [1e-30, 1e30]
+  int32_t rms;                 // not 0: RMS
+} HeedNormalization;
+
 #if defined(__GNUC__)
 #define HEED_API __attribute__((visibility("default")))
 #else
@@ -190,6 +200,15 @@ HEED_API const char* heed_cross_entropy(const HeedCrossEntropy* call, void* loss
 // Writes the gradient of the logits, (R, D) in their dtype. It may be where the logits are: it takes their place then.
 HEED_API const char* heed_cross_entropy_gradient(const HeedCrossEntropy* call, const void* softmax,
                                                  const void* losses_gradient, void* logits_gradient, int threads);
+
+// Writes y, (R, D), and what the gradient needs, (2, R) in the compute type: the mean of each row, and 1 / sqrt(...).
+HEED_API const char* heed_normalization(const HeedNormalization* call, void* y, void* moments, int threads);
+
+// Writes the gradients of x, (R, D), which may be where that of y is, and, each unless it is NULL, of scale and offset,
+// (D,) in the compute type.
+HEED_API const char* heed_normalization_gradient(const HeedNormalization* call, const void* moments,
+                                                 const void* y_gradient, void* x_gradient, void* scale_gradient,
+                                                 void* offset_gradient, int threads);
 
 // How many processors this process may use.
 HEED_API int heed_available_threads(void);

@@ -110,6 +110,10 @@ struct RowKernels {
   void (*cross_entropy)(const HeedCrossEntropy&, void* losses, void* softmax, int64_t begin, int64_t end);
   void (*cross_entropy_gradient)(const HeedCrossEntropy&, const void* softmax, const void* losses_gradient,
                                  void* logits_gradient, int64_t begin, int64_t end);
+  void (*normalization)(const HeedNormalization&, void* y, void* moments, int64_t begin, int64_t end);
+  // Adds what the rows give to the sums of the gradients of scale and, `distance` numbers on, offset, unless null.
+  void (*normalization_gradient)(const HeedNormalization&, const void* moments, const void* y_gradient,
+                                 void* x_gradient, void* sums, int64_t distance, int64_t begin, int64_t end);
 };
 
 struct InstructionSet {

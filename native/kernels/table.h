@@ -9,6 +9,7 @@
 #include "cross_entropy.h"
 #include "decode.h"
 #include "forward.h"
+#include "normalization.h"
 #include "registry.h"
 
 namespace heed {
@@ -53,6 +54,8 @@ constexpr RowKernels row_kernels_of() {
   RowKernels k = {};
   k.cross_entropy = cross_entropy<Stored>;
   k.cross_entropy_gradient = cross_entropy_gradient<Stored>;
+  k.normalization = normalization<Stored>;
+  k.normalization_gradient = normalization_gradient<Stored>;
   return k;
 }
 

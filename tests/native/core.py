@@ -115,6 +115,17 @@ class CrossEntropy(Structure):
     )
 
 
+class Normalization(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("x", c_void_p),
+        ("scale", c_void_p),
+        ("offset", c_void_p),
+        ("epsilon", c_double),
+        ("rms", c_int32),
+    )
+
+
 def library_path() -> Path | None:
     """The core library of the heed that is installed, or None. Nothing is imported for it."""
     spec = find_spec("heed")
@@ -139,6 +150,8 @@ def load(path: Path | str) -> ctypes.CDLL:
     for name, call, pointers in (
         ("heed_cross_entropy", CrossEntropy, 2),
         ("heed_cross_entropy_gradient", CrossEntropy, 3),
+        ("heed_normalization", Normalization, 2),
+        ("heed_normalization_gradient", Normalization, 5),
     ):
         function = getattr(library, name)
         function.argtypes = [POINTER(call), *[c_void_p] * pointers, c_int]

@@ -12,7 +12,7 @@ from tests import reference
 from tests.native import core
 from tests.native.core import LIBRARY, NO_LABEL, Rows
 from tests.strategies import cast
-from tests.tolerances import assert_gradients, assert_statistics, to_numpy
+from tests.tolerances import assert_gradients, assert_statistics, assert_values, to_numpy
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 SHAPES = ((0, 5), (1, 1), (3, 7), (2, 16), (5, 33), (3, 129), (40, 1000), (2, 9001))
@@ -163,3 +163,91 @@ def test_cross_entropy_refuses_what_it_cannot_do() -> None:
     refused("Received: labels with -2147483648")
     labels.array[0] = 1
     refused(r"`labels` must be in \[0, 4\), or `ignore_class`. Received: labels with 4", width=4)
+
+
+# Normalisation
+
+
+def normalization(
+    library: Any, x: np.ndarray, d_y: np.ndarray, *vectors: np.ndarray | None, **options: Any
+) -> list[np.ndarray]:
+    """The result, and the gradients of x, which takes the place of that of y if `in_place`, and of what is given."""
+    kind, threads = compute(x), options.get("threads", 2)
+    held = guarded(x)
+    given = [None if v is None else guarded(v.astype(kind)) for v in (*vectors, None, None)[:2]]
+    addresses = (None if v is None else v.address for v in given)
+    settings = (options.get("epsilon", 1e-5), options.get("rms", False))
+    call = core.Normalization(Rows.of(x), held.address, *addresses, *settings)
+    y, moments = Guarded(x.shape, x.dtype), Guarded((2, x.shape[0]), kind)
+    run(library.heed_normalization, call, y, moments, threads=threads)
+    incoming = guarded(d_y)
+    results = [incoming if options.get("in_place") else Guarded(x.shape, x.dtype)]
+    results += [None if v is None else Guarded(v.array.shape, kind) for v in given]
+    function = library.heed_normalization_gradient
+    run(function, call, moments, incoming, *results, threads=threads)
+    return [made.checked() for made in (y, *results) if made is not None]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", core.DTYPES)
+def test_normalization_is_that_of_the_reference(
+    library: Any, dtype: str, shape: tuple[int, int]
+) -> None:
+    for seed, (rms, count, shift) in enumerate(((False, 2, 3.0), (True, 1, 0.0), (False, 0, -2.0))):
+        x = (exact(draw(shape, dtype, seed)) + shift).astype(draw((1,), dtype, 0).dtype)
+        d_y, vectors = (
+            draw(shape, dtype, 9),
+            [draw(shape[1:], dtype, seed + i) for i in range(count)],
+        )
+        y, *gradients = normalization(library, x, d_y, *vectors, epsilon=0.1, rms=rms)
+        given = [exact(v) for v in vectors]
+        expected = reference.normalization(exact(x), *given, epsilon=0.1, rms=rms)
+        assert_values(y, expected, dtype)
+        scale = given[0] if given else None
+        wanted = reference.normalization_backward(exact(x), exact(d_y), scale, 0.1, rms)
+        assert len(gradients) == 1 + count
+        for gradient, of_reference in zip(gradients, wanted, strict=False):
+            unit = max(1.0, np.abs(of_reference).max(initial=0.0))
+            assert_gradients(exact(gradient) / unit, of_reference / unit, dtype)
+
+
+@pytest.mark.parametrize("shape", [(301, 517), (5000, 16), (3, 70_000)])
+@pytest.mark.parametrize("dtype", core.DTYPES)
+def test_normalization_has_the_same_bits_in_place_and_for_any_number_of_threads(
+    library: Any, dtype: str, shape: tuple[int, int]
+) -> None:
+    x, d_y, scale, offset = (
+        draw(n, dtype, i) for i, n in enumerate((shape,) * 2 + (shape[1:],) * 2)
+    )
+    found = {
+        tuple(
+            result.tobytes()
+            for result in normalization(
+                library, x, d_y, scale, offset, threads=n, in_place=in_place
+            )
+        )
+        for n in (0, 1, 2, 7)
+        for in_place in (False, True)
+    }
+    assert len(found) == 1
+
+
+def test_normalization_refuses_what_it_cannot_do() -> None:
+    library = core.load(LIBRARY)
+    x, y, moments = (Guarded(shape, np.float32) for shape in ((2, 5), (2, 5), (2, 2)))
+
+    def refused(match: str, results: Any = (y, moments), **changes: Any) -> None:
+        call = core.Normalization(Rows(0, 2, 5), x.address, None, None, 1e-5, 0)
+        for name, value in changes.items():
+            setattr(call, name, value)
+        with pytest.raises(ValueError, match=match):
+            run(library.heed_normalization, call, *results)
+
+    refused("dtype must be", rows=Rows(-1, 2, 5))
+    refused("width of a row must be", rows=Rows(0, 2, 0))
+    refused("`x` is missing", x=None)
+    refused("epsilon must be a finite number above 0", epsilon=0.0)
+    refused("epsilon must be a finite number above 0", epsilon=float("nan"))
+    refused(r"epsilon must be in \[1e-30, 1e30\]", epsilon=1e-38)
+    refused("`y` is missing", results=(None, moments))
+    refused("`moments` is missing", results=(y, None))

@@ -28,6 +28,20 @@ FAULTS = (
         "most = larger(load_some(logits + column, count), most);",
         (_ROWS,),
     ),
+    Fault(
+        "RMS normalisation takes the mean of its gradient away",
+        f"{_KERNELS}/normalization.h",
+        "    if (!n.rms) of_gradient =",
+        "    of_gradient =",
+        (_ROWS,),
+    ),
+    Fault(
+        "a part of the rows forgets what it had of the scale's gradient",
+        f"{_KERNELS}/normalization.h",
+        "store(scale_sums + column, load(scale_sums + column) + g * h);",
+        "store(scale_sums + column, g * h);",
+        (_ROWS,),
+    ),
     # Masks
     Fault(
         "a window ends one key early",

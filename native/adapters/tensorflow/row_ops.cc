@@ -1,8 +1,7 @@
 // The ops of TensorFlow over what stands beside attention. No arithmetic.
 //
-// Beside tensors of the type T some have numbers and vectors of the type C that
-// is computed with. The last input of each is settings, double: the threads, 0
-// for as many as there are, then what the op lists.
+// Beside tensors of the type T some have numbers and vectors of the type C that is computed with. The last input of
+// each is settings, double: the threads, 0 for as many as there are, then what the op lists.
 #include <algorithm>
 #include <cmath>
 
@@ -11,8 +10,7 @@
 namespace heed::tf {
 namespace {
 
-// A call of an op that works on rows: the last axis of `x`, its first input, is
-// a row, the others count them.
+// A call of an op that works on rows: the last axis of `x`, its first input, is a row, the others count them.
 class RowCall {
  public:
   RowCall(TF_OpKernelContext* context, int settings) : context_(context) {
@@ -45,8 +43,8 @@ class RowCall {
                                    status_.get()));
   }
 
-  // A result like `x`, in the place of the input `over` if nobody else wants
-  // that any more: then `over` must not be held meanwhile.
+  // A result like `x`, in the place of the input `over` if nobody else wants that any more: then `over` must not be
+  // held meanwhile.
   Tensor allocate_over(int over, int index) const {
     int taken = -1;
     return owned(TF_ForwardInputOrAllocateOutput(context_, &over, 1, index, dims_.data(),
@@ -136,6 +134,52 @@ void run_cross_entropy_gradient(void*, TF_OpKernelContext* context) {
   });
 }
 
+// HeedNormalization: x, scale and offset, each (0,) for none; settings: epsilon, whether it is RMS.
+struct Normalization {
+  Tensor x, scale, offset;
+  HeedNormalization call;
+
+  explicit Normalization(const RowCall& of) : x(of.input(0)), scale(of.input(1)), offset(of.input(2)) {
+    call = {of.rows(),     x.data(),          given(of, scale, "scale"), given(of, offset, "offset"),
+            of.setting(0), of.setting(1) != 0};
+  }
+
+ private:
+  static const void* given(const RowCall& of, const Tensor& vector, const char* name) {
+    expect_compute_type(of, vector, name);
+    if (vector.dims() == Dims{0}) return nullptr;
+    if (vector.dims() != Dims{of.rows().width})
+      fail(std::string("`") + name + "` must have as many numbers as a row (D)" + vector.described());
+    return vector.data();
+  }
+};
+
+void run_normalization(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    const RowCall of(context, 2);
+    const Normalization read(of);
+    const Tensor y = of.allocate(0, of.type(), of.dims());
+    const Tensor moments = of.allocate(1, of.compute_type(), of.pair_dims());
+    check(heed_normalization(&read.call, y.data(), moments.data(), of.threads()));
+  });
+}
+
+// The extra inputs are moments and y_gradient.
+void run_normalization_gradient(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    const RowCall of(context, 2);
+    of.input(4, "y_gradient", of.dims());
+    const Tensor x_gradient = of.allocate_over(4, 0);
+    const Normalization read(of);
+    const Tensor scale_gradient = of.allocate(1, of.compute_type(), read.scale.dims());
+    const Tensor offset_gradient = of.allocate(2, of.compute_type(), read.offset.dims());
+    const Tensor moments = of.input(3, "moments", of.pair_dims()), y_gradient = of.input(4);
+    check(heed_normalization_gradient(&read.call, moments.data(), y_gradient.data(), x_gradient.data(),
+                                      read.call.scale ? scale_gradient.data() : nullptr,
+                                      read.call.offset ? offset_gradient.data() : nullptr, of.threads()));
+  });
+}
+
 // A number for each row of the first input.
 void shape_of_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Tracing trace(context, status);
@@ -163,6 +207,13 @@ void register_row_ops() {
               {"losses: C", "softmax: C"});
   register_op("HeedCrossEntropyGradient", shapes_of_first<1>, run_cross_entropy_gradient, {kComputeType},
               with(cross_entropy, {"softmax: C", "losses_gradient: C"}), {"logits_gradient: T"});
+
+  const Arguments normalization{"x: T", "scale: C", "offset: C"};
+  register_op("HeedNormalization", shapes_of_first<1>, run_normalization, {kComputeType}, with(normalization, {}),
+              {"y: T", "moments: C"});
+  register_op("HeedNormalizationGradient", shapes_of_first<3>, run_normalization_gradient, {kComputeType},
+              with(normalization, {"moments: C", "y_gradient: T"}),
+              {"x_gradient: T", "scale_gradient: C", "offset_gradient: C"});
 }
 
 }  // namespace heed::tf

@@ -15,6 +15,7 @@ from heed.layers.base_layers import AttentionLayer, SequenceLayer
 from heed.layers.feed_forward import FeedForward
 from heed.layers.masks import implicit_mask
 from heed.layers.multi_head_attention import MultiHeadAttention
+from heed.layers.normalization import LayerNormalization
 
 
 class _TransformerLayer(SequenceLayer, AttentionLayer):
@@ -97,9 +98,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         return attention, self._make_norm(width, f"{name}_norm"), dropout
 
     def _make_norm(self, width: int, name: str) -> keras.layers.Layer:
-        norm = keras.layers.LayerNormalization(
-            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
-        )
+        norm = LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
         norm.build((None, None, width))
         return norm
 

@@ -18,6 +18,7 @@ from heed.ops.cross_entropy import softmax_cross_entropy
 from heed.ops.dispatch import Dispatch, set_implementation
 from heed.ops.explain import explain_dispatch
 from heed.ops.mask import Mask
+from heed.ops.normalization import layer_normalization, rms_normalization
 from heed.ops.positions import (
     alibi_slopes,
     relative_position_bias,
@@ -38,8 +39,10 @@ __all__ = [
     "attention_weights",
     "dot_product_attention",
     "explain_dispatch",
+    "layer_normalization",
     "relative_position_bias",
     "relative_position_buckets",
+    "rms_normalization",
     "rotary_embedding",
     "scaled_dot_product_attention",
     "set_implementation",

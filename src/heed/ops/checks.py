@@ -150,7 +150,7 @@ def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> N
         raise bad(f"`{name}` must broadcast to {letters} = {tuple(target)}", **{name: x})
 
 
-def check_vector(name: str, x: Any, length: int, letter: str, dtype: str) -> Any:
+def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str) -> Any:
     """Floating-point numbers (length,), in `dtype`."""
     x = ops.convert_to_tensor(x)
     check_floating(name, dtype_of(x))
@@ -277,6 +277,16 @@ def check_rows(name: str, x: Any, features: str) -> Any:
     if shape is not None and (not shape or shape[-1] == 0):
         raise bad(f"`{name}` must have shape (..., {features}) with {features} >= 1", **{name: x})
     return x
+
+
+def check_epsilon(epsilon: Any, dtype: str) -> float:
+    """What keeps a root away from 0, far within the range of `dtype`."""
+    number = check_real("epsilon", epsilon, least=0, exclusive=True)
+    if dtype != "float64" and not 1e-30 <= number <= 1e30:
+        raise ValueError(
+            f"`epsilon` must be in [1e-30, 1e30] where rows are float32. Received: epsilon={number!r}"
+        )
+    return number
 
 
 def check_labels(labels: Any, logits: Any, ignored: int) -> Any:

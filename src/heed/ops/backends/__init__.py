@@ -84,6 +84,16 @@ class RowImplementation(Protocol):
         """
         ...
 
+    def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
+        """What `layer_normalization` gives, or with `rms` `rms_normalization`, in the dtype of `x`.
+
+        Args:
+            x: (..., D).
+            scale, offset: (D,) in the type of computation, or None for 1 and 0.
+            epsilon: above 0.
+        """
+        ...
+
 
 # No label is this, so that none is ignored.
 NO_LABEL = -(2**31)

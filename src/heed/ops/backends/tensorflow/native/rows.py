@@ -36,6 +36,27 @@ class NativeRows:
             .losses
         )
 
+    def normalization(
+        self,
+        x: tf.Tensor,
+        scale: tf.Tensor | None,
+        offset: tf.Tensor | None,
+        epsilon: float,
+        rms: bool,
+    ) -> tf.Tensor:
+        """See `RowImplementation`."""
+        none = np.zeros(0, checks.compute_type(x.dtype.name))
+        return (
+            library.ops()
+            .heed_normalization(
+                x=x,
+                scale=none if scale is None else scale,
+                offset=none if offset is None else offset,
+                settings=_settings(epsilon, rms),
+            )
+            .y
+        )
+
 
 def _settings(*numbers: float) -> np.ndarray:
     """The last input of each op: the threads, and numbers of its own."""
@@ -86,3 +107,44 @@ def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[A
     of_logits, of_incoming = _twice(losses, [logits], incoming, [cotangent])
     # The softmax follows from the logits, whose derivative this is in all.
     return [of_logits, None, None, None, of_incoming, None]
+
+
+def _is_none(vector: tf.Tensor) -> bool:
+    """Whether a scale or an offset is the one without numbers that stands for none."""
+    return vector.shape.num_elements() == 0
+
+
+@tf.RegisterGradient("HeedNormalization")
+def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[Any]:
+    x, scale, offset, settings = op.inputs
+    gradients = library.ops().heed_normalization_gradient(
+        x=x,
+        scale=scale,
+        offset=offset,
+        moments=op.outputs[1],
+        y_gradient=y_gradient,
+        settings=settings,
+    )
+    of_vectors = (
+        None if _is_none(vector) else gradient
+        for vector, gradient in zip((scale, offset), gradients[1:], strict=True)
+    )
+    return [gradients[0], *of_vectors, None]
+
+
+@tf.RegisterGradient("HeedNormalizationGradient")
+def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list[Any]:
+    *operands, _, incoming, settings = op.inputs
+    given = [i for i, operand in enumerate(operands) if not _is_none(operand)]
+
+    def normalization(*tensors: tf.Tensor) -> tf.Tensor:
+        x, scale, offset = (
+            tensors[given.index(i)] if i in given else None for i in range(len(operands))
+        )
+        return PortableRows().normalization(x, scale, offset, settings[1], settings[2] != 0)
+
+    chosen = ([values[i] for i in given] for values in (operands, cotangents))
+    *found, of_incoming = _twice(normalization, next(chosen), incoming, next(chosen))
+    of_operands = (found[given.index(i)] if i in given else None for i in range(len(operands)))
+    # The moments follow from x, whose derivative this is in all.
+    return [*of_operands, None, of_incoming, None]

@@ -44,6 +44,27 @@ class PortableRows:
         )
         return tf.where(counts, losses, tf.zeros((), x.dtype))
 
+    def normalization(
+        self,
+        x: tf.Tensor,
+        scale: tf.Tensor | None,
+        offset: tf.Tensor | None,
+        epsilon: Any,
+        rms: Any,
+    ) -> tf.Tensor:
+        """See `RowImplementation`."""
+        y = _widened(x)
+        if rms is not True:
+            mean = tf.reduce_mean(y, -1, keepdims=True)
+            y -= mean if rms is False else tf.where(rms, tf.zeros_like(mean), mean)
+        square = tf.reduce_mean(tf.square(y), -1, keepdims=True)
+        y *= tf.math.rsqrt(square + _number(epsilon, y.dtype))
+        if scale is not None:
+            y *= scale
+        if offset is not None:
+            y += offset
+        return tf.cast(y, x.dtype)
+
 
 def _widened(x: tf.Tensor) -> tf.Tensor:
     """In the type of computation."""
