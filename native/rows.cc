@@ -14,22 +14,24 @@ namespace {
 // What one task should have at least: less is not worth waking a thread for.
 constexpr int64_t kTaskNumbers = 32768;
 
-void check(const HeedRows& rows) {
+void check(const HeedRows& rows, int64_t least_width = 1) {
   require(rows.dtype >= HEED_FLOAT32 && rows.dtype <= HEED_FLOAT16,
           "dtype must be float32, float64, bfloat16 or float16");
   require(rows.count >= 0 && rows.count <= int64_t{1} << 31, "the number of rows must be in [0, 2^31]");
-  require(rows.width >= 1 && rows.width <= int64_t{1} << 31, "the width of a row must be in [1, 2^31]");
+  require(rows.width >= least_width && rows.width <= int64_t{1} << 31, "the width of a row must be in [%d, 2^31]",
+          static_cast<int>(least_width));
   require(rows.count == 0 || rows.width <= (int64_t{1} << 59) / rows.count, "there must be at most 2^59 numbers");
 }
 
 void require_array(const HeedRows& rows, const void* array, const char* name) {
-  require(array || rows.count == 0, "`%s` is missing", name);
+  require(array || rows.count == 0 || rows.width == 0, "`%s` is missing", name);
 }
 
 // function(begin, end) for all rows, some at a time.
 template <class Function>
 void for_rows(const HeedRows& rows, int threads, const Function& function) {
-  const int64_t each = std::max<int64_t>(1, kTaskNumbers / rows.width), tasks = ceil_div(rows.count, each);
+  const int64_t each = std::max<int64_t>(1, kTaskNumbers / std::max<int64_t>(1, rows.width)),
+                tasks = ceil_div(rows.count, each);
   for_each(tasks, at_most(threads, tasks),
            [&](int64_t task, int) { function(task * each, std::min(rows.count, (task + 1) * each)); });
 }
@@ -89,6 +91,12 @@ void normalization_gradient(const HeedNormalization& n, const void* moments, con
   write(offset_gradient, sums[0] + bytes);
 }
 
+void check(const HeedDropout& d) {
+  check(d.rows, 0);
+  require_array(d.rows, d.x, "x");
+  require(d.rate >= 0 && d.rate < 1, "rate must be in [0, 1)");
+}
+
 // Checks a call and does its work with at most so many threads.
 template <class Call, class Work>
 const char* checked(const Call& call, int threads, const Work& work) {
@@ -139,5 +147,13 @@ const char* heed_normalization_gradient(const HeedNormalization* call, const voi
     heed::require_array(call->rows, y_gradient, "y_gradient");
     heed::require_array(call->rows, x_gradient, "x_gradient");
     heed::normalization_gradient(*call, moments, y_gradient, x_gradient, scale_gradient, offset_gradient, limit);
+  });
+}
+
+const char* heed_dropout(const HeedDropout* call, void* y, int threads) {
+  return heed::checked(*call, threads, [&](int limit) {
+    heed::require_array(call->rows, y, "y");
+    const auto run = heed::kernels_for(call->rows).dropout;
+    heed::for_rows(call->rows, limit, [&](int64_t begin, int64_t end) { run(*call, y, begin, end); });
   });
 }

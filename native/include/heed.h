@@ -142,7 +142,7 @@ typedef struct HeedBackward {
 typedef struct HeedRows {
   int32_t dtype;  // HeedDtype
   int64_t count;  // R in [0, 2^31]
-  int64_t width;  // D in [1, 2^31]
+  int64_t width;  // D in [1, 2^31], of dropout in [0, 2^31]
 } HeedRows;
 
 // HeedCrossEntropy.ignored where no label is.
@@ -168,6 +168,16 @@ typedef struct HeedNormalization {
   double epsilon;              // above 0; but for HEED_FLOAT64 in [1e-30, 1e30]
   int32_t rms;                 // not 0: RMS
 } HeedNormalization;
+
+// Dropout, and a residual that it is added to: y = residual + keep * x / (1 - rate), where `keep` is 0 or 1 as the
+// dropout of attention decides for query r and key d, in head 0 of batch entry 0. What is dropped never reaches y, not
+// even NaN. The gradient of x is the same call without residual, on that of y.
+typedef struct HeedDropout {
+  HeedRows rows;
+  const void *x, *residual;  // the residual may be NULL
+  double rate;               // in [0, 1)
+  uint32_t seed[2];
+} HeedDropout;
 
 #if defined(__GNUC__)
 #define HEED_API __attribute__((visibility("default")))
@@ -209,6 +219,9 @@ HEED_API const char* heed_normalization(const HeedNormalization* call, void* y, 
 HEED_API const char* heed_normalization_gradient(const HeedNormalization* call, const void* moments,
                                                  const void* y_gradient, void* x_gradient, void* scale_gradient,
                                                  void* offset_gradient, int threads);
+
+// Writes y, (R, D), which may be where x or the residual is.
+HEED_API const char* heed_dropout(const HeedDropout* call, void* y, int threads);
 
 // How many processors this process may use.
 HEED_API int heed_available_threads(void);

@@ -114,6 +114,7 @@ struct RowKernels {
   // Adds what the rows give to the sums of the gradients of scale and, `distance` numbers on, offset, unless null.
   void (*normalization_gradient)(const HeedNormalization&, const void* moments, const void* y_gradient,
                                  void* x_gradient, void* sums, int64_t distance, int64_t begin, int64_t end);
+  void (*dropout)(const HeedDropout&, void* y, int64_t begin, int64_t end);
 };
 
 struct InstructionSet {

@@ -8,6 +8,7 @@
 #include "bias_gradient.h"
 #include "cross_entropy.h"
 #include "decode.h"
+#include "dropout.h"
 #include "forward.h"
 #include "normalization.h"
 #include "registry.h"
@@ -56,6 +57,7 @@ constexpr RowKernels row_kernels_of() {
   k.cross_entropy_gradient = cross_entropy_gradient<Stored>;
   k.normalization = normalization<Stored>;
   k.normalization_gradient = normalization_gradient<Stored>;
+  k.dropout = dropout<Stored>;
   return k;
 }
 

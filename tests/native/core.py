@@ -126,6 +126,16 @@ class Normalization(Structure):
     )
 
 
+class Dropout(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("x", c_void_p),
+        ("residual", c_void_p),
+        ("rate", c_double),
+        ("seed", c_uint32 * 2),
+    )
+
+
 def library_path() -> Path | None:
     """The core library of the heed that is installed, or None. Nothing is imported for it."""
     spec = find_spec("heed")
@@ -152,6 +162,7 @@ def load(path: Path | str) -> ctypes.CDLL:
         ("heed_cross_entropy_gradient", CrossEntropy, 3),
         ("heed_normalization", Normalization, 2),
         ("heed_normalization_gradient", Normalization, 5),
+        ("heed_dropout", Dropout, 1),
     ):
         function = getattr(library, name)
         function.argtypes = [POINTER(call), *[c_void_p] * pointers, c_int]

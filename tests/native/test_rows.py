@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tests import reference
-from tests.native import core
+from tests.native import core, rows
 from tests.native.core import LIBRARY, NO_LABEL, Rows
-from tests.strategies import cast
-from tests.tolerances import assert_gradients, assert_statistics, assert_values, to_numpy
+from tests.native.fuzz import GUARD, Guards
+from tests.native.rows import draw, exact
+from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 SHAPES = ((0, 5), (1, 1), (3, 7), (2, 16), (5, 33), (3, 129), (40, 1000), (2, 9001))
-CANARY = 0x5A
 
 
 @pytest.fixture(params=core.INSTRUCTION_SETS)
@@ -28,73 +28,27 @@ def library(request: pytest.FixtureRequest) -> Iterator[Any]:
     library.heed_use_instruction_set(None)
 
 
-class Guarded:
-    """An array between two stretches of canaries, which must be there in the end."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        self._bytes = np.full(count + 512, CANARY, np.uint8)
-        self.array = self._bytes[256 : 256 + count].view(dtype).reshape(shape)
-
-    @property
-    def address(self) -> int:
-        return self.array.ctypes.data
-
-    def checked(self) -> np.ndarray:
-        """The array, none of whose neighbours was written to."""
-        ends = np.concatenate([self._bytes[:256], self._bytes[-256:]])
-        assert (ends == CANARY).all()
-        return self.array
+@pytest.fixture
+def guards() -> Iterator[Guards]:
+    """Makes arrays among guard bytes, which must be there in the end."""
+    made = Guards(np.random.default_rng(0))
+    yield made
+    made.check()
 
 
-def guarded(x: np.ndarray) -> Guarded:
-    made = Guarded(x.shape, x.dtype)
-    made.array[...] = x
-    return made
-
-
-def compute(x: np.ndarray) -> Any:
-    return np.float64 if x.dtype == np.float64 else np.float32
-
-
-def run(function: Any, call: Any, *arrays: Guarded | None, threads: int = 2) -> None:
-    addresses = (None if x is None else x.address for x in arrays)
-    problem = function(call, *addresses, threads)
-    if problem is not None:
-        raise ValueError(problem.decode())
-
-
-def exact(x: np.ndarray) -> np.ndarray:
-    return to_numpy(x).astype(np.float64)
-
-
-def draw(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -> np.ndarray:
-    return np.asarray(cast(scale * np.random.default_rng(seed).normal(size=shape), dtype))
-
-
-# Cross-entropy
-
-
-def cross_entropy(
-    library: Any, logits: np.ndarray, labels: np.ndarray, d_losses: np.ndarray, **options: Any
-) -> list[np.ndarray]:
-    """Losses and the gradient of the logits, which takes their place if `in_place`."""
-    x, y = guarded(logits), guarded(labels.astype(np.int32))
-    smoothing, ignored = options.get("smoothing", 0.0), options.get("ignored", NO_LABEL)
-    call = core.CrossEntropy(Rows.of(logits), x.address, y.address, ignored, smoothing)
-    kind, threads = compute(logits), options.get("threads", 2)
-    losses, softmax = Guarded(labels.shape, kind), Guarded((2, *labels.shape), kind)
-    run(library.heed_cross_entropy, call, losses, softmax, threads=threads)
-    incoming = guarded(d_losses.astype(kind))
-    gradient = x if options.get("in_place") else Guarded(logits.shape, logits.dtype)
-    run(library.heed_cross_entropy_gradient, call, softmax, incoming, gradient, threads=threads)
-    return [losses.checked(), gradient.checked()]
+def refused(function: Any, call: Any, results: list[Any], match: str, **changes: Any) -> None:
+    """A call with some fields changed is refused with those words, and writes nothing."""
+    for name, value in changes.items():
+        setattr(call, name, value)
+    with pytest.raises(ValueError, match=match):
+        rows.run(function, call, *results)
+    assert all((x.view(np.uint8) == GUARD).all() for x in results if x is not None)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", core.DTYPES)
 def test_cross_entropy_is_that_of_the_reference(
-    library: Any, dtype: str, shape: tuple[int, int]
+    library: Any, guards: Guards, dtype: str, shape: tuple[int, int]
 ) -> None:
     for seed, (smoothing, ignored, shift) in enumerate(
         ((0.0, NO_LABEL, 0.0), (0.1, NO_LABEL, -300.0), (0.5, 0, 100.0))
@@ -104,7 +58,9 @@ def test_cross_entropy_is_that_of_the_reference(
         rng = np.random.default_rng(seed)
         labels, d_losses = rng.integers(0, shape[1], shape[0]), rng.normal(size=shape[0])
         options = {"smoothing": smoothing, "ignored": ignored}
-        losses, gradient = cross_entropy(library, logits, labels, d_losses, **options)
+        losses, gradient = rows.cross_entropy(
+            library, logits, labels, d_losses, make=guards, **options
+        )
         arguments = (exact(logits), labels)
         assert_statistics(losses, reference.cross_entropy(*arguments, **options), dtype)
         expected = reference.cross_entropy_backward(*arguments, d_losses, **options)
@@ -117,11 +73,12 @@ def test_cross_entropy_has_the_same_bits_in_place_and_for_any_number_of_threads(
 ) -> None:
     logits, rng = draw((301, 517), dtype, 0), np.random.default_rng(1)
     labels, d_losses = rng.integers(0, 517, 301), rng.normal(size=301)
+    options = {"smoothing": 0.1}
     found = {
         tuple(
-            x.tobytes()
-            for x in cross_entropy(
-                library, logits, labels, d_losses, smoothing=0.1, threads=n, in_place=in_place
+            result.tobytes()
+            for result in rows.cross_entropy(
+                library, logits, labels, d_losses, threads=n, in_place=in_place, **options
             )
         )
         for n in (0, 1, 2, 7)
@@ -130,85 +87,44 @@ def test_cross_entropy_has_the_same_bits_in_place_and_for_any_number_of_threads(
     assert len(found) == 1
 
 
-def test_cross_entropy_refuses_what_it_cannot_do() -> None:
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("dtype must be", {"rows": Rows(4, 2, 5)}),
+        ("number of rows must be", {"rows": Rows(0, -1, 5)}),
+        ("width of a row must be", {"rows": Rows(0, 2, 0)}),
+        ("at most 2", {"rows": Rows(0, 2**31, 2**31)}),
+        (r"smoothing must be in \[0, 1\)", {"smoothing": 1.0}),
+        (r"smoothing must be in \[0, 1\)", {"smoothing": float("nan")}),
+        ("`logits` is missing", {"logits": None}),
+        ("`labels` is missing", {"labels": None}),
+        (r"\[0, 4\), or `ignore_class`. Received: labels with 4", {"rows": Rows(0, 2, 4)}),
+        ("labels with -2147483648", {"ignored": NO_LABEL, "rows": Rows(0, 3, 5)}),
+    ],
+)
+def test_cross_entropy_refuses_what_it_cannot_do(
+    guards: Guards, match: str, changes: dict[str, Any]
+) -> None:
     library = core.load(LIBRARY)
-    logits, labels = Guarded((2, 5), np.float32), guarded(np.array([1, 4], np.int32))
-    losses, softmax = Guarded((2,), np.float32), Guarded((2, 2), np.float32)
-
-    def refused(match: str, **changes: Any) -> None:
-        rows = Rows(0, 2, 5)
-        for name in ("dtype", "count", "width"):
-            setattr(rows, name, changes.pop(name, getattr(rows, name)))
-        results = [changes.pop("losses", losses), changes.pop("softmax", softmax)]
-        call = core.CrossEntropy(rows, logits.address, labels.address, NO_LABEL, 0.1)
-        for name, value in changes.items():
-            setattr(call, name, value)
-        with pytest.raises(ValueError, match=match):
-            run(library.heed_cross_entropy, call, *results)
-        assert (
-            losses.checked() == np.full(2, CANARY * 0x01010101, np.int32).view(np.float32)
-        ).all()
-
-    refused("dtype must be", dtype=4)
-    refused("number of rows must be", count=-1)
-    refused("width of a row must be", width=0)
-    refused("at most", count=2**31, width=2**31)
-    refused(r"smoothing must be in \[0, 1\)", smoothing=1.0)
-    refused(r"smoothing must be in \[0, 1\)", smoothing=float("nan"))
-    refused("`logits` is missing", logits=None)
-    refused("`labels` is missing", labels=None)
-    refused("`losses` is missing", losses=None)
-    refused("`softmax` is missing", softmax=None)
-    labels.array[0] = NO_LABEL
-    refused("Received: labels with -2147483648")
-    labels.array[0] = 1
-    refused(r"`labels` must be in \[0, 4\), or `ignore_class`. Received: labels with 4", width=4)
-
-
-# Normalisation
-
-
-def normalization(
-    library: Any, x: np.ndarray, d_y: np.ndarray, *vectors: np.ndarray | None, **options: Any
-) -> list[np.ndarray]:
-    """The result, and the gradients of x, which takes the place of that of y if `in_place`, and of what is given."""
-    kind, threads = compute(x), options.get("threads", 2)
-    held = guarded(x)
-    given = [None if v is None else guarded(v.astype(kind)) for v in (*vectors, None, None)[:2]]
-    addresses = (None if v is None else v.address for v in given)
-    settings = (options.get("epsilon", 1e-5), options.get("rms", False))
-    call = core.Normalization(Rows.of(x), held.address, *addresses, *settings)
-    y, moments = Guarded(x.shape, x.dtype), Guarded((2, x.shape[0]), kind)
-    run(library.heed_normalization, call, y, moments, threads=threads)
-    incoming = guarded(d_y)
-    results = [incoming if options.get("in_place") else Guarded(x.shape, x.dtype)]
-    results += [None if v is None else Guarded(v.array.shape, kind) for v in given]
-    function = library.heed_normalization_gradient
-    run(function, call, moments, incoming, *results, threads=threads)
-    return [made.checked() for made in (y, *results) if made is not None]
+    logits, labels = np.zeros((3, 5), np.float32), np.array([1, 4, NO_LABEL], np.int32)
+    results = [guards((3,), np.float32), guards((2, 3), np.float32)]
+    call = core.CrossEntropy(Rows(0, 2, 5), logits.ctypes.data, labels.ctypes.data, -1, 0.1)
+    refused(library.heed_cross_entropy, call, results, match, **changes)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", core.DTYPES)
 def test_normalization_is_that_of_the_reference(
-    library: Any, dtype: str, shape: tuple[int, int]
+    library: Any, guards: Guards, dtype: str, shape: tuple[int, int]
 ) -> None:
     for seed, (rms, count, shift) in enumerate(((False, 2, 3.0), (True, 1, 0.0), (False, 0, -2.0))):
-        x = (exact(draw(shape, dtype, seed)) + shift).astype(draw((1,), dtype, 0).dtype)
-        d_y, vectors = (
-            draw(shape, dtype, 9),
-            [draw(shape[1:], dtype, seed + i) for i in range(count)],
+        x = draw(shape, dtype, seed)
+        x = (x + np.asarray(shift, x.dtype)).astype(x.dtype)
+        d_y, vectors = draw(shape, dtype, 9), [draw(shape[1:], dtype, i) for i in range(count)]
+        y, *gradients = rows.normalization(
+            library, x, d_y, *vectors, epsilon=0.1, rms=rms, make=guards
         )
-        y, *gradients = normalization(library, x, d_y, *vectors, epsilon=0.1, rms=rms)
-        given = [exact(v) for v in vectors]
-        expected = reference.normalization(exact(x), *given, epsilon=0.1, rms=rms)
-        assert_values(y, expected, dtype)
-        scale = given[0] if given else None
-        wanted = reference.normalization_backward(exact(x), exact(d_y), scale, 0.1, rms)
-        assert len(gradients) == 1 + count
-        for gradient, of_reference in zip(gradients, wanted, strict=False):
-            unit = max(1.0, np.abs(of_reference).max(initial=0.0))
-            assert_gradients(exact(gradient) / unit, of_reference / unit, dtype)
+        rows.check_normalization(x, d_y, vectors, rms, y, gradients, dtype)
 
 
 @pytest.mark.parametrize("shape", [(301, 517), (5000, 16), (3, 70_000)])
@@ -216,14 +132,13 @@ def test_normalization_is_that_of_the_reference(
 def test_normalization_has_the_same_bits_in_place_and_for_any_number_of_threads(
     library: Any, dtype: str, shape: tuple[int, int]
 ) -> None:
-    x, d_y, scale, offset = (
-        draw(n, dtype, i) for i, n in enumerate((shape,) * 2 + (shape[1:],) * 2)
-    )
+    x, d_y = draw(shape, dtype, 0), draw(shape, dtype, 1)
+    vectors = draw(shape[1:], dtype, 2), draw(shape[1:], dtype, 3)
     found = {
         tuple(
             result.tobytes()
-            for result in normalization(
-                library, x, d_y, scale, offset, threads=n, in_place=in_place
+            for result in rows.normalization(
+                library, x, d_y, *vectors, threads=n, in_place=in_place
             )
         )
         for n in (0, 1, 2, 7)
@@ -232,22 +147,92 @@ def test_normalization_has_the_same_bits_in_place_and_for_any_number_of_threads(
     assert len(found) == 1
 
 
-def test_normalization_refuses_what_it_cannot_do() -> None:
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("dtype must be", {"rows": Rows(-1, 2, 5)}),
+        ("width of a row must be", {"rows": Rows(0, 2, 0)}),
+        ("`x` is missing", {"x": None}),
+        ("epsilon must be a finite number above 0", {"epsilon": 0.0}),
+        ("epsilon must be a finite number above 0", {"epsilon": float("nan")}),
+        (r"epsilon must be in \[1e-30, 1e30\]", {"epsilon": 1e-38}),
+    ],
+)
+def test_normalization_refuses_what_it_cannot_do(
+    guards: Guards, match: str, changes: dict[str, Any]
+) -> None:
+    library, x = core.load(LIBRARY), np.zeros((2, 5), np.float32)
+    call = core.Normalization(Rows(0, 2, 5), x.ctypes.data, None, None, 1e-5, 0)
+    results = [guards((2, 5), np.float32), guards((2, 2), np.float32)]
+    refused(library.heed_normalization, call, results, match, **changes)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", core.DTYPES)
+def test_dropout_follows_its_definition(
+    library: Any, guards: Guards, dtype: str, shape: tuple[int, int]
+) -> None:
+    x, residual = draw(shape, dtype, 0), draw(shape, dtype, 1)
+    keep = rows.keeps(0.4, shape)
+    x[~keep] = np.nan
+    alone = np.where(keep, exact(x) / 0.6, 0.0)
+    assert_values(rows.dropout(library, x, make=guards), alone, dtype)
+    found = rows.dropout(library, x, residual, make=guards)
+    assert_values(found, exact(residual) + alone, dtype)
+
+
+@pytest.mark.parametrize("dtype", core.DTYPES)
+def test_dropout_has_the_same_bits_in_place_and_for_any_number_of_threads(
+    library: Any, dtype: str
+) -> None:
+    x, residual = draw((301, 517), dtype, 0), draw((301, 517), dtype, 1)
+    found = {
+        rows.dropout(library, x, residual, threads=n, over=over).tobytes()
+        for n in (0, 1, 2, 7)
+        for over in (None, "x", "residual")
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("dtype must be", {"rows": Rows(9, 2, 5)}),
+        (r"width of a row must be in \[0, 2", {"rows": Rows(0, 2, -1)}),
+        ("`x` is missing", {"x": None}),
+        (r"rate must be in \[0, 1\)", {"rate": 1.0}),
+        (r"rate must be in \[0, 1\)", {"rate": float("nan")}),
+    ],
+)
+def test_dropout_refuses_what_it_cannot_do(
+    guards: Guards, match: str, changes: dict[str, Any]
+) -> None:
+    library, x = core.load(LIBRARY), np.zeros((2, 5), np.float32)
+    call = core.Dropout(Rows(0, 2, 5), x.ctypes.data, None, 0.5, (core.c_uint32 * 2)(1, 2))
+    refused(library.heed_dropout, call, [guards((2, 5), np.float32)], match, **changes)
+
+
+def test_results_that_are_missing_are_named() -> None:
+    library, x = core.load(LIBRARY), np.zeros((2, 5), np.float32)
+    labels = np.zeros(2, np.int32)
+    loss = core.CrossEntropy(Rows(0, 2, 5), x.ctypes.data, labels.ctypes.data, NO_LABEL, 0.0)
+    norm = core.Normalization(Rows(0, 2, 5), x.ctypes.data, None, None, 1e-5, 0)
+    drop = core.Dropout(Rows(0, 2, 5), x.ctypes.data, None, 0.5, (core.c_uint32 * 2)(1, 2))
+    for function, call, names in (
+        (library.heed_cross_entropy, loss, "losses softmax"),
+        (library.heed_cross_entropy_gradient, loss, "softmax losses_gradient logits_gradient"),
+        (library.heed_normalization, norm, "y moments"),
+        (library.heed_normalization_gradient, norm, "moments y_gradient x_gradient"),
+        (library.heed_dropout, drop, "y"),
+    ):
+        given = [np.zeros((2, 5), np.float32) for _ in names.split()]
+        optional = [None] * (len(function.argtypes) - 2 - len(given))
+        for i, name in enumerate(names.split()):
+            with pytest.raises(ValueError, match=f"`{name}` is missing"):
+                rows.run(function, call, *given[:i], None, *given[i + 1 :], *optional)
+
+
+def test_nothing_has_no_rows_to_drop() -> None:
     library = core.load(LIBRARY)
-    x, y, moments = (Guarded(shape, np.float32) for shape in ((2, 5), (2, 5), (2, 2)))
-
-    def refused(match: str, results: Any = (y, moments), **changes: Any) -> None:
-        call = core.Normalization(Rows(0, 2, 5), x.address, None, None, 1e-5, 0)
-        for name, value in changes.items():
-            setattr(call, name, value)
-        with pytest.raises(ValueError, match=match):
-            run(library.heed_normalization, call, *results)
-
-    refused("dtype must be", rows=Rows(-1, 2, 5))
-    refused("width of a row must be", rows=Rows(0, 2, 0))
-    refused("`x` is missing", x=None)
-    refused("epsilon must be a finite number above 0", epsilon=0.0)
-    refused("epsilon must be a finite number above 0", epsilon=float("nan"))
-    refused(r"epsilon must be in \[1e-30, 1e30\]", epsilon=1e-38)
-    refused("`y` is missing", results=(None, moments))
-    refused("`moments` is missing", results=(y, None))
+    call = core.Dropout(Rows(0, 2, 0), None, None, 0.5, (core.c_uint32 * 2)(1, 2))
+    rows.run(library.heed_dropout, call, None)

@@ -42,6 +42,20 @@ FAULTS = (
         "store(scale_sums + column, g * h);",
         (_ROWS,),
     ),
+    Fault(
+        "dropout of rows counts columns anew in each stretch of them",
+        f"{_KERNELS}/dropout.h",
+        "columns[c] = Dropout::column_of(from + c);",
+        "columns[c] = Dropout::column_of(c);",
+        (_ROWS,),
+    ),
+    Fault(
+        "what dropout drops is multiplied with 0, which NaN survives",
+        f"{_KERNELS}/dropout.h",
+        "factor == 0 ? rest : rest + load_some(x + c, count) * factor",
+        "rest + load_some(x + c, count) * factor",
+        (_ROWS,),
+    ),
     # Masks
     Fault(
         "a window ends one key early",
@@ -124,8 +138,8 @@ FAULTS = (
     Fault(
         "the high word of a seed is lost",
         f"{_KERNELS}/scores.h",
-        "const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u) ^ a.seed[1]);",
-        "const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u));",
+        "const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u) ^ seed[1]);",
+        "const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u));",
         (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     # Forward

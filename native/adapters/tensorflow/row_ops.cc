@@ -3,7 +3,6 @@
 // Beside tensors of the type T some have numbers and vectors of the type C that is computed with. The last input of
 // each is settings, double: the threads, 0 for as many as there are, then what the op lists.
 #include <algorithm>
-#include <cmath>
 
 #include "registration.h"
 
@@ -106,7 +105,9 @@ struct CrossEntropy {
   explicit CrossEntropy(const RowCall& of) : logits(of.input(0)), labels(of.input(1, "labels", of.row_dims())) {
     const Tensor smoothing = of.input(2);
     expect_compute_type(of, smoothing, "smoothing");
-    call = {of.rows(), logits.data(), labels.data<int32_t>(), static_cast<int32_t>(of.setting(0)),
+    const double ignored = of.setting(0);
+    if (!(ignored >= INT32_MIN && ignored <= INT32_MAX)) fail("the ignored label must have 32 bits");
+    call = {of.rows(), logits.data(), labels.data<int32_t>(), static_cast<int32_t>(ignored),
             number(smoothing, "smoothing")};
   }
 };
@@ -180,6 +181,23 @@ void run_normalization_gradient(void*, TF_OpKernelContext* context) {
   });
 }
 
+// HeedDropout: x, seed, one residual or none; settings: the rate.
+void run_dropout(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    const RowCall of(context, 1);
+    constexpr int kResidual = 2;
+    const bool has_residual = TF_NumInputs(context) > kResidual + 1;
+    if (TF_NumInputs(context) > kResidual + 2) fail("there must be one residual or none");
+    if (has_residual) of.input(kResidual, "residual", of.dims());
+    const Tensor y = of.allocate_over(has_residual ? kResidual : 0, 0);
+    const Tensor x = of.input(0), seed = of.input(1, "seed", {2}), residual = of.input(has_residual ? kResidual : 0);
+    const uint32_t* words = seed.data<uint32_t>();
+    const HeedDropout call{
+        of.rows(), x.data(), has_residual ? residual.data() : nullptr, of.setting(0), {words[0], words[1]}};
+    check(heed_dropout(&call, y.data(), of.threads()));
+  });
+}
+
 // A number for each row of the first input.
 void shape_of_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Tracing trace(context, status);
@@ -214,6 +232,9 @@ void register_row_ops() {
   register_op("HeedNormalizationGradient", shapes_of_first<3>, run_normalization_gradient, {kComputeType},
               with(normalization, {"moments: C", "y_gradient: T"}),
               {"x_gradient: T", "scale_gradient: C", "offset_gradient: C"});
+
+  register_op("HeedDropout", shapes_of_first<1>, run_dropout, {"R: int >= 0"},
+              {"x: T", "seed: uint32", "residual: R * T", "settings: double"}, {"y: T"});
 }
 
 }  // namespace heed::tf

@@ -18,7 +18,7 @@ class LayerNormalization(KernelLayer, keras.layers.LayerNormalization):
     Example:
         >>> import numpy as np
         >>> layer = LayerNormalization(epsilon=1e-6)
-        >>> layer(np.array([[1.0, 2.0, 3.0]], "float32")).numpy().round(4).tolist()
+        >>> np.array(layer(np.array([[1.0, 2.0, 3.0]])), "float64").round(4).tolist()
         [[-1.2247, 0.0, 1.2247]]
     """
 
@@ -38,7 +38,7 @@ class RMSNormalization(KernelLayer, keras.layers.RMSNormalization):
 
     Example:
         >>> import numpy as np
-        >>> RMSNormalization()(np.array([[3.0, 4.0]], "float32")).numpy().round(4).tolist()
+        >>> np.array(RMSNormalization()(np.array([[3.0, 4.0]])), "float64").round(4).tolist()
         [[0.8485, 1.1314]]
     """
 

@@ -16,6 +16,7 @@ from heed.ops.attention import (
 )
 from heed.ops.cross_entropy import softmax_cross_entropy
 from heed.ops.dispatch import Dispatch, set_implementation
+from heed.ops.dropout import dropout
 from heed.ops.explain import explain_dispatch
 from heed.ops.mask import Mask
 from heed.ops.normalization import layer_normalization, rms_normalization
@@ -38,6 +39,7 @@ __all__ = [
     "attention_statistics",
     "attention_weights",
     "dot_product_attention",
+    "dropout",
     "explain_dispatch",
     "layer_normalization",
     "relative_position_bias",

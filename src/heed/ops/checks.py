@@ -279,6 +279,16 @@ def check_rows(name: str, x: Any, features: str) -> Any:
     return x
 
 
+def check_same_rows(x: Any, residual: Any = None) -> None:
+    """Rows (..., D), and a residual of the same shape if there is one."""
+    shape = shape_of(x)
+    if shape == ():
+        raise bad("`x` must have shape (..., D)", x=x)
+    other = shape if residual is None else shape_of(residual)
+    if None not in (shape, other) and (len(shape) != len(other) or any(map(differ, shape, other))):  # type: ignore[arg-type]
+        raise bad("`residual` must have the shape of `x`", x=x, residual=residual)
+
+
 def check_epsilon(epsilon: Any, dtype: str) -> float:
     """What keeps a root away from 0, far within the range of `dtype`."""
     number = check_real("epsilon", epsilon, least=0, exclusive=True)

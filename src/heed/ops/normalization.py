@@ -39,7 +39,8 @@ def layer_normalization(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016 (their g is gamma, their b is beta, their H is D).
 
-    >>> layer_normalization([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]]).numpy().round(4).tolist()
+    >>> import numpy as np
+    >>> layer_normalization(np.array([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]])).numpy().round(4).tolist()
     [[-1.2247, 0.0, 1.2247], [0.0, 0.0, 0.0]]
     """
     return _normalized(x, {"gamma": gamma, "beta": beta}, epsilon, rms=False)
@@ -70,7 +71,8 @@ def rms_normalization(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019 (their g is scale, their n is D).
 
-    >>> rms_normalization([[3.0, 4.0]]).numpy().round(4).tolist()
+    >>> import numpy as np
+    >>> rms_normalization(np.array([[3.0, 4.0]])).numpy().round(4).tolist()
     [[0.8485, 1.1314]]
     """
     return _normalized(x, {"scale": scale}, epsilon, rms=True)

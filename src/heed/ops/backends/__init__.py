@@ -94,6 +94,17 @@ class RowImplementation(Protocol):
         """
         ...
 
+    def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
+        """What `dropout` gives, in the dtype of `x`.
+
+        Args:
+            x: (..., D).
+            residual: like `x`, or None for 0.
+            rate: in (0, 1).
+            seed: (2,) uint32.
+        """
+        ...
+
 
 # No label is this, so that none is ignored.
 NO_LABEL = -(2**31)

@@ -57,6 +57,13 @@ class NativeRows:
             .y
         )
 
+    def dropout(
+        self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
+    ) -> tf.Tensor:
+        """See `RowImplementation`."""
+        given = [] if residual is None else [residual]
+        return library.ops().heed_dropout(x=x, seed=seed, residual=given, settings=_settings(rate))
+
 
 def _settings(*numbers: float) -> np.ndarray:
     """The last input of each op: the threads, and numbers of its own."""
@@ -148,3 +155,11 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
     of_operands = (found[given.index(i)] if i in given else None for i in range(len(operands)))
     # The moments follow from x, whose derivative this is in all.
     return [*of_operands, None, of_incoming, None]
+
+
+@tf.RegisterGradient("HeedDropout")
+def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
+    """The same dropout, made again, of what comes in; so this is its own second derivative too."""
+    _, seed, *residual, settings = op.inputs
+    of_x = library.ops().heed_dropout(x=y_gradient, seed=seed, residual=[], settings=settings)
+    return [of_x, None, *[y_gradient] * len(residual), None]

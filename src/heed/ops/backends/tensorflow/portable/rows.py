@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from heed.ops import checks
 from heed.ops.backends import NO_LABEL
+from heed.ops.backends.tensorflow.portable.dropout import kept
+from heed.ops.sizes import Span
 
 
 class PortableRows:
@@ -64,6 +66,19 @@ class PortableRows:
         if offset is not None:
             y += offset
         return tf.cast(y, x.dtype)
+
+    def dropout(
+        self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
+    ) -> tf.Tensor:
+        """See `RowImplementation`."""
+        shape = tf.shape(x)
+        rows, columns = Span(0, tf.reduce_prod(shape[:-1])), Span(0, shape[-1])
+        # As attention drops in head 0 of batch entry 0, rows for queries and columns for keys.
+        keep = tf.reshape(kept(rate, seed, 1, 1, rows, columns), shape)
+        wide = _widened(x)
+        factor = _number(1 / (1 - rate), wide.dtype)
+        y = tf.where(keep, wide * factor, tf.zeros((), wide.dtype))
+        return tf.cast(y if residual is None else _widened(residual) + y, x.dtype)
 
 
 def _widened(x: tf.Tensor) -> tf.Tensor:
