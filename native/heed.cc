@@ -1,36 +1,16 @@
-// The functions of heed.h: all checks of a call, once, and then the work.
+// The functions of heed.h for attention: all checks of a call, once, and then the work.
 #include "include/heed.h"
 
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 
 #include "attention.h"
 #include "kernels/registry.h"
+#include "refusal.h"
 
 namespace heed {
 namespace {
-
-// Why a call is refused. The text stays until the thread's next refusal.
-struct Refused {
-  const char* why;
-};
-
-__attribute__((format(printf, 1, 2))) void refuse(const char* format, ...) {
-  static thread_local char text[256];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof(text), format, arguments);
-  va_end(arguments);
-  throw Refused{text};
-}
-
-template <class... Values>
-void require(bool holds, const char* format, Values... values) {
-  if (!holds) refuse(format, values...);
-}
 
 // Where there are rows there must be memory that holds them.
 void require_rows(const HeedTensor& tensor, const HeedAttention& a, int64_t length, int64_t heads, const char* name) {
@@ -139,19 +119,6 @@ void check_bias(const HeedAttention& a, const HeedBackward& pass) {
   require(empty || pass.bias_gradient, "`bias_gradient` is missing");
 }
 
-// No exception may leave the library. All others say that memory is short.
-template <class Function>
-const char* refusal(const Function& function) {
-  try {
-    function();
-    return nullptr;
-  } catch (const Refused& refused) {
-    return refused.why;
-  } catch (...) {
-    return "out of memory for the scratch space of attention";
-  }
-}
-
 template <class Results>
 const char* run(const HeedAttention& a, const Results& results,
                 void (*check_results)(const HeedAttention&, const Results&),
@@ -159,8 +126,7 @@ const char* run(const HeedAttention& a, const Results& results,
   return refusal([&] {
     check(a);
     check_results(a, results);
-    // More would only cost memory: threads live on, and each needs scratch.
-    work(a, results, std::min(threads, 256));
+    work(a, results, most_threads(threads));
   });
 }
 

@@ -39,6 +39,7 @@ const InstructionSet& in_use() {
 }  // namespace
 
 const Kernels& kernels_for(const HeedAttention& attention) { return in_use().kernels(attention); }
+const RowKernels& kernels_for(const HeedRows& rows) { return in_use().row_kernels(rows); }
 
 }  // namespace heed
 

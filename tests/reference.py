@@ -279,3 +279,75 @@ def additive_attention_backward(
         d_key[b, visible] += d_inside
         d_bias += d_inside.sum(axis=0)
     return Backward(d_query, d_key, d_value, d_bias if a.has_bias else None, d_vector)
+
+
+# What stands beside attention, one row at a time. Letters: D width of a row, C classes.
+
+
+def _rows(array: Any) -> list[tuple[int, ...]]:
+    """The index of each row of (..., D)."""
+    return list(np.ndindex(np.shape(array)[:-1]))
+
+
+def cross_entropy(
+    logits: Any, labels: Any, smoothing: float = 0.0, ignored: int | None = None
+) -> Array:
+    """-sum_c target_c log softmax(logits)_c, the target 1 - e + e/C at the label and e/C elsewhere; 0 if ignored."""
+    logits, labels = _float64(logits), np.asarray(labels)
+    losses = np.zeros(labels.shape)
+    for row in _rows(logits):
+        if labels[row] != ignored:
+            target = np.full(logits.shape[-1], smoothing / logits.shape[-1])
+            target[labels[row]] += 1.0 - smoothing
+            below = logits[row] - logits[row].max()
+            _, lse = softmax(below)
+            possible = target > 0
+            losses[row] = target[possible] @ (lse - below[possible])
+    return losses
+
+
+def cross_entropy_backward(
+    logits: Any, labels: Any, d_losses: Any, smoothing: float = 0.0, ignored: int | None = None
+) -> Array:
+    """The gradient of the logits for the cotangents `d_losses` (...)."""
+    logits, labels = _float64(logits), np.asarray(labels)
+    d_losses, d_logits = _float64(d_losses), np.zeros_like(logits)
+    for row in _rows(logits):
+        if labels[row] != ignored:
+            target = np.full(logits.shape[-1], smoothing / logits.shape[-1])
+            target[labels[row]] += 1.0 - smoothing
+            d_logits[row] = d_losses[row] * (softmax(logits[row])[0] - target)
+    return d_logits
+
+
+def normalization(
+    x: Any, scale: Any = None, offset: Any = None, epsilon: float = 1e-6, rms: bool = False
+) -> Array:
+    """(x - mean) / sqrt(variance + epsilon) * scale + offset over (..., D); RMS takes 0 for the mean."""
+    x = _float64(x)
+    y = np.zeros_like(x)
+    scale = np.ones(x.shape[-1]) if scale is None else _float64(scale)
+    offset = np.zeros(x.shape[-1]) if offset is None else _float64(offset)
+    for row in _rows(x):
+        centred = x[row] if rms else x[row] - x[row].mean()
+        y[row] = centred / np.sqrt((centred**2).mean() + epsilon) * scale + offset
+    return y
+
+
+def normalization_backward(
+    x: Any, d_y: Any, scale: Any = None, epsilon: float = 1e-6, rms: bool = False
+) -> tuple[Array, Array, Array]:
+    """Gradients of x, scale and offset for the cotangents `d_y` (..., D)."""
+    x, d_y = _float64(x), _float64(d_y)
+    scale = np.ones(x.shape[-1]) if scale is None else _float64(scale)
+    d_x, d_scale, d_offset = np.zeros_like(x), np.zeros(x.shape[-1]), np.zeros(x.shape[-1])
+    for row in _rows(x):
+        centred = x[row] if rms else x[row] - x[row].mean()
+        inverse = 1.0 / np.sqrt((centred**2).mean() + epsilon)
+        normal, d_normal = centred * inverse, d_y[row] * scale
+        d_scale += d_y[row] * normal
+        d_offset += d_y[row]
+        d_x[row] = inverse * (d_normal - normal * (d_normal * normal).mean())
+        if not rms:
+            d_x[row] -= d_x[row].mean()
+    return d_x, d_scale, d_offset

@@ -119,6 +119,53 @@ def test_additive_gradients_match_finite_differences(masked: bool, dropped: bool
         )
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_cross_entropy_gradients_match_finite_differences(smoothing: float) -> None:
+    logits, labels, d_losses = (
+        draw(2, 3, 5, seed=1),
+        np.array([[0, 4, -1], [2, 2, 1]]),
+        D_OUT[:, :, 0, 0],
+    )
+
+    def function(x: np.ndarray) -> float:
+        return float((reference.cross_entropy(x, labels, smoothing, ignored=-1) * d_losses).sum())
+
+    found = reference.cross_entropy_backward(logits, labels, d_losses, smoothing, ignored=-1)
+    np.testing.assert_allclose(found, central_difference(function, logits), atol=1e-8, rtol=1e-6)
+
+
+def test_cross_entropy_written_out() -> None:
+    logits, labels = np.log([[0.5, 0.25, 0.25], [0.1, 0.9, 0.0]]), [1, 1]
+    plain = reference.cross_entropy(logits, labels)
+    assert plain.tolist() == pytest.approx([math.log(4), -math.log(0.9)])
+    smooth = reference.cross_entropy(logits[:1], [1], smoothing=0.3)
+    expected = -(0.1 * math.log(0.5) + 0.8 * math.log(0.25) + 0.1 * math.log(0.25))
+    assert smooth.tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("rms", [False, True])
+def test_normalization_gradients_match_finite_differences(rms: bool) -> None:
+    arguments = {"x": draw(2, 3, 5, seed=1), "scale": draw(5, seed=2), "offset": draw(5, seed=3)}
+    d_y = draw(2, 3, 5, seed=4)
+    options: dict[str, Any] = {"epsilon": 0.3, "rms": rms}
+    found = reference.normalization_backward(arguments["x"], d_y, arguments["scale"], **options)
+    for gradient, (argument, point) in zip(found, arguments.items(), strict=True):
+
+        def function(x: np.ndarray, argument: str = argument) -> float:
+            changed = {**arguments, argument: x}
+            return float((reference.normalization(**changed, **options) * d_y).sum())
+
+        expected = central_difference(function, point)
+        np.testing.assert_allclose(gradient, expected, atol=1e-8, rtol=1e-6, err_msg=argument)
+
+
+def test_normalization_written_out() -> None:
+    x = [[1.0, 3.0]]
+    plain = reference.normalization(x, scale=[2.0, 1.0], offset=[0.0, 5.0], epsilon=3.0)
+    assert plain.tolist() == [[-1.0, 5.5]]
+    assert reference.normalization(x, epsilon=4.0, rms=True).tolist() == [[1 / 3, 1.0]]
+
+
 def test_dot_product_of_one_row_written_out() -> None:
     query = np.array([1.0, 2.0]).reshape(1, 1, 1, 2)
     key = np.array([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]]).reshape(1, 3, 1, 2)

@@ -1,6 +1,6 @@
 // heed's kernels as a plain C interface: exact attention on the CPU, forward and backward, in memory that grows with
-// T + S. Every adapter (TensorFlow's ops, tests, other frameworks) fills the structs of this file and calls these
-// functions; nothing else of the library is visible.
+// T + S, and what stands beside it in a training step. Every adapter (TensorFlow's ops, tests, other frameworks) fills
+// the structs of this file and calls these functions; nothing else of the library is visible.
 //
 // Letters: B batch, T query length, S key length, N query heads, K key/value heads, H head dim of query and key,
 // V head dim of value, U units of additive attention.
@@ -32,7 +32,7 @@
 
 // The version of this interface, raised whenever a struct, a function or a meaning changes: a program was compiled for
 // the library that it runs with if heed_version() == HEED_VERSION.
-#define HEED_VERSION 1
+#define HEED_VERSION 2
 
 // What numbers query, key, value, output and their gradients hold.
 enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };
@@ -137,6 +137,48 @@ typedef struct HeedBackward {
   void* bias_gradient;
 } HeedBackward;
 
+// Beside attention: what works on a contiguous (R, D) array row by row. Sums are float (double for HEED_FLOAT64), the
+// "compute type" here too.
+typedef struct HeedRows {
+  int32_t dtype;  // HeedDtype
+  int64_t count;  // R in [0, 2^31]
+  int64_t width;  // D in [1, 2^31], of dropout in [0, 2^31]
+} HeedRows;
+
+// HeedCrossEntropy.ignored where no label is.
+#define HEED_NO_LABEL INT32_MIN
+
+// Softmax cross-entropy with label smoothing, of logits x and, in the row's own place of `labels`, its label y:
+//   loss = log(sum over c of exp(x_c)) - (1 - smoothing) * x_y - smoothing / D * (sum over c of x_c)
+// and 0, with gradient 0, for a row whose label is `ignored`, whatever its logits are.
+typedef struct HeedCrossEntropy {
+  HeedRows rows;
+  const void* logits;
+  const int32_t* labels;  // (R,), each in [0, D) or `ignored`
+  int32_t ignored;        // or HEED_NO_LABEL
+  double smoothing;       // in [0, 1)
+} HeedCrossEntropy;
+
+// Layer normalisation of each row x, or RMS normalisation, which takes 0 for the mean:
+//   y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * scale + offset
+typedef struct HeedNormalization {
+  HeedRows rows;
+  const void* x;
+  const void *scale, *offset;  // (D,) in the compute type, or NULL for 1 and 0
+  double epsilon;              // above 0; but for HEED_FLOAT64 in [1e-30, 1e30]
+  int32_t rms;                 // not 0: RMS
+} HeedNormalization;
+
+// Dropout, and a residual that it is added to: y = residual + keep * x / (1 - rate), where `keep` is 0 or 1 as the
+// dropout of attention decides for query r and key d, in head 0 of batch entry 0. What is dropped never reaches y, not
+// even NaN. The gradient of x is the same call without residual, on that of y.
+typedef struct HeedDropout {
+  HeedRows rows;
+  const void *x, *residual;  // the residual may be NULL
+  double rate;               // in [0, 1)
+  uint32_t seed[2];
+} HeedDropout;
+
 #if defined(__GNUC__)
 #define HEED_API __attribute__((visibility("default")))
 #else
@@ -160,6 +202,26 @@ HEED_API const char* heed_backward(const HeedAttention* attention, const HeedBac
 
 // Writes `bias_gradient` alone, of dot-product attention: a pass of its own, so that only who needs it pays for it.
 HEED_API const char* heed_bias_gradient(const HeedAttention* attention, const HeedBackward* pass, int threads);
+
+// Writes the losses, (R,), and what the gradient needs, (2, R): the largest logit of each row, and the sum of
+// exp(logit - that one). Both are of the compute type.
+HEED_API const char* heed_cross_entropy(const HeedCrossEntropy* call, void* losses, void* softmax, int threads);
+
+// Writes the gradient of the logits, (R, D) in their dtype. It may be where the logits are: it takes their place then.
+HEED_API const char* heed_cross_entropy_gradient(const HeedCrossEntropy* call, const void* softmax,
+                                                 const void* losses_gradient, void* logits_gradient, int threads);
+
+// Writes y, (R, D), and what the gradient needs, (2, R) in the compute type: the mean of each row, and 1 / sqrt(...).
+HEED_API const char* heed_normalization(const HeedNormalization* call, void* y, void* moments, int threads);
+
+// Writes the gradients of x, (R, D), which may be where that of y is, and, each unless it is NULL, of scale and offset,
+// (D,) in the compute type.
+HEED_API const char* heed_normalization_gradient(const HeedNormalization* call, const void* moments,
+                                                 const void* y_gradient, void* x_gradient, void* scale_gradient,
+                                                 void* offset_gradient, int threads);
+
+// Writes y, (R, D), which may be where x or the residual is.
+HEED_API const char* heed_dropout(const HeedDropout* call, void* y, int threads);
 
 // How many processors this process may use.
 HEED_API int heed_available_threads(void);

@@ -105,14 +105,28 @@ struct Kernels {
   AdditiveKernels additive;
 };
 
+// What stands beside attention; each does rows [begin, end) of what heed.h has a function of that name for.
+struct RowKernels {
+  void (*cross_entropy)(const HeedCrossEntropy&, void* losses, void* softmax, int64_t begin, int64_t end);
+  void (*cross_entropy_gradient)(const HeedCrossEntropy&, const void* softmax, const void* losses_gradient,
+                                 void* logits_gradient, int64_t begin, int64_t end);
+  void (*normalization)(const HeedNormalization&, void* y, void* moments, int64_t begin, int64_t end);
+  // Adds what the rows give to the sums of the gradients of scale and, `distance` numbers on, offset, unless null.
+  void (*normalization_gradient)(const HeedNormalization&, const void* moments, const void* y_gradient,
+                                 void* x_gradient, void* sums, int64_t distance, int64_t begin, int64_t end);
+  void (*dropout)(const HeedDropout&, void* y, int64_t begin, int64_t end);
+};
+
 struct InstructionSet {
   const char* name;
   bool (*supported)();
   const Kernels& (*kernels)(const HeedAttention&);
+  const RowKernels& (*row_kernels)(const HeedRows&);
 };
 
-// The functions for this attention, in the instruction set that is in use.
+// The functions for this attention, or for these rows, in the instruction set that is in use.
 const Kernels& kernels_for(const HeedAttention& attention);
+const RowKernels& kernels_for(const HeedRows& rows);
 
 extern const InstructionSet kBaseline;
 #if defined(__x86_64__)

@@ -65,12 +65,21 @@ struct Dropout {
   uint32_t rows[kQueryTile], threshold = 0;
   double factor = 1;  // of weights that are kept
 
+  // What a number must reach to be kept at this rate.
+  static HEED_INLINE uint32_t threshold_of(double rate) {
+    const double scaled = __builtin_rint(rate * 4294967296.0);
+    return scaled >= 4294967295.0 ? 4294967295u : static_cast<uint32_t>(scaled);
+  }
+  static HEED_INLINE uint32_t head_of(const uint32_t* seed, int64_t b, int64_t n) {
+    const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u) ^ seed[1]);
+    return mixed(mixed(key ^ static_cast<uint32_t>(b)) ^ static_cast<uint32_t>(n));
+  }
+  static HEED_INLINE uint32_t column_of(int64_t j) { return mixed(static_cast<uint32_t>(j) + 0x9E3779B9u); }
+
   void begin(const HeedAttention& a, int64_t b, int64_t n, Span queries) {
-    const double scaled = __builtin_rint(a.dropout * 4294967296.0);
     factor = 1 / (1 - a.dropout);
-    threshold = scaled >= 4294967295.0 ? 4294967295u : static_cast<uint32_t>(scaled);
-    const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u) ^ a.seed[1]);
-    const uint32_t head = mixed(mixed(key ^ static_cast<uint32_t>(b)) ^ static_cast<uint32_t>(n));
+    threshold = threshold_of(a.dropout);
+    const uint32_t head = head_of(a.seed, b, n);
     for (int x = 0; x < kQueryTile; ++x) rows[x] = mixed(head ^ static_cast<uint32_t>(queries.begin + x));
   }
 
@@ -78,7 +87,7 @@ struct Dropout {
   template <class Real>
   HEED_INLINE void factors(int64_t j, int columns, Real* to) const {
     const Real kept = static_cast<Real>(factor);
-    const uint32_t column = mixed(static_cast<uint32_t>(j) + 0x9E3779B9u);
+    const uint32_t column = column_of(j);
     for (int x = 0; x < columns; ++x) to[x] = half_mixed(rows[x] ^ column) >= threshold ? kept : Real(0);
   }
 

@@ -6,8 +6,11 @@
 #include "additive_forward.h"
 #include "backward.h"
 #include "bias_gradient.h"
+#include "cross_entropy.h"
 #include "decode.h"
+#include "dropout.h"
 #include "forward.h"
+#include "normalization.h"
 #include "registry.h"
 
 namespace heed {
@@ -47,10 +50,25 @@ constexpr Kernels kernels_of() {
 static const Kernels kKernels[4] = {kernels_of<float>(), kernels_of<double>(), kernels_of<Bfloat16>(),
                                     kernels_of<Float16>()};  // as HeedDtype counts them
 
+template <class Stored>
+constexpr RowKernels row_kernels_of() {
+  RowKernels k = {};
+  k.cross_entropy = cross_entropy<Stored>;
+  k.cross_entropy_gradient = cross_entropy_gradient<Stored>;
+  k.normalization = normalization<Stored>;
+  k.normalization_gradient = normalization_gradient<Stored>;
+  k.dropout = dropout<Stored>;
+  return k;
+}
+
+static const RowKernels kRowKernels[4] = {row_kernels_of<float>(), row_kernels_of<double>(), row_kernels_of<Bfloat16>(),
+                                          row_kernels_of<Float16>()};
+
 }  // namespace HEED_ISA
 
 extern const InstructionSet HEED_TABLE = {
     HEED_NAME, []() -> bool { return HEED_SUPPORTED; },
-    [](const HeedAttention& a) -> const Kernels& { return HEED_ISA::kKernels[a.dtype]; }};
+    [](const HeedAttention& a) -> const Kernels& { return HEED_ISA::kKernels[a.dtype]; },
+    [](const HeedRows& rows) -> const RowKernels& { return HEED_ISA::kRowKernels[rows.dtype]; }};
 
 }  // namespace heed

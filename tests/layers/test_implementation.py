@@ -76,9 +76,11 @@ COMPILED = [
 
 
 def native_ops(model: str, gradient: bool) -> set[str]:
-    """The op that this model runs, and that of its gradient."""
-    name = "HeedAdditive" if model == "additive" else "HeedAttention"
-    return {name, f"{name}Gradient"} if gradient else {name}
+    """The ops that this model runs, and those of their gradients."""
+    names = {"HeedAdditive" if model == "additive" else "HeedAttention"}
+    if model in ("encoder layer", "late"):
+        names.add("HeedNormalization")
+    return names | {f"{name}Gradient" for name in names if gradient}
 
 
 def run_all(model: keras.Model, **options: Any) -> tuple[dict[str, Traced], list[str]]:

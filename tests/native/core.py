@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 DOT_PRODUCT, ADDITIVE = range(2)
 WINDOW, PREFIX, LENGTHS, SEGMENTS, DENSE, DILATED = RULES = range(6)
@@ -94,6 +94,48 @@ class Backward(Structure):
     )
 
 
+class Rows(Structure):
+    _fields_ = (("dtype", c_int32), ("count", c_int64), ("width", c_int64))
+
+    @classmethod
+    def of(cls, x: np.ndarray) -> Rows:
+        return cls(DTYPES[x.dtype.name], int(np.prod(x.shape[:-1])), x.shape[-1])
+
+
+NO_LABEL = -(2**31)
+
+
+class CrossEntropy(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("logits", c_void_p),
+        ("labels", c_void_p),
+        ("ignored", c_int32),
+        ("smoothing", c_double),
+    )
+
+
+class Normalization(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("x", c_void_p),
+        ("scale", c_void_p),
+        ("offset", c_void_p),
+        ("epsilon", c_double),
+        ("rms", c_int32),
+    )
+
+
+class Dropout(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("x", c_void_p),
+        ("residual", c_void_p),
+        ("rate", c_double),
+        ("seed", c_uint32 * 2),
+    )
+
+
 def library_path() -> Path | None:
     """The core library of the heed that is installed, or None. Nothing is imported for it."""
     spec = find_spec("heed")
@@ -115,6 +157,16 @@ def load(path: Path | str) -> ctypes.CDLL:
         function.argtypes = [POINTER(Attention), POINTER(results), c_int]
         function.restype = c_char_p
     library.heed_check.argtypes = [POINTER(Attention)]
+    for name, call, pointers in (
+        ("heed_cross_entropy", CrossEntropy, 2),
+        ("heed_cross_entropy_gradient", CrossEntropy, 3),
+        ("heed_normalization", Normalization, 2),
+        ("heed_normalization_gradient", Normalization, 5),
+        ("heed_dropout", Dropout, 1),
+    ):
+        function = getattr(library, name)
+        function.argtypes = [POINTER(call), *[c_void_p] * pointers, c_int]
+        function.restype = c_char_p
     for name in ("heed_check", "heed_instruction_set", "heed_instruction_set_name"):
         getattr(library, name).restype = c_char_p
     return library

@@ -2,7 +2,7 @@
 
     python -m tests.native.fuzz LIBRARY MODE INSTRUCTION_SET FIRST_SEED COUNT
 
-MODE is legal, page-end, illegal or large, or one of these with `additive-` before it.
+MODE is legal, page-end, illegal or large, or one of these with `additive-` before it; or rows-legal or rows-page-end.
 
 It prints each seed before its call, so that whoever started it knows the last one if the process dies, and ends with
 an error at the first seed whose call did wrong. `test_fuzz.py` and `test_sanitizers.py` run it.
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.native import core, fuzz_additive, fuzz_large
+from tests.native import core, fuzz_additive, fuzz_large, rows
 from tests.native.fuzz_problems import draw
 
 GUARD = 0xA5
@@ -350,6 +350,20 @@ def additive_illegal(library: Any, seed: int) -> None:
         raise AssertionError(f"{mistake.__name__} was refused, but something was written")
 
 
+def rows_legal(library: Any, seed: int) -> None:
+    """As `legal`, of what stands beside attention."""
+    rng = np.random.default_rng(seed)
+    guards = Guards(rng)
+    rows.check(library, rng, guards)
+    guards.check()
+
+
+def rows_page_end(library: Any, seed: int) -> None:
+    """As `page_end`."""
+    rng = np.random.default_rng(seed)
+    rows.check(library, rng, PageEnds(rng))
+
+
 MODES = {
     "legal": legal,
     "page-end": page_end,
@@ -359,6 +373,8 @@ MODES = {
     "additive-page-end": additive_page_end,
     "additive-illegal": additive_illegal,
     "additive-large": additive_large,
+    "rows-legal": rows_legal,
+    "rows-page-end": rows_page_end,
 }
 
 

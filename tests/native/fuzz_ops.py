@@ -71,12 +71,42 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
     return arguments
 
 
+def good_rows(rng: np.random.Generator) -> tuple[str, dict[str, Any]]:
+    """The same of an op that works row by row, with its name."""
+    shape = tuple(int(n) for n in rng.integers(1, 6, int(rng.integers(1, 4))))
+    x, numbers = rng.normal(size=shape).astype(np.float32), np.ones(shape[:-1], np.float32)
+    pair, vector = np.stack([numbers, numbers]), np.ones(shape[-1:], np.float32)
+    loss = {
+        "logits": x,
+        "labels": np.zeros(shape[:-1], np.int32),
+        "smoothing": np.zeros((), np.float32),
+        "settings": np.array([2.0, -1.0]),
+    }
+    norm = {"x": x, "scale": vector, "offset": vector, "settings": np.array([2.0, 1e-6, 0.0])}
+    drop = {
+        "x": x,
+        "seed": np.zeros(2, np.uint32),
+        "residual": [x],
+        "settings": np.array([2.0, 0.5]),
+    }
+    ops: list[tuple[str, dict[str, Any]]] = [
+        ("heed_cross_entropy", loss),
+        ("heed_cross_entropy_gradient", loss | {"softmax": pair, "losses_gradient": numbers}),
+        ("heed_normalization", norm),
+        ("heed_normalization_gradient", norm | {"moments": pair, "y_gradient": x}),
+        ("heed_dropout", drop),
+    ]
+    return ops[int(rng.integers(0, len(ops)))]
+
+
 def spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> None:
     """One change, which may or may not make the call wrong."""
     name = str(rng.choice(sorted(arguments)))
     value = arguments[name]
     if isinstance(value, list):
         change = rng.integers(0, 3)
+        if not value:
+            return
         if change == 0 and len(value) > 1:
             del value[int(rng.integers(1, len(value)))]
         elif change == 1:
@@ -87,7 +117,9 @@ def spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> None:
     elif name == "rules" and rng.random() < 0.8:
         value[int(rng.integers(0, len(value))), int(rng.integers(0, 7))] = rng.choice(NUMBERS)
     elif name == "settings" and rng.random() < 0.8:
-        value[int(rng.integers(0, 6))] = rng.choice([np.nan, np.inf, -np.inf, -1, 0, 1, 2, 1e300])
+        value[int(rng.integers(0, len(value)))] = rng.choice(
+            [np.nan, np.inf, -np.inf, -1, 0, 1, 2, 1e300]
+        )
     else:
         arguments[name] = _reshaped(rng, value)
 
@@ -108,11 +140,14 @@ def _reshaped(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
 def call(seed: int) -> bool:
     """Whether the call was carried out."""
     rng = np.random.default_rng(seed)
-    heads_first, gradient = (bool(n) for n in rng.integers(0, 2, 2))
-    arguments = good(rng, heads_first, gradient)
+    heads_first, gradient, in_rows = (bool(n) for n in rng.integers(0, 2, 3))
+    if in_rows:
+        name, arguments = good_rows(rng)
+    else:
+        name = f"heed_attention{'_heads' * heads_first}{'_gradient' * gradient}"
+        arguments = good(rng, heads_first, gradient)
     for _ in range(int(rng.integers(0, 3))):
         spoil(rng, arguments)
-    name = f"heed_attention{'_heads' * heads_first}{'_gradient' * gradient}"
     op = getattr(library._load()[1], name)
     run = tf.function(lambda: op(**arguments)) if rng.random() < 0.2 else lambda: op(**arguments)
     try:

@@ -43,13 +43,13 @@ def run(mode: str, instruction_set: str, first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("mode", ["legal", "additive-legal"])
+@pytest.mark.parametrize("mode", ["legal", "additive-legal", "rows-legal"])
 def test_legal_calls_are_right_and_write_nowhere_else(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 150)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("mode", ["page-end", "additive-page-end"])
+@pytest.mark.parametrize("mode", ["page-end", "additive-page-end", "rows-page-end"])
 def test_nothing_beyond_the_last_number_is_touched(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 150)
 

@@ -12,7 +12,20 @@ import pytest
 
 from heed import ops
 
-SIZES = {"B": 2, "T": 3, "S": 5, "N": 4, "K": 2, "H": 6, "V": 7, "U": 8, "1": 1, "*": 10}
+SIZES = {
+    "B": 2,
+    "T": 3,
+    "S": 5,
+    "N": 4,
+    "K": 2,
+    "H": 6,
+    "V": 7,
+    "U": 8,
+    "C": 9,
+    "D": 11,
+    "1": 1,
+    "*": 10,
+}
 # Numbers that a shape is made of.
 NUMBERS = {"query_length": SIZES["T"], "key_length": SIZES["S"], "num_heads": SIZES["N"]}
 
@@ -45,7 +58,8 @@ def test_shapes_are_as_annotated(name: str) -> None:
     arguments = {x: n for x, n in NUMBERS.items() if x in inspect.signature(function).parameters}
     for argument, annotation in hints.items():
         if (letters := shape(annotation)) is not None and argument != "return":
-            arguments[argument] = np.ones(sizes(letters), "float32")
+            dtype = "int32" if argument == "labels" else "float32"
+            arguments[argument] = np.ones(sizes(letters), dtype)
     if name == "attention_statistics":
         arguments["keys"] = [0] * SIZES["*"]
     found = function(**arguments)

@@ -5,13 +5,57 @@ from __future__ import annotations
 from tests.planted_faults.fault import Fault
 
 _KERNELS = "native/kernels"
-_CORE, _ADDITIVE, _FUZZ = (
+_CORE, _ADDITIVE, _FUZZ, _ROWS = (
     "tests/native/test_core.py",
     "tests/native/test_additive.py",
     "tests/native/test_fuzz.py",
+    "tests/native/test_rows.py",
 )
 
 FAULTS = (
+    # Rows
+    Fault(
+        "the gradient of the label is made of what took its place",
+        f"{_KERNELS}/cross_entropy.h",
+        "    store_some(gradient + label, 1, of_label);",
+        "    store_some(gradient + label, 1, gradient_of(load_some(logits + label, 1)) - incoming * (1 - smoothing));",
+        (_ROWS,),
+    ),
+    Fault(
+        "the end of a row counts as logits of 0",
+        f"{_KERNELS}/cross_entropy.h",
+        "most = larger(with_rest<Real>(load_some(logits + column, count), count, -kInfinity<Real>), most);",
+        "most = larger(load_some(logits + column, count), most);",
+        (_ROWS,),
+    ),
+    Fault(
+        "RMS normalisation takes the mean of its gradient away",
+        f"{_KERNELS}/normalization.h",
+        "    if (!n.rms) of_gradient =",
+        "    of_gradient =",
+        (_ROWS,),
+    ),
+    Fault(
+        "a part of the rows forgets what it had of the scale's gradient",
+        f"{_KERNELS}/normalization.h",
+        "store(scale_sums + column, load(scale_sums + column) + g * h);",
+        "store(scale_sums + column, g * h);",
+        (_ROWS,),
+    ),
+    Fault(
+        "dropout of rows counts columns anew in each stretch of them",
+        f"{_KERNELS}/dropout.h",
+        "columns[c] = Dropout::column_of(from + c);",
+        "columns[c] = Dropout::column_of(c);",
+        (_ROWS,),
+    ),
+    Fault(
+        "what dropout drops is multiplied with 0, which NaN survives",
+        f"{_KERNELS}/dropout.h",
+        "factor == 0 ? rest : rest + load_some(x + c, count) * factor",
+        "rest + load_some(x + c, count) * factor",
+        (_ROWS,),
+    ),
     # Masks
     Fault(
         "a window ends one key early",
@@ -94,8 +138,8 @@ FAULTS = (
     Fault(
         "the high word of a seed is lost",
         f"{_KERNELS}/scores.h",
-        "const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u) ^ a.seed[1]);",
-        "const uint32_t key = mixed(mixed(a.seed[0] + 0x9E3779B9u));",
+        "const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u) ^ seed[1]);",
+        "const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u));",
         (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     # Forward

@@ -8,6 +8,14 @@ _LAYERS, _MODELS = "src/heed/layers", "src/heed/models"
 _OF_LAYERS, _OF_MODELS = "tests/layers", "tests/models"
 
 FAULTS = (
+    # Projections
+    Fault(
+        "projections are many small products",
+        f"{_LAYERS}/_projections.py",
+        "layer = FlatEinsumDense(",
+        "layer = keras.layers.EinsumDense(",
+        (f"{_OF_LAYERS}/test_flat_dense.py",),
+    ),
     # Masks
     Fault(
         "a separate key keeps what lies in its padding",

@@ -199,6 +199,21 @@ FAULTS = (
         "fresh = (queries.positions >= 0)[:, None]",
         (f"{_TESTS}/test_gradients.py",),
     ),
+    # Rows
+    Fault(
+        "rows that do not count spoil the gradient of the portable cross-entropy",
+        f"{_PORTABLE}/rows.py",
+        "x = tf.where(counts[..., None], x, tf.zeros((), x.dtype))",
+        "x = tf.identity(x)",
+        (f"{_TESTS}/test_cross_entropy.py",),
+    ),
+    Fault(
+        "labels beyond int32 come back in on the other side",
+        f"{_OPS}/checks.py",
+        "    return _as_int32(tensor)\n\n\n# Masks",
+        '    return ops.cast(tensor, "int32")\n\n\n# Masks',
+        (f"{_TESTS}/test_cross_entropy.py",),
+    ),
     # Dropout's numbers
     Fault(
         "the high word of an integer seed is lost",

@@ -182,8 +182,8 @@ FAULTS = (
     Fault(
         "the loss counts padding",
         f"{_SEQ2SEQ}/training_step.py",
-        "return losses * tf.cast(tf.not_equal(target, pad_id), tf.float32)",
-        "return losses * tf.cast(tf.greater_equal(target, 0), tf.float32)",
+        "logits, target, label_smoothing=smoothing, ignore_class=pad_id",
+        "logits, target, label_smoothing=smoothing",
         (f"{_OF_SEQ2SEQ}/test_training_step.py",),
     ),
     Fault(

@@ -1,10 +1,9 @@
 // The ops of TensorFlow over the core: they read tensors, call it, and pass on what it says. No arithmetic.
 //
 // HeedAttention takes (B, T, N, H) tensors, HeedAttentionHeads (B, N, T, H), HeedAdditive (B, T, U). Each has one with
-// Gradient at the end, the first two one with BiasGradient too.
-#include <cstdio>
-
+// Gradient at the end, the first two one with BiasGradient too. row_ops.cc has those of what stands beside attention.
 #include "call.h"
+#include "registration.h"
 
 namespace heed::tf {
 namespace {
@@ -63,38 +62,6 @@ void run_bias_gradient(void*, TF_OpKernelContext* context) {
   });
 }
 
-// A shape function at work. After a step that fails, `status` says why and no other is taken.
-struct Tracing {
-  using Shape = Owned<TF_ShapeHandle>;
-  TF_ShapeInferenceContext* context;
-  TF_Status* status;
-
-  Tracing(TF_ShapeInferenceContext* c, TF_Status* s) : context(c), status(s) {
-    TF_ShapeInferenceContextSetUnknownShape(context, status);
-  }
-  bool ok() const { return TF_GetCode(status) == 0; }
-
-  Shape input(int i, int64_t rank) const {
-    Shape shape(TF_NewShapeHandle());
-    if (ok()) TF_ShapeInferenceContextGetInput(context, i, shape.get(), status);
-    if (ok()) TF_ShapeInferenceContextWithRank(context, shape.get(), rank, shape.get(), status);
-    return shape;
-  }
-  Shape part(const Shape& of, int64_t begin, int64_t end) const {
-    Shape shape(TF_NewShapeHandle());
-    if (ok()) TF_ShapeInferenceContextSubshape(context, of.get(), begin, end, shape.get(), status);
-    return shape;
-  }
-  Shape joined(const Shape& first, const Shape& second) const {
-    Shape shape(TF_NewShapeHandle());
-    if (ok()) TF_ShapeInferenceContextConcatenateShapes(context, first.get(), second.get(), shape.get(), status);
-    return shape;
-  }
-  void output(int i, const Shape& shape) const {
-    if (ok()) TF_ShapeInferenceContextSetOutput(context, i, shape.get(), status);
-  }
-};
-
 template <const Layout& layout>
 void shape_forward(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Tracing trace(context, status);
@@ -113,32 +80,14 @@ void shape_backward(TF_ShapeInferenceContext* context, TF_Status* status) {
   for (int i = 3; layout.additive() && i < 5; ++i) trace.output(i, trace.part(trace.input(0, layout.rank), 2, 3));
 }
 
-using Arguments = std::vector<const char*>;
-
 // `extra` inputs come after those that call.h lists up to `rules`. T is the type of query, key and value, C that of
 // computation.
-void register_op(const std::string& name, ShapeFunction shapes, Run run, const Arguments& extra,
-                 const Arguments& outputs) {
-  const Status status;
-  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name.c_str());
-  for (const char* attribute :
-       {"T: {float, double, bfloat16, half}", "C: {float, double}", "F: int >= 1", "M: int >= 0", "D: int >= 0"})
-    TF_OpDefinitionBuilderAddAttr(op, attribute);
-  for (const char* input : {"query: T", "key: T", "value: T", "settings: double", "seed: uint32", "rules: int64"})
-    TF_OpDefinitionBuilderAddInput(op, input);
-  for (const char* input : extra) TF_OpDefinitionBuilderAddInput(op, input);
-  for (const char* input : {"reals: F * C", "numbers: M * int32", "arrays: D * bool"})
-    TF_OpDefinitionBuilderAddInput(op, input);
-  for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(op, output);
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, shapes);
-  TF_RegisterOpDefinition(op, status.get());
-  for (int type : {kFloat, kDouble, kBfloat16, kHalf}) {
-    TF_KernelBuilder* kernel = TF_NewKernelBuilder(
-        name.c_str(), "CPU", [](TF_OpKernelConstruction*) -> void* { return nullptr; }, run, [](void*) {});
-    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
-    TF_RegisterKernelBuilder(name.c_str(), kernel, status.get());
-  }
-  if (!status.ok()) std::fprintf(stderr, "heed: TensorFlow did not take the op %s\n", name.c_str());
+void register_attention(const std::string& name, ShapeFunction shapes, Run run, const Arguments& extra,
+                        const Arguments& outputs) {
+  Arguments inputs{"query: T", "key: T", "value: T", "settings: double", "seed: uint32", "rules: int64"};
+  inputs.insert(inputs.end(), extra.begin(), extra.end());
+  inputs.insert(inputs.end(), {"reals: F * C", "numbers: M * int32", "arrays: D * bool"});
+  register_op(name, shapes, run, {kComputeType, "F: int >= 1", "M: int >= 0", "D: int >= 0"}, inputs, outputs);
 }
 
 template <const Layout& layout>
@@ -146,12 +95,12 @@ void register_ops(const std::string& name) {
   const Arguments received{"output: T", "softmax: C", "output_gradient: T", "lse_gradient: C"};
   Arguments gradients{"query_gradient: T", "key_gradient: T", "value_gradient: T"};
   if (layout.additive()) gradients.insert(gradients.end(), {"score_vector_gradient: C", "bias_gradient: C"});
-  register_op(name, shape_forward<layout>, run_forward<layout>, {},
-              {"result: T", "result_lse: C", "result_softmax: C"});
-  register_op(name + "Gradient", shape_backward<layout>, run_backward<layout>, received, gradients);
+  register_attention(name, shape_forward<layout>, run_forward<layout>, {},
+                     {"result: T", "result_lse: C", "result_softmax: C"});
+  register_attention(name + "Gradient", shape_backward<layout>, run_backward<layout>, received, gradients);
   if (!layout.additive())
-    register_op(name + "BiasGradient", TF_ShapeInferenceContextSetUnknownShape, run_bias_gradient<layout>, received,
-                {"bias_gradient: C"});
+    register_attention(name + "BiasGradient", TF_ShapeInferenceContextSetUnknownShape, run_bias_gradient<layout>,
+                       received, {"bias_gradient: C"});
 }
 
 // Runs when the library is loaded: TensorFlow looks for ops that appeared meanwhile.
@@ -160,6 +109,7 @@ __attribute__((constructor)) void register_all() {
   register_ops<kLengthFirst>("HeedAttention");
   register_ops<kHeadsFirst>("HeedAttentionHeads");
   register_ops<kNoHeads>("HeedAdditive");
+  register_row_ops();
 }
 
 }  // namespace

@@ -57,6 +57,8 @@ using Destroy = void (*)(void*);
   F(TF_NumInputs, int, (TF_OpKernelContext*))                                                                \
   F(TF_GetInput, void, (TF_OpKernelContext*, int, TF_Tensor**, TF_Status*))                                  \
   F(TF_AllocateOutput, TF_Tensor*, (TF_OpKernelContext*, int, int, const int64_t*, int, size_t, TF_Status*)) \
+  F(TF_ForwardInputOrAllocateOutput, TF_Tensor*,                                                             \
+    (TF_OpKernelContext*, const int*, int, int, const int64_t*, int, int*, TF_Status*))                      \
   F(TF_OpKernelContext_Failure, void, (TF_OpKernelContext*, TF_Status*))
 
 #define HEED_DECLARE(name, result, arguments) inline result(*name) arguments = nullptr;

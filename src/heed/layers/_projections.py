@@ -1,7 +1,8 @@
 """The projections of multi-head attention as EinsumDense layers.
 
 EinsumDense, under Keras' own names and with Keras' kernel shapes, so that weights, files, LoRA and
-quantisation of keras.layers.MultiHeadAttention and GroupQueryAttention work on heed's layer.
+quantisation of keras.layers.MultiHeadAttention and GroupQueryAttention work on heed's layer; and
+one product of two matrices in each.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+
+from heed.layers.flat_dense import FlatEinsumDense
 
 
 def clone_initializer(initializer: Any) -> Any:
@@ -27,7 +30,7 @@ def projection(
     width: Sequence[int],
     use_bias: bool,
     **options: Any,
-) -> keras.layers.EinsumDense:
+) -> FlatEinsumDense:
     """A built layer that contracts the last axes of inputs of this shape with a kernel (..., *width).
 
     (B, ..., D) becomes (B, ..., N, H) with one axis contracted, (B, ..., N, V) becomes (B, ..., D) with two.
@@ -35,7 +38,7 @@ def projection(
     kept, rank = len(shape) - contracted, len(shape)
     letters = string.ascii_lowercase
     positions, inner, outer = letters[:kept], letters[kept:rank], letters[rank : rank + len(width)]
-    layer = keras.layers.EinsumDense(
+    layer = FlatEinsumDense(
         f"{positions}{inner},{inner}{outer}->{positions}{outer}",
         output_shape=(*(None,) * (kept - 1), *width),
         bias_axes=outer if use_bias else None,

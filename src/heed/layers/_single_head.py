@@ -16,6 +16,7 @@ from heed.layers._projections import clone_initializer
 from heed.layers.attend import dropping, one_head
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
+from heed.layers.flat_dense import FlatDense
 from heed.layers.shapes import Shape, agree, broadcasts, built_widths, key_value_shapes
 from heed.ops import Mask
 
@@ -116,9 +117,9 @@ class SingleHeadAttention(AttentionLayer):
         """Checks the widths and creates the variables."""
         raise NotImplementedError
 
-    def _make_projection(self, name: str, width: int, units: int) -> keras.layers.Dense:
+    def _make_projection(self, name: str, width: int, units: int) -> FlatDense:
         """A built projection (B, T, width) to (B, T, units), for subclasses that have the options of a kernel."""
-        layer = keras.layers.Dense(
+        layer = FlatDense(
             units,
             use_bias=False,
             kernel_initializer=clone_initializer(self.kernel_initializer),

@@ -45,8 +45,8 @@ class SequenceLayer(ConfiguredLayer):
         return tuple(input_shape)
 
 
-class AttentionLayer(ConfiguredLayer):
-    """A layer whose attention XLA cannot compile while the native kernels run it."""
+class KernelLayer(keras.layers.Layer):
+    """A layer that XLA cannot compile while the native kernels run it."""
 
     @property
     def supports_jit(self) -> bool:
@@ -61,6 +61,10 @@ class AttentionLayer(ConfiguredLayer):
     def supports_jit(self, value: bool) -> None:
         # Keras sets it when the layer is made; a subclass may say that it cannot be compiled at all.
         self._supports_jit = bool(value)
+
+
+class AttentionLayer(KernelLayer, ConfiguredLayer):
+    """A layer with an attention."""
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,8 @@ import keras
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
 from heed.layers.base_layers import SequenceLayer
+from heed.layers.dropout import Dropout
+from heed.layers.flat_dense import FlatDense
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -67,8 +69,8 @@ class FeedForward(SequenceLayer):
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = check_integer("seed", seed, least=None, optional=True)
 
-    def _dense(self, units: int, activation: Any, name: str) -> keras.layers.Dense:
-        return keras.layers.Dense(
+    def _dense(self, units: int, activation: Any, name: str) -> FlatDense:
+        return FlatDense(
             units,
             activation=activation,
             use_bias=self.use_bias,
@@ -85,9 +87,7 @@ class FeedForward(SequenceLayer):
         width = input_shape[-1]
         self.hidden_dense = self._dense(self.hidden_width, self.activation, "hidden")
         self.output_dense = self._dense(width, None, "output")
-        self.dropout_layer = keras.layers.Dropout(
-            self.dropout, seed=self.seed, dtype=self.dtype_policy
-        )
+        self.dropout_layer = Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
         self.hidden_dense.build((None, width))
         self.output_dense.build((None, self.hidden_width))
 

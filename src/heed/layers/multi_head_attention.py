@@ -17,6 +17,7 @@ from heed.layers._cache import Cache
 from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head, together
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
+from heed.layers.normalization import RMSNormalization
 from heed.layers.positions import RelativePositionBias
 from heed.layers.shapes import (
     Shape,
@@ -298,7 +299,7 @@ class MultiHeadAttention(AttentionLayer):
             )
 
     def _make_norm(self, name: str, heads: int) -> keras.layers.Layer:
-        norm = keras.layers.RMSNormalization(axis=-1, dtype=self.dtype_policy, name=name)
+        norm = RMSNormalization(dtype=self.dtype_policy, name=name)
         norm.build((None, None, heads, self._key_dim))
         return norm
 

@@ -12,9 +12,11 @@ from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
 from heed.layers.attend import together
 from heed.layers.base_layers import AttentionLayer, SequenceLayer
+from heed.layers.dropout import Dropout
 from heed.layers.feed_forward import FeedForward
 from heed.layers.masks import implicit_mask
 from heed.layers.multi_head_attention import MultiHeadAttention
+from heed.layers.normalization import LayerNormalization
 
 
 class _TransformerLayer(SequenceLayer, AttentionLayer):
@@ -97,16 +99,12 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         return attention, self._make_norm(width, f"{name}_norm"), dropout
 
     def _make_norm(self, width: int, name: str) -> keras.layers.Layer:
-        norm = keras.layers.LayerNormalization(
-            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name
-        )
+        norm = LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
         norm.build((None, None, width))
         return norm
 
-    def _make_dropout(self, part: int, name: str) -> keras.layers.Layer:
-        return keras.layers.Dropout(
-            self.dropout, seed=self._seed(part), dtype=self.dtype_policy, name=name
-        )
+    def _make_dropout(self, part: int, name: str) -> Dropout:
+        return Dropout(self.dropout, seed=self._seed(part), dtype=self.dtype_policy, name=name)
 
     def _build_feed_forward(self, width: int) -> None:
         self.feed_forward = FeedForward(
@@ -130,9 +128,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         """The sequence after a part has made its change, and what else the part returns."""
         result = part(norm(x) if self.norm_first else x)
         change, *rest = result if isinstance(result, (tuple, list)) else (result,)
-        if self.dropout:
-            change = dropout(change, training=training)
-        x = x + change
+        x = dropout.add(x, change, training)
         if not self.norm_first:
             x = norm(x)
         return x, *rest

@@ -13,6 +13,7 @@ from heed.layers import (
     SinusoidalPositions,
     TokenEmbedding,
 )
+from heed.layers.dropout import Dropout
 from heed.models.config import TransformerConfig
 from heed.ops import alibi_slopes
 
@@ -54,7 +55,7 @@ class InputEmbedding(keras.layers.Layer):
             self.bias = RelativePositionBias(
                 config.num_heads, bidirectional=bidirectional, dtype=policy, name="position_bias"
             )
-        self.drop = keras.layers.Dropout(config.dropout, dtype=policy, name="dropout")
+        self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""

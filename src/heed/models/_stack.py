@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from heed.layers import TokenEmbedding
+from heed.layers.normalization import LayerNormalization
 from heed.models._input import InputEmbedding
 from heed.models._model import ConfiguredModel
 
@@ -44,9 +45,7 @@ class Stack(ConfiguredModel):
         ]
         self.final_norm: Any = None
         if config.norm_first:  # such layers leave their sum as it is
-            self.final_norm = keras.layers.LayerNormalization(
-                epsilon=1e-6, dtype=policy, name="final_norm"
-            )
+            self.final_norm = LayerNormalization(epsilon=1e-6, dtype=policy, name="final_norm")
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""

@@ -10,6 +10,7 @@ from keras import ops
 
 from heed.layers import TokenEmbedding, TransformerDecoderLayer
 from heed.layers.attend import together
+from heed.layers.flat_dense import FlatDense
 from heed.models._stack import Stack
 from heed.models.config import TransformerConfig
 
@@ -70,7 +71,7 @@ class TransformerDecoder(Stack):
         )
         self.output_layer: Any = None
         if not config.tie_embeddings:
-            self.output_layer = keras.layers.Dense(
+            self.output_layer = FlatDense(
                 config.target_vocabulary_size, dtype=self.dtype_policy, name="output"
             )
 

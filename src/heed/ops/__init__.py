@@ -1,7 +1,8 @@
 """Attention as pure functions on TensorFlow tensors: no T x S score matrix, every mask, two derivatives.
 
-Letters: B batch, T query length, S key length, N query heads, K key/value heads, H features of query and key,
-V features of value, U units of additive attention. In every mask True means "attend".
+And what stands beside it in a model, row by row. Letters: B batch, T query length, S key length, N query heads, K
+key/value heads, H features of query and key, V features of value, U units of additive attention, D model width, C
+classes. In every mask True means "attend".
 """
 
 from heed.ops import backends  # noqa: F401  (first: it says what is missing)
@@ -13,9 +14,12 @@ from heed.ops.attention import (
     dot_product_attention,
     scaled_dot_product_attention,
 )
+from heed.ops.cross_entropy import softmax_cross_entropy
 from heed.ops.dispatch import Dispatch, set_implementation
+from heed.ops.dropout import dropout
 from heed.ops.explain import explain_dispatch
 from heed.ops.mask import Mask
+from heed.ops.normalization import layer_normalization, rms_normalization
 from heed.ops.positions import (
     alibi_slopes,
     relative_position_bias,
@@ -35,11 +39,15 @@ __all__ = [
     "attention_statistics",
     "attention_weights",
     "dot_product_attention",
+    "dropout",
     "explain_dispatch",
+    "layer_normalization",
     "relative_position_bias",
     "relative_position_buckets",
+    "rms_normalization",
     "rotary_embedding",
     "scaled_dot_product_attention",
     "set_implementation",
     "sinusoidal_positions",
+    "softmax_cross_entropy",
 ]

@@ -150,7 +150,7 @@ def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> N
         raise bad(f"`{name}` must broadcast to {letters} = {tuple(target)}", **{name: x})
 
 
-def check_vector(name: str, x: Any, length: int, letter: str, dtype: str) -> Any:
+def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str) -> Any:
     """Floating-point numbers (length,), in `dtype`."""
     x = ops.convert_to_tensor(x)
     check_floating(name, dtype_of(x))
@@ -267,6 +267,60 @@ def cache_slot(index: Any, count: Any, length: Any) -> Any:
     return current().required(ops.cast(index, "int32"), met, text, tensors)
 
 
+# Rows
+
+
+def check_rows(name: str, x: Any, features: str) -> Any:
+    """Floating-point numbers (..., `features`), at least one in a row."""
+    (x,), _ = common_type(**{name: x})
+    shape = shape_of(x)
+    if shape is not None and (not shape or shape[-1] == 0):
+        raise bad(f"`{name}` must have shape (..., {features}) with {features} >= 1", **{name: x})
+    return x
+
+
+def check_same_rows(x: Any, residual: Any = None) -> None:
+    """Rows (..., D), and a residual of the same shape if there is one."""
+    shape = shape_of(x)
+    if shape == ():
+        raise bad("`x` must have shape (..., D)", x=x)
+    other = shape if residual is None else shape_of(residual)
+    if None not in (shape, other) and (len(shape) != len(other) or any(map(differ, shape, other))):  # type: ignore[arg-type]
+        raise bad("`residual` must have the shape of `x`", x=x, residual=residual)
+
+
+def check_epsilon(epsilon: Any, dtype: str) -> float:
+    """What keeps a root away from 0, far within the range of `dtype`."""
+    number = check_real("epsilon", epsilon, least=0, exclusive=True)
+    if dtype != "float64" and not 1e-30 <= number <= 1e30:
+        raise ValueError(
+            f"`epsilon` must be in [1e-30, 1e30] where rows are float32. Received: epsilon={number!r}"
+        )
+    return number
+
+
+def check_labels(labels: Any, logits: Any, ignored: int) -> Any:
+    """Classes (...), int32, in [0, C) or `ignored`, one for each row of `logits` (..., C)."""
+    tensor = ops.convert_to_tensor(labels)
+    dtype, have, rows = dtype_of(tensor), shape_of(tensor), shape_of(logits)
+    if not is_integer(dtype):
+        raise TypeError(f"`labels` must hold integers. Received: labels.dtype={dtype}")
+    if have is None or rows is None:
+        return _as_int32(tensor)
+    if len(have) != len(rows) - 1 or any(map(differ, have, rows)):
+        raise bad(
+            "`labels` must have the shape of `logits` without C", labels=tensor, logits=logits
+        )
+    values = _values(labels)
+    if values is not None and rows[-1] is not None:
+        wrong = values[((values < 0) | (values >= rows[-1])) & (values != ignored)]
+        if wrong.size:
+            raise ValueError(
+                f"`labels` must be in [0, {rows[-1]}), or `ignore_class`. Received: labels with {wrong[0]}"
+            )
+    return _as_int32(tensor)
+
+
 # Masks
 
 
@@ -318,7 +372,12 @@ def check_ids(name: str, value: Any, ranks: tuple[int, ...], bounds: tuple[int, 
         allowed = " or ".join(map(str, ranks))
         raise ValueError(f"`{name}` must have rank {allowed}. Received: {name}.shape={shape}")
     _check_range(name, value, dtype, bounds)
-    # Lengths beyond int32 must stay "very long", not wrap to something else.
+    return _as_int32(tensor)
+
+
+def _as_int32(tensor: Any) -> Any:
+    """What is beyond int32 stays as far out as that reaches: it does not wrap to something else."""
+    dtype = dtype_of(tensor)
     if dtype in ("int64", "uint64", "uint32"):
         tensor = ops.minimum(tensor, ops.full((), _INT32.max, dtype))
     if dtype == "int64":

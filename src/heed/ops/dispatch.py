@@ -8,7 +8,7 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
-from heed.ops.backends import Implementation, current
+from heed.ops.backends import Implementation, RowImplementation, current
 from heed.ops.spec import AttentionSpec
 
 # What plain calls chose for the process; the last one counts. A `with` statement, too, first makes its object and then
@@ -130,6 +130,16 @@ def choose(spec: AttentionSpec) -> Implementation:
         ValueError: if one was chosen that does not support the call.
     """
     return current().IMPLEMENTATIONS[_chosen(spec)[0]]
+
+
+def choose_for_rows() -> RowImplementation:
+    """The implementation of what stands beside attention: that of the same name, else the portable one.
+
+    Raises:
+        ValueError: if one was chosen that cannot run here.
+    """
+    known = current().ROW_IMPLEMENTATIONS
+    return known.get(_chosen(None)[0], known["portable"])
 
 
 def everywhere() -> Implementation:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.models import Transformer
+from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Batch
 
@@ -106,7 +107,9 @@ class TrainingStep:
         pad_id, smoothing = self.model.config.pad_id, self._options.label_smoothing
         with tf.GradientTape() as tape:
             logits = self._logits(source, target, training=True)
-            losses = _cross_entropy(logits, target, pad_id, smoothing)
+            losses = softmax_cross_entropy(
+                logits, target, label_smoothing=smoothing, ignore_class=pad_id
+            )
             loss = tf.reduce_sum(losses) * scalars[0]
         gradients = tape.gradient(loss, self._weights)
         context = tf.distribute.get_replica_context()
@@ -132,7 +135,7 @@ class TrainingStep:
         """Summed loss, right tokens, tokens, right rows, rows."""
         logits = self._logits(source, target, training=False)
         config = self.model.config
-        loss = tf.reduce_sum(_cross_entropy(logits, target, config.pad_id, 0.0))
+        losses = softmax_cross_entropy(logits, target, ignore_class=config.pad_id)
         real = tf.not_equal(target, config.pad_id)
         # As decoding does: padding and the start token are never said.
         never = tf.one_hot([config.pad_id, config.start_id], config.target_vocabulary_size)
@@ -144,7 +147,7 @@ class TrainingStep:
             tf.math.count_nonzero(tf.reduce_all(tf.logical_or(right, ~real), axis=1)),
             tf.shape(target, out_type=tf.int64)[0],
         ]
-        return tf.stack([tf.cast(value, tf.float64) for value in (loss, *counts)])
+        return tf.stack([tf.cast(value, tf.float64) for value in (tf.reduce_sum(losses), *counts)])
 
     def validate(self, batches: Sequence[Batch]) -> Validation:
         """Loss and accuracy on held-out batches."""
@@ -158,23 +161,6 @@ def _compiled(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...]
     return tf.function(
         function, input_signature=signature, autograph=False, reduce_retracing=signature is None
     )
-
-
-def _cross_entropy(
-    logits: tf.Tensor, target: tf.Tensor, pad_id: int, smoothing: float
-) -> tf.Tensor:
-    """Loss of each target token (B, T), float32; 0 for padding.
-
-    With smoothing e over V words the right one counts for 1 - e, and e is spread over all V.
-
-    Source: Szegedy et al., "Rethinking the Inception architecture" (2016), section 7.
-    """
-    logits = tf.cast(logits, tf.float32)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=target, logits=logits)
-    if smoothing:
-        spread = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
-        losses = (1 - smoothing) * losses + smoothing * spread
-    return losses * tf.cast(tf.not_equal(target, pad_id), tf.float32)
 
 
 def _adam(

@@ -4,6 +4,8 @@ A backend is a module with
 
 - `IMPLEMENTATIONS`, a dictionary of what can compute an attention, by name, the preferred one first; "portable" runs
   everywhere;
+- `ROW_IMPLEMENTATIONS`, by the same names, what can compute that which stands beside attention and works row by row; an
+  implementation that is not among them leaves it to "portable";
 - `as_written(function)`: the function, safe from whatever would rewrite it;
 - `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
 - `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
@@ -65,10 +67,54 @@ class Implementation(Protocol):
         ...
 
 
+class RowImplementation(Protocol):
+    """One way to compute what stands beside attention, along the last axis; arguments are checked already.
+
+    The type of computation is float64 for float64, else float32. Everything is differentiable twice.
+    """
+
+    def cross_entropy(self, logits: Any, labels: Any, smoothing: float, ignored: int) -> Any:
+        """Losses (...) in the type of computation; see `softmax_cross_entropy`.
+
+        Args:
+            logits: (..., C).
+            labels: (...) int32.
+            smoothing: in [0, 1).
+            ignored: the label of rows that do not count, or `NO_LABEL`.
+        """
+        ...
+
+    def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
+        """What `layer_normalization` gives, or with `rms` `rms_normalization`, in the dtype of `x`.
+
+        Args:
+            x: (..., D).
+            scale, offset: (D,) in the type of computation, or None for 1 and 0.
+            epsilon: above 0.
+        """
+        ...
+
+    def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
+        """What `dropout` gives, in the dtype of `x`.
+
+        Args:
+            x: (..., D).
+            residual: like `x`, or None for 0.
+            rate: in (0, 1).
+            seed: (2,) uint32.
+        """
+        ...
+
+
+# No label is this, so that none is ignored.
+NO_LABEL = -(2**31)
+
+
 class Backend(Protocol):
     """See above."""
 
     IMPLEMENTATIONS: dict[str, Implementation]
+    ROW_IMPLEMENTATIONS: dict[str, RowImplementation]
 
     def as_written(self, function: _F) -> _F: ...  # noqa: D102
     def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102

@@ -10,11 +10,14 @@ import tensorflow as tf
 from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (it tells TensorFlow what a mask is)
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.native.implementation import Native
+from heed.ops.backends.tensorflow.native.rows import NativeRows
 from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.backends.tensorflow.portable.rows import PortableRows
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 IMPLEMENTATIONS: dict[str, Any] = {"native": Native(), "portable": Portable()}
+ROW_IMPLEMENTATIONS: dict[str, Any] = {"native": NativeRows(), "portable": PortableRows()}
 
 
 def as_written(function: _F) -> _F:

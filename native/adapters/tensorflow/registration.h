@@ -1,0 +1,74 @@
+// How an op is told to TensorFlow: its inputs and outputs, the shapes of its results, what runs it.
+#pragma once
+
+#include <cstdio>
+
+#include "tensors.h"
+
+namespace heed::tf {
+
+// A shape function at work. After a step that fails, `status` says why and no other is taken.
+struct Tracing {
+  using Shape = Owned<TF_ShapeHandle>;
+  TF_ShapeInferenceContext* context;
+  TF_Status* status;
+
+  Tracing(TF_ShapeInferenceContext* c, TF_Status* s) : context(c), status(s) {
+    TF_ShapeInferenceContextSetUnknownShape(context, status);
+  }
+  bool ok() const { return TF_GetCode(status) == 0; }
+
+  Shape input(int i) const {
+    Shape shape(TF_NewShapeHandle());
+    if (ok()) TF_ShapeInferenceContextGetInput(context, i, shape.get(), status);
+    return shape;
+  }
+  Shape input(int i, int64_t rank) const {
+    Shape shape = input(i);
+    if (ok()) TF_ShapeInferenceContextWithRank(context, shape.get(), rank, shape.get(), status);
+    return shape;
+  }
+  Shape part(const Shape& of, int64_t begin, int64_t end) const {
+    Shape shape(TF_NewShapeHandle());
+    if (ok()) TF_ShapeInferenceContextSubshape(context, of.get(), begin, end, shape.get(), status);
+    return shape;
+  }
+  Shape joined(const Shape& first, const Shape& second) const {
+    Shape shape(TF_NewShapeHandle());
+    if (ok()) TF_ShapeInferenceContextConcatenateShapes(context, first.get(), second.get(), shape.get(), status);
+    return shape;
+  }
+  void output(int i, const Shape& shape) const {
+    if (ok()) TF_ShapeInferenceContextSetOutput(context, i, shape.get(), status);
+  }
+};
+
+using Arguments = std::vector<const char*>;
+
+// C, the type of computation.
+inline constexpr const char* kComputeType = "C: {float, double}";
+
+// T is the type of the tensors; `attributes` are what else the inputs and outputs name.
+inline void register_op(const std::string& name, ShapeFunction shapes, Run run, const Arguments& attributes,
+                        const Arguments& inputs, const Arguments& outputs) {
+  const Status status;
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name.c_str());
+  TF_OpDefinitionBuilderAddAttr(op, "T: {float, double, bfloat16, half}");
+  for (const char* attribute : attributes) TF_OpDefinitionBuilderAddAttr(op, attribute);
+  for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
+  for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(op, output);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, shapes);
+  TF_RegisterOpDefinition(op, status.get());
+  for (int type : {kFloat, kDouble, kBfloat16, kHalf}) {
+    TF_KernelBuilder* kernel = TF_NewKernelBuilder(
+        name.c_str(), "CPU", [](TF_OpKernelConstruction*) -> void* { return nullptr; }, run, [](void*) {});
+    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
+    TF_RegisterKernelBuilder(name.c_str(), kernel, status.get());
+  }
+  if (!status.ok()) std::fprintf(stderr, "heed: TensorFlow did not take the op %s\n", name.c_str());
+}
+
+// The ops of row_ops.cc.
+void register_row_ops();
+
+}  // namespace heed::tf

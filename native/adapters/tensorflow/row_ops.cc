@@ -1,0 +1,240 @@
+// The ops of TensorFlow over what stands beside attention. No arithmetic.
+//
+// Beside tensors of the type T some have numbers and vectors of the type C that is computed with. The last input of
+// each is settings, double: the threads, 0 for as many as there are, then what the op lists.
+#include <algorithm>
+
+#include "registration.h"
+
+namespace heed::tf {
+namespace {
+
+// A call of an op that works on rows: the last axis of `x`, its first input, is a row, the others count them.
+class RowCall {
+ public:
+  RowCall(TF_OpKernelContext* context, int settings) : context_(context) {
+    const Tensor x = input(0), numbers = input(TF_NumInputs(context) - 1);
+    type_ = x.type(), dims_ = x.dims();
+    if (dims_.empty()) fail("the first input must have rows" + x.described());
+    if (numbers.dims() != Dims{1 + settings}) fail("`settings` must have as many numbers as the op lists");
+    settings_.assign(numbers.data<double>(), numbers.data<double>() + 1 + settings);
+    rows_ = {dtype_of(type_), 1, dims_.back()};
+    for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows_.count *= dims_[axis];
+  }
+
+  Tensor input(int i) const {
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context_, i, &tensor, status_.get());
+    Tensor read{Owned<TF_Tensor>(tensor)};
+    if (!status_.ok()) fail("an input could not be read");
+    return read;
+  }
+
+  // An input that must have this shape.
+  Tensor input(int i, const char* name, const Dims& dims) const {
+    Tensor x = input(i);
+    if (x.dims() != dims) fail(std::string("`") + name + "` does not fit the other inputs" + x.described());
+    return x;
+  }
+
+  Tensor allocate(int index, int type, const Dims& dims) const {
+    return owned(TF_AllocateOutput(context_, index, type, dims.data(), static_cast<int>(dims.size()), bytes(type, dims),
+                                   status_.get()));
+  }
+
+  // A result like `x`, in the place of the input `over` if nobody else wants that any more: then `over` must not be
+  // held meanwhile.
+  Tensor allocate_over(int over, int index) const {
+    int taken = -1;
+    return owned(TF_ForwardInputOrAllocateOutput(context_, &over, 1, index, dims_.data(),
+                                                 static_cast<int>(dims_.size()), &taken, status_.get()));
+  }
+
+  const HeedRows& rows() const { return rows_; }
+  const Dims& dims() const { return dims_; }
+  // Those of a number for each row, and of two.
+  Dims row_dims() const { return Dims(dims_.begin(), dims_.end() - 1); }
+  Dims pair_dims() const {
+    Dims result = row_dims();
+    result.insert(result.begin(), 2);
+    return result;
+  }
+  int type() const { return type_; }
+  int compute_type() const { return type_ == kDouble ? kDouble : kFloat; }
+  int threads() const {
+    return settings_[0] >= 1 ? static_cast<int>(std::min(settings_[0], 65536.0)) : heed_available_threads();
+  }
+  double setting(int i) const { return settings_[static_cast<size_t>(i) + 1]; }
+
+ private:
+  static size_t bytes(int type, const Dims& dims) {
+    size_t all = bytes_of(type);
+    for (int64_t n : dims) all *= static_cast<size_t>(n);
+    return all;
+  }
+
+  Tensor owned(TF_Tensor* tensor) const {
+    Tensor made{Owned<TF_Tensor>(tensor)};
+    if (!status_.ok() || !tensor) throw Failed{"out of memory for a result", kResourceExhausted};
+    return made;
+  }
+
+  TF_OpKernelContext* const context_;
+  const Status status_;
+  int type_ = kFloat;
+  Dims dims_;
+  HeedRows rows_{};
+  std::vector<double> settings_;
+};
+
+// A number in the type of computation.
+double number(const Tensor& x, const char* name) {
+  if (x.rank() != 0) fail(std::string("`") + name + "` must be a number" + x.described());
+  return x.type() == kDouble ? *x.data<double>() : static_cast<double>(*x.data<float>());
+}
+
+void expect_compute_type(const RowCall& call, const Tensor& x, const char* name) {
+  if (x.type() != call.compute_type()) fail(std::string("`") + name + "` must be of the type that is computed with");
+}
+
+// HeedCrossEntropy: logits, labels, smoothing; settings: the ignored label.
+struct CrossEntropy {
+  Tensor logits, labels;
+  HeedCrossEntropy call;
+
+  explicit CrossEntropy(const RowCall& of) : logits(of.input(0)), labels(of.input(1, "labels", of.row_dims())) {
+    const Tensor smoothing = of.input(2);
+    expect_compute_type(of, smoothing, "smoothing");
+    const double ignored = of.setting(0);
+    if (!(ignored >= INT32_MIN && ignored <= INT32_MAX)) fail("the ignored label must have 32 bits");
+    call = {of.rows(), logits.data(), labels.data<int32_t>(), static_cast<int32_t>(ignored),
+            number(smoothing, "smoothing")};
+  }
+};
+
+void run_cross_entropy(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    const RowCall of(context, 1);
+    const CrossEntropy read(of);
+    const Tensor losses = of.allocate(0, of.compute_type(), of.row_dims());
+    const Tensor softmax = of.allocate(1, of.compute_type(), of.pair_dims());
+    check(heed_cross_entropy(&read.call, losses.data(), softmax.data(), of.threads()));
+  });
+}
+
+// The extra inputs are softmax and losses_gradient.
+void run_cross_entropy_gradient(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    const RowCall of(context, 1);
+    const Tensor gradient = of.allocate_over(0, 0);
+    CrossEntropy read(of);
+    const Tensor softmax = of.input(3, "softmax", of.pair_dims());
+    const Tensor losses_gradient = of.input(4, "losses_gradient", of.row_dims());
+    check(
+        heed_cross_entropy_gradient(&read.call, softmax.data(), losses_gradient.data(), gradient.data(), of.threads()));
+  });
+}
+
+// HeedNormalization: x, scale and offset, each (0,) for none; settings: epsilon, whether it is RMS.
+struct Normalization {
+  Tensor x, scale, offset;
+  HeedNormalization call;
+
+  explicit Normalization(const RowCall& of) : x(of.input(0)), scale(of.input(1)), offset(of.input(2)) {
+    call = {of.rows(),     x.data(),          given(of, scale, "scale"), given(of, offset, "offset"),
+            of.setting(0), of.setting(1) != 0};
+  }
+
+ private:
+  static const void* given(const RowCall& of, const Tensor& vector, const char* name) {
+    expect_compute_type(of, vector, name);
+    if (vector.dims() == Dims{0}) return nullptr;
+    if (vector.dims() != Dims{of.rows().width})
+      fail(std::string("`") + name + "` must have as many numbers as a row (D)" + vector.described());
+    return vector.data();
+  }
+};
+
+void run_normalization(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    const RowCall of(context, 2);
+    const Normalization read(of);
+    const Tensor y = of.allocate(0, of.type(), of.dims());
+    const Tensor moments = of.allocate(1, of.compute_type(), of.pair_dims());
+    check(heed_normalization(&read.call, y.data(), moments.data(), of.threads()));
+  });
+}
+
+// The extra inputs are moments and y_gradient.
+void run_normalization_gradient(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    const RowCall of(context, 2);
+    of.input(4, "y_gradient", of.dims());
+    const Tensor x_gradient = of.allocate_over(4, 0);
+    const Normalization read(of);
+    const Tensor scale_gradient = of.allocate(1, of.compute_type(), read.scale.dims());
+    const Tensor offset_gradient = of.allocate(2, of.compute_type(), read.offset.dims());
+    const Tensor moments = of.input(3, "moments", of.pair_dims()), y_gradient = of.input(4);
+    check(heed_normalization_gradient(&read.call, moments.data(), y_gradient.data(), x_gradient.data(),
+                                      read.call.scale ? scale_gradient.data() : nullptr,
+                                      read.call.offset ? offset_gradient.data() : nullptr, of.threads()));
+  });
+}
+
+// HeedDropout: x, seed, one residual or none; settings: the rate.
+void run_dropout(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    const RowCall of(context, 1);
+    constexpr int kResidual = 2;
+    const bool has_residual = TF_NumInputs(context) > kResidual + 1;
+    if (TF_NumInputs(context) > kResidual + 2) fail("there must be one residual or none");
+    if (has_residual) of.input(kResidual, "residual", of.dims());
+    const Tensor y = of.allocate_over(has_residual ? kResidual : 0, 0);
+    const Tensor x = of.input(0), seed = of.input(1, "seed", {2}), residual = of.input(has_residual ? kResidual : 0);
+    const uint32_t* words = seed.data<uint32_t>();
+    const HeedDropout call{
+        of.rows(), x.data(), has_residual ? residual.data() : nullptr, of.setting(0), {words[0], words[1]}};
+    check(heed_dropout(&call, y.data(), of.threads()));
+  });
+}
+
+// A number for each row of the first input.
+void shape_of_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Tracing trace(context, status);
+  const auto x = trace.input(0);
+  trace.output(0, trace.part(x, 0, -1));
+}
+
+// The shapes of the first inputs, as many as there are outputs.
+template <int outputs>
+void shapes_of_first(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Tracing trace(context, status);
+  for (int i = 0; i < outputs; ++i) trace.output(i, trace.input(i));
+}
+
+}  // namespace
+
+void register_row_ops() {
+  const Arguments cross_entropy{"logits: T", "labels: int32", "smoothing: C"};
+  auto with = [](Arguments inputs, const Arguments& extra) {
+    inputs.insert(inputs.end(), extra.begin(), extra.end());
+    inputs.push_back("settings: double");
+    return inputs;
+  };
+  register_op("HeedCrossEntropy", shape_of_rows, run_cross_entropy, {kComputeType}, with(cross_entropy, {}),
+              {"losses: C", "softmax: C"});
+  register_op("HeedCrossEntropyGradient", shapes_of_first<1>, run_cross_entropy_gradient, {kComputeType},
+              with(cross_entropy, {"softmax: C", "losses_gradient: C"}), {"logits_gradient: T"});
+
+  const Arguments normalization{"x: T", "scale: C", "offset: C"};
+  register_op("HeedNormalization", shapes_of_first<1>, run_normalization, {kComputeType}, with(normalization, {}),
+              {"y: T", "moments: C"});
+  register_op("HeedNormalizationGradient", shapes_of_first<3>, run_normalization_gradient, {kComputeType},
+              with(normalization, {"moments: C", "y_gradient: T"}),
+              {"x_gradient: T", "scale_gradient: C", "offset_gradient: C"});
+
+  register_op("HeedDropout", shapes_of_first<1>, run_dropout, {"R: int >= 0"},
+              {"x: T", "seed: uint32", "residual: R * T", "settings: double"}, {"y: T"});
+}
+
+}  // namespace heed::tf

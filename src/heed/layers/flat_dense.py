@@ -1,0 +1,115 @@
+"""Dense and EinsumDense of Keras whose product is one of two matrices, whatever the rank of their inputs.
+
+Keras hands inputs (B, T, D) to a batched product: B small products forward, and backward B gradients of the kernel,
+(B, D, units) in memory, which are then summed. As rows of one matrix (B T, D) they are one product each way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+
+class _FlatProduct(keras.layers.Layer):
+    """What both share: the product of a call, without quantisation; all else is Keras' own."""
+
+    kernel: Any
+    bias: Any
+    activation: Any
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """The product over the last axes of `inputs`, plus the bias, activated.
+
+        Args:
+            inputs: (..., *inner) floats, where `inner` are the first axes of the kernel.
+            training: Has no effect.
+
+        Returns:
+            (..., *outer), where `outer` are the other axes of the kernel.
+        """
+        kernel = ops.convert_to_tensor(self.kernel)
+        contracted = self._contracted()
+        inner, outer = kernel.shape[:contracted], kernel.shape[contracted:]
+        rows = ops.reshape(inputs, (-1, math.prod(inner)))
+        product = ops.matmul(rows, ops.reshape(kernel, (math.prod(inner), math.prod(outer))))
+        if self.bias is not None:
+            # A vector, which the backend fuses with the product.
+            product = ops.add(product, ops.reshape(self.bias, (math.prod(outer),)))
+        output = ops.reshape(product, (*_leading(inputs, contracted), *outer))
+        return output if self.activation is None else self.activation(output)
+
+    def quantize(self, *arguments: Any, **options: Any) -> None:
+        """As Keras' own, which asks whether a subclass was written with quantisation in mind."""
+        super().quantize(*arguments, **{**options, "type_check": False})
+
+    def _contracted(self) -> int:
+        """Over how many axes the product sums."""
+        raise NotImplementedError
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class FlatDense(_FlatProduct, keras.layers.Dense):
+    """`keras.layers.Dense`, `inputs @ kernel + bias`, as one product of two matrices.
+
+    Arguments, variables, files, LoRA and quantisation are those of Keras' layer.
+
+    Example:
+        >>> import numpy as np
+        >>> tuple(FlatDense(4)(np.zeros((2, 5, 8), "float32")).shape)
+        (2, 5, 4)
+    """
+
+    def _contracted(self) -> int:
+        return 1
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class FlatEinsumDense(_FlatProduct, keras.layers.EinsumDense):
+    """`keras.layers.EinsumDense` over the last axes of its inputs, as one product of two matrices.
+
+    Arguments, variables, files, LoRA and quantisation are those of Keras' layer.
+
+    Args:
+        equation: Of the form "...xy,xy...->...": what is summed over comes last in the inputs and first, in the
+            same order, in the kernel, and the output is what is left of both in their order. The bias has all axes
+            that the kernel brings.
+
+    Raises:
+        ValueError: For another equation.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = FlatEinsumDense("abc,cde->abde", output_shape=(None, 2, 4), bias_axes="de")
+        >>> tuple(layer(np.zeros((2, 5, 8), "float32")).shape)
+        (2, 5, 2, 4)
+    """
+
+    def __init__(self, equation: str, output_shape: Any, **kwargs: Any) -> None:
+        super().__init__(equation, output_shape, **kwargs)
+        inputs, kernel, output = equation.replace("->", ",").split(",")
+        inner = kernel[: len(set(inputs) & set(kernel))]
+        kept, outer = inputs.removesuffix(inner), kernel.removeprefix(inner)
+        if f"{kept}{inner}" != inputs or f"{kept}{outer}" != output:
+            raise ValueError(
+                "`equation` must sum over the last axes of the inputs, which are the first of the kernel. "
+                f"Received: equation={equation!r}"
+            )
+        if self.bias_axes not in (None, outer):
+            raise ValueError(
+                f"`bias_axes` must be {outer!r} or None. Received: bias_axes={self.bias_axes!r}"
+            )
+        self._inner = len(inner)
+
+    def _contracted(self) -> int:
+        return self._inner
+
+
+def _leading(x: Any, dropped: int) -> tuple[Any, ...]:
+    """The sizes of all axes but the last ones, for a reshape: one that is not known is left to it, as -1."""
+    known = tuple(x.shape)[: len(x.shape) - dropped]
+    if known.count(None) == 1 and 0 not in known:
+        return tuple(-1 if size is None else size for size in known)
+    return tuple(ops.shape(x)[: len(known)])

@@ -1,0 +1,165 @@
+"""What stands beside attention by the native kernels, as differentiable functions.
+
+The kernels give first derivatives; second derivatives come from the portable form of the same, of the inputs of the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from heed.ops import checks
+from heed.ops.backends.tensorflow.native import library
+from heed.ops.backends.tensorflow.portable.rows import PortableRows
+
+Several = Sequence[tf.Tensor]
+
+
+class NativeRows:
+    """See `RowImplementation`."""
+
+    def cross_entropy(
+        self, logits: tf.Tensor, labels: tf.Tensor, smoothing: float, ignored: int
+    ) -> tf.Tensor:
+        """See `RowImplementation`."""
+        return (
+            library.ops()
+            .heed_cross_entropy(
+                logits=logits,
+                labels=labels,
+                smoothing=np.array(smoothing, checks.compute_type(logits.dtype.name)),
+                settings=_settings(ignored),
+            )
+            .losses
+        )
+
+    def normalization(
+        self,
+        x: tf.Tensor,
+        scale: tf.Tensor | None,
+        offset: tf.Tensor | None,
+        epsilon: float,
+        rms: bool,
+    ) -> tf.Tensor:
+        """See `RowImplementation`."""
+        none = np.zeros(0, checks.compute_type(x.dtype.name))
+        return (
+            library.ops()
+            .heed_normalization(
+                x=x,
+                scale=none if scale is None else scale,
+                offset=none if offset is None else offset,
+                settings=_settings(epsilon, rms),
+            )
+            .y
+        )
+
+    def dropout(
+        self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
+    ) -> tf.Tensor:
+        """See `RowImplementation`."""
+        given = [] if residual is None else [residual]
+        return library.ops().heed_dropout(x=x, seed=seed, residual=given, settings=_settings(rate))
+
+
+def _settings(*numbers: float) -> np.ndarray:
+    """The last input of each op: the threads, and numbers of its own."""
+    return np.array([library.threads(), *numbers], np.float64)
+
+
+def _twice(
+    function: Callable[..., tf.Tensor], operands: Several, incoming: tf.Tensor, cotangents: Several
+) -> list[tf.Tensor]:
+    """Gradients of sum(cotangents * gradients of `function`), whose own incoming gradient is `incoming`.
+
+    Returns: one for each operand, and that of `incoming`.
+    """
+    operands, incoming = [tf.identity(x) for x in operands], tf.identity(incoming)
+    with tf.GradientTape() as outer:
+        outer.watch([*operands, incoming])
+        with tf.GradientTape() as inner:
+            inner.watch(operands)
+            result = function(*operands)
+        gradients = inner.gradient(result, operands, incoming, unconnected_gradients="zero")
+    return outer.gradient(
+        gradients, [*operands, incoming], list(cotangents), unconnected_gradients="zero"
+    )
+
+
+@tf.RegisterGradient("HeedCrossEntropy")
+def _of_cross_entropy(op: tf.Operation, losses_gradient: tf.Tensor, _: Any) -> list[Any]:
+    logits, labels, smoothing, settings = op.inputs
+    gradient = library.ops().heed_cross_entropy_gradient(
+        logits=logits,
+        labels=labels,
+        smoothing=smoothing,
+        softmax=op.outputs[1],
+        losses_gradient=losses_gradient,
+        settings=settings,
+    )
+    return [gradient, None, None, None]
+
+
+@tf.RegisterGradient("HeedCrossEntropyGradient")
+def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[Any]:
+    logits, labels, smoothing, _, incoming, settings = op.inputs
+    ignored = tf.cast(settings[1], tf.int32)
+
+    def losses(logits: tf.Tensor) -> tf.Tensor:
+        return PortableRows().cross_entropy(logits, labels, smoothing, ignored)
+
+    of_logits, of_incoming = _twice(losses, [logits], incoming, [cotangent])
+    # The softmax follows from the logits, whose derivative this is in all.
+    return [of_logits, None, None, None, of_incoming, None]
+
+
+def _is_none(vector: tf.Tensor) -> bool:
+    """Whether a scale or an offset is the one without numbers that stands for none."""
+    return vector.shape.num_elements() == 0
+
+
+@tf.RegisterGradient("HeedNormalization")
+def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[Any]:
+    x, scale, offset, settings = op.inputs
+    gradients = library.ops().heed_normalization_gradient(
+        x=x,
+        scale=scale,
+        offset=offset,
+        moments=op.outputs[1],
+        y_gradient=y_gradient,
+        settings=settings,
+    )
+    of_vectors = (
+        None if _is_none(vector) else gradient
+        for vector, gradient in zip((scale, offset), gradients[1:], strict=True)
+    )
+    return [gradients[0], *of_vectors, None]
+
+
+@tf.RegisterGradient("HeedNormalizationGradient")
+def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list[Any]:
+    *operands, _, incoming, settings = op.inputs
+    given = [i for i, operand in enumerate(operands) if not _is_none(operand)]
+
+    def normalization(*tensors: tf.Tensor) -> tf.Tensor:
+        x, scale, offset = (
+            tensors[given.index(i)] if i in given else None for i in range(len(operands))
+        )
+        return PortableRows().normalization(x, scale, offset, settings[1], settings[2] != 0)
+
+    chosen = ([values[i] for i in given] for values in (operands, cotangents))
+    *found, of_incoming = _twice(normalization, next(chosen), incoming, next(chosen))
+    of_operands = (found[given.index(i)] if i in given else None for i in range(len(operands)))
+    # The moments follow from x, whose derivative this is in all.
+    return [*of_operands, None, of_incoming, None]
+
+
+@tf.RegisterGradient("HeedDropout")
+def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
+    """The same dropout, made again, of what comes in; so this is its own second derivative too."""
+    _, seed, *residual, settings = op.inputs
+    of_x = library.ops().heed_dropout(x=y_gradient, seed=seed, residual=[], settings=settings)
+    return [of_x, None, *[y_gradient] * len(residual), None]

@@ -1,0 +1,72 @@
+"""heed's normalisation layers in the place of Keras': results, gradients, variables, configs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed.layers import MultiHeadAttention, TransformerEncoderLayer
+from heed.layers.normalization import LayerNormalization, RMSNormalization
+from tests.graphs import traced
+from tests.layers.stock import assert_close, randomise, randoms
+
+PAIRS = {
+    "layer": (LayerNormalization, keras.layers.LayerNormalization, {"epsilon": 1e-5}),
+    "layer, not centred": (
+        LayerNormalization,
+        keras.layers.LayerNormalization,
+        {"center": False, "scale": False},
+    ),
+    "rms": (RMSNormalization, keras.layers.RMSNormalization, {"epsilon": 1e-5}),
+}
+
+
+def step(layer, x):
+    variables = [variable.value for variable in layer.trainable_variables]
+    with tf.GradientTape() as tape:
+        tape.watch([x, *variables])
+        y = layer(x)
+        total = tf.reduce_sum(y * tf.cast(tf.range(y.shape[-1]), y.dtype)) / x.shape[-1]
+    return [y, *tape.gradient(total, [x, *variables])]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_results_and_gradients_are_those_of_keras(implementation, name, dtype):
+    ours, theirs, options = PAIRS[name]
+    ours, theirs = ours(**options, dtype=dtype), theirs(**options, dtype=dtype)
+    ours.build((None, None, 16))
+    theirs.build((None, None, 16))
+    randomise(theirs)
+    ours.set_weights(theirs.get_weights())
+    (x,) = randoms((3, 5, 16))
+    pairs = zip(*(step(layer, tf.constant(x)) for layer in (ours, theirs)), strict=True)
+    for found, expected in pairs:
+        assert found.dtype == expected.dtype
+        unit = max(1.0, float(np.abs(np.asarray(expected, np.float64)).max()))
+        assert_close(found / unit, expected / unit, dtype.removeprefix("mixed_"))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_config_and_variables_are_those_of_keras(name):
+    ours, theirs, options = PAIRS[name]
+    ours, theirs = (kind(**options, name="x") for kind in (ours, theirs))
+    for layer in (ours, theirs):
+        layer.build((None, 4))
+    assert ours.get_config() == theirs.get_config()
+    again = type(ours).from_config(ours.get_config())
+    assert again.get_config() == ours.get_config()
+    assert [v.path for v in ours.variables] == [v.path for v in theirs.variables]
+    with pytest.raises(ValueError, match=r"`axis` must be -1\. Received: axis=1"):
+        type(ours)(axis=1)
+
+
+def test_layers_use_them(implementation):
+    x = np.zeros((2, 3, 8), "float32")
+    for layer in (TransformerEncoderLayer(2, 8), MultiHeadAttention(2, 4, qk_norm=True)):
+        inputs = (x,) if isinstance(layer, TransformerEncoderLayer) else (x, x)
+        layer(*inputs)
+        with traced() as graphs:
+            run = tf.function(layer)
+            run(*inputs)
+        assert ("HeedNormalization" in graphs.native) == (implementation == "native")

@@ -1,0 +1,212 @@
+"""Layer and RMS normalisation: against the reference, at the edges, repeatable, and refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import heed
+from heed import ops
+from heed.ops.backends.tensorflow.native import library
+from tests import reference, tolerances
+from tests.graphs import traced
+from tests.ops import rows
+from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
+
+native_only = pytest.mark.skipif(
+    heed.info()["implementation"] != "native", reason=f"no native kernels: {heed.info()['reason']}"
+)
+BOTH = {"HeedNormalization", "HeedNormalizationGradient"}
+# Which vectors are given: none, the scale, both.
+GIVEN = (0, 1, 2)
+
+
+def normalize(rms: bool, epsilon: float, x: Any, *vectors: Any) -> tf.Tensor:
+    function = ops.rms_normalization if rms else ops.layer_normalization
+    return function(x, *vectors, epsilon=epsilon)
+
+
+def step(x: Any, *vectors: Any, rms: bool = False) -> list[tf.Tensor]:
+    """The result and the gradients of a sum of its squares."""
+    inputs = [x, *vectors]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        y = normalize(rms, 1e-5, *inputs)
+        total = tf.reduce_sum(tf.square(tf.cast(y, tf.float64)))
+    return [y, *tape.gradient(total, inputs)]
+
+
+@given(
+    shape=rows.shapes(),
+    dtype=st.sampled_from(rows.DTYPES),
+    rms=st.booleans(),
+    given_vectors=st.sampled_from(GIVEN),
+    epsilon=st.sampled_from([1e-6, 0.1]),
+    seed=st.integers(0, 99),
+)
+def test_results_and_gradients_are_those_of_the_reference(
+    implementation: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    rms: bool,
+    given_vectors: int,
+    epsilon: float,
+    seed: int,
+) -> None:
+    kind = "float64" if dtype == "float64" else "float32"
+    # A width of two gives plus and minus one whatever is in a row: a gradient of nothing but rounding.
+    epsilon = epsilon if shape[-1] > 2 else 0.5
+    x = rows.numbers(shape, dtype, seed) + tf.cast(0.5, dtype)
+    vectors = [
+        rows.numbers(shape[-1:], kind, seed + i + 1) for i in range(min(given_vectors, 2 - rms))
+    ]
+    y, gradients, d_y = rows.differentiated(
+        functools.partial(normalize, rms, epsilon), [x, *vectors], seed + 5
+    )
+    assert y.dtype == x.dtype
+    exact = [rows.exact(tensor) for tensor in (x, *vectors)]
+    expected = reference.normalization(*exact, epsilon=epsilon, rms=rms)
+    tolerances.assert_values(y, expected, dtype)
+    scale = exact[1] if vectors else None
+    wanted = reference.normalization_backward(exact[0], rows.exact(d_y), scale, epsilon, rms)
+    # What the vectors get is summed over rows, and x's is divided by what may be small.
+    for name, gradient, of_reference in zip(
+        ("x", "scale", "offset"), gradients, wanted, strict=False
+    ):
+        assert gradient.shape == of_reference.shape
+        unit = max(1.0, np.abs(of_reference).max(initial=0.0))
+        tolerances.assert_gradients(rows.exact(gradient) / unit, of_reference / unit, dtype, name)
+
+
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("given_vectors", GIVEN)
+def test_second_derivatives(implementation: str, rms: bool, given_vectors: int) -> None:
+    rng = np.random.default_rng(0)
+    arguments = [
+        rng.normal(size=(2, 3, 4)),
+        *(rng.normal(size=4) for _ in range(min(given_vectors, 2 - rms))),
+    ]
+    d_y, directions = rng.normal(size=(2, 3, 4)), [rng.normal(size=x.shape) for x in arguments]
+
+    def backward(x: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
+        scale = others[0] if len(others) > 1 else None
+        found = reference.normalization_backward(x, others[-1], scale, 0.1, rms)
+        return list(found[: len(arguments)])
+
+    actual = second_derivatives(
+        functools.partial(normalize, rms, 0.1),
+        [tf.constant(x) for x in arguments],
+        tf.constant(d_y),
+        directions,
+    )
+    expected = expected_second_derivatives(backward, [*arguments, d_y], directions)
+    for a, b in zip(actual, expected, strict=True):
+        a = (
+            np.zeros(b.shape) if a is None else a
+        )  # the offset, which no first derivative depends on
+        np.testing.assert_allclose(a, b, atol=1e-8, rtol=1e-6)
+
+
+def test_it_is_that_of_keras(implementation: str) -> None:
+    x, gamma, beta = (rows.numbers(n, "float32", s) for s, n in enumerate(((2, 3, 7), (7,), (7,))))
+    expected = keras.ops.layer_normalization(x, gamma, beta, epsilon=1e-5)
+    found = ops.layer_normalization(x, gamma, beta, epsilon=1e-5)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    expected = keras.ops.rms_normalization(x, gamma, epsilon=1e-5)
+    np.testing.assert_allclose(ops.rms_normalization(x, gamma, epsilon=1e-5), expected, atol=2e-6)
+
+
+def test_a_large_mean_costs_only_its_own_rounding(implementation: str) -> None:
+    """Beside those of its own rounding: its squares would take all of them."""
+    x = (rows.numbers((5, 300), "float32", 0).numpy() + 1e4).astype("float32")
+    found = ops.layer_normalization(x)
+    np.testing.assert_allclose(found, reference.normalization(x), atol=2e-3)
+    same = np.full((2, 300), 1e4, "float32")
+    np.testing.assert_allclose(ops.layer_normalization(same), np.zeros((2, 300)), atol=1e-6)
+
+
+def test_what_is_not_a_number_stays_in_its_row(implementation: str) -> None:
+    x = rows.numbers((4, 20), "float32", 0).numpy()
+    x[1, 3], x[2, 5] = np.nan, np.inf
+    y, gradient = step(tf.constant(x))
+    for found in (y, gradient):
+        assert np.isnan(found).any(1).tolist() == [False, True, True, False]
+    assert np.isfinite(y.numpy()[[0, 3]]).all()
+
+
+@pytest.mark.parametrize("rms", [False, True])
+def test_sizes_that_are_not_known_while_tracing(implementation: str, rms: bool) -> None:
+    specs = [tf.TensorSpec([None, None, None]), tf.TensorSpec([None])]
+    run = tf.function(functools.partial(step, rms=rms), specs)
+    with traced() as graphs:
+        run.get_concrete_function()
+    assert graphs.native == (BOTH if implementation == "native" else set())
+    for shape in ((2, 3, 5), (1, 1, 1), (0, 4, 7), (2, 0, 3)):
+        inputs = rows.numbers(shape, "float32", 0), rows.numbers(shape[-1:], "float32", 1)
+        for one, other in zip(step(*inputs, rms=rms), run(*inputs), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        run(rows.numbers((1, 2, 5), "float32", 0), rows.numbers((4,), "float32", 1))
+
+
+def test_xla_compiles_it(implementation: str) -> None:
+    inputs = rows.numbers((3, 9), "float32", 0), rows.numbers((9,), "float32", 1)
+    with traced() as graphs:
+        found = tf.function(step, jit_compile=True)(*inputs)
+    assert not graphs.native
+    for one, other in zip(found, step(*inputs), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@native_only
+@pytest.mark.parametrize("dtype", rows.DTYPES)
+@pytest.mark.parametrize("shape", [(700, 300), (3, 100_000), (20_000, 8)])
+def test_the_same_bits_for_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...]
+) -> None:
+    kind = "float64" if dtype == "float64" else "float32"
+    inputs = [rows.numbers(shape, dtype, 0), *(rows.numbers(shape[1:], kind, i) for i in (1, 2))]
+    found = set()
+    for threads in (1, 2, 5, 2):
+        monkeypatch.setattr(library, "threads", lambda threads=threads: threads)
+        found.add(tuple(rows.bits(*step(*inputs))))
+    assert len(found) == 1
+
+
+def cases() -> dict[str, tuple[Callable[[], Any], type[Exception], str]]:
+    x = np.zeros((2, 5), "float32")
+
+    def layer(x: Any = x, *vectors: Any, **options: Any) -> Callable[[], Any]:
+        return lambda: ops.layer_normalization(x, *vectors, **options)
+
+    def rms(x: Any = x, *vectors: Any, **options: Any) -> Callable[[], Any]:
+        return lambda: ops.rms_normalization(x, *vectors, **options)
+
+    return {
+        "integers": (layer(np.zeros((2, 5), int)), TypeError, "`x` must hold floating-point"),
+        "no rows": (rms(np.float32(1)), ValueError, r"`x` must have shape \(..., D\)"),
+        "no features": (layer(x[:, :0]), ValueError, r"D >= 1. Received: x.shape=\(2, 0\)"),
+        "gamma": (layer(x, np.ones(4, "float32")), ValueError, r"`gamma` .*gamma.shape=\(4,\)"),
+        "beta": (layer(x, None, np.ones((1, 5), "float32")), ValueError, r"beta.shape=\(1, 5\)"),
+        "integer gamma": (layer(x, np.ones(5, int)), TypeError, "`gamma` must hold floating"),
+        "scale": (rms(x, np.ones(4, "float32")), ValueError, r"`scale` .*scale.shape=\(4,\)"),
+        "epsilon of 0": (layer(epsilon=0.0), ValueError, "Received: epsilon=0.0"),
+        "epsilon below 0": (rms(epsilon=-1e-6), ValueError, "Received: epsilon=-1e-06"),
+        "epsilon too small": (layer(epsilon=1e-40), ValueError, r"\[1e-30, 1e30\].*epsilon=1e-40"),
+        "epsilon no number": (rms(epsilon="1"), ValueError, "Received: epsilon='1'"),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_bad_input_is_named(implementation: str, name: str) -> None:
+    call, error, match = cases()[name]
+    with pytest.raises(error, match=match):
+        call()
