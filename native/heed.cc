@@ -4,33 +4,13 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 
 #include "attention.h"
 #include "kernels/registry.h"
+#include "refusal.h"
 
 namespace heed {
 namespace {
-
-// Why a call is refused. The text stays until the thread's next refusal.
-struct Refused {
-  const char* why;
-};
-
-__attribute__((format(printf, 1, 2))) void refuse(const char* format, ...) {
-  static thread_local char text[256];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof(text), format, arguments);
-  va_end(arguments);
-  throw Refused{text};
-}
-
-template <class... Values>
-void require(bool holds, const char* format, Values... values) {
-  if (!holds) refuse(format, values...);
-}
 
 // Where there are rows there must be memory that holds them.
 void require_rows(const HeedTensor& tensor, const HeedAttention& a, int64_t length, int64_t heads, const char* name) {
@@ -139,24 +119,13 @@ void check_bias(const HeedAttention& a, const HeedBackward& pass) {
   require(empty || pass.bias_gradient, "`bias_gradient` is missing");
 }
 
-// No exception may leave the library. All others say that memory is short.
-template <class Function>
-const char* refusal(const Function& function) {
-  try {
-    function();
-    return nullptr;
-  } catch (const Refused& refused) {
-    return refused.why;
-  } catch (...) {
-    return "out of memory for the scratch space of attention";
-  }
-}
+constexpr char kNoMemory[] = "out of memory for the scratch space of attention";
 
 template <class Results>
 const char* run(const HeedAttention& a, const Results& results,
                 void (*check_results)(const HeedAttention&, const Results&),
                 void (*work)(const HeedAttention&, const Results&, int), int threads) {
-  return refusal([&] {
+  return refusal(kNoMemory, [&] {
     check(a);
     check_results(a, results);
     // More would only cost memory: threads live on, and each needs scratch.
@@ -170,7 +139,7 @@ const char* run(const HeedAttention& a, const Results& results,
 int heed_version() { return HEED_VERSION; }
 
 const char* heed_check(const HeedAttention* a) {
-  return heed::refusal([&] { heed::check(*a); });
+  return heed::refusal(heed::kNoMemory, [&] { heed::check(*a); });
 }
 
 const char* heed_forward(const HeedAttention* a, const HeedForward* results, int threads) {

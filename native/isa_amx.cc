@@ -42,6 +42,7 @@ const Kernels& kernels(const HeedAttention& a) {
 }  // namespace
 }  // namespace amx
 
-extern const InstructionSet kAmx = {"amx", amx::supported, amx::kernels};
+extern const InstructionSet kAmx = {"amx", amx::supported, amx::kernels,
+                                    []() -> const DecoderKernels& { return kAvx512.decoder_kernels(); }};
 
 }  // namespace heed

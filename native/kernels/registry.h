@@ -105,14 +105,18 @@ struct Kernels {
   AdditiveKernels additive;
 };
 
+struct DecoderKernels;  // see decoder/registry.h
+
 struct InstructionSet {
   const char* name;
   bool (*supported)();
   const Kernels& (*kernels)(const HeedAttention&);
+  const DecoderKernels& (*decoder_kernels)();
 };
 
-// The functions for this attention, in the instruction set that is in use.
+// The functions for this attention, and those of the decoder engine, in the instruction set that is in use.
 const Kernels& kernels_for(const HeedAttention& attention);
+const DecoderKernels& decoder_kernels();
 
 extern const InstructionSet kBaseline;
 #if defined(__x86_64__)

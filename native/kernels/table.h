@@ -1,5 +1,5 @@
-// The table of one instruction set. Included last by isa_*.cc, which also define HEED_TABLE, HEED_NAME and
-// HEED_SUPPORTED.
+// The table of one instruction set. Included last by isa_*.cc, after the decoder's; they also define HEED_TABLE,
+// HEED_NAME and HEED_SUPPORTED.
 #pragma once
 
 #include "additive_backward.h"
@@ -51,6 +51,7 @@ static const Kernels kKernels[4] = {kernels_of<float>(), kernels_of<double>(), k
 
 extern const InstructionSet HEED_TABLE = {
     HEED_NAME, []() -> bool { return HEED_SUPPORTED; },
-    [](const HeedAttention& a) -> const Kernels& { return HEED_ISA::kKernels[a.dtype]; }};
+    [](const HeedAttention& a) -> const Kernels& { return HEED_ISA::kKernels[a.dtype]; },
+    []() -> const DecoderKernels& { return HEED_ISA::kDecoderKernels; }};
 
 }  // namespace heed

@@ -4,6 +4,7 @@ A backend is a module with
 
 - `IMPLEMENTATIONS`, a dictionary of what can compute an attention, by name, the preferred one first; "portable" runs
   everywhere;
+- `DECODER`, what runs a whole decoding loop (see `DecoderEngine`);
 - `as_written(function)`: the function, safe from whatever would rewrite it;
 - `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
 - `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from heed._install import how_to_install
+from heed.ops.backends.decoder import DecoderEngine
 
 if TYPE_CHECKING:
     from heed.ops.spec import AttentionSpec, Tensors
@@ -69,6 +71,7 @@ class Backend(Protocol):
     """See above."""
 
     IMPLEMENTATIONS: dict[str, Implementation]
+    DECODER: DecoderEngine
 
     def as_written(self, function: _F) -> _F: ...  # noqa: D102
     def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102

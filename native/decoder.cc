@@ -1,0 +1,207 @@
+// The functions of heed_decoder.h: checks, packs weights, shares rows out among threads.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "decoder/registry.h"
+#include "include/heed_decoder.h"
+#include "refusal.h"
+#include "work.h"
+
+namespace heed {
+namespace {
+
+constexpr int64_t kMostFeatures = int64_t{1} << 20, kMostTokens = int64_t{1} << 24, kMostLength = int64_t{1} << 20;
+// Rows that are decoded together read the weights once; beyond so many that saves nothing.
+constexpr int64_t kMostRows = 64;
+constexpr size_t kMostBytes = size_t{1} << 28;  // of the scratch memory of one thread, if that leaves it a row
+
+void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
+  require(n >= least && n <= most, "`%s` must be in [%" PRId64 ", %" PRId64 "]. Received: %" PRId64, name, least, most,
+          n);
+}
+
+void check_dense(const HeedDense& dense, int64_t inputs, int64_t outputs, const char* name) {
+  require(dense.weight, "the weights of `%s` are missing", name);
+  require(dense.inputs == inputs && dense.outputs == outputs,
+          "`%s` must have %" PRId64 " inputs and %" PRId64 " outputs. Received: %" PRId64 " and %" PRId64, name, inputs,
+          outputs, dense.inputs, dense.outputs);
+}
+
+void check_norm(const HeedNorm& norm, const char* name) {
+  require(norm.gamma, "`%s` is missing", name);
+  require(norm.epsilon > 0 && std::isfinite(norm.epsilon), "`epsilon` of `%s` must be positive", name);
+}
+
+void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
+  const int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim, values = s.kv_heads * s.value_dim;
+  const int64_t attended = s.heads * s.value_dim, hidden = layer.hidden.outputs;
+  check_norm(layer.self_norm, "self_norm");
+  check_norm(layer.feed_forward_norm, "feed_forward_norm");
+  check_dense(layer.query, s.width, queries, "query");
+  check_dense(layer.key, s.width, keys, "key");
+  check_dense(layer.value, s.width, values, "value");
+  check_dense(layer.output, attended, s.width, "output");
+  check_size(hidden, 1, kMostFeatures, "outputs of hidden");
+  check_dense(layer.hidden, s.width, hidden, "hidden");
+  check_dense(layer.back, hidden, s.width, "back");
+  if (!layer.cross_query.weight) return;
+  require(s.encoded_width > 0, "`encoded_width` must be given where a layer attends to what is encoded");
+  check_norm(layer.cross_norm, "cross_norm");
+  check_dense(layer.cross_query, s.width, queries, "cross_query");
+  check_dense(layer.cross_key, s.encoded_width, keys, "cross_key");
+  check_dense(layer.cross_value, s.encoded_width, values, "cross_value");
+  check_dense(layer.cross_output, attended, s.width, "cross_output");
+}
+
+void check(const HeedDecoderStack& s) {
+  check_size(s.width, 1, kMostFeatures, "width");
+  check_size(s.heads, 1, kMostFeatures, "heads");
+  check_size(s.kv_heads, 1, s.heads, "kv_heads");
+  require(s.heads % s.kv_heads == 0, "N must be a multiple of K");
+  check_size(s.head_dim, 1, kMostFeatures / s.heads, "head_dim");
+  check_size(s.value_dim, 1, kMostFeatures / s.heads, "value_dim");
+  check_size(s.encoded_width, 0, kMostFeatures, "encoded_width");
+  check_size(s.vocabulary, 1, kMostTokens, "vocabulary");
+  check_size(s.activation, HEED_LINEAR, HEED_SOFTPLUS, "activation");
+  check_size(s.layer_count, 0, 1024, "layer_count");
+  require(s.embedding, "the embedding is missing");
+  require(std::isfinite(s.embedding_scale), "`embedding_scale` must be finite");
+  require(s.layers || s.layer_count == 0, "the layers are missing");
+  for (int i = 0; i < s.layer_count; ++i) check_layer(s, s.layers[i]);
+  if (s.final_norm.gamma) check_norm(s.final_norm, "final_norm");
+  check_dense(s.logits, s.width, s.vocabulary, "logits");
+}
+
+void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
+  check_size(d.batch, 0, int64_t{1} << 31, "batch");
+  check_size(d.length, 1, kMostLength, "length");
+  check_size(d.source_length, 0, kMostLength, "source_length");
+  require(d.encoded || s.encoded_width == 0 || d.batch == 0 || d.source_length == 0, "`encoded` is missing");
+  require(!d.rotation || s.head_dim % 2 == 0, "a `rotation` needs an even `head_dim`");
+  check_size(d.pad_token, 0, s.vocabulary - 1, "pad_token");
+  check_size(d.start_token, 0, s.vocabulary - 1, "start_token");
+  check_size(d.end_token, 0, s.vocabulary - 1, "end_token");
+  require(d.search == HEED_GREEDY || d.search == HEED_SAMPLE, "search must be greedy or sampling");
+  require(tokens || d.batch == 0, "`tokens` is missing");
+  if (d.search != HEED_SAMPLE) return;
+  require(d.uniform || d.batch == 0, "`uniform` is missing");
+  require(d.temperature > 0 && std::isfinite(d.temperature), "`temperature` must be a positive number");
+  require(d.top_p >= 0 && d.top_p <= 1, "`top_p` must be in [0, 1]");
+  check_size(d.top_k, 0, kMostTokens, "top_k");
+}
+
+}  // namespace
+}  // namespace heed
+
+struct HeedDecoder {
+  heed::PackedStack stack{};
+
+  explicit HeedDecoder(const HeedDecoderStack& s) : kernels_(heed::decoder_kernels()) {
+    stack.width = static_cast<int>(s.width), stack.heads = static_cast<int>(s.heads);
+    stack.kv_heads = static_cast<int>(s.kv_heads), stack.head_dim = static_cast<int>(s.head_dim);
+    stack.value_dim = static_cast<int>(s.value_dim), stack.encoded_width = static_cast<int>(s.encoded_width);
+    stack.vocabulary = static_cast<int>(s.vocabulary);
+    stack.embedding = s.embedding, stack.embedding_scale = static_cast<float>(s.embedding_scale);
+    stack.norm_first = s.norm_first, stack.activation = s.activation;
+    for (int i = 0; i < s.layer_count; ++i) {
+      const HeedDecoderLayer& from = s.layers[i];
+      heed::PackedLayer layer{};
+      layer.self_norm = packed(from.self_norm, s.width);
+      layer.query_key_value = packed({&from.query, &from.key, &from.value});
+      layer.output = packed({&from.output});
+      if (from.cross_query.weight) {
+        layer.cross_norm = packed(from.cross_norm, s.width);
+        layer.cross_query = packed({&from.cross_query});
+        layer.cross_key_value = packed({&from.cross_key, &from.cross_value});
+        layer.cross_output = packed({&from.cross_output});
+      }
+      layer.feed_forward_norm = packed(from.feed_forward_norm, s.width);
+      layer.hidden = packed({&from.hidden});
+      layer.back = packed({&from.back});
+      layers_.push_back(layer);
+    }
+    stack.layer_count = s.layer_count, stack.layers = layers_.data();
+    if (s.final_norm.gamma) stack.final_norm = packed(s.final_norm, s.width);
+    stack.logits = packed({&s.logits});
+  }
+
+  void decode(const HeedDecoding& decoding, int32_t* tokens, int threads) const {
+    if (decoding.batch == 0) return;
+    int64_t most = heed::kMostRows;
+    while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > heed::kMostBytes) most /= 2;
+    // As many rows together as can be, but work for every thread.
+    threads = heed::at_most(std::min(threads, 256), decoding.batch);
+    const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
+    const int64_t rows = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, rows);
+    heed::Scratch memory;
+    const auto scratch = memory.plan(threads, kernels_.scratch_bytes(stack, decoding, rows));
+    memory.take();
+    heed::for_each(parts, threads, [&](int64_t part, int worker) {
+      const heed::RowRange range{part * rows, std::min((part + 1) * rows, decoding.batch)};
+      kernels_.decode(stack, decoding, range, tokens, scratch[worker]);
+    });
+  }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+
+  // Zeros, in cache lines of their own.
+  float* zeros(int64_t count) {
+    const size_t bytes = heed::in_cache_lines(static_cast<size_t>(count) * sizeof(float));
+    memory_.emplace_back(static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(bytes, 64))));
+    if (!memory_.back()) throw std::bad_alloc();
+    std::fill_n(memory_.back().get(), count, 0.0f);
+    return memory_.back().get();
+  }
+
+  const float* row(const float* from, int64_t count) {
+    float* to = zeros(kernels_.row_numbers(count));
+    if (from) std::copy_n(from, count, to);
+    return to;
+  }
+
+  heed::PackedNorm packed(const HeedNorm& norm, int64_t width) {
+    return {row(norm.gamma, width), row(norm.beta, width), static_cast<float>(norm.epsilon)};
+  }
+
+  // Layers of the same input, side by side.
+  heed::PackedDense packed(const std::vector<const HeedDense*>& parts) {
+    const int64_t inputs = parts[0]->inputs;
+    int64_t outputs = 0, column = 0;
+    for (const HeedDense* part : parts) outputs += part->outputs;
+    float* weight = zeros(kernels_.packed_numbers(inputs, outputs));
+    float* bias = zeros(kernels_.row_numbers(outputs));
+    for (const HeedDense* part : parts) {
+      kernels_.pack(*part, column, outputs, weight);
+      if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);
+      column += part->outputs;
+    }
+    return {weight, bias, static_cast<int>(inputs), static_cast<int>(outputs)};
+  }
+
+  const heed::DecoderKernels& kernels_;
+  std::vector<heed::PackedLayer> layers_;
+  std::vector<std::unique_ptr<float, Free>> memory_;
+};
+
+const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made) {
+  return heed::refusal("out of memory for the packed weights of a decoder", [&] {
+    heed::check(*stack);
+    *made = new HeedDecoder(*stack);
+  });
+}
+
+void heed_decoder_free(HeedDecoder* decoder) { delete decoder; }
+
+const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens, int threads) {
+  return heed::refusal("out of memory for the scratch space of decoding", [&] {
+    heed::check(decoder->stack, *decoding, tokens);
+    decoder->decode(*decoding, tokens, threads);
+  });
+}

@@ -1,0 +1,113 @@
+"""The decoder engine as an op of TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from heed.ops.backends.decoder import (
+    ACTIVATIONS,
+    DecoderLayer,
+    DecoderStack,
+    Dense,
+    Norm,
+    Positions,
+    Search,
+)
+from heed.ops.backends.tensorflow.native import library
+
+
+class NativeDecoder:
+    """See `DecoderEngine`."""
+
+    def unsupported_reasons(self) -> list[str]:
+        """See `DecoderEngine`."""
+        reasons = list(library.machine_reasons())
+        if not reasons and library.compiled_by_xla():
+            reasons.append("XLA compiles this function, and it cannot compile the native ops")
+        return reasons
+
+    def decode(
+        self,
+        stack: DecoderStack,
+        encoded: tf.Tensor,
+        source_mask: tf.Tensor,
+        positions: Positions,
+        search: Search,
+    ) -> tf.Tensor:
+        """See `DecoderEngine`."""
+        slots, weights = _slots(stack)
+        none = np.zeros((0,), np.float32)
+        given = (search.uniform, positions.table, positions.rotation, positions.distance_bias)
+        uniform, table, rotation, bias = (none if x is None else x for x in given)
+        # In the order of the numbers in native/adapters/tensorflow/decode.cc.
+        sizes = [
+            search.length,
+            stack.heads,
+            stack.kv_heads,
+            stack.head_dim,
+            stack.value_dim,
+            stack.norm_first,
+            ACTIVATIONS.index(stack.activation),
+            len(stack.layers),
+            stack.logits.transposed,
+            search.pad,
+            search.start,
+            search.end,
+            search.uniform is not None,
+            search.top_k or 0,
+            library.threads(),
+        ]
+        settings = [stack.embedding_scale, stack.epsilon, search.temperature, search.top_p or 0.0]
+        tokens = library.ops().heed_decode(
+            encoded=encoded,
+            source_mask=source_mask,
+            uniform=uniform,
+            positions=table,
+            rotation=rotation,
+            distance_bias=bias,
+            sizes=np.array(sizes, np.int64),
+            settings=np.array(settings, np.float64),
+            slots=np.array(slots, np.int64),
+            weights=weights,
+        )
+        tokens.set_shape((encoded.shape[0], search.length))
+        return tokens
+
+
+def _slots(stack: DecoderStack) -> tuple[list[int], list[tf.Tensor]]:
+    """Which of the weights stands in each slot, -1 for none; and the weights, each once."""
+    slots: list[int] = []
+    weights: dict[int, Any] = {}
+    for weight in _in_order(stack):
+        if weight is None:
+            slots.append(-1)
+            continue
+        weights.setdefault(id(weight), weight)
+        slots.append(list(weights).index(id(weight)))
+    return slots, [tf.convert_to_tensor(weight) for weight in weights.values()]
+
+
+def _in_order(stack: DecoderStack) -> Iterator[Any]:
+    """The weights of a stack as native/adapters/tensorflow/decode.cc reads them, None where there is none."""
+    yield stack.embedding
+    yield from _norm(stack.final_norm)
+    yield from _dense(stack.logits)
+    for layer in stack.layers:
+        parts = [getattr(layer, field.name) for field in fields(DecoderLayer)]
+        for part in parts[:3]:
+            yield from _norm(part)
+        for part in parts[3:]:
+            yield from _dense(part)
+
+
+def _norm(norm: Norm | None) -> tuple[Any, Any]:
+    return (None, None) if norm is None else (norm.gamma, norm.beta)
+
+
+def _dense(dense: Dense | None) -> tuple[Any, Any]:
+    return (None, None) if dense is None else (dense.weight, dense.bias)
