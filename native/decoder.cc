@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMostFeatures = int64_t{1} << 20, kMostTokens = int64_t{1} << 24, kMostLength = int64_t{1} << 20;
 // Rows that are decoded together read the weights once; beyond so many that saves nothing.
 constexpr int64_t kMostRows = 64;
-constexpr size_t kMostBytes = size_t{1} << 28;  // of the scratch memory of one thread, if that leaves it a row
+constexpr size_t kMostBytes = size_t{1} << 28;  // of the scratch memory of one thread, if that leaves it a source
 
 void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
   require(n >= least && n <= most, "`%s` must be in [%" PRId64 ", %" PRId64 "]. Received: %" PRId64, name, least, most,
@@ -85,8 +85,12 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
   check_size(d.pad_token, 0, s.vocabulary - 1, "pad_token");
   check_size(d.start_token, 0, s.vocabulary - 1, "start_token");
   check_size(d.end_token, 0, s.vocabulary - 1, "end_token");
-  require(d.search == HEED_GREEDY || d.search == HEED_SAMPLE, "search must be greedy or sampling");
+  check_size(d.search, HEED_GREEDY, HEED_BEAM, "search");
   require(tokens || d.batch == 0, "`tokens` is missing");
+  if (d.search == HEED_BEAM) {
+    check_size(d.beams, 1, HEED_MOST_BEAMS, "beams");
+    require(d.length_penalty >= 0 && std::isfinite(d.length_penalty), "`length_penalty` must be at least 0");
+  }
   if (d.search != HEED_SAMPLE) return;
   require(d.uniform || d.batch == 0, "`uniform` is missing");
   require(d.temperature > 0 && std::isfinite(d.temperature), "`temperature` must be a positive number");
@@ -131,17 +135,18 @@ struct HeedDecoder {
 
   void decode(const HeedDecoding& decoding, int32_t* tokens, int threads) const {
     if (decoding.batch == 0) return;
-    int64_t most = heed::kMostRows;
+    const int64_t beams = decoding.search == HEED_BEAM ? decoding.beams : 1;
+    int64_t most = std::max<int64_t>(1, heed::kMostRows / beams);
     while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > heed::kMostBytes) most /= 2;
-    // As many rows together as can be, but work for every thread.
+    // As many sources together as can be, but work for every thread.
     threads = heed::at_most(std::min(threads, 256), decoding.batch);
     const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
-    const int64_t rows = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, rows);
+    const int64_t each = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, each);
     heed::Scratch memory;
-    const auto scratch = memory.plan(threads, kernels_.scratch_bytes(stack, decoding, rows));
+    const auto scratch = memory.plan(threads, kernels_.scratch_bytes(stack, decoding, each));
     memory.take();
     heed::for_each(parts, threads, [&](int64_t part, int worker) {
-      const heed::RowRange range{part * rows, std::min((part + 1) * rows, decoding.batch)};
+      const heed::SourceRange range{part * each, std::min((part + 1) * each, decoding.batch)};
       kernels_.decode(stack, decoding, range, tokens, scratch[worker]);
     });
   }

@@ -23,7 +23,7 @@ struct Cache {
   }
 };
 
-// The caches of all layers of all rows.
+// The caches of all layers, a row or a source after the other.
 struct Caches {
   float* data;
   int64_t key_numbers, numbers;  // of the keys of one cache, and of one cache
@@ -52,13 +52,32 @@ inline void write(const PackedStack& s, const Cache& cache, int position, const 
   }
 }
 
-// Memory for the attention of one token: as many rows as query heads share a key head.
-struct AttentionScratch {
-  float *scores, *output;
+// Which of the caches of one source holds each position of each of its beams: beam k finds position j in the cache of
+// beam slot[k * stride + j]. So a beam that goes on from another one takes over a row of this table, and no cache.
+struct Ancestors {
+  const uint8_t* slot;
+  int64_t stride;
+};
 
-  AttentionScratch(const PackedStack& s, int64_t most_keys, Arena& arena)
-      : scores(arena.take<float>(s.heads / s.kv_heads * row_numbers(most_keys))),
-        output(arena.take<float>(s.heads / s.kv_heads * row_numbers(s.value_dim))) {}
+// Positions [begin, end) of one cache.
+struct Stretch {
+  int begin, end;
+};
+
+// Memory for the attention of one token of each beam.
+struct AttentionScratch {
+  float *query, *scores, *weights, *output;
+  Stretch* stretches;  // of each cache, which part of it some beam reads
+
+  AttentionScratch(const PackedStack& s, int64_t beams, int64_t length, int64_t source_length, Arena& arena) {
+    const int64_t rows = beams * (s.heads / s.kv_heads);
+    const int64_t most_keys = most(beams * row_numbers(length), row_numbers(source_length));
+    query = arena.take<float>(rows * s.head_dim);
+    scores = arena.take<float>(rows * most_keys);
+    weights = arena.take<float>(row_numbers(length));
+    output = arena.take<float>(rows * row_numbers(s.value_dim));
+    stretches = arena.take<Stretch>(beams);
+  }
 };
 
 // A number for each head and distance, added to the scores.
@@ -67,38 +86,99 @@ struct DistanceBias {
   int64_t head_stride;
 };
 
-// attended (N V) = what one token sees of the first `keys` positions; 0 where there are none. `query` (N H) is scaled.
-inline void attend(const PackedStack& s, const float* query, const Cache& cache, int keys, DistanceBias bias,
-                   const AttentionScratch& scratch, float* attended) {
-  const int queries_per_kv = s.heads / s.kv_heads, value_dim = s.value_dim;
-  if (keys == 0) {
-    for (int i = 0; i < s.heads * value_dim; ++i) attended[i] = 0;
-    return;
+// The caches of one layer that some rows attend to together: one for all, or one for each beam and who reads what.
+class Attention {
+ public:
+  Attention(const PackedStack& stack, const AttentionScratch& scratch, float scale)
+      : stack_(stack), s_(scratch), scale_(scale) {}
+
+  // attended (rows, N V) = what the queries (rows, N H) see of the first `keys` positions of the cache that all share;
+  // 0 where there are none.
+  void shared(Rows queries, int rows, const Cache& cache, int keys, DistanceBias bias, Rows attended) const {
+    s_.stretches[0] = {0, keys};
+    if (keys > 0) return over(queries, rows, &cache, 1, keys, bias, nullptr, attended);
+    for (int r = 0; r < rows; ++r)
+      for (int i = 0; i < stack_.heads * stack_.value_dim; ++i) attended[r][i] = 0;
   }
-  const int columns = round_up(keys, kLanes<float>), capacity = cache.capacity;
-  const int wide = round_up(value_dim, kLanes<float>);
-  for (int64_t k = 0; k < s.kv_heads; ++k) {
-    const int64_t first_head = k * queries_per_kv;
-    product<float>({query + first_head * s.head_dim, s.head_dim, 1}, queries_per_kv,
-                   cache.keys + k * s.head_dim * capacity, capacity, scratch.scores, capacity, columns, s.head_dim,
-                   false);
-    for (int g = 0; g < queries_per_kv; ++g) {
-      float *scores = scratch.scores + static_cast<int64_t>(g) * capacity, row_max = -kInfinity<float>, row_sum = 0;
-      if (bias.data) {
-        const float* of_head = bias.data + (first_head + g) * bias.head_stride;
-        for (int j = 0; j < keys; ++j) scores[j] += of_head[keys - 1 - j];
+
+  // The same for beams of which each has a cache, and finds its positions in all of them.
+  void of_beams(Rows queries, int beams, const Cache* caches, int keys, DistanceBias bias, const Ancestors& ancestors,
+                Rows attended) const {
+    for (int i = 0; i < beams; ++i) s_.stretches[i] = {keys, 0};
+    for (int k = 0; k < beams; ++k)
+      for (int j = 0; j < keys; ++j) {
+        Stretch& stretch = s_.stretches[ancestors.slot[k * ancestors.stride + j]];
+        if (j < stretch.begin) stretch.begin = j;
+        if (j >= stretch.end) stretch.end = j + 1;
       }
-      online_softmax_row(scores, keys, &row_max, &row_sum, scratch.output, 0);
-      const float factor = row_sum == 0 ? 0 : 1 / row_sum;
-      for (int j = 0; j < columns; j += kLanes<float>) store(scores + j, load(scores + j) * factor);
-    }
-    product<float>({scratch.scores, capacity, 1}, queries_per_kv, cache.values + k * capacity * wide, wide,
-                   scratch.output, wide, wide, keys, false);
-    for (int g = 0; g < queries_per_kv; ++g)
-      for (int c = 0; c < value_dim; c += kLanes<float>)
-        store_some(attended + (first_head + g) * value_dim + c, value_dim - c, load(scratch.output + g * wide + c));
+    over(queries, beams, caches, beams, keys, bias, &ancestors, attended);
   }
-}
+
+ private:
+  void over(Rows queries, int rows, const Cache* caches, int cache_count, int keys, DistanceBias bias,
+            const Ancestors* ancestors, Rows attended) const {
+    const int queries_per_kv = stack_.heads / stack_.kv_heads, count = rows * queries_per_kv;
+    const int head_dim = stack_.head_dim, value_dim = stack_.value_dim, wide = round_up(value_dim, kLanes<float>);
+    const int capacity = caches[0].capacity;
+    const int64_t scores_row = static_cast<int64_t>(cache_count) * capacity;
+    for (int64_t k = 0; k < stack_.kv_heads; ++k) {
+      const int64_t first_head = k * queries_per_kv;
+      for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < queries_per_kv * head_dim; ++c)
+          s_.query[r * queries_per_kv * head_dim + c] = queries[r][first_head * head_dim + c] * scale_;
+      for (int i = 0; i < cache_count; ++i) {
+        const int begin = s_.stretches[i].begin / kLanes<float> * kLanes<float>, end = s_.stretches[i].end;
+        if (begin < end)
+          product<float>({s_.query, head_dim, 1}, count, caches[i].keys + k * head_dim * capacity + begin, capacity,
+                         s_.scores + i * capacity + begin, scores_row, round_up(end - begin, kLanes<float>), head_dim,
+                         false);
+      }
+      for (int r = 0; r < count; ++r) {
+        const int64_t head = first_head + r % queries_per_kv;
+        const float* distance_bias = bias.data ? bias.data + head * bias.head_stride : nullptr;
+        float* scores = s_.scores + r * scores_row;
+        if (!ancestors) {
+          softmax(scores, keys, distance_bias);
+          continue;
+        }
+        const uint8_t* slot = ancestors->slot + r / queries_per_kv * ancestors->stride;
+        for (int j = 0; j < keys; ++j) s_.weights[j] = scores[slot[j] * capacity + j];
+        softmax(s_.weights, keys, distance_bias);
+        for (int i = 0; i < cache_count; ++i)
+          for (int j = s_.stretches[i].begin; j < s_.stretches[i].end; ++j)
+            scores[i * capacity + j] = slot[j] == i ? s_.weights[j] : 0;
+      }
+      bool accumulate = false;
+      for (int i = 0; i < cache_count; ++i) {
+        const Stretch stretch = s_.stretches[i];
+        if (stretch.begin >= stretch.end) continue;
+        product<float>({s_.scores + i * capacity + stretch.begin, scores_row, 1}, count,
+                       caches[i].values + (k * capacity + stretch.begin) * wide, wide, s_.output, wide, wide,
+                       stretch.end - stretch.begin, accumulate);
+        accumulate = true;
+      }
+      for (int r = 0; r < count; ++r) {
+        float* to = attended[r / queries_per_kv] + (first_head + r % queries_per_kv) * value_dim;
+        for (int c = 0; c < value_dim; c += kLanes<float>)
+          store_some(to + c, value_dim - c, load(s_.output + r * wide + c));
+      }
+    }
+  }
+
+  // Scores of keys 0 .. keys - 1, the last one the query's own, become weights.
+  void softmax(float* scores, int keys, const float* distance_bias) const {
+    if (distance_bias)
+      for (int j = 0; j < keys; ++j) scores[j] += distance_bias[keys - 1 - j];
+    float row_max = -kInfinity<float>, row_sum = 0;
+    online_softmax_row(scores, keys, &row_max, &row_sum, s_.output, 0);
+    const float factor = row_sum == 0 ? 0 : 1 / row_sum;
+    for (int j = 0; j < keys; j += kLanes<float>) store(scores + j, load(scores + j) * factor);
+  }
+
+  const PackedStack& stack_;
+  const AttentionScratch& s_;
+  const float scale_;
+};
 
 }  // namespace HEED_ISA
 }  // namespace heed

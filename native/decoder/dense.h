@@ -40,6 +40,7 @@ struct Rows {
   ptrdiff_t stride;
 
   HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
+  HEED_INLINE Rows from(int64_t row) const { return {data + row * stride, stride}; }
 };
 
 // y = x W for all columns, a panel at a time: finish(first column, columns) is called while the panel's results are at

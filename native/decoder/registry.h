@@ -38,8 +38,8 @@ struct PackedStack {
   PackedDense logits;
 };
 
-// Rows [begin, end) of a batch: they are decoded by one thread, from the first token to the last.
-struct RowRange {
+// Sources [begin, end) of a batch: they are decoded by one thread, from the first token to the last.
+struct SourceRange {
   int64_t begin, end;
 };
 
@@ -50,8 +50,8 @@ struct DecoderKernels {
   // Writes the columns of one layer from `column` on among those of a packed one of `outputs` columns. What no layer
   // writes must be 0.
   void (*pack)(const HeedDense&, int64_t column, int64_t outputs, float* packed);
-  size_t (*scratch_bytes)(const PackedStack&, const HeedDecoding&, int64_t rows);
-  void (*decode)(const PackedStack&, const HeedDecoding&, RowRange, int32_t* tokens, char* scratch);
+  size_t (*scratch_bytes)(const PackedStack&, const HeedDecoding&, int64_t sources);
+  void (*decode)(const PackedStack&, const HeedDecoding&, SourceRange, int32_t* tokens, char* scratch);
 };
 
 // Draws a token by inverting the cumulative distribution of softmax(logits / temperature), cut as `decoding` says.

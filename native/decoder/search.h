@@ -9,6 +9,34 @@ namespace HEED_ISA {
 // Added to the scores of tokens that are never decoded.
 inline constexpr float kForbidden = -1e30f;
 
+// first, first + 1, ...
+HEED_INLINE Integers<float> columns_from(int first) {
+  Integers<float> columns;
+  for (int lane = 0; lane < kLanes<float>; ++lane) columns[lane] = first + lane;
+  return columns;
+}
+
+// The scores of all tokens for some rows, a panel at a time: look(row, first token, their scores, how many) is called
+// for each, tokens in order, the number of them a multiple of the lanes. Scores are never kept. Those of tokens that
+// are never decoded are lowered, those beyond the vocabulary -inf.
+template <class Look>
+inline void look_at_scores(const PackedStack& stack, const HeedDecoding& decoding, Rows hidden, int rows, Rows panel,
+                           const Look& look) {
+  dense_panels(
+      stack.logits, hidden, rows, panel, [](int) { return 0; },
+      [&](int first, int columns) {
+        for (int r = 0; r < rows; ++r) {
+          for (int c = 0; c < columns; c += kLanes<float>) {
+            const Integers<float> token = columns_from(first + c);
+            Vector<float> score = load(panel[r] + c) + load(stack.logits.bias + first + c);
+            score = token == decoding.pad_token || token == decoding.start_token ? score + kForbidden : score;
+            store(panel[r] + c, token < stack.vocabulary ? score : broadcast(-kInfinity<float>));
+          }
+          look(r, first, panel[r], columns);
+        }
+      });
+}
+
 // The best token of each row so far, a candidate for each lane: scores (rows, lanes) and tokens (rows, lanes).
 struct Best {
   typedef Integers<float> I;
@@ -39,34 +67,18 @@ struct Best {
   }
 };
 
-HEED_INLINE Integers<float> columns_from(int first) {
-  Integers<float> columns;
-  for (int lane = 0; lane < kLanes<float>; ++lane) columns[lane] = first + lane;
-  return columns;
-}
-
-// Tokens with the highest score. Scores are looked at while their panel is at hand and never kept.
+// Tokens with the highest score.
 class Greedy {
  public:
   Greedy(const PackedStack& stack, const HeedDecoding& decoding, int64_t rows, Arena& arena)
       : stack_(stack), decoding_(decoding), panel_{arena.take<float>(rows * kPanel), kPanel}, best_(rows, arena) {}
 
-  void operator()(Rows hidden, int rows, const int32_t*, int64_t, int, int32_t* tokens) const {
+  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t, int) const {
     best_.clear(rows);
-    dense_panels(
-        stack_.logits, hidden, rows, panel_, [](int) { return 0; },
-        [&](int first, int columns) {
-          for (int c = 0; c < columns; c += kLanes<float>) {
-            const Integers<float> token = columns_from(first + c);
-            const Vector<float> bias = load(stack_.logits.bias + first + c), none = broadcast(-kInfinity<float>);
-            for (int r = 0; r < rows; ++r) {
-              Vector<float> score = load(panel_[r] + c) + bias;
-              score = token == decoding_.pad_token || token == decoding_.start_token ? score + kForbidden : score;
-              best_.offer(r, token, token < stack_.vocabulary ? score : none);
-            }
-          }
-        });
-    for (int r = 0; r < rows; ++r) tokens[r] = best_.of(r);
+    look_at_scores(stack_, decoding_, hidden, rows, panel_, [&](int r, int first, const float* scores, int count) {
+      for (int c = 0; c < count; c += kLanes<float>) best_.offer(r, columns_from(first + c), load(scores + c));
+    });
+    for (int r = 0; r < rows; ++r) s.token[r] = best_.of(r);
   }
 
  private:
@@ -86,13 +98,13 @@ class Sample {
         mass_(arena.take<float>(stack.vocabulary)),
         order_(arena.take<int32_t>(stack.vocabulary)) {}
 
-  void operator()(Rows hidden, int rows, const int32_t* row, int64_t first_row, int position, int32_t* tokens) const {
+  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t first_source, int position) const {
     dense(stack_.logits, hidden, rows, logits_);
     for (int r = 0; r < rows; ++r) {
       logits_[r][decoding_.pad_token] += kForbidden;
       logits_[r][decoding_.start_token] += kForbidden;
-      const float uniform = decoding_.uniform[(first_row + row[r]) * decoding_.length + position];
-      tokens[r] = draw_token(decoding_, uniform, stack_.vocabulary, logits_[r], mass_, order_);
+      const float uniform = decoding_.uniform[(first_source + s.source[r]) * decoding_.length + position];
+      s.token[r] = draw_token(decoding_, uniform, stack_.vocabulary, logits_[r], mass_, order_);
     }
   }
 
@@ -104,50 +116,31 @@ class Sample {
   int32_t* const order_;
 };
 
-// Decodes rows until each has ended or is full. Those that have ended are not computed any more.
-template <class Search>
-void decode_rows_by(const PackedStack& stack, const HeedDecoding& decoding, RowRange range, int32_t* tokens,
-                    Arena& arena) {
+// Decodes one row for each source until each has ended or is full. Those that have ended are not computed any more.
+template <class Choose>
+void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceRange range, int32_t* tokens,
+                 Arena& arena) {
   const int64_t length = decoding.length;
   const int rows = static_cast<int>(range.end - range.begin);
-  const DecoderScratch scratch(stack, decoding, rows, arena);
-  const Search choose(stack, decoding, rows, arena);
-  const Step step(stack, decoding, scratch);
+  const DecoderScratch s(stack, decoding, rows, arena);
+  const Choose choose(stack, decoding, rows, arena);
+  const Step step(stack, decoding, s);
   for (int64_t i = range.begin * length; i < range.end * length; ++i) tokens[i] = decoding.pad_token;
   for (int r = 0; r < rows; ++r) {
-    scratch.row[r] = r, scratch.token[r] = decoding.start_token;
+    s.source[r] = r, s.token[r] = decoding.start_token;
     step.read_source(range.begin + r, r);
   }
-  for (int position = 0, active = rows; position < length && active > 0; ++position) {
-    choose(step(active, position), active, scratch.row, range.begin, position, scratch.token);
-    int open = 0;
-    for (int r = 0; r < active; ++r) {
-      const int32_t row = scratch.row[r], token = scratch.token[r];
-      tokens[(range.begin + row) * length + position] = token;
-      if (token != decoding.end_token) scratch.row[open] = row, scratch.token[open] = token, ++open;
+  for (int position = 0, open = rows; position < length && open > 0; ++position) {
+    choose(step(open, position), open, s, range.begin, position);
+    int still_open = 0;
+    for (int r = 0; r < open; ++r) {
+      const int32_t source = s.source[r], token = s.token[r];
+      tokens[(range.begin + source) * length + position] = token;
+      if (token != decoding.end_token) s.source[still_open] = source, s.token[still_open] = token, ++still_open;
     }
-    active = open;
+    open = still_open;
   }
 }
-
-inline void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, RowRange range, int32_t* tokens,
-                        char* memory) {
-  Arena arena(memory);
-  (decoding.search == HEED_GREEDY ? decode_rows_by<Greedy> : decode_rows_by<Sample>)(stack, decoding, range, tokens,
-                                                                                     arena);
-}
-
-inline size_t decoding_bytes(const PackedStack& stack, const HeedDecoding& decoding, int64_t rows) {
-  Arena arena(nullptr);
-  DecoderScratch(stack, decoding, rows, arena);
-  if (decoding.search == HEED_GREEDY)
-    Greedy(stack, decoding, rows, arena);
-  else
-    Sample(stack, decoding, rows, arena);
-  return arena.bytes();
-}
-
-static const DecoderKernels kDecoderKernels = {packed_numbers, row_numbers, pack_dense, decoding_bytes, decode_rows};
 
 }  // namespace HEED_ISA
 }  // namespace heed

@@ -1,4 +1,4 @@
-// One token of some rows through the layers.
+// One token of each row through the layers.
 #pragma once
 
 #include "cache.h"
@@ -7,15 +7,19 @@
 namespace heed {
 namespace HEED_ISA {
 
-// What one thread works with while it decodes some rows. The rows that have not ended stand together, in the first
-// places of `x` and the others; caches keep to the row.
+// What one thread works with while it decodes some sources, `beams` rows for each. Those that are still open stand
+// together, in the first places of `x` and the others; caches keep to the source.
 struct DecoderScratch {
+  int beams;
   Rows x, normal, wide, attended;  // (rows, D), (rows, D), the widest that a layer has, (rows, N V)
   AttentionScratch attention;
-  Caches self, cross;
-  int32_t *row, *token, *source_length;  // of each place: which row, its last token; of each row: how many keys
-  float* visible;                        // the part of one source that counts, (S, width of what is encoded)
-  Rows projected;                        // its keys and values, (S, K H + K V)
+  Caches self, cross;               // of each row; of each source
+  Cache* beam_caches;               // those of the beams of one source
+  uint8_t* ancestors;               // of each row, (L,): see Ancestors; none for one beam
+  int32_t *source, *source_length;  // of each place: which source; of each source: how many keys it has
+  int32_t* token;                   // of each row in its place: its last token
+  float* visible;                   // the part of one source that counts, (S, width of what is encoded)
+  Rows projected;                   // its keys and values, (S, K H + K V)
 
   static int64_t widest(const PackedStack& s) {
     int64_t widest = 0;
@@ -29,17 +33,20 @@ struct DecoderScratch {
   static Rows take(Arena& arena, int64_t rows, int64_t numbers) {
     return {arena.take<float>(rows * row_numbers(numbers)), row_numbers(numbers)};
   }
-  DecoderScratch(const PackedStack& s, const HeedDecoding& d, int64_t rows, Arena& arena)
-      : x(take(arena, rows, s.width)),
-        normal(take(arena, rows, s.width)),
-        wide(take(arena, rows, widest(s))),
-        attended(take(arena, rows, s.heads * s.value_dim)),
-        attention(s, most(d.length, d.source_length), arena),
-        self(s, rows, d.length, arena),
-        cross(s, s.encoded_width ? rows : 0, d.source_length, arena),
-        row(arena.take<int32_t>(rows)),
-        token(arena.take<int32_t>(rows)),
-        source_length(arena.take<int32_t>(rows)),
+  DecoderScratch(const PackedStack& s, const HeedDecoding& d, int64_t sources, Arena& arena)
+      : beams(d.search == HEED_BEAM ? d.beams : 1),
+        x(take(arena, sources * beams, s.width)),
+        normal(take(arena, sources * beams, s.width)),
+        wide(take(arena, sources * beams, widest(s))),
+        attended(take(arena, sources * beams, s.heads * s.value_dim)),
+        attention(s, beams, d.length, d.source_length, arena),
+        self(s, sources * beams, d.length, arena),
+        cross(s, s.encoded_width ? sources : 0, d.source_length, arena),
+        beam_caches(arena.take<Cache>(beams)),
+        ancestors(arena.take<uint8_t>(beams > 1 ? sources * beams * d.length : 0)),
+        source(arena.take<int32_t>(sources)),
+        source_length(arena.take<int32_t>(sources)),
+        token(arena.take<int32_t>(sources * beams)),
         visible(arena.take<float>(d.source_length * s.encoded_width)),
         projected(take(arena, s.encoded_width ? d.source_length : 0, s.kv_heads * (s.head_dim + s.value_dim))) {}
 };
@@ -50,10 +57,10 @@ class Step {
       : stack_(stack),
         decoding_(decoding),
         s_(scratch),
-        scale_(1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
+        attention_(stack, scratch.attention, 1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
 
   // Keys and values of what one source shows, for all layers. What its mask hides is not even read.
-  void read_source(int64_t b, int64_t row) const {
+  void read_source(int64_t b, int64_t source) const {
     const int64_t width = stack_.encoded_width, length = decoding_.source_length;
     if (width == 0) return;
     int count = 0;
@@ -63,44 +70,47 @@ class Step {
       float* to = s_.visible + count++ * width;
       for (int64_t c = 0; c < width; ++c) to[c] = from[c];
     }
-    s_.source_length[row] = count;
+    s_.source_length[source] = count;
     for (int i = 0; i < stack_.layer_count; ++i) {
       if (stack_.layers[i].cross_query.outputs == 0) continue;
       dense(stack_.layers[i].cross_key_value, {s_.visible, width}, count, s_.projected);
-      const Cache cache = s_.cross.at(row, i);
+      const Cache cache = s_.cross.at(source, i);
       for (int j = 0; j < count; ++j)
         write(stack_, cache, j, s_.projected[j], s_.projected[j] + stack_.kv_heads * stack_.head_dim);
     }
   }
 
-  // Reads the token of each of the first `active` places. What the output layer wants is in the rows that it returns.
-  Rows operator()(int active, int position) const {
-    embed(active, position);
+  // Reads the token of each row of the first `open` places. What the output layer wants is in the rows that it returns.
+  Rows operator()(int open, int position) const {
+    const int rows = open * s_.beams;
+    embed(rows, position);
     for (int i = 0; i < stack_.layer_count; ++i) {
       const PackedLayer& layer = stack_.layers[i];
-      change(layer.self_norm, active, layer.output, s_.attended, [&](Rows x) {
-        dense(layer.query_key_value, x, active, s_.wide);
-        for (int r = 0; r < active; ++r) attend_self(i, position, s_.row[r], s_.wide[r], s_.attended[r]);
+      change(layer.self_norm, rows, layer.output, s_.attended, [&](Rows x) {
+        dense(layer.query_key_value, x, rows, s_.wide);
+        for (int place = 0; place < open; ++place) attend_self(i, position, place);
       });
       if (layer.cross_query.outputs > 0)
-        change(layer.cross_norm, active, layer.cross_output, s_.attended, [&](Rows x) {
-          dense(layer.cross_query, x, active, s_.wide, [&](Vector<float> v) { return v * scale_; });
-          for (int r = 0; r < active; ++r)
-            attend(stack_, s_.wide[r], s_.cross.at(s_.row[r], i), s_.source_length[s_.row[r]], {nullptr, 0},
-                   s_.attention, s_.attended[r]);
+        change(layer.cross_norm, rows, layer.cross_output, s_.attended, [&](Rows x) {
+          dense(layer.cross_query, x, rows, s_.wide);
+          for (int place = 0; place < open; ++place) {
+            const int32_t source = s_.source[place];
+            attention_.shared(s_.wide.from(place * s_.beams), s_.beams, s_.cross.at(source, i),
+                              s_.source_length[source], {nullptr, 0}, s_.attended.from(place * s_.beams));
+          }
         });
-      change(layer.feed_forward_norm, active, layer.back, s_.wide,
-             [&](Rows x) { dense_activated(layer.hidden, x, active, s_.wide, stack_.activation); });
+      change(layer.feed_forward_norm, rows, layer.back, s_.wide,
+             [&](Rows x) { dense_activated(layer.hidden, x, rows, s_.wide, stack_.activation); });
     }
     if (!stack_.final_norm.gamma) return s_.x;
-    for (int r = 0; r < active; ++r) normalise(stack_.final_norm, s_.x[r], stack_.width, s_.normal[r]);
+    for (int r = 0; r < rows; ++r) normalise(stack_.final_norm, s_.x[r], stack_.width, s_.normal[r]);
     return s_.normal;
   }
 
  private:
-  void embed(int active, int position) const {
+  void embed(int rows, int position) const {
     const int64_t width = stack_.width;
-    for (int r = 0; r < active; ++r) {
+    for (int r = 0; r < rows; ++r) {
       const float* from = stack_.embedding + s_.token[r] * width;
       for (int c = 0; c < width; c += kLanes<float>) {
         const int count = static_cast<int>(width) - c;
@@ -113,28 +123,34 @@ class Step {
 
   // x = x + last(part(x)), normalised before the part or after the sum; the part leaves its result in `result`.
   template <class Part>
-  void change(const PackedNorm& norm, int active, const PackedDense& last, Rows result, const Part& part) const {
+  void change(const PackedNorm& norm, int rows, const PackedDense& last, Rows result, const Part& part) const {
     if (stack_.norm_first)
-      for (int r = 0; r < active; ++r) normalise(norm, s_.x[r], stack_.width, s_.normal[r]);
+      for (int r = 0; r < rows; ++r) normalise(norm, s_.x[r], stack_.width, s_.normal[r]);
     part(stack_.norm_first ? s_.normal : s_.x);
-    dense(last, result, active, s_.normal);
-    for (int r = 0; r < active; ++r) {
+    dense(last, result, rows, s_.normal);
+    for (int r = 0; r < rows; ++r) {
       for (int c = 0; c < stack_.width; c += kLanes<float>)
         store(s_.x[r] + c, load(s_.x[r] + c) + load(s_.normal[r] + c));
       if (!stack_.norm_first) normalise(norm, s_.x[r], stack_.width, s_.x[r]);
     }
   }
 
-  // `projected`: queries (N H), keys (K H) and values (K V) of one token.
-  void attend_self(int layer, int position, int64_t row, float* projected, float* attended) const {
+  // `wide` holds queries (N H), keys (K H) and values (K V) of one token of each row of that place.
+  void attend_self(int layer, int position, int place) const {
     const int queries = stack_.heads * stack_.head_dim, keys = stack_.kv_heads * stack_.head_dim;
-    if (decoding_.rotation)
-      rotate(decoding_.rotation + static_cast<int64_t>(position) * stack_.head_dim, stack_.heads + stack_.kv_heads,
-             projected);
-    for (int c = 0; c < queries; ++c) projected[c] *= scale_;
-    const Cache cache = s_.self.at(row, layer);
-    write(stack_, cache, position, projected + queries, projected + queries + keys);
-    attend(stack_, projected, cache, position + 1, {decoding_.distance_bias, decoding_.length}, s_.attention, attended);
+    const int64_t first_row = int64_t{s_.source[place]} * s_.beams;
+    const Rows projected = s_.wide.from(place * s_.beams), attended = s_.attended.from(place * s_.beams);
+    for (int k = 0; k < s_.beams; ++k) {
+      if (decoding_.rotation)
+        rotate(decoding_.rotation + static_cast<int64_t>(position) * stack_.head_dim, stack_.heads + stack_.kv_heads,
+               projected[k]);
+      s_.beam_caches[k] = s_.self.at(first_row + k, layer);
+      write(stack_, s_.beam_caches[k], position, projected[k] + queries, projected[k] + queries + keys);
+    }
+    const DistanceBias bias{decoding_.distance_bias, decoding_.length};
+    if (s_.beams == 1) return attention_.shared(projected, 1, s_.beam_caches[0], position + 1, bias, attended);
+    const Ancestors ancestors{s_.ancestors + first_row * decoding_.length, decoding_.length};
+    attention_.of_beams(projected, s_.beams, s_.beam_caches, position + 1, bias, ancestors, attended);
   }
 
   // Turns each pair of features (c, c + H/2) of some heads by the angle whose cosines, then sines are given.
@@ -151,7 +167,7 @@ class Step {
   const PackedStack& stack_;
   const HeedDecoding& decoding_;
   const DecoderScratch& s_;
-  const float scale_;
+  const Attention attention_;
 };
 
 }  // namespace HEED_ISA

@@ -63,7 +63,9 @@ typedef struct HeedDecoderStack {
   HeedDense logits;  // D to vocabulary
 } HeedDecoderStack;
 
-enum HeedSearch { HEED_GREEDY = 0, HEED_SAMPLE = 1 };
+enum HeedSearch { HEED_GREEDY = 0, HEED_SAMPLE = 1, HEED_BEAM = 2 };
+
+#define HEED_MOST_BEAMS 32
 
 // One batch to decode. A position p counts the tokens before it: the start token stands at 0.
 typedef struct HeedDecoding {
@@ -80,6 +82,10 @@ typedef struct HeedDecoding {
   const float* uniform;
   double temperature, top_p;
   int64_t top_k;
+  // Of beam search: how many hypotheses are kept, in [1, HEED_MOST_BEAMS]; the log probability of a finished one of n
+  // tokens counts divided by ((5 + n) / 6)^length_penalty, at least 0.
+  int32_t beams;
+  double length_penalty;
 } HeedDecoding;
 
 // A stack with its weights in the order that the kernels of the instruction set in use want.

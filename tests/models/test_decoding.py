@@ -478,11 +478,11 @@ def test_lora_is_seen():
 
 def test_the_dtype_of_the_weights_is_seen():
     model = small_model(seed=3)
-    decode(model, sources())
+    decode(model, sources(), use_cache=False)
     (before,) = programs(model)
     program = _programs._kept[model].by_key[before]
     model.quantize("int8")
-    decode(model, sources())
+    decode(model, sources(), use_cache=False)
     assert _programs._kept[model].by_key[before] is not program
 
 

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 slow = pytest.mark.slow  # a graph is traced in each case: the default run has the telling ones
 GREEDY: dict[str, Any] = {"method": "greedy"}
+BEAM: dict[str, Any] = {"method": "beam", "beam_size": 3}
 SAMPLED: dict[str, Any] = {"method": "sample", "seed": 5, "top_k": 5, "temperature": 1.5}
 
 
@@ -50,7 +51,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("options", [GREEDY, pytest.param(SAMPLED, marks=slow)], ids=str)
+@pytest.mark.parametrize("options", [GREEDY, BEAM, pytest.param(SAMPLED, marks=slow)], ids=str)
 def test_the_tokens_are_those_of_the_graph(variant: Any, options: Any) -> None:
     tied = variant.get("tie_embeddings", False)
     model = small_model(seed=4, **({} if tied else {"end_bias": 0.7}), **variant)
@@ -69,6 +70,16 @@ def test_the_tokens_are_those_of_the_graph(variant: Any, options: Any) -> None:
 def test_draws_are_those_of_the_graph(cut: Any) -> None:
     model = small_model(seed=3)
     options = {"method": "sample", "seed": 9, **cut}
+    tokens = decode(model, sources(20), **options)
+    np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "length_penalty"), [(1, 0.6), (2, 0.0), (4, 2.0), (9, 0.6)], ids=str
+)
+def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> None:
+    model = small_model(seed=4, end_bias=0.7, position="relative")
+    options = {"method": "beam", "beam_size": beam_size, "length_penalty": length_penalty}
     tokens = decode(model, sources(20), **options)
     np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
 
@@ -190,7 +201,7 @@ def test_a_reason_of_the_model(change: Any, reason: str) -> None:
 
 def test_a_reason_of_the_call() -> None:
     model = small_model(seed=3)
-    assert "beam search" in str(explain_generate(model, method="beam"))
+    assert "a beam of 33" in str(explain_generate(model, method="beam", beam_size=33))
     assert "without a cache" in str(explain_generate(model, use_cache=False))
     with heed.set_implementation("portable"):
         assert 'chose "portable"' in str(explain_generate(model))

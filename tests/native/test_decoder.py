@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from math import erf
@@ -82,6 +83,8 @@ class DecodingStruct(Structure):
         ("temperature", c_double),
         ("top_p", c_double),
         ("top_k", c_int64),
+        ("beams", c_int32),
+        ("length_penalty", c_double),
     )
 
 
@@ -272,7 +275,8 @@ class Call:
             self.rotation = np.concatenate([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
         if options.get("bias"):
             self.distance_bias = stack.numbers(stack.heads, length)
-        self.sampling = options.get("sampling")
+        self.sampling, self.beams = options.get("sampling"), options.get("beams", 0)
+        self.length_penalty = 0.6
         if self.sampling is not None:
             self.uniform = rng.random((batch, length)).astype(np.float32)
 
@@ -300,11 +304,13 @@ class Call:
             PAD,
             START,
             END,
-            self.sampling is not None,
+            2 if self.beams else int(self.sampling is not None),
             address(self.uniform),
             cut.get("temperature", 1.0),
             cut.get("top_p", 0.0),
             cut.get("top_k", 0),
+            self.beams,
+            self.length_penalty,
         )
         tokens = np.full((self.batch, self.length), 77, np.int32)
         try:
@@ -423,11 +429,59 @@ def drawn(
     return int(order[np.sum(cumulative < (1 - uniform) * cumulative[-1])])
 
 
-@pytest.mark.parametrize("sampling", [None, {"top_k": 5}])
-def test_rows_depend_neither_on_threads_nor_on_each_other(library: Any, sampling: Any) -> None:
+def searched(stack: Stack, call: Call, b: int) -> tuple[list[int], float, float]:
+    """A beam search as Wu et al. describe it: the sequence, its score, and by how much any choice was decided."""
+    beams, margin = call.beams, np.inf
+    open_, finished = [([], 0.0)], []
+
+    def penalty(count: int) -> float:
+        return ((5 + count) / 6) ** call.length_penalty
+
+    for _ in range(call.length):
+        grown = []
+        for tokens, total in open_:
+            scores = stack.scores([START, *tokens], call, b)
+            steps = scores - scores.max()
+            steps -= np.log(np.exp(steps).sum())
+            grown += [([*tokens, t], total + step) for t, step in enumerate(steps) if t > START]
+        grown.sort(key=lambda x: -x[1])
+        if len(grown) > 2 * beams:
+            totals = np.array([total for _, total in grown[: 2 * beams + 1]])
+            margin = min(margin, np.min(totals[:-1] - totals[1:]))
+        ended = [x for x in grown[:beams] if x[0][-1] == END]
+        finished += [(tokens, total / penalty(len(tokens))) for tokens, total in ended]
+        open_ = [x for x in grown if x[0][-1] != END][:beams]
+        best = max(finished, key=lambda x: x[1], default=None)
+        if best and (beams == 1 or open_[0][1] / penalty(call.length) <= best[1]):
+            break
+    sequence, score = max(finished, key=lambda x: x[1], default=open_[0])
+    return sequence, score, margin
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3, 8])
+def test_beams_are_those_of_the_definition(library: Any, beams: int) -> None:
+    decided = 0
+    for seed, options in enumerate(({}, {"bias": True}, {"rotary": True}, {"encoded_width": 0})):
+        sizes = {"vocabulary": 24, "kv_heads": 1 + seed % 2, "layers": 1 + seed % 2}
+        stack = Stack(np.random.default_rng(seed), **sizes, **options)
+        call = Call(stack, 3, 6, 0 if stack.encoded_width == 0 else 4, beams=beams, **options)
+        tokens = call.run(library, stack)
+        for b, row in enumerate(tokens):
+            sequence, _, margin = searched(stack, call, b)
+            if margin > 1e-5:
+                decided += 1
+                assert [*row] == [*sequence, *[PAD] * (call.length - len(sequence))]
+    assert decided > 6
+
+
+SEARCHES = ({}, {"sampling": {"top_k": 5}}, {"beams": 3})
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_rows_depend_neither_on_threads_nor_on_each_other(library: Any, search: Any) -> None:
     sizes = {"width": 40, "hidden": 70, "vocabulary": 100, "kv_heads": 2}
     stack = Stack(np.random.default_rng(5), **sizes)
-    call = Call(stack, 23, 12, 9, masked=True, sampling=sampling)
+    call = Call(stack, 23, 12, 9, masked=True, **search)
     tokens = call.run(library, stack, threads=1)
     for threads in (1, 2, 3, 7, 64, -5, 1000):
         np.testing.assert_array_equal(call.run(library, stack, threads), tokens)
@@ -456,9 +510,9 @@ def test_what_a_mask_hides_never_reaches_a_result(library: Any) -> None:
 
 def test_nonfinite_numbers_end_well(library: Any) -> None:
     """Whatever a model computes, tokens are tokens."""
-    for value, sampling in ((np.nan, None), (np.nan, {}), (np.inf, {"top_k": 3}), (-np.inf, None)):
+    for value, search in itertools.product((np.nan, np.inf, -np.inf), SEARCHES):
         stack = Stack(np.random.default_rng(8))
-        call = Call(stack, 4, 6, 5, sampling=sampling)
+        call = Call(stack, 4, 6, 5, **search)
         call.encoded[1] = value
         tokens = call.run(library, stack)
         assert ((tokens >= 0) & (tokens < stack.vocabulary)).all()
@@ -494,7 +548,8 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "length", None, decoding("length", 0), "`length` must be in [1,"
     yield "batch", None, decoding("batch", -1), "`batch` must be in [0,"
     yield "pad", None, decoding("pad_token", 20), "`pad_token` must be in [0, 19]"
-    yield "search", None, decoding("search", 7), "search must be greedy or sampling"
+    yield "search", None, decoding("search", 7), "`search` must be in [0, 2]"
+    yield "beams", None, decoding("search", 2), "`beams` must be in [1, 32]"
     yield "uniform", None, decoding("search", 1), "`uniform` is missing"
     yield "no encoded", None, decoding("encoded", None), "`encoded` is missing"
 

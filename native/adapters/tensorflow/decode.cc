@@ -45,10 +45,11 @@ enum Sizes {
   kEnd,
   kSearch,
   kTopK,
+  kBeams,
   kThreads,
   kSizeCount
 };
-enum Settings { kEmbeddingScale, kEpsilon, kTemperature, kTopP, kSettingCount };
+enum Settings { kEmbeddingScale, kEpsilon, kTemperature, kTopP, kLengthPenalty, kSettingCount };
 
 // The stack as heed_decoder.h describes it, made of an op's inputs.
 class Slots {
@@ -232,6 +233,8 @@ void run(void* state, TF_OpKernelContext* context) {
     decoding.pad_token = static_cast<int32_t>(sizes[kPad]), decoding.start_token = static_cast<int32_t>(sizes[kStart]);
     decoding.end_token = static_cast<int32_t>(sizes[kEnd]), decoding.search = static_cast<int32_t>(sizes[kSearch]);
     decoding.temperature = settings[kTemperature], decoding.top_p = settings[kTopP], decoding.top_k = sizes[kTopK];
+    decoding.beams = static_cast<int32_t>(std::min<int64_t>(sizes[kBeams], INT32_MAX));
+    decoding.length_penalty = settings[kLengthPenalty];
     const Tensor tokens = allocated(context, 0, kInt32, {batch, length}, sizeof(int32_t));
     const int threads =
         sizes[kThreads] >= 1 ? static_cast<int>(std::min<int64_t>(sizes[kThreads], 65536)) : heed_available_threads();

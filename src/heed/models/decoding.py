@@ -138,13 +138,13 @@ def generate(
 
 
 def explain_generate(
-    model: Transformer, *, method: str = "greedy", use_cache: bool = True
+    model: Transformer, *, method: str = "greedy", beam_size: int = 4, use_cache: bool = True
 ) -> Dispatch:
     """Says how `generate` would decode, and why: by the engine, one native op for the whole loop, or in the graph.
 
     Args:
         model: The encoder-decoder.
-        method, use_cache: As for `generate`.
+        method, beam_size, use_cache: As for `generate`.
 
     Returns: an object with `.implementation` ("engine" or "graph") and `.reasons`; print it.
 
@@ -156,7 +156,8 @@ def explain_generate(
     """
     if not model.built:
         model.build()
-    reasons = engine.unsupported_reasons(model, {"method": method, "use_cache": use_cache})
+    options = {"method": method, "beam_size": beam_size, "use_cache": use_cache}
+    reasons = engine.unsupported_reasons(model, options)
     if reasons:
         return Dispatch("graph", tuple(reasons))
     return Dispatch("engine", ("the decoder engine takes this model and these options",))

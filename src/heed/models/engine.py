@@ -15,6 +15,7 @@ from heed.ops import rotary_embedding
 from heed.ops.backends import current
 from heed.ops.backends.decoder import (
     ACTIVATIONS,
+    MOST_BEAMS,
     DecoderLayer,
     DecoderStack,
     Dense,
@@ -24,6 +25,9 @@ from heed.ops.backends.decoder import (
 )
 from heed.ops.dispatch import choice
 from heed.ops.observe import watched
+
+# Options of `generate` that a search of the engine has too.
+_SEARCH = ("method", "temperature", "top_k", "top_p", "beam_size", "length_penalty")
 
 
 def unsupported_reasons(model: Transformer, options: dict[str, Any]) -> list[str]:
@@ -36,8 +40,8 @@ def _of_call(options: dict[str, Any]) -> Iterator[str]:
         yield f'heed.set_implementation chose "{choice()}"'
     if watched():
         yield "somebody looks at each attention"
-    if options["method"] == "beam":
-        yield "beam search runs in the graph"
+    if options["method"] == "beam" and options["beam_size"] > MOST_BEAMS:
+        yield f"a beam of {options['beam_size']} is wider than the {MOST_BEAMS} that the engine takes"
     if not options["use_cache"]:
         yield "without a cache each step is a run of the whole decoder"
 
@@ -78,14 +82,11 @@ def _activation(decoder: TransformerDecoder) -> str:
 def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     """The decoding itself: the encoder as operations of the current graph, and then one op."""
     config, length = model.config, options["max_length"]
-    drawn = options["method"] == "sample" and options["top_k"] != 1
+    own = {name: options[name] for name in _SEARCH if name in options}
+    if options["method"] == "sample" and options["top_k"] == 1:
+        own = {"method": "greedy"}
     search = Search(
-        length,
-        config.pad_id,
-        config.start_id,
-        config.end_id,
-        **({name: options[name] for name in ("temperature", "top_k", "top_p")} if drawn else {}),
-        uniform=inputs["uniform"] if drawn else None,
+        length, config.pad_id, config.start_id, config.end_id, uniform=inputs.get("uniform"), **own
     )
     source = inputs["source"]
     encoded = model.encode(source, training=False)

@@ -22,6 +22,9 @@ ACTIVATIONS = (
     "softplus",
 )
 
+METHODS = ("greedy", "sample", "beam")
+MOST_BEAMS = 32
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -111,18 +114,23 @@ class Search:
     Attributes:
         length: L, how many tokens at most.
         pad, start, end: their ids; the first two are never chosen.
-        uniform: (B, L) in [0, 1), where tokens are drawn; None where the best is taken.
+        method: one of `METHODS`.
+        uniform: (B, L) in [0, 1), for "sample".
         temperature, top_k, top_p: of drawing, as `heed.models.generate` has them.
+        beam_size, length_penalty: of a beam search, the same; at most `MOST_BEAMS`.
     """
 
     length: int
     pad: int
     start: int
     end: int
+    method: str = "greedy"
     uniform: Any = None
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    beam_size: int = 1
+    length_penalty: float = 0.0
 
 
 class DecoderEngine(Protocol):

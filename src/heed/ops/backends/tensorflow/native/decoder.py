@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from heed.ops.backends.decoder import (
     ACTIVATIONS,
+    METHODS,
     DecoderLayer,
     DecoderStack,
     Dense,
@@ -58,11 +59,18 @@ class NativeDecoder:
             search.pad,
             search.start,
             search.end,
-            search.uniform is not None,
+            METHODS.index(search.method),
             search.top_k or 0,
+            search.beam_size,
             library.threads(),
         ]
-        settings = [stack.embedding_scale, stack.epsilon, search.temperature, search.top_p or 0.0]
+        settings = [
+            stack.embedding_scale,
+            stack.epsilon,
+            search.temperature,
+            search.top_p or 0.0,
+            search.length_penalty,
+        ]
         tokens = library.ops().heed_decode(
             encoded=encoded,
             source_mask=source_mask,
