@@ -57,7 +57,7 @@ void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
   check_dense(layer.cross_output, attended, s.width, "cross_output");
 }
 
-void check(const HeedDecoderStack& s) {
+void check(const HeedDecoderStack& s, bool is_encoder) {
   check_size(s.width, 1, kMostFeatures, "width");
   check_size(s.heads, 1, kMostFeatures, "heads");
   check_size(s.kv_heads, 1, s.heads, "kv_heads");
@@ -73,15 +73,34 @@ void check(const HeedDecoderStack& s) {
   require(s.layers || s.layer_count == 0, "the layers are missing");
   for (int i = 0; i < s.layer_count; ++i) check_layer(s, s.layers[i]);
   if (s.final_norm.gamma) check_norm(s.final_norm, "final_norm");
+  if (is_encoder) return require(s.encoded_width == 0 && !s.encoder, "an encoder attends to nothing that is encoded");
   check_dense(s.logits, s.width, s.vocabulary, "logits");
+  if (!s.encoder) return;
+  check(*s.encoder, true);
+  require(s.encoder->width == s.encoded_width,
+          "`encoded_width` must be the width of the encoder, %" PRId64 ". Received: %" PRId64, s.encoder->width,
+          s.encoded_width);
+}
+
+// The tokens that are looked up.
+void check_source(const PackedStack& encoder, const HeedDecoding& d) {
+  require(d.source || d.batch == 0 || d.source_length == 0, "`source` is missing");
+  for (int64_t i = 0; i < d.batch * d.source_length; ++i)
+    if (!d.source_mask || d.source_mask[i])
+      require(d.source[i] >= 0 && d.source[i] < encoder.vocabulary,
+              "`source` must hold tokens from 0 to %d. Received: %d", encoder.vocabulary - 1,
+              static_cast<int>(d.source[i]));
 }
 
 void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
   check_size(d.batch, 0, int64_t{1} << 31, "batch");
   check_size(d.length, 1, kMostLength, "length");
   check_size(d.source_length, 0, kMostLength, "source_length");
-  require(d.encoded || s.encoded_width == 0 || d.batch == 0 || d.source_length == 0, "`encoded` is missing");
-  require(!d.rotation || s.head_dim % 2 == 0, "a `rotation` needs an even `head_dim`");
+  const bool given = !s.encoder && s.encoded_width > 0 && d.batch > 0 && d.source_length > 0;
+  require(d.encoded || !given, "`encoded` is missing");
+  if (s.encoder) check_source(*s.encoder, d);
+  require(!s.encoder || !d.source_rotation || s.encoder->head_dim % 2 == 0, "a rotation needs an even `head_dim`");
+  require(!d.rotation || s.head_dim % 2 == 0, "a rotation needs an even `head_dim`");
   check_size(d.pad_token, 0, s.vocabulary - 1, "pad_token");
   check_size(d.start_token, 0, s.vocabulary - 1, "start_token");
   check_size(d.end_token, 0, s.vocabulary - 1, "end_token");
@@ -102,35 +121,23 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
 }  // namespace heed
 
 struct HeedDecoder {
-  heed::PackedStack stack{};
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  const heed::DecoderKernels& kernels_ = heed::decoder_kernels();
+  std::vector<std::unique_ptr<float, Free>> memory_;
+  std::vector<heed::PackedLayer> layers_, encoder_layers_;
+  heed::PackedStack encoder_{};
 
-  explicit HeedDecoder(const HeedDecoderStack& s) : kernels_(heed::decoder_kernels()) {
-    stack.width = static_cast<int>(s.width), stack.heads = static_cast<int>(s.heads);
-    stack.kv_heads = static_cast<int>(s.kv_heads), stack.head_dim = static_cast<int>(s.head_dim);
-    stack.value_dim = static_cast<int>(s.value_dim), stack.encoded_width = static_cast<int>(s.encoded_width);
-    stack.vocabulary = static_cast<int>(s.vocabulary);
-    stack.embedding = s.embedding, stack.embedding_scale = static_cast<float>(s.embedding_scale);
-    stack.norm_first = s.norm_first, stack.activation = s.activation;
-    for (int i = 0; i < s.layer_count; ++i) {
-      const HeedDecoderLayer& from = s.layers[i];
-      heed::PackedLayer layer{};
-      layer.self_norm = packed(from.self_norm, s.width);
-      layer.query_key_value = packed({&from.query, &from.key, &from.value});
-      layer.output = packed({&from.output});
-      if (from.cross_query.weight) {
-        layer.cross_norm = packed(from.cross_norm, s.width);
-        layer.cross_query = packed({&from.cross_query});
-        layer.cross_key_value = packed({&from.cross_key, &from.cross_value});
-        layer.cross_output = packed({&from.cross_output});
-      }
-      layer.feed_forward_norm = packed(from.feed_forward_norm, s.width);
-      layer.hidden = packed({&from.hidden});
-      layer.back = packed({&from.back});
-      layers_.push_back(layer);
-    }
-    stack.layer_count = s.layer_count, stack.layers = layers_.data();
-    if (s.final_norm.gamma) stack.final_norm = packed(s.final_norm, s.width);
+ public:
+  heed::PackedStack stack;
+
+  explicit HeedDecoder(const HeedDecoderStack& s) : stack(packed(s, layers_)) {
     stack.logits = packed({&s.logits});
+    if (!s.encoder) return;
+    encoder_ = packed(*s.encoder, encoder_layers_);
+    stack.encoder = &encoder_;
   }
 
   void decode(const HeedDecoding& decoding, int32_t* tokens, int threads) const {
@@ -152,10 +159,6 @@ struct HeedDecoder {
   }
 
  private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-
   // Zeros, in cache lines of their own.
   float* zeros(int64_t count) {
     const size_t bytes = heed::in_cache_lines(static_cast<size_t>(count) * sizeof(float));
@@ -190,14 +193,41 @@ struct HeedDecoder {
     return {weight, bias, static_cast<int>(inputs), static_cast<int>(outputs)};
   }
 
-  const heed::DecoderKernels& kernels_;
-  std::vector<heed::PackedLayer> layers_;
-  std::vector<std::unique_ptr<float, Free>> memory_;
+  // All but the logits and the encoder.
+  heed::PackedStack packed(const HeedDecoderStack& s, std::vector<heed::PackedLayer>& layers) {
+    heed::PackedStack made{};
+    made.width = static_cast<int>(s.width), made.heads = static_cast<int>(s.heads);
+    made.kv_heads = static_cast<int>(s.kv_heads), made.head_dim = static_cast<int>(s.head_dim);
+    made.value_dim = static_cast<int>(s.value_dim), made.encoded_width = static_cast<int>(s.encoded_width);
+    made.vocabulary = static_cast<int>(s.vocabulary);
+    made.embedding = s.embedding, made.embedding_scale = static_cast<float>(s.embedding_scale);
+    made.norm_first = s.norm_first, made.activation = s.activation;
+    for (int i = 0; i < s.layer_count; ++i) {
+      const HeedDecoderLayer& from = s.layers[i];
+      heed::PackedLayer layer{};
+      layer.self_norm = packed(from.self_norm, s.width);
+      layer.query_key_value = packed({&from.query, &from.key, &from.value});
+      layer.output = packed({&from.output});
+      if (from.cross_query.weight) {
+        layer.cross_norm = packed(from.cross_norm, s.width);
+        layer.cross_query = packed({&from.cross_query});
+        layer.cross_key_value = packed({&from.cross_key, &from.cross_value});
+        layer.cross_output = packed({&from.cross_output});
+      }
+      layer.feed_forward_norm = packed(from.feed_forward_norm, s.width);
+      layer.hidden = packed({&from.hidden});
+      layer.back = packed({&from.back});
+      layers.push_back(layer);
+    }
+    made.layer_count = s.layer_count, made.layers = layers.data();
+    if (s.final_norm.gamma) made.final_norm = packed(s.final_norm, s.width);
+    return made;
+  }
 };
 
 const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made) {
   return heed::refusal("out of memory for the packed weights of a decoder", [&] {
-    heed::check(*stack);
+    heed::check(*stack, false);
     *made = new HeedDecoder(*stack);
   });
 }

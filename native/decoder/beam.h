@@ -74,6 +74,7 @@ class Beams {
         beams_(decoding.beams),
         most_(2 * decoding.beams),  // at most one extension of each ends: among these there are enough that do not
         s_(stack, decoding, sources, arena),
+        sources_(stack, decoding, s_, sources, arena),
         step_(stack, decoding, s_),
         panel_{arena.take<float>(sources * beams_ * kPanel), kPanel},
         best_(sources * beams_, most_, arena),
@@ -94,8 +95,8 @@ class Beams {
       // All beams start alike: only the first one counts, or they would stay alike.
       for (int k = 0; k < beams_; ++k)
         s_.token[i * beams_ + k] = decoding_.start_token, scores_[i * beams_ + k] = k == 0 ? 0 : kNoScore;
-      step_.read_source(range.begin + i, i);
     }
+    sources_.read(range);
     int open = sources;
     for (int position = 0; position < length && open > 0; ++position) {
       for (int64_t row = 0; beams_ > 1 && row < sources * beams_; ++row)
@@ -195,6 +196,7 @@ class Beams {
   const HeedDecoding& decoding_;
   const int beams_, most_;
   const DecoderScratch s_;
+  const Sources sources_;
   const Step step_;
   const Rows panel_;
   const BestOfRow best_;

@@ -29,12 +29,14 @@ struct Caches {
   int64_t key_numbers, numbers;  // of the keys of one cache, and of one cache
   int layers, capacity;
 
-  Caches(const PackedStack& s, int64_t rows, int64_t length, Arena& arena)
-      : layers(s.layer_count), capacity(static_cast<int>(row_numbers(length))) {
+  Caches(const PackedStack& s, int64_t rows, int64_t length, Arena& arena, int layer_count)
+      : layers(layer_count), capacity(static_cast<int>(row_numbers(length))) {
     key_numbers = Cache::key_numbers(s, capacity);
     numbers = key_numbers + Cache::value_numbers(s, capacity);
     data = arena.take<float>(rows * layers * numbers);
   }
+  Caches(const PackedStack& s, int64_t rows, int64_t length, Arena& arena)
+      : Caches(s, rows, length, arena, s.layer_count) {}
   Cache at(int64_t row, int layer) const {
     float* keys = data + (row * layers + layer) * numbers;
     return {keys, keys + key_numbers, capacity};
@@ -64,37 +66,42 @@ struct Stretch {
   int begin, end;
 };
 
-// Memory for the attention of one token of each beam.
+// Memory for the attention of so many rows to so many keys, in all caches together.
 struct AttentionScratch {
   float *query, *scores, *weights, *output;
-  Stretch* stretches;  // of each cache, which part of it some beam reads
+  Stretch* stretches;  // of each cache, which part of it some row reads
 
-  AttentionScratch(const PackedStack& s, int64_t beams, int64_t length, int64_t source_length, Arena& arena) {
-    const int64_t rows = beams * (s.heads / s.kv_heads);
-    const int64_t most_keys = most(beams * row_numbers(length), row_numbers(source_length));
-    query = arena.take<float>(rows * s.head_dim);
-    scores = arena.take<float>(rows * most_keys);
-    weights = arena.take<float>(row_numbers(length));
-    output = arena.take<float>(rows * row_numbers(s.value_dim));
-    stretches = arena.take<Stretch>(beams);
+  AttentionScratch(const PackedStack& s, int64_t rows, int64_t keys, Arena& arena) {
+    const int64_t queries = rows * (s.heads / s.kv_heads);
+    query = arena.take<float>(queries * s.head_dim);
+    scores = arena.take<float>(queries * keys);
+    weights = arena.take<float>(keys);
+    output = arena.take<float>(queries * row_numbers(s.value_dim));
+    stretches = arena.take<Stretch>(most(rows, 1));
   }
 };
 
-// A number for each head and distance, added to the scores.
-struct DistanceBias {
-  const float* data;  // or null
-  int64_t head_stride;
+// Numbers (N, head_stride) that are added to the scores: [n][centre + j] for key j; or, of keys and queries that stand
+// at other positions than these, [n][centre + key[j] - query[i]].
+struct RelativeBias {
+  const float* data = nullptr;  // none
+  int64_t head_stride = 0, centre = 0;
+  const int32_t *query = nullptr, *key = nullptr;
+
+  const float* of(int64_t head, int row) const {
+    return data ? data + head * head_stride + centre - (query ? query[row] : 0) : nullptr;
+  }
 };
 
 // The caches of one layer that some rows attend to together: one for all, or one for each beam and who reads what.
 class Attention {
  public:
-  Attention(const PackedStack& stack, const AttentionScratch& scratch, float scale)
-      : stack_(stack), s_(scratch), scale_(scale) {}
+  Attention(const PackedStack& stack, const AttentionScratch& scratch)
+      : stack_(stack), s_(scratch), scale_(1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
 
   // attended (rows, N V) = what the queries (rows, N H) see of the first `keys` positions of the cache that all share;
   // 0 where there are none.
-  void shared(Rows queries, int rows, const Cache& cache, int keys, DistanceBias bias, Rows attended) const {
+  void shared(Rows queries, int rows, const Cache& cache, int keys, const RelativeBias& bias, Rows attended) const {
     s_.stretches[0] = {0, keys};
     if (keys > 0) return over(queries, rows, &cache, 1, keys, bias, nullptr, attended);
     for (int r = 0; r < rows; ++r)
@@ -102,8 +109,8 @@ class Attention {
   }
 
   // The same for beams of which each has a cache, and finds its positions in all of them.
-  void of_beams(Rows queries, int beams, const Cache* caches, int keys, DistanceBias bias, const Ancestors& ancestors,
-                Rows attended) const {
+  void of_beams(Rows queries, int beams, const Cache* caches, int keys, const RelativeBias& bias,
+                const Ancestors& ancestors, Rows attended) const {
     for (int i = 0; i < beams; ++i) s_.stretches[i] = {keys, 0};
     for (int k = 0; k < beams; ++k)
       for (int j = 0; j < keys; ++j) {
@@ -115,7 +122,7 @@ class Attention {
   }
 
  private:
-  void over(Rows queries, int rows, const Cache* caches, int cache_count, int keys, DistanceBias bias,
+  void over(Rows queries, int rows, const Cache* caches, int cache_count, int keys, const RelativeBias& bias,
             const Ancestors* ancestors, Rows attended) const {
     const int queries_per_kv = stack_.heads / stack_.kv_heads, count = rows * queries_per_kv;
     const int head_dim = stack_.head_dim, value_dim = stack_.value_dim, wide = round_up(value_dim, kLanes<float>);
@@ -134,16 +141,15 @@ class Attention {
                          false);
       }
       for (int r = 0; r < count; ++r) {
-        const int64_t head = first_head + r % queries_per_kv;
-        const float* distance_bias = bias.data ? bias.data + head * bias.head_stride : nullptr;
+        const float* of_keys = bias.of(first_head + r % queries_per_kv, r / queries_per_kv);
         float* scores = s_.scores + r * scores_row;
         if (!ancestors) {
-          softmax(scores, keys, distance_bias);
+          softmax(scores, keys, of_keys, bias.key);
           continue;
         }
         const uint8_t* slot = ancestors->slot + r / queries_per_kv * ancestors->stride;
         for (int j = 0; j < keys; ++j) s_.weights[j] = scores[slot[j] * capacity + j];
-        softmax(s_.weights, keys, distance_bias);
+        softmax(s_.weights, keys, of_keys, bias.key);
         for (int i = 0; i < cache_count; ++i)
           for (int j = s_.stretches[i].begin; j < s_.stretches[i].end; ++j)
             scores[i * capacity + j] = slot[j] == i ? s_.weights[j] : 0;
@@ -165,10 +171,10 @@ class Attention {
     }
   }
 
-  // Scores of keys 0 .. keys - 1, the last one the query's own, become weights.
-  void softmax(float* scores, int keys, const float* distance_bias) const {
-    if (distance_bias)
-      for (int j = 0; j < keys; ++j) scores[j] += distance_bias[keys - 1 - j];
+  // Scores become weights.
+  void softmax(float* scores, int keys, const float* bias, const int32_t* position) const {
+    if (bias)
+      for (int j = 0; j < keys; ++j) scores[j] += bias[position ? position[j] : j];
     float row_max = -kInfinity<float>, row_sum = 0;
     online_softmax_row(scores, keys, &row_max, &row_sum, s_.output, 0);
     const float factor = row_sum == 0 ? 0 : 1 / row_sum;

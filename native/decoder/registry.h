@@ -36,6 +36,7 @@ struct PackedStack {
   const PackedLayer* layers;
   PackedNorm final_norm;
   PackedDense logits;
+  const PackedStack* encoder;  // or null
 };
 
 // Sources [begin, end) of a batch: they are decoded by one thread, from the first token to the last.

@@ -1,7 +1,7 @@
 // From scores to tokens, and the loop over steps.
 #pragma once
 
-#include "step.h"
+#include "sources.h"
 
 namespace heed {
 namespace HEED_ISA {
@@ -94,7 +94,7 @@ class Sample {
   Sample(const PackedStack& stack, const HeedDecoding& decoding, int64_t rows, Arena& arena)
       : stack_(stack),
         decoding_(decoding),
-        logits_(DecoderScratch::take(arena, rows, stack.vocabulary)),
+        logits_(take_rows(arena, rows, stack.vocabulary)),
         mass_(arena.take<float>(stack.vocabulary)),
         order_(arena.take<int32_t>(stack.vocabulary)) {}
 
@@ -123,13 +123,12 @@ void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceR
   const int64_t length = decoding.length;
   const int rows = static_cast<int>(range.end - range.begin);
   const DecoderScratch s(stack, decoding, rows, arena);
+  const Sources sources(stack, decoding, s, rows, arena);
   const Choose choose(stack, decoding, rows, arena);
   const Step step(stack, decoding, s);
   for (int64_t i = range.begin * length; i < range.end * length; ++i) tokens[i] = decoding.pad_token;
-  for (int r = 0; r < rows; ++r) {
-    s.source[r] = r, s.token[r] = decoding.start_token;
-    step.read_source(range.begin + r, r);
-  }
+  for (int r = 0; r < rows; ++r) s.source[r] = r, s.token[r] = decoding.start_token;
+  sources.read(range);
   for (int position = 0, open = rows; position < length && open > 0; ++position) {
     choose(step(open, position), open, s, range.begin, position);
     int still_open = 0;

@@ -23,7 +23,8 @@ inline size_t decoding_bytes(const PackedStack& stack, const HeedDecoding& decod
     Beams(stack, decoding, sources, arena);
     return arena.bytes();
   }
-  DecoderScratch(stack, decoding, sources, arena);
+  const DecoderScratch s(stack, decoding, sources, arena);
+  Sources(stack, decoding, s, sources, arena);
   if (decoding.search == HEED_SAMPLE)
     Sample(stack, decoding, sources, arena);
   else

@@ -60,7 +60,9 @@ typedef struct HeedDecoderStack {
   int32_t layer_count;
   const HeedDecoderLayer* layers;
   HeedNorm final_norm;
-  HeedDense logits;  // D to vocabulary
+  HeedDense logits;  // D to vocabulary; an encoder has none
+  // Encodes the sources, by attention of all to all; its layers have no cross-attention. NULL: they come encoded.
+  const struct HeedDecoderStack* encoder;
 } HeedDecoderStack;
 
 enum HeedSearch { HEED_GREEDY = 0, HEED_SAMPLE = 1, HEED_BEAM = 2 };
@@ -70,11 +72,15 @@ enum HeedSearch { HEED_GREEDY = 0, HEED_SAMPLE = 1, HEED_BEAM = 2 };
 // One batch to decode. A position p counts the tokens before it: the start token stands at 0.
 typedef struct HeedDecoding {
   int64_t batch, length, source_length;  // B, L in [1, 2^20], S
-  const float* encoded;                  // contiguous (B, S, encoded_width)
+  const int32_t* source;                 // contiguous (B, S): tokens; of a stack without an encoder NULL
+  const float* encoded;                  // contiguous (B, S, encoded_width); of a stack with an encoder NULL
   const uint8_t* source_mask;            // contiguous (B, S), 0: nobody attends to this one; NULL: all count
-  const float* positions;                // (L, D), added to the embedded token at each position; or NULL
-  const float* rotation;                 // (L, H): cosines, then sines of each pair of features c, c + H/2; or NULL
-  const float* distance_bias;            // (N, L), added to the score of a key d positions back; or NULL
+  // How tokens know where they stand, each contiguous or NULL.
+  const float* positions;      // (L, D), added to the embedded token at each position
+  const float* rotation;       // (L, H): cosines, then sines of the angles of the pairs of features (c, c + H/2)
+  const float* relative_bias;  // (N, L): [n][L - 1 + j - i] is added to the score of query i and key j
+  // The same of sources: (S, D), (S, H) and (N, 2 S), where it is [n][S + j - i].
+  const float *source_positions, *source_rotation, *source_relative_bias;
   int32_t pad_token, start_token, end_token;  // the first two are never decoded
   int32_t search;                             // HeedSearch
   // Of sampling: the only source of chance, contiguous (B, L) in [0, 1); softmax(logits / temperature); the `top_k`

@@ -11,7 +11,52 @@ _CORE, _ADDITIVE, _FUZZ = (
     "tests/native/test_fuzz.py",
 )
 
+_DECODER, _ENGINE = "tests/native/test_decoder.py", "tests/models/test_engine.py"
+
 FAULTS = (
+    # The decoder engine
+    Fault(
+        "a beam keeps its own keys when it goes on from another",
+        "native/decoder/beam.h",
+        "ancestors_[kept * length + j] = ancestors[candidate.beam * length + j];",
+        "ancestors_[kept * length + j] = ancestors[kept * length + j];",
+        (_DECODER,),
+    ),
+    Fault(
+        "a row that has ended goes on",
+        "native/decoder/search.h",
+        "if (token != decoding.end_token) s.source",
+        "if (token >= 0) s.source",
+        (_DECODER,),
+    ),
+    Fault(
+        "later queries of a long source stand where its first ones do",
+        "native/decoder/sources.h",
+        "position_ + row + at, position_ + row}",
+        "position_ + row, position_ + row}",
+        (_DECODER,),
+    ),
+    Fault(
+        "what a mask hides of a source is encoded",
+        "native/decoder/sources.h",
+        "if (!is_shown(b, j)) continue;",
+        "if (j < 0) continue;",
+        (_DECODER,),
+    ),
+    Fault(
+        "the last of equal tokens is the best",
+        "native/decoder/search.h",
+        "const I higher = score > load(best), before = load_as<I>(of);",
+        "const I higher = score >= load(best), before = load_as<I>(of);",
+        (_DECODER,),
+    ),
+    Fault(
+        "packed weights stay when the variables change",
+        "native/adapters/tensorflow/decode.cc",
+        "if (kernel.packed && kernel.packed->version == version) return kernel.packed;",
+        "if (kernel.packed) return kernel.packed;",
+        (_ENGINE,),
+    ),
     # Masks
     Fault(
         "a window ends one key early",

@@ -45,26 +45,29 @@ class Norm:
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Self-attention, attention to what is encoded (or None for all four), and a feed-forward part."""
+    """Self-attention, attention to what is encoded, and a feed-forward part.
+
+    Without attention to what is encoded, as in an encoder, `cross_norm` and the four projections are None.
+    """
 
     self_norm: Norm
-    cross_norm: Norm | None
     feed_forward_norm: Norm
     query: Dense
     key: Dense
     value: Dense
     output: Dense
-    cross_query: Dense | None
-    cross_key: Dense | None
-    cross_value: Dense | None
-    cross_output: Dense | None
     hidden: Dense
     back: Dense
+    cross_norm: Norm | None = None
+    cross_query: Dense | None = None
+    cross_key: Dense | None = None
+    cross_value: Dense | None = None
+    cross_output: Dense | None = None
 
 
 @dataclass(frozen=True)
 class DecoderStack:
-    """The weights of a decoder, and how they are put together.
+    """The weights of a decoder or an encoder, and how they are put together.
 
     Attributes:
         heads, kv_heads, head_dim, value_dim: N, K, H, V.
@@ -74,8 +77,10 @@ class DecoderStack:
         embedding: (vocabulary, D).
         embedding_scale: multiplies its rows.
         final_norm: before `logits`, or None.
-        logits: D to the vocabulary.
+        logits: D to the vocabulary; None in an encoder.
         layers: one after the other.
+        encoder: of a decoder, the stack that encodes the sources; None where they come encoded. It has the same
+            heads, activation, epsilon and order of normalisation.
     """
 
     heads: int
@@ -88,23 +93,25 @@ class DecoderStack:
     embedding: Any
     embedding_scale: float
     final_norm: Norm | None
-    logits: Dense
+    logits: Dense | None
     layers: tuple[DecoderLayer, ...]
+    encoder: DecoderStack | None = None
 
 
 @dataclass(frozen=True)
 class Positions:
-    """How the tokens 0 .. L - 1 know where they stand; None for what is not used.
+    """How L tokens know where they stand; None for what is not used.
 
     Attributes:
         table: (L, D), added to the embedded tokens.
         rotation: (L, H), the cosines, then the sines by which pairs of features c and c + H / 2 are turned.
-        distance_bias: (N, L), added to the score of a key so many positions back.
+        relative_bias: added to the scores of query i and key j: [n, L - 1 + j - i] of (N, L) for a decoder, which looks
+            back alone, [n, L + j - i] of (N, 2 L) for an encoder.
     """
 
     table: Any = None
     rotation: Any = None
-    distance_bias: Any = None
+    relative_bias: Any = None
 
 
 @dataclass(frozen=True)
@@ -143,13 +150,21 @@ class DecoderEngine(Protocol):
     def decode(
         self,
         stack: DecoderStack,
-        encoded: Any,
+        source: Any,
         source_mask: Any,
+        encoded: Any,
         positions: Positions,
+        source_positions: Positions,
         search: Search,
     ) -> Any:
         """Tokens (B, L) int32, padded after the end.
 
-        `encoded` is (B, S, D) float32, `source_mask` (B, S) booleans, True where there is a token.
+        Args:
+            stack: the decoder.
+            source: (B, S) int32.
+            source_mask: (B, S) booleans, True where there is a token.
+            encoded: (B, S, D) float32, or None if the stack has an encoder.
+            positions, source_positions: of the tokens to decode, and of the sources if they are to be encoded.
+            search: how to choose.
         """
         ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import tensorflow as tf
 from heed.ops.backends.decoder import (
     ACTIVATIONS,
     METHODS,
-    DecoderLayer,
     DecoderStack,
     Dense,
     Norm,
@@ -20,6 +18,11 @@ from heed.ops.backends.decoder import (
     Search,
 )
 from heed.ops.backends.tensorflow.native import library
+
+# The parts of a layer, in the order of native/adapters/tensorflow/decode.cc.
+_NORMS = ("self_norm", "cross_norm", "feed_forward_norm")
+_OWN = ("query", "key", "value", "output")
+_DENSE = (*_OWN, *(f"cross_{name}" for name in _OWN), "hidden", "back")
 
 
 class NativeDecoder:
@@ -35,16 +38,25 @@ class NativeDecoder:
     def decode(
         self,
         stack: DecoderStack,
-        encoded: tf.Tensor,
+        source: tf.Tensor,
         source_mask: tf.Tensor,
+        encoded: tf.Tensor | None,
         positions: Positions,
+        source_positions: Positions,
         search: Search,
     ) -> tf.Tensor:
         """See `DecoderEngine`."""
         slots, weights = _slots(stack)
+        optional = {
+            "uniform": search.uniform,
+            "positions": positions.table,
+            "rotation": positions.rotation,
+            "relative_bias": positions.relative_bias,
+            "source_positions": source_positions.table,
+            "source_rotation": source_positions.rotation,
+            "source_relative_bias": source_positions.relative_bias,
+        }
         none = np.zeros((0,), np.float32)
-        given = (search.uniform, positions.table, positions.rotation, positions.distance_bias)
-        uniform, table, rotation, bias = (none if x is None else x for x in given)
         # In the order of the numbers in native/adapters/tensorflow/decode.cc.
         sizes = [
             search.length,
@@ -55,7 +67,8 @@ class NativeDecoder:
             stack.norm_first,
             ACTIVATIONS.index(stack.activation),
             len(stack.layers),
-            stack.logits.transposed,
+            0 if stack.encoder is None else len(stack.encoder.layers),
+            stack.logits is not None and stack.logits.transposed,
             search.pad,
             search.start,
             search.end,
@@ -72,18 +85,16 @@ class NativeDecoder:
             search.length_penalty,
         ]
         tokens = library.ops().heed_decode(
-            encoded=encoded,
+            source=source,
             source_mask=source_mask,
-            uniform=uniform,
-            positions=table,
-            rotation=rotation,
-            distance_bias=bias,
+            encoded=np.zeros((0, 0, 0), np.float32) if encoded is None else encoded,
+            **{name: none if x is None else x for name, x in optional.items()},
             sizes=np.array(sizes, np.int64),
             settings=np.array(settings, np.float64),
             slots=np.array(slots, np.int64),
             weights=weights,
         )
-        tokens.set_shape((encoded.shape[0], search.length))
+        tokens.set_shape((source.shape[0], search.length))
         return tokens
 
 
@@ -102,15 +113,16 @@ def _slots(stack: DecoderStack) -> tuple[list[int], list[tf.Tensor]]:
 
 def _in_order(stack: DecoderStack) -> Iterator[Any]:
     """The weights of a stack as native/adapters/tensorflow/decode.cc reads them, None where there is none."""
+    if stack.encoder is not None:
+        yield from _in_order(stack.encoder)
     yield stack.embedding
     yield from _norm(stack.final_norm)
     yield from _dense(stack.logits)
     for layer in stack.layers:
-        parts = [getattr(layer, field.name) for field in fields(DecoderLayer)]
-        for part in parts[:3]:
-            yield from _norm(part)
-        for part in parts[3:]:
-            yield from _dense(part)
+        for name in _NORMS:
+            yield from _norm(getattr(layer, name))
+        for name in _DENSE:
+            yield from _dense(getattr(layer, name))
 
 
 def _norm(norm: Norm | None) -> tuple[Any, Any]:
