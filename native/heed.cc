@@ -119,11 +119,13 @@ void check_bias(const HeedAttention& a, const HeedBackward& pass) {
   require(empty || pass.bias_gradient, "`bias_gradient` is missing");
 }
 
+constexpr char kNoMemory[] = "out of memory for the scratch space of attention";
+
 template <class Results>
 const char* run(const HeedAttention& a, const Results& results,
                 void (*check_results)(const HeedAttention&, const Results&),
                 void (*work)(const HeedAttention&, const Results&, int), int threads) {
-  return refusal([&] {
+  return refusal(kNoMemory, [&] {
     check(a);
     check_results(a, results);
     work(a, results, most_threads(threads));
@@ -136,7 +138,7 @@ const char* run(const HeedAttention& a, const Results& results,
 int heed_version() { return HEED_VERSION; }
 
 const char* heed_check(const HeedAttention* a) {
-  return heed::refusal([&] { heed::check(*a); });
+  return heed::refusal(heed::kNoMemory, [&] { heed::check(*a); });
 }
 
 const char* heed_forward(const HeedAttention* a, const HeedForward* results, int threads) {

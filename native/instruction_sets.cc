@@ -41,6 +41,8 @@ const InstructionSet& in_use() {
 const Kernels& kernels_for(const HeedAttention& attention) { return in_use().kernels(attention); }
 const RowKernels& kernels_for(const HeedRows& rows) { return in_use().row_kernels(rows); }
 
+const DecoderKernels& decoder_kernels() { return in_use().decoder_kernels(); }
+
 }  // namespace heed
 
 const char* heed_instruction_set_name(int index) {

@@ -4,4 +4,6 @@
 #define HEED_TABLE kAvx2
 #define HEED_NAME "avx2"
 #define HEED_SUPPORTED (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#include "decoder/table.h"
+// The table comes last.
 #include "kernels/table.h"

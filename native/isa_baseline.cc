@@ -4,4 +4,6 @@
 #define HEED_TABLE kBaseline
 #define HEED_NAME "baseline"
 #define HEED_SUPPORTED true
+#include "decoder/table.h"
+// The table comes last.
 #include "kernels/table.h"

@@ -28,14 +28,14 @@ void require(bool holds, const char* format, Values... values) {
 
 // No exception may leave the library. All others say that memory is short.
 template <class Function>
-const char* refusal(const Function& function) {
+const char* refusal(const char* out_of_memory, const Function& function) {
   try {
     function();
     return nullptr;
   } catch (const Refused& refused) {
     return refused.why;
   } catch (...) {
-    return "out of memory for the scratch space of attention";
+    return out_of_memory;
   }
 }
 

@@ -100,7 +100,7 @@ void check(const HeedDropout& d) {
 // Checks a call and does its work with at most so many threads.
 template <class Call, class Work>
 const char* checked(const Call& call, int threads, const Work& work) {
-  return refusal([&] {
+  return refusal("out of memory for the sums of gradients", [&] {
     check(call);
     work(most_threads(threads));
   });

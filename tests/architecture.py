@@ -184,13 +184,14 @@ def _foreign_import(top: str, found: Import) -> str | None:
 
 # Native folders: each includes its own files and those of lower floors. An adapter, in a folder of its own, includes
 # nothing of the core but its C interface.
-NATIVE_FLOORS = {"include": 0, "simd": 1, "kernels": 2, ".": 3, "adapters/*": 4}
+NATIVE_FLOORS = {"include": 0, "simd": 1, "kernels": 2, "decoder": 3, ".": 4, "adapters/*": 5}
 # heed.h is C. Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard
 # library. The compiler's own are always inlined.
 SYSTEM_HEADERS = {
     "include": {"stdint.h"},
     "simd": {"cstddef", "cstdint", "immintrin.h"},
     "kernels": {"cstddef", "cstdint", "immintrin.h"},
+    "decoder": {"cstddef", "cstdint"},
 }
 
 

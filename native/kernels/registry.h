@@ -116,17 +116,20 @@ struct RowKernels {
                                  void* x_gradient, void* sums, int64_t distance, int64_t begin, int64_t end);
   void (*dropout)(const HeedDropout&, void* y, int64_t begin, int64_t end);
 };
+struct DecoderKernels;  // see decoder/registry.h
 
 struct InstructionSet {
   const char* name;
   bool (*supported)();
   const Kernels& (*kernels)(const HeedAttention&);
   const RowKernels& (*row_kernels)(const HeedRows&);
+  const DecoderKernels& (*decoder_kernels)();
 };
 
-// The functions for this attention, or for these rows, in the instruction set that is in use.
+// The functions for this attention, for these rows, and those of the decoder engine, in the instruction set that is in use.
 const Kernels& kernels_for(const HeedAttention& attention);
 const RowKernels& kernels_for(const HeedRows& rows);
+const DecoderKernels& decoder_kernels();
 
 extern const InstructionSet kBaseline;
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
-// The table of one instruction set. Included last by isa_*.cc, which also define HEED_TABLE, HEED_NAME and
-// HEED_SUPPORTED.
+// The table of one instruction set. Included last by isa_*.cc, after the decoder's; they also define HEED_TABLE,
+// HEED_NAME and HEED_SUPPORTED.
 #pragma once
 
 #include "additive_backward.h"
@@ -69,6 +69,7 @@ static const RowKernels kRowKernels[4] = {row_kernels_of<float>(), row_kernels_o
 extern const InstructionSet HEED_TABLE = {
     HEED_NAME, []() -> bool { return HEED_SUPPORTED; },
     [](const HeedAttention& a) -> const Kernels& { return HEED_ISA::kKernels[a.dtype]; },
-    [](const HeedRows& rows) -> const RowKernels& { return HEED_ISA::kRowKernels[rows.dtype]; }};
+    [](const HeedRows& rows) -> const RowKernels& { return HEED_ISA::kRowKernels[rows.dtype]; },
+    []() -> const DecoderKernels& { return HEED_ISA::kDecoderKernels; }};
 
 }  // namespace heed

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import heed
-from heed.models import _programs, generate
+from heed.models import _programs, engine, generate
 from heed.models import decoding as decoding_module
 from heed.models.beam import beam_search, penalty
 from heed.models.config import POSITIONS
@@ -24,6 +24,13 @@ METHODS = {
 }
 slow = pytest.mark.slow  # a graph is traced in each case: the default run has the telling ones
 END_BIAS = 0.7  # makes rows end at different steps
+
+
+@pytest.fixture(autouse=True)
+def in_the_graph(monkeypatch):
+    """What the engine decodes is compared with this in test_engine.py."""
+    reasons = ["these tests are of decoding in the graph"]
+    monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: reasons)
 
 
 def decode(model, source, max_length=8, **options):

@@ -2,7 +2,8 @@
 
     python -m tests.native.fuzz LIBRARY MODE INSTRUCTION_SET FIRST_SEED COUNT
 
-MODE is legal, page-end, illegal or large, or one of these with `additive-` before it; or rows-legal or rows-page-end.
+MODE is decode, or legal, page-end, illegal or large, or one of these with `additive-` before it; or rows-legal or
+rows-page-end.
 
 It prints each seed before its call, so that whoever started it knows the last one if the process dies, and ends with
 an error at the first seed whose call did wrong. `test_fuzz.py` and `test_sanitizers.py` run it.
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.native import core, fuzz_additive, fuzz_large, rows
+from tests.native import core, decoder, fuzz_additive, fuzz_large, rows
 from tests.native.fuzz_problems import draw
 
 GUARD = 0xA5
@@ -364,7 +365,45 @@ def rows_page_end(library: Any, seed: int) -> None:
     rows.check(library, rng, PageEnds(rng))
 
 
+def decode(library: Any, seed: int) -> None:
+    """Tokens are those of the definition, with one thread and with others; no array is touched beyond its end."""
+    rng = np.random.default_rng(seed)
+    search = seed % 3
+    sizes = {
+        name: int(rng.choice(values))
+        for name, values in {
+            "kv_heads": (1, 2, 3),
+            "queries_per_kv": (1, 2, 3),
+            "head_dim": (2, 4, 6, 18),
+            "value_dim": (1, 3, 8, 17),
+            "width": (1, 4, 15, 16, 33, 65),
+            "encoded_width": (0, 5, 16, 33),
+            "vocabulary": (4, 9, 40, 130),
+            "hidden": (1, 16, 31, 66),
+            "layers": (0, 1, 2),
+        }.items()
+    }
+    flags = ("norm_first", "final_norm", "biased", "tied", "table", "rotary", "bias", "masked")
+    options = {**sizes, **{name: bool(rng.random() < 0.5) for name in flags}}
+    options["encoder"] = bool(sizes["encoded_width"] and rng.random() < 0.5)
+    options["activation"] = str(rng.choice([*decoder.ACTIVATIONS]))
+    stack = decoder.Stack(rng, place=PageEnds(rng).copy, **options)
+    if search == 1:
+        options["sampling"] = {"top_k": int(rng.integers(0, 5)), "temperature": 1.5}
+    if search == 2:
+        options["beams"] = int(rng.integers(1, 5))
+    shape = [int(n) for n in rng.integers((1, 1, 0), (5, 6, 7))]
+    call = decoder.Call(stack, *shape, **options)
+    tokens = call.run(library, stack, 1)
+    again = call.run(library, stack, int(rng.choice(THREADS)))
+    if not np.array_equal(tokens, again):
+        raise AssertionError("the number of threads changed tokens")
+    check = (decoder.assert_best, decoder.assert_drawn, decoder.beams_decided)[search]
+    check(stack, call, tokens)
+
+
 MODES = {
+    "decode": decode,
     "legal": legal,
     "page-end": page_end,
     "illegal": illegal,
@@ -379,7 +418,7 @@ MODES = {
 
 
 def main(path: str, mode: str, instruction_set: str, first: str, count: str) -> None:
-    library = core.load(path)
+    library = decoder.declare(core.load(path))
     if not library.heed_use_instruction_set(instruction_set.encode()):
         print(f"no {instruction_set} here")
         return

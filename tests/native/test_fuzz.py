@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
 COUNTS = dict.fromkeys(fuzz.MODES, 6000) | {
+    "decode": 1000,
     "large": 20_000,
     "illegal": 4000,
     "additive-illegal": 4000,
@@ -52,6 +53,11 @@ def test_legal_calls_are_right_and_write_nowhere_else(mode: str, instruction_set
 @pytest.mark.parametrize("mode", ["page-end", "additive-page-end", "rows-page-end"])
 def test_nothing_beyond_the_last_number_is_touched(mode: str, instruction_set: str) -> None:
     run(mode, instruction_set, 0, 150)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_decoding_is_right(instruction_set: str) -> None:
+    run("decode", instruction_set, 0, 60)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

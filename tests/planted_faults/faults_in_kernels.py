@@ -5,12 +5,10 @@ from __future__ import annotations
 from tests.planted_faults.fault import Fault
 
 _KERNELS = "native/kernels"
-_CORE, _ADDITIVE, _FUZZ, _ROWS = (
-    "tests/native/test_core.py",
-    "tests/native/test_additive.py",
-    "tests/native/test_fuzz.py",
-    "tests/native/test_rows.py",
+_CORE, _ADDITIVE, _FUZZ, _ROWS, _DECODER = (
+    f"tests/native/test_{name}.py" for name in ("core", "additive", "fuzz", "rows", "decoder")
 )
+_ENGINE = "tests/models/test_engine.py"
 
 FAULTS = (
     # Rows
@@ -55,6 +53,49 @@ FAULTS = (
         "factor == 0 ? rest : rest + load_some(x + c, count) * factor",
         "rest + load_some(x + c, count) * factor",
         (_ROWS,),
+    ),
+    # The decoder engine
+    Fault(
+        "a beam keeps its own keys when it goes on from another",
+        "native/decoder/beam.h",
+        "ancestors_[kept * length + j] = ancestors[candidate.beam * length + j];",
+        "ancestors_[kept * length + j] = ancestors[kept * length + j];",
+        (_DECODER,),
+    ),
+    Fault(
+        "a row that has ended goes on",
+        "native/decoder/search.h",
+        "if (token != decoding.end_token) s.source",
+        "if (token >= 0) s.source",
+        (_DECODER,),
+    ),
+    Fault(
+        "later queries of a long source stand where its first ones do",
+        "native/decoder/sources.h",
+        "position_ + row + at, position_ + row}",
+        "position_ + row, position_ + row}",
+        (_DECODER,),
+    ),
+    Fault(
+        "what a mask hides of a source is encoded",
+        "native/decoder/sources.h",
+        "if (!is_shown(b, j)) continue;",
+        "if (j < 0) continue;",
+        (_DECODER,),
+    ),
+    Fault(
+        "the last of equal tokens is the best",
+        "native/decoder/search.h",
+        "const I higher = score > load(best), before = load_as<I>(of);",
+        "const I higher = score >= load(best), before = load_as<I>(of);",
+        (_DECODER,),
+    ),
+    Fault(
+        "packed weights stay when the variables change",
+        "native/adapters/tensorflow/decode.cc",
+        "if (kernel.packed && kernel.packed->version == version) return kernel.packed;",
+        "if (kernel.packed) return kernel.packed;",
+        (_ENGINE,),
     ),
     # Masks
     Fault(

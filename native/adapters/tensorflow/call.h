@@ -31,15 +31,8 @@ inline constexpr int kFirstExtra = 6;
 
 class Call {
  public:
-  Call(TF_OpKernelContext* context, const Layout& layout, int extra) : context_(context), layout_(layout) {
-    inputs_.resize(static_cast<size_t>(TF_NumInputs(context)));
-    int i = 0;
-    for (Tensor& input : inputs_) {
-      TF_Tensor* tensor = nullptr;
-      TF_GetInput(context, i++, &tensor, status_.get());
-      input.tensor.reset(tensor);
-      if (!status_.ok()) fail("an input could not be read");
-    }
+  Call(TF_OpKernelContext* context, const Layout& layout, int extra)
+      : context_(context), layout_(layout), inputs_(inputs_of(context)) {
     read_sizes();
 
     HeedAttention& a = attention;
@@ -78,12 +71,7 @@ class Call {
 
   // The output of that index.
   Tensor allocate(int index, int type, const Dims& dims) {
-    size_t bytes = bytes_of(type);
-    for (int64_t n : dims) bytes *= static_cast<size_t>(n);
-    Tensor made{Owned<TF_Tensor>(
-        TF_AllocateOutput(context_, index, type, dims.data(), static_cast<int>(dims.size()), bytes, status_.get()))};
-    if (!status_.ok() || !made.tensor) throw Failed{"out of memory for the result of attention", kResourceExhausted};
-    return made;
+    return allocated(context_, index, type, dims, bytes_of(type));
   }
 
   Dims output_dims() const {
@@ -202,8 +190,7 @@ class Call {
 
   TF_OpKernelContext* const context_;
   const Layout layout_;
-  std::vector<Tensor> inputs_;
-  const Status status_;
+  const std::vector<Tensor> inputs_;
   int threads_ = 1;
   List reals_{}, numbers_{}, arrays_{};
   std::vector<HeedMaskRule> rules_;

@@ -32,6 +32,11 @@ struct Tensor {
     for (int axis = 0; axis < rank(); ++axis) result.push_back(dim(axis));
     return result;
   }
+  int64_t count() const {
+    int64_t numbers = 1;
+    for (int64_t n : dims()) numbers *= n;
+    return numbers;
+  }
   // ". Received: shape (2, 3)"
   std::string described() const {
     std::string text = ". Received: shape (";
@@ -59,6 +64,29 @@ struct Failed {
 // Of what the core says.
 inline void check(const char* problem) {
   if (problem) fail(problem);
+}
+
+inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context) {
+  const Status status;
+  std::vector<Tensor> inputs(static_cast<size_t>(TF_NumInputs(context)));
+  int i = 0;
+  for (Tensor& input : inputs) {
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context, i++, &tensor, status.get());
+    input.tensor.reset(tensor);
+    if (!status.ok()) fail("an input could not be read");
+  }
+  return inputs;
+}
+
+// The output of that index, its numbers so many bytes each.
+inline Tensor allocated(TF_OpKernelContext* context, int index, int type, const Dims& dims, size_t bytes) {
+  const Status status;
+  for (int64_t n : dims) bytes *= static_cast<size_t>(n);
+  Tensor made{Owned<TF_Tensor>(
+      TF_AllocateOutput(context, index, type, dims.data(), static_cast<int>(dims.size()), bytes, status.get()))};
+  if (!status.ok() || !made.tensor) throw Failed{"out of memory for the result", kResourceExhausted};
+  return made;
 }
 
 // Runs an op's function and tells TensorFlow of what it threw.

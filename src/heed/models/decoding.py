@@ -8,11 +8,13 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer, check_real
+from heed.models import engine
 from heed.models._programs import program
 from heed.models.beam import beam_search
 from heed.models.incremental_decoder import IncrementalDecoder
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.models.transformer import Transformer
+from heed.ops.dispatch import Dispatch
 
 # The options of each method, beside those that all have.
 _OPTIONS = {
@@ -43,6 +45,9 @@ def generate(
     sample: `y_t ~ p(y | y_<t, source)`, sharpened by `temperature` and cut by `top_k` and `top_p`.
     beam: the `y` with the highest `log p(y | source) / ((5 + |y|) / 6)**length_penalty` that a
     beam search meets.
+
+    The loop is one native op, the decoder engine, where that takes the model and the options, which `explain_generate`
+    tells; its tokens are those of the graph, but where two are as likely but for rounding.
 
     Called with arrays, the whole loop runs as one compiled graph, which is kept for the next
     call with the same options, as long as the model keeps its variables and their dtypes and
@@ -128,7 +133,34 @@ def generate(
     if source.shape[0] == 0:
         return ops.zeros((0, options["max_length"]), dtype="int32")
     names = ("method", "max_length", "use_cache", *_OPTIONS[method])
-    return program(model, {name: options[name] for name in names}, _decode)(inputs)
+    function = _decode if engine.unsupported_reasons(model, options) else engine.decode
+    return program(model, {name: options[name] for name in names}, function)(inputs)
+
+
+def explain_generate(
+    model: Transformer, *, method: str = "greedy", beam_size: int = 4, use_cache: bool = True
+) -> Dispatch:
+    """Says how `generate` would decode, and why: by the engine, one native op for the whole loop, or in the graph.
+
+    Args:
+        model: The encoder-decoder.
+        method, beam_size, use_cache: As for `generate`.
+
+    Returns: an object with `.implementation` ("engine" or "graph") and `.reasons`; print it.
+
+    Example:
+        >>> from heed.models import Transformer, TransformerConfig, explain_generate
+        >>> model = Transformer(TransformerConfig(20, 30, width=8, num_heads=2, activation="mish"))
+        >>> explain_generate(model, use_cache=False).implementation
+        'graph'
+    """
+    if not model.built:
+        model.build()
+    options = {"method": method, "beam_size": beam_size, "use_cache": use_cache}
+    reasons = engine.unsupported_reasons(model, options)
+    if reasons:
+        return Dispatch("graph", tuple(reasons))
+    return Dispatch("engine", ("the decoder engine takes this model and these options",))
 
 
 def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:

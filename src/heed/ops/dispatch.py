@@ -90,7 +90,7 @@ class Dispatch:
     """Which implementation runs a call, and why.
 
     Attributes:
-        implementation: "native" or "portable".
+        implementation: "native" or "portable"; of decoding "engine" or "graph".
         reasons: sentences for a person.
     """
 

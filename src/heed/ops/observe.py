@@ -34,6 +34,11 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
+def watched() -> bool:
+    """Whether somebody looks on."""
+    return _watcher.get() is not None
+
+
 def shown(output: Any, spec: AttentionSpec, tensors: Tensors) -> Any:
     """The output, after whoever watches has seen it."""
     watcher = _watcher.get()

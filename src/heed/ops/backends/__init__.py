@@ -6,6 +6,7 @@ A backend is a module with
   everywhere;
 - `ROW_IMPLEMENTATIONS`, by the same names, what can compute that which stands beside attention and works row by row; an
   implementation that is not among them leaves it to "portable";
+- `DECODER`, what runs a whole decoding loop (see `DecoderEngine`);
 - `as_written(function)`: the function, safe from whatever would rewrite it;
 - `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
 - `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from heed._install import how_to_install
+from heed.ops.backends.decoder import DecoderEngine
 
 if TYPE_CHECKING:
     from heed.ops.spec import AttentionSpec, Tensors
@@ -115,6 +117,7 @@ class Backend(Protocol):
 
     IMPLEMENTATIONS: dict[str, Implementation]
     ROW_IMPLEMENTATIONS: dict[str, RowImplementation]
+    DECODER: DecoderEngine
 
     def as_written(self, function: _F) -> _F: ...  # noqa: D102
     def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (it tells TensorFlow what a mask is)
 from heed.ops.backends.tensorflow.native import library
+from heed.ops.backends.tensorflow.native.decoder import NativeDecoder
 from heed.ops.backends.tensorflow.native.implementation import Native
 from heed.ops.backends.tensorflow.native.rows import NativeRows
 from heed.ops.backends.tensorflow.portable.implementation import Portable
@@ -18,6 +19,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 IMPLEMENTATIONS: dict[str, Any] = {"native": Native(), "portable": Portable()}
 ROW_IMPLEMENTATIONS: dict[str, Any] = {"native": NativeRows(), "portable": PortableRows()}
+DECODER = NativeDecoder()
 
 
 def as_written(function: _F) -> _F:

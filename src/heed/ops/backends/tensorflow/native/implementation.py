@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# No public name tells whether XLA compiles what is traced; TensorFlow's own code asks this one.
-from tensorflow.python.ops import control_flow_util
-
 from heed.ops.backends.tensorflow.native import library, op
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors
@@ -22,7 +19,7 @@ class Native(Portable):
         reasons = list(library.machine_reasons())
         if reasons:
             return reasons
-        if _compiled_by_xla():
+        if library.compiled_by_xla():
             reasons.append("XLA compiles this function, and it cannot compile the native ops")
         if spec is None:
             return reasons
@@ -39,10 +36,3 @@ class Native(Portable):
         """See `Implementation`."""
         output, lse = op.run(spec, tensors)
         return output, lse if return_lse else None
-
-
-def _compiled_by_xla() -> bool:
-    """Whether what is traced now is for XLA, which cannot compile the native ops."""
-    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    )

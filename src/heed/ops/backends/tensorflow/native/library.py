@@ -10,6 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+# No public name tells whether XLA compiles what is traced; TensorFlow's own code asks this one.
+from tensorflow.python.ops import control_flow_util
+
 
 def library_path(name: str) -> Path | None:
     """Where the library "core" or "tf" is, or None. An editable install has it apart from the sources."""
@@ -57,6 +60,13 @@ def machine_reasons() -> tuple[str, ...]:
         if tf.config.list_logical_devices(kind):
             return (f"there is a {kind}, and the native kernels are for CPUs",)
     return ()
+
+
+def compiled_by_xla() -> bool:
+    """Whether what is traced now is for XLA, which cannot compile the native ops."""
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
 
 
 def threads() -> int:

@@ -1,0 +1,303 @@
+// The decoder engine as an op of TensorFlow. No arithmetic.
+//
+// HeedDecode takes
+//   source         int32 (B, S)
+//   source_mask    bool (B, S)
+//   encoded        float (B, S, width of what is encoded), or (0, 0, 0): the encoder that is there encodes the source
+//   uniform        float (B, L); here and below, an empty tensor stands for none
+//   positions, rotation, relative_bias                       float (L, D), (L, H), (N, L)
+//   source_positions, source_rotation, source_relative_bias  float (S, D), (S, H), (N, 2 S)
+//   sizes          int64, see Sizes
+//   settings       double, see Settings
+//   slots          int64: for each weight of the stack, in the order in which `Stacks` asks for them, which of
+//   `weights`
+//                  it is; -1 for none
+//   weights        floats of any shape
+// and gives tokens, int32 (B, L).
+//
+// Weights are packed once for each version of the variables that they are read from. A version is a buffer: while the
+// packed form lives it holds on to the tensors, and nobody writes to a buffer that others hold. So the same address
+// means the same numbers.
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+#include "../../include/heed_decoder.h"
+#include "tensors.h"
+
+namespace heed::tf {
+namespace {
+
+enum Input {
+  kSource,
+  kMask,
+  kEncoded,
+  kUniform,
+  kPositions,
+  kRotation,
+  kBias,
+  kSourcePositions,
+  kSourceRotation,
+  kSourceBias,
+  kSizes,
+  kSettings,
+  kSlots,
+  kWeights
+};
+
+// The numbers in `sizes` and `settings`, in their order.
+enum Sizes {
+  kLength,
+  kHeads,
+  kKvHeads,
+  kHeadDim,
+  kValueDim,
+  kNormFirst,
+  kActivation,
+  kLayers,
+  kEncoderLayers,
+  kTransposedLogits,
+  kPad,
+  kStart,
+  kEnd,
+  kSearch,
+  kTopK,
+  kBeams,
+  kThreads,
+  kSizeCount
+};
+enum Settings { kEmbeddingScale, kEpsilon, kTemperature, kTopP, kLengthPenalty, kSettingCount };
+
+// The stacks as heed_decoder.h describes them, made of an op's inputs: the encoder's, if there is one, then the
+// decoder's.
+class Stacks {
+ public:
+  explicit Stacks(const std::vector<Tensor>& inputs)
+      : inputs_(inputs), sizes_(inputs[kSizes].data<int64_t>()), settings_(inputs[kSettings].data<double>()) {
+    const bool encodes = sizes_[kEncoderLayers] > 0;
+    if (encodes) encoder_ = read(encoder_layers_, sizes_[kEncoderLayers], 0);
+    decoder = read(layers_, sizes_[kLayers], encodes ? encoder_.width : inputs[kEncoded].dim(2));
+    decoder.encoder = encodes ? &encoder_ : nullptr;
+    const Tensor& slots = inputs[kSlots];
+    if (next_ != slots.dim(0)) fail("there must be a slot for each weight of the decoder" + slots.described());
+  }
+
+  HeedDecoderStack decoder{};
+
+ private:
+  HeedDecoderStack read(std::vector<HeedDecoderLayer>& layers, int64_t count, int64_t encoded_width) {
+    HeedDecoderStack stack{};
+    stack.heads = sizes_[kHeads], stack.kv_heads = sizes_[kKvHeads];
+    stack.head_dim = sizes_[kHeadDim], stack.value_dim = sizes_[kValueDim];
+    stack.encoded_width = encoded_width;
+    stack.norm_first = sizes_[kNormFirst] != 0, stack.activation = static_cast<int32_t>(sizes_[kActivation]);
+    stack.embedding_scale = settings_[kEmbeddingScale];
+    const Tensor* embedding = next();
+    if (!embedding || embedding->rank() != 2) fail("the embedding must have rank 2");
+    stack.vocabulary = embedding->dim(0), stack.width = embedding->dim(1), stack.embedding = embedding->data<float>();
+    stack.final_norm = norm(stack.width);
+    stack.logits = dense(stack.width, stack.vocabulary, sizes_[kTransposedLogits] != 0);
+    for (int64_t i = 0; i < count; ++i) layers.push_back(layer(stack));
+    stack.layers = layers.data(), stack.layer_count = static_cast<int32_t>(layers.size());
+    return stack;
+  }
+
+  HeedDecoderLayer layer(const HeedDecoderStack& s) {
+    const int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim, values = s.kv_heads * s.value_dim;
+    const int64_t width = s.width, encoded = s.encoded_width, attended = s.heads * s.value_dim;
+    HeedDecoderLayer made{};
+    made.self_norm = norm(width), made.cross_norm = norm(width), made.feed_forward_norm = norm(width);
+    made.query = dense(width, queries), made.key = dense(width, keys), made.value = dense(width, values);
+    made.output = dense(attended, width);
+    made.cross_query = dense(width, queries), made.cross_key = dense(encoded, keys);
+    made.cross_value = dense(encoded, values), made.cross_output = dense(attended, width);
+    made.hidden = dense(width, 0), made.back = dense(made.hidden.outputs, width);
+    return made;
+  }
+
+  // The tensor of the next slot, or null.
+  const Tensor* next() {
+    const Tensor& slots = inputs_[kSlots];
+    if (next_ >= slots.dim(0)) fail("there must be a slot for each weight of the decoder" + slots.described());
+    const int64_t slot = slots.data<int64_t>()[next_++];
+    if (slot >= static_cast<int64_t>(inputs_.size()) - kWeights) fail("a slot names a weight that is not there");
+    return slot < 0 ? nullptr : &inputs_[static_cast<size_t>(slot + kWeights)];
+  }
+
+  // The numbers of a weight, which must be so many, or null.
+  static const float* numbers(const Tensor* x, int64_t count) {
+    if (x && x->count() != count)
+      fail("a weight of the decoder must hold " + std::to_string(count) + " numbers" + x->described());
+    return x ? x->data<float>() : nullptr;
+  }
+
+  HeedNorm norm(int64_t width) {
+    const float* gamma = numbers(next(), width);
+    return {gamma, numbers(next(), width), settings_[kEpsilon]};
+  }
+
+  // With `outputs` 0 there are as many as the weight has.
+  HeedDense dense(int64_t inputs, int64_t outputs, bool transposed = false) {
+    const Tensor* weight = next();
+    if (weight && outputs == 0 && inputs > 0) outputs = weight->count() / inputs;
+    const float* of_weight = numbers(weight, inputs * outputs);
+    return {of_weight, numbers(next(), outputs), inputs, outputs, transposed};
+  }
+
+  const std::vector<Tensor>& inputs_;
+  const int64_t* sizes_;
+  const double* settings_;
+  int64_t next_ = 0;
+  std::vector<HeedDecoderLayer> layers_, encoder_layers_;
+  HeedDecoderStack encoder_{};
+};
+
+// Packed weights, and what they were packed from.
+struct Packed {
+  std::vector<int64_t> version;
+  std::vector<Tensor> weights;
+  HeedDecoder* decoder = nullptr;
+  int64_t width = 0, source_width = 0;  // D of the decoder and of the encoder, if there is one
+
+  Packed() = default;
+  Packed(const Packed&) = delete;
+  ~Packed() { heed_decoder_free(decoder); }
+};
+
+// What tells the stacks of calls apart: sizes, slots, and where the weights lie.
+std::vector<int64_t> version_of(const std::vector<Tensor>& inputs) {
+  const int64_t *sizes = inputs[kSizes].data<int64_t>(), *slots = inputs[kSlots].data<int64_t>();
+  std::vector<int64_t> version(sizes + kHeads, sizes + kPad);
+  version.insert(version.end(), slots, slots + inputs[kSlots].dim(0));
+  version.push_back(inputs[kEncoded].dim(2));
+  for (int setting : {kEmbeddingScale, kEpsilon}) {
+    int64_t bits = 0;
+    std::memcpy(&bits, inputs[kSettings].data<double>() + setting, sizeof(bits));
+    version.push_back(bits);
+  }
+  for (size_t i = kWeights; i < inputs.size(); ++i) {
+    version.push_back(reinterpret_cast<intptr_t>(inputs[i].data()));
+    for (int64_t size : inputs[i].dims()) version.push_back(size);
+  }
+  return version;
+}
+
+// All that is packed in this process, so that the graphs of one model share it; and the lock of it and of every
+// `Kernel`. Never destroyed: TensorFlow may delete kernels while the process ends.
+struct Shared {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<const Packed>> packed;
+};
+Shared& shared() {
+  static Shared& made = *new Shared;
+  return made;
+}
+
+// One op of one graph.
+struct Kernel {
+  std::shared_ptr<const Packed> packed;
+};
+
+// The packed form of the weights of this call. Takes them out of the inputs where it must be made.
+std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& inputs) {
+  std::vector<int64_t> version = version_of(inputs);
+  Shared& all = shared();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (kernel.packed && kernel.packed->version == version) return kernel.packed;
+  kernel.packed.reset();  // first, so that two versions need not be there at once
+  std::vector<std::weak_ptr<const Packed>> alive;
+  for (const auto& one : all.packed)
+    if (const auto there = one.lock()) {
+      alive.push_back(one);
+      if (there->version == version) kernel.packed = there;
+    }
+  all.packed.swap(alive);
+  if (!kernel.packed) {
+    const auto made = std::make_shared<Packed>();
+    const Stacks stacks(inputs);
+    check(heed_decoder_make(&stacks.decoder, &made->decoder));
+    made->version = std::move(version), made->width = stacks.decoder.width;
+    if (stacks.decoder.encoder) made->source_width = stacks.decoder.encoder->width;
+    made->weights.assign(std::make_move_iterator(inputs.begin() + kWeights), std::make_move_iterator(inputs.end()));
+    kernel.packed = made;
+    all.packed.push_back(made);
+  }
+  return kernel.packed;
+}
+
+// The numbers of an input that may be empty: then there are none.
+template <class T = float>
+const T* optional(const Tensor& x, const char* name, const Dims& dims) {
+  if (x.count() == 0) return nullptr;
+  if (x.dims() != dims) fail(std::string("`") + name + "` does not fit the other inputs" + x.described());
+  return x.data<T>();
+}
+
+void run(void* state, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    std::vector<Tensor> inputs = inputs_of(context);
+    const Tensor &source = inputs[kSource], &encoded = inputs[kEncoded];
+    if (inputs[kSizes].dims() != Dims{kSizeCount} || inputs[kSettings].dims() != Dims{kSettingCount} ||
+        inputs[kSlots].rank() != 1)
+      fail("sizes, settings and slots must have shapes (" + std::to_string(kSizeCount) + ",), (" +
+           std::to_string(kSettingCount) + ",) and (n,)");
+    if (source.rank() != 2) fail("`source` must have shape (B, S)" + source.described());
+    if (encoded.rank() != 3) fail("`encoded` must have shape (B, S, D)" + encoded.described());
+    const int64_t* sizes = inputs[kSizes].data<int64_t>();
+    const double* settings = inputs[kSettings].data<double>();
+    const int64_t batch = source.dim(0), positions = source.dim(1), length = sizes[kLength], heads = sizes[kHeads];
+    const int64_t head_dim = sizes[kHeadDim];
+    if (length < 1) fail("`length` must be positive. Received: " + std::to_string(length));
+    const auto packed = packed_for(*static_cast<Kernel*>(state), inputs);
+    const int64_t width = packed->width, source_width = packed->source_width;
+
+    HeedDecoding decoding{};
+    decoding.batch = batch, decoding.length = length, decoding.source_length = positions;
+    decoding.source = source.data<int32_t>();
+    decoding.encoded = optional(encoded, "encoded", {batch, positions, encoded.dim(2)});
+    decoding.source_mask = optional<uint8_t>(inputs[kMask], "source_mask", {batch, positions});
+    decoding.uniform = optional(inputs[kUniform], "uniform", {batch, length});
+    decoding.positions = optional(inputs[kPositions], "positions", {length, width});
+    decoding.rotation = optional(inputs[kRotation], "rotation", {length, head_dim});
+    decoding.relative_bias = optional(inputs[kBias], "relative_bias", {heads, length});
+    decoding.source_positions = optional(inputs[kSourcePositions], "source_positions", {positions, source_width});
+    decoding.source_rotation = optional(inputs[kSourceRotation], "source_rotation", {positions, head_dim});
+    decoding.source_relative_bias = optional(inputs[kSourceBias], "source_relative_bias", {heads, 2 * positions});
+    decoding.pad_token = static_cast<int32_t>(sizes[kPad]), decoding.start_token = static_cast<int32_t>(sizes[kStart]);
+    decoding.end_token = static_cast<int32_t>(sizes[kEnd]), decoding.search = static_cast<int32_t>(sizes[kSearch]);
+    decoding.temperature = settings[kTemperature], decoding.top_p = settings[kTopP], decoding.top_k = sizes[kTopK];
+    decoding.beams = static_cast<int32_t>(std::min<int64_t>(sizes[kBeams], INT32_MAX));
+    decoding.length_penalty = settings[kLengthPenalty];
+    const Tensor tokens = allocated(context, 0, kInt32, {batch, length}, sizeof(int32_t));
+    const int threads =
+        sizes[kThreads] >= 1 ? static_cast<int>(std::min<int64_t>(sizes[kThreads], 65536)) : heed_available_threads();
+    check(heed_decode(packed->decoder, &decoding, tokens.data<int32_t>(), threads));
+  });
+}
+
+__attribute__((constructor)) void register_decoder() {
+  if (!bind()) return;
+  const Status status;
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder("HeedDecode");
+  TF_OpDefinitionBuilderAddAttr(op, "W: int >= 1");
+  for (const char* input :
+       {"source: int32", "source_mask: bool", "encoded: float", "uniform: float", "positions: float", "rotation: float",
+        "relative_bias: float", "source_positions: float", "source_rotation: float", "source_relative_bias: float",
+        "sizes: int64", "settings: double", "slots: int64", "weights: W * float"})
+    TF_OpDefinitionBuilderAddInput(op, input);
+  TF_OpDefinitionBuilderAddOutput(op, "tokens: int32");
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, TF_ShapeInferenceContextSetUnknownShape);
+  TF_RegisterOpDefinition(op, status.get());
+  TF_KernelBuilder* kernel = TF_NewKernelBuilder(
+      "HeedDecode", "CPU", [](TF_OpKernelConstruction*) -> void* { return new Kernel; }, run,
+      [](void* state) {
+        const std::unique_ptr<Kernel> made(static_cast<Kernel*>(state));
+        const std::lock_guard<std::mutex> lock(shared().mutex);
+        made->packed.reset();
+      });
+  TF_RegisterKernelBuilder("HeedDecode", kernel, status.get());
+  if (!status.ok()) std::fprintf(stderr, "heed: TensorFlow did not take the op HeedDecode\n");
+}
+
+}  // namespace
+}  // namespace heed::tf

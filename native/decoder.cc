@@ -1,0 +1,242 @@
+// The functions of heed_decoder.h: checks, packs weights, shares rows out among threads.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "decoder/registry.h"
+#include "include/heed_decoder.h"
+#include "refusal.h"
+#include "work.h"
+
+namespace heed {
+namespace {
+
+constexpr int64_t kMostFeatures = int64_t{1} << 20, kMostTokens = int64_t{1} << 24, kMostLength = int64_t{1} << 20;
+// Rows that are decoded together read the weights once; beyond so many that saves nothing.
+constexpr int64_t kMostRows = 64;
+constexpr size_t kMostBytes = size_t{1} << 28;  // of the scratch memory of one thread, if that leaves it a source
+
+void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
+  require(n >= least && n <= most, "`%s` must be in [%" PRId64 ", %" PRId64 "]. Received: %" PRId64, name, least, most,
+          n);
+}
+
+void check_dense(const HeedDense& dense, int64_t inputs, int64_t outputs, const char* name) {
+  require(dense.weight, "the weights of `%s` are missing", name);
+  require(dense.inputs == inputs && dense.outputs == outputs,
+          "`%s` must have %" PRId64 " inputs and %" PRId64 " outputs. Received: %" PRId64 " and %" PRId64, name, inputs,
+          outputs, dense.inputs, dense.outputs);
+}
+
+void check_norm(const HeedNorm& norm, const char* name) {
+  require(norm.gamma, "`%s` is missing", name);
+  require(norm.epsilon > 0 && std::isfinite(norm.epsilon), "`epsilon` of `%s` must be positive", name);
+}
+
+void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
+  const int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim, values = s.kv_heads * s.value_dim;
+  const int64_t attended = s.heads * s.value_dim, hidden = layer.hidden.outputs;
+  check_norm(layer.self_norm, "self_norm");
+  check_norm(layer.feed_forward_norm, "feed_forward_norm");
+  check_dense(layer.query, s.width, queries, "query");
+  check_dense(layer.key, s.width, keys, "key");
+  check_dense(layer.value, s.width, values, "value");
+  check_dense(layer.output, attended, s.width, "output");
+  check_size(hidden, 1, kMostFeatures, "outputs of hidden");
+  check_dense(layer.hidden, s.width, hidden, "hidden");
+  check_dense(layer.back, hidden, s.width, "back");
+  if (!layer.cross_query.weight) return;
+  require(s.encoded_width > 0, "`encoded_width` must be given where a layer attends to what is encoded");
+  check_norm(layer.cross_norm, "cross_norm");
+  check_dense(layer.cross_query, s.width, queries, "cross_query");
+  check_dense(layer.cross_key, s.encoded_width, keys, "cross_key");
+  check_dense(layer.cross_value, s.encoded_width, values, "cross_value");
+  check_dense(layer.cross_output, attended, s.width, "cross_output");
+}
+
+void check(const HeedDecoderStack& s, bool is_encoder) {
+  check_size(s.width, 1, kMostFeatures, "width");
+  check_size(s.heads, 1, kMostFeatures, "heads");
+  check_size(s.kv_heads, 1, s.heads, "kv_heads");
+  require(s.heads % s.kv_heads == 0, "N must be a multiple of K");
+  check_size(s.head_dim, 1, kMostFeatures / s.heads, "head_dim");
+  check_size(s.value_dim, 1, kMostFeatures / s.heads, "value_dim");
+  check_size(s.encoded_width, 0, kMostFeatures, "encoded_width");
+  check_size(s.vocabulary, 1, kMostTokens, "vocabulary");
+  check_size(s.activation, HEED_LINEAR, HEED_SOFTPLUS, "activation");
+  check_size(s.layer_count, 0, 1024, "layer_count");
+  require(s.embedding, "the embedding is missing");
+  require(std::isfinite(s.embedding_scale), "`embedding_scale` must be finite");
+  require(s.layers || s.layer_count == 0, "the layers are missing");
+  for (int i = 0; i < s.layer_count; ++i) check_layer(s, s.layers[i]);
+  if (s.final_norm.gamma) check_norm(s.final_norm, "final_norm");
+  if (is_encoder) return require(s.encoded_width == 0 && !s.encoder, "an encoder attends to nothing that is encoded");
+  check_dense(s.logits, s.width, s.vocabulary, "logits");
+  if (!s.encoder) return;
+  check(*s.encoder, true);
+  require(s.encoder->width == s.encoded_width,
+          "`encoded_width` must be the width of the encoder, %" PRId64 ". Received: %" PRId64, s.encoder->width,
+          s.encoded_width);
+}
+
+// The tokens that are looked up.
+void check_source(const PackedStack& encoder, const HeedDecoding& d) {
+  require(d.source || d.batch == 0 || d.source_length == 0, "`source` is missing");
+  for (int64_t i = 0; i < d.batch * d.source_length; ++i)
+    if (!d.source_mask || d.source_mask[i])
+      require(d.source[i] >= 0 && d.source[i] < encoder.vocabulary,
+              "`source` must hold tokens from 0 to %d. Received: %d", encoder.vocabulary - 1,
+              static_cast<int>(d.source[i]));
+}
+
+void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
+  check_size(d.batch, 0, int64_t{1} << 31, "batch");
+  check_size(d.length, 1, kMostLength, "length");
+  check_size(d.source_length, 0, kMostLength, "source_length");
+  const bool given = !s.encoder && s.encoded_width > 0 && d.batch > 0 && d.source_length > 0;
+  require(d.encoded || !given, "`encoded` is missing");
+  if (s.encoder) check_source(*s.encoder, d);
+  require(!s.encoder || !d.source_rotation || s.encoder->head_dim % 2 == 0, "a rotation needs an even `head_dim`");
+  require(!d.rotation || s.head_dim % 2 == 0, "a rotation needs an even `head_dim`");
+  check_size(d.pad_token, 0, s.vocabulary - 1, "pad_token");
+  check_size(d.start_token, 0, s.vocabulary - 1, "start_token");
+  check_size(d.end_token, 0, s.vocabulary - 1, "end_token");
+  check_size(d.search, HEED_GREEDY, HEED_BEAM, "search");
+  require(tokens || d.batch == 0, "`tokens` is missing");
+  if (d.search == HEED_BEAM) {
+    check_size(d.beams, 1, HEED_MOST_BEAMS, "beams");
+    require(d.length_penalty >= 0 && std::isfinite(d.length_penalty), "`length_penalty` must be at least 0");
+  }
+  if (d.search != HEED_SAMPLE) return;
+  require(d.uniform || d.batch == 0, "`uniform` is missing");
+  require(d.temperature > 0 && std::isfinite(d.temperature), "`temperature` must be a positive number");
+  require(d.top_p >= 0 && d.top_p <= 1, "`top_p` must be in [0, 1]");
+  check_size(d.top_k, 0, kMostTokens, "top_k");
+}
+
+}  // namespace
+}  // namespace heed
+
+struct HeedDecoder {
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  const heed::DecoderKernels& kernels_ = heed::decoder_kernels();
+  std::vector<std::unique_ptr<float, Free>> memory_;
+  std::vector<heed::PackedLayer> layers_, encoder_layers_;
+  heed::PackedStack encoder_{};
+
+ public:
+  heed::PackedStack stack;
+
+  explicit HeedDecoder(const HeedDecoderStack& s) : stack(packed(s, layers_)) {
+    stack.logits = packed({&s.logits});
+    if (!s.encoder) return;
+    encoder_ = packed(*s.encoder, encoder_layers_);
+    stack.encoder = &encoder_;
+  }
+
+  void decode(const HeedDecoding& decoding, int32_t* tokens, int threads) const {
+    if (decoding.batch == 0) return;
+    const int64_t beams = decoding.search == HEED_BEAM ? decoding.beams : 1;
+    int64_t most = std::max<int64_t>(1, heed::kMostRows / beams);
+    while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > heed::kMostBytes) most /= 2;
+    // As many sources together as can be, but work for every thread.
+    threads = heed::at_most(std::min(threads, 256), decoding.batch);
+    const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
+    const int64_t each = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, each);
+    heed::Scratch memory;
+    const auto scratch = memory.plan(threads, kernels_.scratch_bytes(stack, decoding, each));
+    memory.take();
+    heed::for_each(parts, threads, [&](int64_t part, int worker) {
+      const heed::SourceRange range{part * each, std::min((part + 1) * each, decoding.batch)};
+      kernels_.decode(stack, decoding, range, tokens, scratch[worker]);
+    });
+  }
+
+ private:
+  // Zeros, in cache lines of their own.
+  float* zeros(int64_t count) {
+    const size_t bytes = heed::in_cache_lines(static_cast<size_t>(count) * sizeof(float));
+    memory_.emplace_back(static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(bytes, 64))));
+    if (!memory_.back()) throw std::bad_alloc();
+    std::fill_n(memory_.back().get(), count, 0.0f);
+    return memory_.back().get();
+  }
+
+  const float* row(const float* from, int64_t count) {
+    float* to = zeros(kernels_.row_numbers(count));
+    if (from) std::copy_n(from, count, to);
+    return to;
+  }
+
+  heed::PackedNorm packed(const HeedNorm& norm, int64_t width) {
+    return {row(norm.gamma, width), row(norm.beta, width), static_cast<float>(norm.epsilon)};
+  }
+
+  // Layers of the same input, side by side.
+  heed::PackedDense packed(const std::vector<const HeedDense*>& parts) {
+    const int64_t inputs = parts[0]->inputs;
+    int64_t outputs = 0, column = 0;
+    for (const HeedDense* part : parts) outputs += part->outputs;
+    float* weight = zeros(kernels_.packed_numbers(inputs, outputs));
+    float* bias = zeros(kernels_.row_numbers(outputs));
+    for (const HeedDense* part : parts) {
+      kernels_.pack(*part, column, outputs, weight);
+      if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);
+      column += part->outputs;
+    }
+    return {weight, bias, static_cast<int>(inputs), static_cast<int>(outputs)};
+  }
+
+  // All but the logits and the encoder.
+  heed::PackedStack packed(const HeedDecoderStack& s, std::vector<heed::PackedLayer>& layers) {
+    heed::PackedStack made{};
+    made.width = static_cast<int>(s.width), made.heads = static_cast<int>(s.heads);
+    made.kv_heads = static_cast<int>(s.kv_heads), made.head_dim = static_cast<int>(s.head_dim);
+    made.value_dim = static_cast<int>(s.value_dim), made.encoded_width = static_cast<int>(s.encoded_width);
+    made.vocabulary = static_cast<int>(s.vocabulary);
+    made.embedding = s.embedding, made.embedding_scale = static_cast<float>(s.embedding_scale);
+    made.norm_first = s.norm_first, made.activation = s.activation;
+    for (int i = 0; i < s.layer_count; ++i) {
+      const HeedDecoderLayer& from = s.layers[i];
+      heed::PackedLayer layer{};
+      layer.self_norm = packed(from.self_norm, s.width);
+      layer.query_key_value = packed({&from.query, &from.key, &from.value});
+      layer.output = packed({&from.output});
+      if (from.cross_query.weight) {
+        layer.cross_norm = packed(from.cross_norm, s.width);
+        layer.cross_query = packed({&from.cross_query});
+        layer.cross_key_value = packed({&from.cross_key, &from.cross_value});
+        layer.cross_output = packed({&from.cross_output});
+      }
+      layer.feed_forward_norm = packed(from.feed_forward_norm, s.width);
+      layer.hidden = packed({&from.hidden});
+      layer.back = packed({&from.back});
+      layers.push_back(layer);
+    }
+    made.layer_count = s.layer_count, made.layers = layers.data();
+    if (s.final_norm.gamma) made.final_norm = packed(s.final_norm, s.width);
+    return made;
+  }
+};
+
+const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made) {
+  return heed::refusal("out of memory for the packed weights of a decoder", [&] {
+    heed::check(*stack, false);
+    *made = new HeedDecoder(*stack);
+  });
+}
+
+void heed_decoder_free(HeedDecoder* decoder) { delete decoder; }
+
+const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens, int threads) {
+  return heed::refusal("out of memory for the scratch space of decoding", [&] {
+    heed::check(decoder->stack, *decoding, tokens);
+    decoder->decode(*decoding, tokens, threads);
+  });
+}

@@ -1,0 +1,99 @@
+// One token of each row through the layers.
+#pragma once
+
+#include "cache.h"
+#include "layers.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+// What one thread works with while it decodes some sources, `beams` rows for each. Those that are still open stand
+// together, in the first places of the rows; caches keep to the source.
+struct DecoderScratch {
+  int beams;
+  Layers layers;
+  AttentionScratch attention;
+  Caches self, cross;               // of each row; of each source
+  Cache* beam_caches;               // those of the beams of one source
+  uint8_t* ancestors;               // of each row, (L,): see Ancestors; none for one beam
+  int32_t *source, *source_length;  // of each place: which source; of each source: how many keys it has
+  int32_t* token;                   // of each row in its place: its last token
+
+  DecoderScratch(const PackedStack& s, const HeedDecoding& d, int64_t sources, Arena& arena)
+      : beams(d.search == HEED_BEAM ? d.beams : 1),
+        layers(s, sources * beams, arena),
+        attention(s, beams, most(beams * row_numbers(d.length), row_numbers(d.source_length)), arena),
+        self(s, sources * beams, d.length, arena),
+        cross(s, s.encoded_width ? sources : 0, d.source_length, arena),
+        beam_caches(arena.take<Cache>(beams)),
+        ancestors(arena.take<uint8_t>(beams > 1 ? sources * beams * d.length : 0)),
+        source(arena.take<int32_t>(sources)),
+        source_length(arena.take<int32_t>(sources)),
+        token(arena.take<int32_t>(sources * beams)) {}
+};
+
+class Step {
+ public:
+  Step(const PackedStack& stack, const HeedDecoding& decoding, const DecoderScratch& scratch)
+      : stack_(stack),
+        decoding_(decoding),
+        s_(scratch),
+        layers_(scratch.layers),
+        attention_(stack, scratch.attention) {}
+
+  // Reads the token of each row of the first `open` places. What the output layer wants is in the rows that it returns.
+  Rows operator()(int open, int position) const {
+    const int rows = open * s_.beams;
+    for (int r = 0; r < rows; ++r)
+      layers_.embed(r, s_.token[r], table_row(decoding_.positions, position, stack_.width));
+    for (int i = 0; i < stack_.layer_count; ++i) {
+      const PackedLayer& layer = stack_.layers[i];
+      layers_.change(layer.self_norm, rows, layer.output, layers_.attended, [&](Rows x) {
+        dense(layer.query_key_value, x, rows, layers_.wide);
+        for (int place = 0; place < open; ++place) attend_self(i, position, place);
+      });
+      if (layer.cross_query.outputs > 0)
+        layers_.change(layer.cross_norm, rows, layer.cross_output, layers_.attended, [&](Rows x) {
+          dense(layer.cross_query, x, rows, layers_.wide);
+          for (int place = 0; place < open; ++place) attend_source(i, place);
+        });
+      layers_.feed_forward(layer, rows);
+    }
+    return layers_.result(rows);
+  }
+
+ private:
+  // `wide` holds queries, keys and values of one token of each row of that place.
+  void attend_self(int layer, int position, int place) const {
+    const int64_t first_row = int64_t{s_.source[place]} * s_.beams;
+    const int first = place * s_.beams;
+    const float* angles = table_row(decoding_.rotation, position, stack_.head_dim);
+    for (int k = 0; k < s_.beams; ++k) {
+      layers_.rotate(first + k, angles);
+      const float* projected = layers_.wide[first + k];
+      s_.beam_caches[k] = s_.self.at(first_row + k, layer);
+      write(stack_, s_.beam_caches[k], position, projected + layers_.keys_at(), projected + layers_.values_at());
+    }
+    const RelativeBias bias{decoding_.relative_bias, decoding_.length, decoding_.length - 1 - position};
+    const Rows queries = layers_.wide.from(first), attended = layers_.attended.from(first);
+    if (s_.beams == 1) return attention_.shared(queries, 1, s_.beam_caches[0], position + 1, bias, attended);
+    const Ancestors ancestors{s_.ancestors + first_row * decoding_.length, decoding_.length};
+    attention_.of_beams(queries, s_.beams, s_.beam_caches, position + 1, bias, ancestors, attended);
+  }
+
+  void attend_source(int layer, int place) const {
+    const int32_t source = s_.source[place];
+    const int first = place * s_.beams;
+    attention_.shared(layers_.wide.from(first), s_.beams, s_.cross.at(source, layer), s_.source_length[source], {},
+                      layers_.attended.from(first));
+  }
+
+  const PackedStack& stack_;
+  const HeedDecoding& decoding_;
+  const DecoderScratch& s_;
+  const Layers& layers_;
+  const Attention attention_;
+};
+
+}  // namespace HEED_ISA
+}  // namespace heed

@@ -1,0 +1,37 @@
+// Drawing a token from scores.
+#include <algorithm>
+#include <cmath>
+
+#include "decoder/registry.h"
+
+namespace heed {
+
+int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, float* logits, float* mass,
+                   int32_t* order) {
+  const float temperature = static_cast<float>(decoding.temperature), share = static_cast<float>(decoding.top_p);
+  const bool cut = decoding.top_k > 0 || decoding.top_p > 0;
+  const int count = static_cast<int>(decoding.top_k > 0 ? std::min<int64_t>(decoding.top_k, vocabulary) : vocabulary);
+  for (int i = 0; i < vocabulary; ++i) logits[i] /= temperature, order[i] = i;
+  // NaN counts as the lowest, or there would be no order at all.
+  const auto likelier = [&](int32_t a, int32_t b) {
+    const float x = std::isnan(logits[a]) ? -INFINITY : logits[a], y = std::isnan(logits[b]) ? -INFINITY : logits[b];
+    return x > y || (x == y && a < b);
+  };
+  if (cut) std::partial_sort(order, order + count, order + vocabulary, likelier);
+  float highest = -INFINITY, total = 0;
+  for (int i = 0; i < count; ++i) highest = std::max(highest, logits[order[i]]);
+  for (int i = 0; i < count; ++i) total += mass[i] = std::exp(logits[order[i]] - highest);
+  float before = 0, kept = 0;
+  for (int i = 0; i < count; ++i) {
+    const float own = mass[i] / total;
+    if (!cut || share <= 0 || i == 0 || before < share) kept += own;
+    before += own;
+    mass[i] = kept;  // from here on the cumulative distribution
+  }
+  // In (0, kept]: the first token to reach it has a mass above 0, whatever the rounding.
+  const float threshold = (1 - uniform) * kept;
+  const int choice = static_cast<int>(std::lower_bound(mass, mass + count, threshold) - mass);
+  return order[std::min(choice, count - 1)];
+}
+
+}  // namespace heed

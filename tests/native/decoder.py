@@ -1,0 +1,456 @@
+"""The decoder engine through `heed_decoder.h` by ctypes, and the same stack in NumPy, in float64, by plain loops."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from math import erf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+PAD, START, END = 0, 1, 2
+ACTIVATIONS = {
+    "linear": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / np.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "leaky_relu": lambda x: np.where(x < 0, 0.2 * x, x),
+    "elu": lambda x: np.where(x < 0, np.expm1(x), x),
+    "softplus": lambda x: np.logaddexp(0, x),
+}
+
+
+class DenseStruct(Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("transposed", c_int32),
+    )
+
+
+class NormStruct(Structure):
+    _fields_ = (("gamma", c_void_p), ("beta", c_void_p), ("epsilon", c_double))
+
+
+NORMS = ("self_norm", "cross_norm", "feed_forward_norm")
+DENSE = ("query", "key", "value", "output")
+CROSS = tuple(f"cross_{name}" for name in DENSE)
+
+
+class LayerStruct(Structure):
+    _fields_ = (
+        *((name, NormStruct) for name in NORMS),
+        *((name, DenseStruct) for name in (*DENSE, *CROSS, "hidden", "back")),
+    )
+
+
+class StackStruct(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("width", "heads", "kv_heads", "head_dim", "value_dim")),
+        ("encoded_width", c_int64),
+        ("vocabulary", c_int64),
+        ("embedding", c_void_p),
+        ("embedding_scale", c_double),
+        ("norm_first", c_int32),
+        ("activation", c_int32),
+        ("layer_count", c_int32),
+        ("layers", POINTER(LayerStruct)),
+        ("final_norm", NormStruct),
+        ("logits", DenseStruct),
+        ("encoder", c_void_p),
+    )
+
+
+POSITIONS = ("positions", "rotation", "relative_bias")
+SOURCE_POSITIONS = tuple(f"source_{name}" for name in POSITIONS)
+
+
+class DecodingStruct(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "length", "source_length")),
+        *((name, c_void_p) for name in ("source", "encoded", "source_mask")),
+        *((name, c_void_p) for name in POSITIONS),
+        *((name, c_void_p) for name in SOURCE_POSITIONS),
+        *((name, c_int32) for name in ("pad_token", "start_token", "end_token", "search")),
+        ("uniform", c_void_p),
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("top_k", c_int64),
+        ("beams", c_int32),
+        ("length_penalty", c_double),
+    )
+
+
+class Dense(NamedTuple):
+    weight: np.ndarray
+    bias: np.ndarray | None
+    transposed: bool = False
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        weight = self.weight.T if self.transposed else self.weight
+        return x @ weight.astype(float) + (0 if self.bias is None else self.bias)
+
+    def struct(self) -> DenseStruct:
+        shape = self.weight.shape[::-1] if self.transposed else self.weight.shape
+        return DenseStruct(address(self.weight), address(self.bias), *shape, self.transposed)
+
+
+class Norm(NamedTuple):
+    gamma: np.ndarray
+    beta: np.ndarray | None
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        rest = x - x.mean(-1, keepdims=True)
+        scaled = rest / np.sqrt((rest**2).mean(-1, keepdims=True) + 1e-6)
+        return scaled * self.gamma + (0 if self.beta is None else self.beta)
+
+    def struct(self) -> NormStruct:
+        return NormStruct(address(self.gamma), address(self.beta), 1e-6)
+
+
+def declare(library: Any) -> Any:
+    """The library, whose functions of the engine are known by their types."""
+    library.heed_decoder_make.argtypes = [POINTER(StackStruct), POINTER(c_void_p)]
+    library.heed_decode.argtypes = [c_void_p, POINTER(DecodingStruct), c_void_p, c_int]
+    library.heed_decoder_free.argtypes = [c_void_p]
+    library.heed_decoder_free.restype = None
+    for name in ("heed_decoder_make", "heed_decode"):
+        getattr(library, name).restype = c_char_p
+    return library
+
+
+def address(x: np.ndarray | None) -> int | None:
+    return None if x is None else x.ctypes.data
+
+
+class Stack:
+    """A stack of random weights, as structs and as a computation."""
+
+    def __init__(self, rng: np.random.Generator, **sizes: Any) -> None:
+        self.rng, self.place = rng, sizes.get("place", lambda x: x)
+        self.kv_heads, queries_per_kv = sizes.get("kv_heads", 1), sizes.get("queries_per_kv", 2)
+        self.heads = self.kv_heads * queries_per_kv
+        self.head_dim, self.value_dim = sizes.get("head_dim", 4), sizes.get("value_dim", 4)
+        self.width, self.vocabulary = sizes.get("width", 8), sizes.get("vocabulary", 20)
+        self.encoded_width = sizes.get("encoded_width", 8)
+        self.norm_first, self.biased = sizes.get("norm_first", True), sizes.get("biased", True)
+        self.activation = sizes.get("activation", "relu")
+        self.encoder: Stack | None = None
+        if sizes.get("encoder"):
+            own = {"width": self.encoded_width, "encoded_width": 0, "encoder": False}
+            self.encoder = Stack(rng, **{**sizes, **own, "vocabulary": 13, "tied": False})
+        self.embedding, self.scale = self.numbers(self.vocabulary, self.width), 1.25
+        self.layers = [self.layer(sizes.get("hidden", 12)) for _ in range(sizes.get("layers", 2))]
+        self.final_norm = self.norm() if sizes.get("final_norm", True) else None
+        if sizes.get("tied", False):
+            self.logits = Dense(self.embedding, None, True)
+        else:
+            self.logits = self.dense(self.width, self.vocabulary)
+
+    def numbers(self, *shape: int) -> np.ndarray:
+        scale = 0.7 if len(shape) > 1 else 0.2
+        return self.place((self.rng.normal(size=shape) * scale).astype(np.float32))
+
+    def dense(self, inputs: int, outputs: int) -> Dense:
+        weight = self.numbers(inputs, outputs)
+        weight *= (8 / inputs) ** 0.5
+        return Dense(weight, self.numbers(outputs) if self.biased else None)
+
+    def norm(self) -> Norm:
+        gamma = self.numbers(self.width)
+        gamma += 1
+        return Norm(gamma, self.numbers(self.width) if self.biased else None)
+
+    def layer(self, hidden: int) -> dict[str, Any]:
+        outputs = (
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            self.kv_heads * self.value_dim,
+        )
+        inputs = {"": (self.width,) * 3}
+        if self.encoded_width:
+            inputs["cross_"] = (self.width, self.encoded_width, self.encoded_width)
+        parts = {name: self.norm() for name in NORMS}
+        for prefix, widths in inputs.items():
+            for name, width, count in zip(DENSE, widths, outputs, strict=False):
+                parts[prefix + name] = self.dense(width, count)
+            parts[prefix + "output"] = self.dense(self.heads * self.value_dim, self.width)
+        parts["hidden"], parts["back"] = (
+            self.dense(self.width, hidden),
+            self.dense(hidden, self.width),
+        )
+        return parts
+
+    def struct(self) -> StackStruct:
+        layers = [LayerStruct(**{k: x.struct() for k, x in part.items()}) for part in self.layers]
+        sizes = (self.width, self.heads, self.kv_heads, self.head_dim, self.value_dim)
+        return StackStruct(
+            *sizes,
+            self.encoded_width,
+            self.vocabulary,
+            address(self.embedding),
+            self.scale,
+            self.norm_first,
+            list(ACTIVATIONS).index(self.activation),
+            len(layers),
+            (LayerStruct * max(1, len(layers)))(*layers),
+            NormStruct() if self.final_norm is None else self.final_norm.struct(),
+            self.logits.struct(),
+            None if self.encoder is None else self.keep(self.encoder.struct()),
+        )
+
+    def keep(self, struct: Structure) -> int:
+        self.kept = struct
+        return ctypes.addressof(struct)
+
+    def change(self, x: Any, norm: Norm, part: Any) -> np.ndarray:
+        return x + part(norm(x)) if self.norm_first else norm(x + part(x))
+
+    def attend(self, queries: Any, keys: Any, values: Any, hidden: Any, bias: Any) -> np.ndarray:
+        """Of (T, N, H), (S, K, H), (S, K, V), by plain loops over heads and queries; 0 where all is hidden."""
+        out = np.zeros((len(queries), self.heads, self.value_dim))
+        for n in range(self.heads):
+            kv_head = n // (self.heads // self.kv_heads)
+            for i, query in enumerate(queries[:, n]):
+                seen = [j for j in range(len(keys)) if not hidden[i, j]]
+                scores = [query @ keys[j, kv_head] / np.sqrt(self.head_dim) for j in seen]
+                scores = np.array([s + bias(n, i, j) for s, j in zip(scores, seen, strict=True)])
+                if seen:
+                    weights = np.exp(scores - scores.max())
+                    out[i, n] = weights / weights.sum() @ values[seen, kv_head]
+        return out.reshape(len(queries), -1)
+
+    def heads_of(self, x: np.ndarray, width: int) -> np.ndarray:
+        return x.reshape(len(x), x.shape[1] // width, width)
+
+    def scores(self, tokens: Any, call: Call, b: int) -> np.ndarray:
+        """Of the token that follows the last one; everything computed again."""
+        encoded = call.shown(self, b)
+        length, offset = len(tokens), call.length - 1
+        later = np.triu(np.ones((length, length), bool), 1)
+        tables = [getattr(call, name) for name in POSITIONS]
+        x = self.run(tokens, np.arange(length), later, offset, encoded, *tables)
+        scores = self.logits(x[-1:])[0]
+        scores[[PAD, START]] = -np.inf
+        return scores
+
+    def run(
+        self, tokens: Any, at: Any, hidden: Any, offset: int, encoded: Any, *tables: Any
+    ) -> np.ndarray:
+        """Tokens that stand at the positions `at` through all layers."""
+        positions, rotation, relative_bias = tables
+        x = self.embedding[tokens].astype(float) * self.scale
+        if positions is not None:
+            x = x + positions[at]
+
+        def turned(heads: np.ndarray) -> np.ndarray:
+            if rotation is None:
+                return heads
+            cosine, sine = np.split(rotation[at][:, None].astype(float), 2, -1)
+            first, second = np.split(heads, 2, -1)
+            return np.concatenate(
+                [first * cosine - second * sine, first * sine + second * cosine], -1
+            )
+
+        def bias(n: int, i: int, j: int) -> float:
+            return 0 if relative_bias is None else relative_bias[n, offset + at[j] - at[i]]
+
+        for layer in self.layers:
+
+            def own(x: np.ndarray, layer: Any = layer) -> np.ndarray:
+                queries = turned(self.heads_of(layer["query"](x), self.head_dim))
+                keys = turned(self.heads_of(layer["key"](x), self.head_dim))
+                values = self.heads_of(layer["value"](x), self.value_dim)
+                return layer["output"](self.attend(queries, keys, values, hidden, bias))
+
+            def cross(x: np.ndarray, layer: Any = layer) -> np.ndarray:
+                queries = self.heads_of(layer["cross_query"](x), self.head_dim)
+                keys = self.heads_of(layer["cross_key"](encoded), self.head_dim)
+                values = self.heads_of(layer["cross_value"](encoded), self.value_dim)
+                nothing = np.zeros((len(x), len(keys)), bool)
+                attended = self.attend(queries, keys, values, nothing, lambda *_: 0)
+                return layer["cross_output"](attended)
+
+            def feed(x: np.ndarray, layer: Any = layer) -> np.ndarray:
+                return layer["back"](ACTIVATIONS[self.activation](layer["hidden"](x)))
+
+            x = self.change(x, layer["self_norm"], own)
+            if self.encoded_width:
+                x = self.change(x, layer["cross_norm"], cross)
+            x = self.change(x, layer["feed_forward_norm"], feed)
+        return x if self.final_norm is None else self.final_norm(x)
+
+
+class Call:
+    """A batch to decode."""
+
+    def __init__(self, stack: Stack, batch: int, length: int, source: int, **options: Any) -> None:
+        rng = stack.rng
+        self.batch, self.length, self.source = batch, length, source
+        self.encoded = stack.numbers(batch, source, stack.encoded_width)
+        shown = rng.random((batch, source)) < 0.7
+        self.source_mask = stack.place(shown) if options.get("masked") else None
+        self.tokens = None
+        self.tables = dict.fromkeys((*POSITIONS, *SOURCE_POSITIONS))
+        self.fill(stack, "", length, length, options)
+        if stack.encoder is not None:
+            self.tokens = stack.place(rng.integers(0, 13, (batch, source)).astype(np.int32))
+            self.encoded = None
+            self.fill(stack.encoder, "source_", source, 2 * source, options)
+        self.uniform = None
+        self.sampling, self.beams = options.get("sampling"), options.get("beams", 0)
+        self.length_penalty = 0.6
+        if self.sampling is not None:
+            self.uniform = stack.place(rng.random((batch, length)).astype(np.float32))
+
+    def fill(self, stack: Stack, prefix: str, length: int, room: int, options: Any) -> None:
+        if options.get("table"):
+            self.tables[f"{prefix}positions"] = stack.numbers(length, stack.width)
+        if options.get("rotary"):
+            angles = stack.rng.normal(size=(length, stack.head_dim // 2))
+            both = np.concatenate([np.cos(angles), np.sin(angles)], -1)
+            self.tables[f"{prefix}rotation"] = stack.place(both.astype(np.float32))
+        if options.get("bias"):
+            self.tables[f"{prefix}relative_bias"] = stack.numbers(stack.heads, room)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in (*POSITIONS, *SOURCE_POSITIONS):
+            return self.tables[name]
+        raise AttributeError(name)
+
+    def shown(self, stack: Stack, b: int) -> np.ndarray:
+        """What is encoded of a source, without what its mask hides."""
+        at = np.arange(self.source)
+        if self.source_mask is not None:
+            at = at[self.source_mask[b]]
+        if stack.encoder is None:
+            return self.encoded[b, at].astype(float)
+        tables = [self.tables[name] for name in SOURCE_POSITIONS]
+        none = np.zeros((len(at), len(at)), bool)
+        return stack.encoder.run(self.tokens[b, at], at, none, self.source, None, *tables)
+
+    def rows(self, rows: slice) -> Call:
+        """The same for some rows of the batch."""
+        part = object.__new__(Call)
+        part.__dict__.update(self.__dict__)
+        part.batch = len(range(self.batch)[rows])
+        for name in ("encoded", "tokens", "source_mask", "uniform"):
+            if (x := getattr(self, name)) is not None:
+                setattr(part, name, np.ascontiguousarray(x[rows]))
+        return part
+
+    def run(self, library: Any, stack: Stack, threads: int = 2) -> np.ndarray:
+        decoder = c_void_p()
+        check(library.heed_decoder_make(stack.struct(), ctypes.byref(decoder)))
+        arrays = (self.tokens, self.encoded, self.source_mask, *self.tables.values())
+        cut = self.sampling or {}
+        decoding = DecodingStruct(
+            self.batch,
+            self.length,
+            self.source,
+            *map(address, arrays),
+            PAD,
+            START,
+            END,
+            2 if self.beams else int(self.sampling is not None),
+            address(self.uniform),
+            cut.get("temperature", 1.0),
+            cut.get("top_p", 0.0),
+            cut.get("top_k", 0),
+            self.beams,
+            self.length_penalty,
+        )
+        tokens = stack.place(np.full((self.batch, self.length), 77, np.int32))
+        try:
+            check(library.heed_decode(decoder, decoding, tokens.ctypes.data, threads))
+        finally:
+            library.heed_decoder_free(decoder)
+        return tokens
+
+
+def check(problem: bytes | None) -> None:
+    if problem is not None:
+        raise ValueError(problem.decode())
+
+
+def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
+    """Each token is the best one after those before it, but for rounding; rows end once and are padded."""
+    for b, row in enumerate(tokens):
+        for t, token in enumerate(row):
+            if t and (row[:t] == END).any():
+                assert token == PAD
+                continue
+            scores = stack.scores([START, *row[:t]], call, b)
+            assert scores[token] >= scores.max() - 1e-4 * np.abs(scores[2:]).max(), (b, t)
+
+
+def assert_drawn(stack: Stack, call: Call, tokens: np.ndarray) -> None:
+    """Each token is the one that its number in [0, 1) draws, but for rounding."""
+    for b, row in enumerate(tokens):
+        for t, token in enumerate(row):
+            if t and row[t - 1] in (END, PAD):
+                break
+            expected = set()
+            for nudge in (-1e-5, 0, 1e-5):  # where rounding may decide
+                scores = stack.scores([START, *row[:t]], call, b)
+                expected.add(drawn(scores, call.uniform[b, t] + nudge, **call.sampling))
+            assert token in expected
+
+
+def drawn(
+    scores: Any, uniform: float, temperature: float = 1.0, top_k: int = 0, top_p: float = 0.0
+) -> int:
+    order = np.argsort(-scores, kind="stable") if top_k or top_p else np.arange(len(scores))
+    mass = np.exp((scores - scores.max()) / temperature)[order][: top_k or None]
+    mass /= mass.sum()
+    if top_p:
+        before = np.cumsum(mass) - mass
+        mass = np.where((before < top_p) | (np.arange(len(mass)) == 0), mass, 0)
+    cumulative = np.cumsum(mass)
+    return int(order[np.sum(cumulative < (1 - uniform) * cumulative[-1])])
+
+
+def searched(stack: Stack, call: Call, b: int) -> tuple[list[int], float, float]:
+    """A beam search as Wu et al. describe it: the sequence, its score, and by how much any choice was decided."""
+    beams, margin = call.beams, np.inf
+    open_, finished = [([], 0.0)], []
+
+    def penalty(count: int) -> float:
+        return ((5 + count) / 6) ** call.length_penalty
+
+    for _ in range(call.length):
+        grown = []
+        for tokens, total in open_:
+            scores = stack.scores([START, *tokens], call, b)
+            steps = scores - scores.max()
+            steps -= np.log(np.exp(steps).sum())
+            grown += [([*tokens, t], total + step) for t, step in enumerate(steps) if t > START]
+        grown.sort(key=lambda x: -x[1])
+        if len(grown) > 2 * beams:
+            totals = np.array([total for _, total in grown[: 2 * beams + 1]])
+            margin = min(margin, np.min(totals[:-1] - totals[1:]))
+        ended = [x for x in grown[:beams] if x[0][-1] == END]
+        finished += [(tokens, total / penalty(len(tokens))) for tokens, total in ended]
+        open_ = [x for x in grown if x[0][-1] != END][:beams]
+        best = max(finished, key=lambda x: x[1], default=None)
+        if best and (beams == 1 or open_[0][1] / penalty(call.length) <= best[1]):
+            break
+    sequence, score = max(finished, key=lambda x: x[1], default=open_[0])
+    return sequence, score, margin
+
+
+def beams_decided(stack: Stack, call: Call, tokens: np.ndarray) -> int:
+    """How many rows a beam search in float64 finds without a near tie; each must be the one that is there."""
+    decided = 0
+    for b, row in enumerate(tokens):
+        sequence, _, margin = searched(stack, call, b)
+        if margin > 1e-5:
+            decided += 1
+            assert [*row] == [*sequence, *[PAD] * (call.length - len(sequence))]
+    return decided

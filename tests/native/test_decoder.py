@@ -1,0 +1,251 @@
+"""The decoder engine through its C interface, beside the same stack in NumPy, for each instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator
+from ctypes import c_void_p
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.native.core import LIBRARY
+from tests.native.decoder import (
+    ACTIVATIONS,
+    END,
+    PAD,
+    START,
+    Call,
+    DecodingStruct,
+    Stack,
+    address,
+    assert_best,
+    assert_drawn,
+    beams_decided,
+    declare,
+)
+
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def declared(any_library: Any) -> None:
+    declare(any_library)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "post-norm, no final norm": {"norm_first": False, "final_norm": False},
+    "grouped": {"kv_heads": 2, "queries_per_kv": 3, "head_dim": 6, "value_dim": 5},
+    "wide": {"width": 70, "hidden": 133, "kv_heads": 4, "queries_per_kv": 1, "head_dim": 17},
+    "wider vocabulary, tied": {"vocabulary": 333, "tied": True, "width": 33, "layers": 1},
+    "no biases, masked": {"biased": False, "masked": True},
+    "source of another width": {"encoded_width": 19, "masked": True},
+    "nothing encoded": {"encoded_width": 0},
+    "positions": {"table": True},
+    "rotary": {"rotary": True, "head_dim": 6},
+    "bias": {"bias": True},
+    "no layers": {"layers": 0},
+    "encoder": {"encoder": True, "masked": True},
+    "encoder, post-norm, positions": {
+        "encoder": True,
+        "norm_first": False,
+        "final_norm": False,
+        "table": True,
+        "encoded_width": 19,
+    },
+    "encoder, rotary, grouped": {
+        "encoder": True,
+        "rotary": True,
+        "masked": True,
+        "kv_heads": 2,
+        "head_dim": 6,
+    },
+    "encoder, bias": {"encoder": True, "bias": True, "masked": True},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_takes_the_best_token(library: Any, case: str) -> None:
+    options, found = CASES[case], set()
+    for seed in range(3):
+        stack = Stack(np.random.default_rng(seed), **options)
+        call = Call(stack, 5, 7, 0 if stack.encoded_width == 0 else 6, **options)
+        tokens = call.run(library, stack)
+        assert_best(stack, call, tokens)
+        found |= {*tokens.flat}
+    assert len(found) > 3
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(library: Any, activation: str) -> None:
+    stack = Stack(np.random.default_rng(1), activation=activation, hidden=40, vocabulary=200)
+    call = Call(stack, 3, 6, 4)
+    assert_best(stack, call, call.run(library, stack))
+
+
+def test_many_and_long_sources_are_encoded(library: Any) -> None:
+    sizes = {"encoder": True, "layers": 1, "vocabulary": 100, "bias": True}
+    stack = Stack(np.random.default_rng(2), **sizes)
+    call = Call(stack, 2, 2, 140, masked=True, bias=True)
+    assert_best(stack, call, call.run(library, stack))
+    call = Call(stack, 45, 2, 9, masked=True, bias=True)
+    assert_best(stack, call, call.run(library, stack, threads=1))
+    call.tokens[3, 4], call.source_mask[3, 4] = 13, True
+    with pytest.raises(ValueError, match=r"`source` must hold tokens from 0 to 12\. Received: 13"):
+        call.run(library, stack)
+    call.source_mask[3, 4] = False
+    call.run(library, stack)
+
+
+def test_a_long_sequence_and_a_large_batch(library: Any) -> None:
+    stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)
+    call = Call(stack, 2, 70, 150, masked=True, bias=True)
+    assert_best(stack, call, call.run(library, stack))
+    call = Call(stack, 150, 4, 3)
+    assert_best(stack, call, call.run(library, stack, threads=1))
+
+
+SAMPLING: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.5},
+    {"top_k": 4, "temperature": 2.0},
+    {"top_p": 0.6},
+    {"top_k": 9, "top_p": 0.8},
+    {"top_p": 1.0},
+)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+def test_sampling_inverts_the_cumulative_distribution(library: Any, sampling: Any) -> None:
+    stack = Stack(np.random.default_rng(4))
+    call = Call(stack, 6, 8, 5, sampling=sampling)
+    tokens = call.run(library, stack)
+    assert len({*tokens.flat}) > 4
+    assert_drawn(stack, call, tokens)
+
+
+@pytest.mark.parametrize("beams", [1, 2, 3, 8])
+def test_beams_are_those_of_the_definition(library: Any, beams: int) -> None:
+    decided = 0
+    for seed, options in enumerate(({}, {"bias": True}, {"rotary": True}, {"encoded_width": 0})):
+        sizes = {"vocabulary": 24, "kv_heads": 1 + seed % 2, "layers": 1 + seed % 2}
+        stack = Stack(np.random.default_rng(seed), **sizes, **options)
+        call = Call(stack, 3, 6, 0 if stack.encoded_width == 0 else 4, beams=beams, **options)
+        tokens = call.run(library, stack)
+        decided += beams_decided(stack, call, tokens)
+    assert decided > 6
+
+
+SEARCHES = ({}, {"sampling": {"top_k": 5}}, {"beams": 3})
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_rows_depend_neither_on_threads_nor_on_each_other(
+    library: Any, search: Any, encoder: bool
+) -> None:
+    sizes = {"width": 40, "hidden": 70, "vocabulary": 100, "kv_heads": 2, "encoder": encoder}
+    stack = Stack(np.random.default_rng(5), **sizes)
+    call = Call(stack, 23, 12, 9, masked=True, **search)
+    tokens = call.run(library, stack, threads=1)
+    for threads in (1, 2, 3, 7, 64, -5, 1000):
+        np.testing.assert_array_equal(call.run(library, stack, threads), tokens)
+    for rows in (slice(0, 1), slice(4, 9), slice(22, 23)):
+        np.testing.assert_array_equal(call.rows(rows).run(library, stack), tokens[rows])
+
+
+def test_the_first_of_equal_tokens_is_taken(library: Any) -> None:
+    stack = Stack(np.random.default_rng(6), vocabulary=70, biased=False)
+    stack.logits.weight[:, 3:] = stack.logits.weight[:, 3:4]
+    stack.logits.weight[:, END] = -stack.logits.weight[:, 3]
+    assert {*Call(stack, 9, 3, 4).run(library, stack).flat} <= {PAD, END, 3}
+
+
+def test_rows_end_by_themselves(library: Any) -> None:
+    stack = Stack(np.random.default_rng(6), vocabulary=6)
+    call = Call(stack, 40, 20, 4)
+    tokens = call.run(library, stack)
+    lengths = {int((row == END).argmax()) for row in tokens if END in row}
+    assert len(lengths) > 1
+    assert_best(stack, call, tokens)
+
+
+def test_what_a_mask_hides_never_reaches_a_result(library: Any) -> None:
+    stack = Stack(np.random.default_rng(7))
+    call = Call(stack, 4, 6, 5, masked=True)
+    call.source_mask[0] = False  # nothing is seen: the attention gives 0
+    tokens = call.run(library, stack)
+    assert_best(stack, call, tokens)
+    call.encoded[~call.source_mask] = np.nan
+    np.testing.assert_array_equal(call.run(library, stack), tokens)
+
+
+def test_nonfinite_numbers_end_well(library: Any) -> None:
+    """Whatever a model computes, tokens are tokens."""
+    for value, search in itertools.product((np.nan, np.inf, -np.inf), SEARCHES):
+        stack = Stack(np.random.default_rng(8))
+        call = Call(stack, 4, 6, 5, **search)
+        call.encoded[1] = value
+        tokens = call.run(library, stack)
+        assert ((tokens >= 0) & (tokens < stack.vocabulary)).all()
+
+
+def test_empty_batches_and_sources(library: Any) -> None:
+    stack = Stack(np.random.default_rng(9))
+    assert Call(stack, 0, 4, 3).run(library, stack).shape == (0, 4)
+    call = Call(stack, 2, 4, 0)
+    assert_best(stack, call, call.run(library, stack))
+
+
+def faults() -> Iterator[tuple[str, Any, Any, str]]:
+    def stack(name: str, value: Any) -> Any:
+        return lambda s, d: setattr(s, name, value)
+
+    def decoding(name: str, value: Any) -> Any:
+        return lambda s, d: setattr(d, name, value)
+
+    def layer(part: str, name: str, value: Any) -> Any:
+        return lambda s, d: setattr(getattr(s.layers[1], part), name, value)
+
+    yield "heads", stack("heads", 3), None, "`query` must have 8 inputs and 12 outputs"
+    yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
+    yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
+    yield "activation", stack("activation", 99), None, "`activation` must be in [0, 9]"
+    yield "embedding", stack("embedding", None), None, "the embedding is missing"
+    yield "query", layer("query", "weight", None), None, "the weights of `query` are missing"
+    yield "back", layer("back", "inputs", 5), None, "`back` must have 12 inputs and 8 outputs"
+    yield "norm", layer("self_norm", "gamma", None), None, "`self_norm` is missing"
+    yield "epsilon", layer("cross_norm", "epsilon", 0.0), None, "`epsilon` of `cross_norm`"
+    yield "encoded", stack("encoded_width", 0), None, "`encoded_width` must be given"
+    yield "length", None, decoding("length", 0), "`length` must be in [1,"
+    yield "batch", None, decoding("batch", -1), "`batch` must be in [0,"
+    yield "pad", None, decoding("pad_token", 20), "`pad_token` must be in [0, 19]"
+    yield "search", None, decoding("search", 7), "`search` must be in [0, 2]"
+    yield "beams", None, decoding("search", 2), "`beams` must be in [1, 32]"
+    yield "uniform", None, decoding("search", 1), "`uniform` is missing"
+    yield "no encoded", None, decoding("encoded", None), "`encoded` is missing"
+
+
+@pytest.mark.parametrize("fault", list(faults()), ids=lambda x: x[0])
+def test_what_cannot_be_is_refused(any_library: Any, fault: Any) -> None:
+    _, of_stack, of_decoding, text = fault
+    stack = Stack(np.random.default_rng(0))
+    call = Call(stack, 2, 3, 4)
+    struct, decoder = stack.struct(), c_void_p()
+    if of_stack is not None:
+        of_stack(struct, None)
+        assert text in any_library.heed_decoder_make(struct, ctypes.byref(decoder)).decode()
+        assert not decoder
+        return
+    assert any_library.heed_decoder_make(struct, ctypes.byref(decoder)) is None
+    decoding = DecodingStruct(2, 3, 4, None, address(call.encoded))
+    decoding.start_token, decoding.end_token, decoding.temperature = START, END, 1.0
+    of_decoding(None, decoding)
+    tokens = np.full((2, 3), 77, np.int32)
+    said = any_library.heed_decode(decoder, decoding, tokens.ctypes.data, 1)
+    any_library.heed_decoder_free(decoder)
+    assert text in said.decode()
+    assert (tokens == 77).all()
