@@ -59,8 +59,10 @@ def machine_reasons() -> tuple[str, ...]:
     return ()
 
 
+@functools.cache
 def threads() -> int:
-    """TensorFlow's own setting, 0 for "as many as this process may use"."""
+    """TensorFlow's own setting, 0 for "as many as this process may use". Asking starts its runtime, which fixes it."""
+    machine_reasons()
     return tf.config.threading.get_intra_op_parallelism_threads()
 
 
