@@ -38,10 +38,9 @@ int gradient_row(int64_t width) {
 template <class Scores>
 struct BackwardScratch {
   typedef typename Scores::Real Real;
-  typedef typename Lanes<Real>::Integer Integer;
   QueryTile<Real> tiles[kTilesTogether];
   Real *weights, *weight_gradients, *slope, *factors, *key_copy, *value_copy;
-  Integer* hidden;
+  uint64_t* hidden;  // a word a key
   char* scores;
 
   BackwardScratch(const HeedAttention& a, Arena& arena) {
@@ -57,7 +56,7 @@ struct BackwardScratch {
     weight_gradients = arena.take<Real>(kQueryTile * kKeyBlock);
     slope = arena.take<Real>(kQueryTile * kKeyBlock);
     factors = arena.take<Real>(kQueryTile * kKeyBlock);
-    hidden = arena.take<Integer>(kQueryTile * kKeyBlock);
+    hidden = arena.take<uint64_t>(kKeyBlock);
     key_copy = arena.take<Real>(kKeyBlock * h);
     value_copy = arena.take<Real>(kKeyBlock * v);
     scores = arena.take<char>(static_cast<int64_t>(Scores::bytes(a)));
@@ -202,7 +201,7 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Scores>& s,
   const int key_row = gradient_row<Real>(head_dim), value_row = gradient_row<Real>(value_dim);
   const int columns = round_up(p.queries.length, kLanes<Real>), rows = p.queries.length;
   const Block block{b, p.n, p.queries, keys};
-  const BlockMask mask = classify_block(a, block, columns, s.hidden);
+  const BlockMask mask = classify_block(a, block, s.hidden);
   if (mask == BlockMask::kEmpty) return;
   block_gradients(a, s, scores, p, block, key, value, has_nonfinite, mask);
   if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);

@@ -22,12 +22,11 @@ void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8
       for (int64_t tile = range.tile; tile < range.tile_end; ++tile) {
         const int64_t kv_head = n / (a.heads / a.kv_heads);
         prepare_tile<Stored>(a, pass, b, n, tile, p);
-        const int columns = round_up(p.queries.length, kLanes<Real>);
         Scores scores(a, b, kv_head, s.scores);
         for (int64_t at = p.lo / kKeyBlock; at * kKeyBlock < p.hi; ++at) {
           const Span keys = block_keys(at, p.lo, p.hi);
           const Block block{b, n, p.queries, keys};
-          const BlockMask mask = classify_block(a, block, columns, s.hidden);
+          const BlockMask mask = classify_block(a, block, s.hidden);
           if (mask == BlockMask::kEmpty) continue;
           const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
           const auto key = key_block<Stored, Real>(a.key, b, kv_head, keys, head_dim, has_nonfinite, s.key_copy);

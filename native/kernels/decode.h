@@ -28,10 +28,9 @@ struct Split {
 
 template <class Real>
 struct DecodeScratch {
-  typedef typename Lanes<Real>::Integer Integer;
   Real *query, *weights;  // rows of round_up(H) and kKeyBlock numbers
   Real *scores, *copy;    // one head's, queries across; a block of keys or values in the compute type
-  Integer* hidden;
+  uint64_t* hidden;       // a word a key
 
   static int wide(const HeedAttention& a) { return round_up(a.head_dim, kLanes<Real>); }
   DecodeScratch(const HeedAttention& a, Arena& arena)
@@ -39,7 +38,7 @@ struct DecodeScratch {
         weights(arena.take<Real>(Split<Real>::rows(a) * kKeyBlock)),
         scores(arena.take<Real>(kKeyBlock * kQueryTile)),
         copy(arena.take<Real>(kKeyBlock * round_up(most(a.head_dim, a.value_dim), kLanes<Real>))),
-        hidden(arena.take<Integer>(kKeyBlock * kQueryTile)) {}
+        hidden(arena.take<uint64_t>(kKeyBlock)) {}
 };
 
 // Rows that are needed next. They are asked for one by one between other work: all at once would block the way.
@@ -192,7 +191,7 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
       for (int y = 0; y < keys.length; y += kLanes<Real>) watch.see(load(s.weights + y));
     for (int m = 0; m < queries_per_kv; ++m) {
       const Block block{b, kv_head * queries_per_kv + m, queries, keys};
-      const BlockMask mask = classify_block(a, block, columns, s.hidden);
+      const BlockMask mask = classify_block(a, block, s.hidden);
       Real* weights = s.weights + m * length * kKeyBlock;
       if (mask == BlockMask::kEmpty) {
         for (int i = 0; i < length * kKeyBlock; ++i) weights[i] = -kInfinity<Real>;

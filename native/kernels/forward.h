@@ -72,15 +72,14 @@ class VectorProducts {
 template <class Products>
 struct ForwardScratch {
   typedef typename Products::Real Real;
-  typedef typename Lanes<Real>::Integer Integer;
   Real *output, *scores;  // V rows of kQueryTile numbers, or rows of features, one a query; kKeyBlock rows
-  Integer* hidden;
+  uint64_t* hidden;       // a word a key
   char* products;
 
   ForwardScratch(const HeedAttention& a, Arena& arena)
       : output(arena.take<Real>(kQueryTile * round_up(Products::value_rows(a), kLanes<Real>))),
         scores(arena.take<Real>(kQueryTile * kKeyBlock)),
-        hidden(arena.take<Integer>(kQueryTile * kKeyBlock)),
+        hidden(arena.take<uint64_t>(kKeyBlock)),
         products(arena.take<char>(static_cast<int64_t>(Products::bytes(a)))) {}
 };
 
@@ -125,9 +124,9 @@ HEED_INLINE bool block_has_nonfinite(const HeedAttention& a, const uint8_t* fini
   return a.rule_count > 0 && !finite[(b * a.kv_heads + kv_head) * key_blocks(a) + block];
 }
 
-template <class Stored, class Integer>
+template <class Stored>
 __attribute__((noinline)) void mark_nonfinite(const HeedAttention& a, const Block& block, int64_t kv_head,
-                                              BlockMask mask, const Integer* hidden, bool* nonfinite) {
+                                              BlockMask mask, const uint64_t* hidden, bool* nonfinite) {
   for (int y = 0; y < block.keys.length; ++y) {
     const int64_t j = block.keys.begin + y;
     if (row_is_finite<Stored>(a.key, block.b, j, kv_head, a.head_dim) &&
@@ -295,7 +294,7 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
   for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
     const Span keys = Products::kWhole ? block_keys(at, 0, a.key_length) : block_keys(at, lo, hi);
     const Block block{b, n, queries, keys};
-    const BlockMask mask = classify_block(a, block, columns, s.hidden);
+    const BlockMask mask = classify_block(a, block, s.hidden);
     if (mask == BlockMask::kEmpty) continue;
     const bool has_nonfinite = mode == Nonfinite::kGuarded && (finite ? block_has_nonfinite(a, finite, b, kv_head, at)
                                                                       : !block_is_finite<Stored>(a, b, kv_head, keys));
