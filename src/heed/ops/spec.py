@@ -86,7 +86,7 @@ class AttentionSpec:
         return (self.mask is None or self.mask.is_plain) and None not in self.lengths
 
     @functools.cached_property
-    def remembered(self) -> dict[str, Any]:
+    def remembered(self) -> dict[Any, Any]:
         """What implementations know of this spec alone, for the next call of its kind."""
         return {}
 

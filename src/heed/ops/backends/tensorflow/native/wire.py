@@ -72,11 +72,12 @@ class Wire(NamedTuple):
     @classmethod
     def write(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
         """An attention as inputs of a native op."""
-        plain = spec.remembered.get("wire")
+        known = ("wire", library.threads())
+        plain = spec.remembered.get(known)
         if plain is None or not _keeps_tensors():
             plain = cls._plain(spec, tensors)
             if spec.is_plain and _keeps_tensors():
-                spec.remembered["wire"] = plain
+                spec.remembered[known] = plain
         reals, seed = plain.reals, plain.seed
         if tensors.score_vector is not None:
             reals = [tensors.score_vector]
