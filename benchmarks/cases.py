@@ -7,6 +7,11 @@ from typing import Any
 
 SIZES = {"float32": 4, "bfloat16": 2}
 MODEL_LAYERS = 4
+# Of the suite "options": see `peers/heed_option.py`.
+OPTIONS = (
+    "causal", "window", "padding", "segments", "dense", "bias", "alibi", "soft-cap", "dropout"
+)  # fmt: skip
+OPTION_SIDES = tuple(f"heed-{option}" for option in OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Case:
         window: how many keys a query of a causal attention sees, up to itself; None for all.
         padded: whether the items have fewer valid keys than S, see `key_lengths`.
         dtype: "float32" or "bfloat16".
+        chain: how many are computed in a row, in one graph where a side has graphs, each with the output of the one
+            before as its query. The time is then that of one more: calling the graph is not in it.
     """
 
     batch: int
@@ -42,15 +49,22 @@ class Case:
     window: int | None = None
     padded: bool = False
     dtype: str = "float32"
+    chain: int = 1
 
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
             raise ValueError("`window` must come with `causal`. Received: causal=False")
+        if self.chain > 1 and (self.kind in ("layer", "model") or self.backward):
+            raise ValueError(
+                "`chain` must come with the forward pass of an op. "
+                f"Received: kind={self.kind!r}, backward={self.backward}"
+            )
 
     @property
     def name(self) -> str:
         """As in the tables, for instance `causal fwd (1, 8, 4096, 64)`."""
         words = [
+            f"one of {self.chain}:" if self.chain > 1 else "",
             "additive" if self.kind == "additive" else "",
             f"window {self.window}" if self.window is not None else "",
             "causal" if self.causal else "",
@@ -193,8 +207,22 @@ SUITES = {
             Case(4, 32, 1, 64, keys=2048, key_heads=8),
             Case(4, 8, 1, 64, keys=2048, padded=True),
             Case(4, 8, 1, 64, keys=2048, dtype="bfloat16"),
+            Case(4, 8, 1, 64, keys=2048, chain=12),
+            Case(64, 8, 1, 64, keys=32, chain=12),
         ],
         [],
+    ),
+    "calls": Suite(
+        "what a call costs around its kernel: tiny attentions in a graph, and called one by one",
+        [Case(1, 1, 8, 8, chain=50), Case(1, 8, 8, 64, chain=50)],
+        [],
+        ("heed", "heed-eager", "torch", "naive", "matmul"),
+    ),
+    "options": Suite(
+        "each option alone beside the plain attention, for each pair of query and key that it leaves",
+        [*_two(2, 8, 1024, 64), *_two(2, 8, 1024, 64, dtype="bfloat16")],
+        [],
+        ("heed", *OPTION_SIDES),
     ),
     "additive": Suite(
         "additive attention",
