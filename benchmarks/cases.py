@@ -25,9 +25,10 @@ class Case:
         head_dim: H and V; U and V for additive attention.
         causal: whether query i sees only keys j <= i.
         backward: whether the gradients of all inputs are computed too.
-        kind: "dot-product", "additive", "layer": self-attention of width N*H with projections, or "model": a
-            Transformer of that width with four layers, a decoder if causal, else an encoder. Its backward is a
-            training step.
+        kind: "dot-product", "additive", "layer": self-attention of width N*H with projections, "model": a
+            Transformer of that width with four layers, a decoder if causal, else an encoder, whose backward is a
+            training step; or "generate": an encoder and a decoder of that width with three layers each, which write
+            T tokens for each text of S.
         keys: S, where it is not T.
         key_heads: K, where it is not N.
         window: how many keys a query of a causal attention sees, up to itself; None for all.
@@ -54,7 +55,7 @@ class Case:
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
             raise ValueError("`window` must come with `causal`. Received: causal=False")
-        if self.chain > 1 and (self.kind in ("layer", "model") or self.backward):
+        if self.chain > 1 and (self.kind in ("layer", "model", "generate") or self.backward):
             raise ValueError(
                 "`chain` must come with the forward pass of an op. "
                 f"Received: kind={self.kind!r}, backward={self.backward}"
@@ -78,6 +79,8 @@ class Case:
                 "decoder" if self.causal else "encoder",
                 "training step" if self.backward else "forward",
             ]
+        if self.kind == "generate":
+            words = ["greedy"]
         if self.kind == "additive":
             middle = [str(self.length), str(self.key_length)]
         else:
@@ -233,6 +236,16 @@ SUITES = {
         ],
         [Case(4, 1, 512, 256, kind="additive", backward=True)],
     ),
+    "generate": Suite(
+        "whole texts, greedily: three layers of encoder and decoder, a vocabulary of 8,000",
+        [
+            Case(64, 4, 32, 64, keys=32, kind="generate"),
+            Case(1, 4, 32, 64, keys=32, kind="generate"),
+            Case(8, 4, 128, 64, keys=32, kind="generate"),
+        ],
+        [],
+        ("heed-generate", "hub-generate", "hub-generate-xla"),
+    ),
     "layers": Suite(
         "multi-head self-attention with projections, as a layer",
         LAYERS,
@@ -246,6 +259,7 @@ SUITES = {
             Case(2, 4, 256, 64, key_heads=2, padded=True, backward=True),
             Case(1, 4, 256, 64, dtype="bfloat16", backward=True),
             Case(2, 4, 1, 64, keys=256),
+            Case(2, 4, 1, 64, keys=256, chain=3),
             *_two(2, 1, 32, 64, kind="additive"),
             *_two(1, 4, 256, 64, kind="layer"),
             *_two(2, 4, 64, 16, kind="model", causal=True),

@@ -15,6 +15,7 @@ SHAPE = {
     "additive": "(B, T, S, U)",
     "layer": "(B, N, T, H)",
     "model": "(B, N, T, H)",
+    "generate": "(B, N, T/S, H)",
 }
 MARKS = {True: "yes", False: "**no**", None: "not measured"}
 

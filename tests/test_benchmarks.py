@@ -430,6 +430,8 @@ def test_cases_are_named_apart():
         == "window 4 causal bfloat16 fwd (1, 8, 9, 64)"
     )
     assert Case(2, 1, 3, 4, kind="additive").name == "additive fwd (2, 3, 3, 4)"
+    assert Case(2, 4, 1, 64, keys=9, chain=12).name == "one of 12: decoding (2, 4, 1/9, 64)"
+    assert Case(2, 4, 8, 64, keys=9, kind="generate").name == "greedy (2, 4, 8/9, 64)"
     assert Case(1, 2, 8, 4, True, True, kind="model").name == "decoder training step (1, 2, 8, 4)"
     assert Case(1, 2, 8, 4, padded=True, kind="model").name == "padded encoder forward (1, 2, 8, 4)"
     with pytest.raises(ValueError, match="`window` must come with `causal`"):

@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks.cases import OPTION_SIDES, OPTIONS, Case
 
 OPTION = "HEED_BENCHMARK_OPTION"
+COMPILED = "HEED_BENCHMARK_XLA"
 THREADS = "HEED_BENCHMARK_THREADS"
 
 
@@ -92,7 +93,8 @@ class Peer:
         module: where its `prepare` is.
         kind: which cases it computes; sides of one kind are compared with each other.
         is_heed: whether others are divided by it and compared with it: the first of a run is.
-        is_limit: a speed of the machine, or a model without its attention: there is no result to compare.
+        is_limit: a speed of the machine, a model without its attention or with weights of its own: there is no result
+            to compare, and its memory is not measured.
         is_variant: heed once more, in another way: it is compared with heed alone, and never chosen by name.
         builds_scores: whether it builds the whole tensor of scores, and so needs memory for it.
         computes: what it computes in place of a case.
@@ -148,6 +150,16 @@ PEERS: dict[str, Peer] = {
     "keras-layer": Peer("keras layer", _HERE + "keras_layer", "layer", builds_scores=True),
     "heed-model": Peer("accelerated", _HERE + "heed_model", "model", is_heed=True),
     "keras-model": Peer("stock Keras", _HERE + "keras_model", "model", builds_scores=True),
+    "heed-generate": Peer("heed", _HERE + "heed_generate", "generate", is_heed=True),
+    # Another model with weights of its own: what it writes is not what heed does.
+    "hub-generate": Peer("KerasHub BART", _HERE + "hub_generate", "generate", is_limit=True),
+    "hub-generate-xla": Peer(
+        "KerasHub BART with XLA",
+        _HERE + "hub_generate",
+        "generate",
+        is_limit=True,
+        environment={COMPILED: "1"},
+    ),
     "model-rest": Peer("without attention", _HERE + "model_rest", "model", is_limit=True),
 }
 
