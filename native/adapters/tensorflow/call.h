@@ -59,9 +59,8 @@ class Call {
     for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(rules.data<int64_t>() + 7 * r);
     a.rules = rules_.data();
     a.rule_count = static_cast<int32_t>(rules_.size());
-    // The core checks all when it runs. Empty tensors may have any size of features: there it is asked before results
-    // of that size are allocated.
-    if (input(0).empty() || input(2).empty()) check(heed_check(&a));
+    // Before results are allocated: empty tensors may have any size of features.
+    check(heed_check(&a));
   }
 
   int type() const { return input(0).type(); }

@@ -32,11 +32,6 @@ struct Tensor {
     for (int axis = 0; axis < rank(); ++axis) result.push_back(dim(axis));
     return result;
   }
-  bool empty() const {
-    for (int axis = 0; axis < rank(); ++axis)
-      if (dim(axis) == 0) return true;
-    return false;
-  }
   // ". Received: shape (2, 3)"
   std::string described() const {
     std::string text = ". Received: shape (";
