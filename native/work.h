@@ -106,7 +106,8 @@ struct KeySums {
   size_t values_at = rows_bytes(key_row), bytes = values_at + rows_bytes(value_row);
 
   size_t rows_bytes(int row) const {
-    return in_cache_lines(static_cast<size_t>(a.key_length * row) * kernels.compute_bytes);
+    constexpr int64_t kRows = 16;  // some kernels add so many at once
+    return in_cache_lines(static_cast<size_t>(ceil_div(a.key_length, kRows) * kRows * row) * kernels.compute_bytes);
   }
   // Adds `parts` of them, one after the other in memory, and writes rows [begin, end) of key head `bk` of all.
   void write(int64_t bk, int64_t begin, int64_t end, const char* sums, int64_t parts) const {

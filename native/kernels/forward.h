@@ -152,6 +152,16 @@ HEED_INLINE Vector<float> paired(Vector<float> first, Vector<float> second) {
   return (Vector<float>)(((Words)first + 0x8000u) >> 16 | (((Words)second + 0x8000u) & 0xffff0000u));
 }
 
+// Rows y and y + 1 become pairs in row y.
+template <class Real>
+inline void pair_rows(Real* weights, int rows, int columns) {
+  for (int y = 0; y < rows; y += 2)
+    for (int x = 0; x < columns; x += kLanes<Real>) {
+      Real* at = weights + y * kQueryTile + x;
+      store(at, paired(load(at), y + 1 < rows ? load(at + kQueryTile) : Vector<Real>{}));
+    }
+}
+
 // Turns the scores of `kVectors` vectors of columns, from column x on, into weights; with kPairs rows y and y + 1
 // become pairs in row y. `unit` times what is given are scores.
 template <class Real, int kVectors, bool kPairs>
@@ -304,9 +314,16 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
     if (mode == Nonfinite::kWatched)
       for (int y = 0; y < keys.length; ++y) watch.see(load(s.scores + y * kQueryTile));
     apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.scores, nullptr);
-    online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
-                                                   row_width ? 0 : value_rows);
-    if (a.dropout > 0) dropout.apply(keys, columns, s.scores);
+    const int shrunk_rows = row_width ? 0 : value_rows;
+    if (a.dropout > 0) {  // of single weights
+      online_softmax_columns<Real, false>(running, columns, s.scores, keys.length, products.unit(), s.output,
+                                          shrunk_rows);
+      dropout.apply(keys, columns, s.scores);
+      if constexpr (Products::kPairs) pair_rows(s.scores, keys.length, columns);
+    } else {
+      online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
+                                                     shrunk_rows);
+    }
     if constexpr (Products::kRows)
       if (row_width) {
         products.weighted_rows(keys, has_nonfinite, queries.length, s.scores, s.output);

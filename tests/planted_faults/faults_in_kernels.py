@@ -238,7 +238,7 @@ FAULTS = (
     Fault(
         "AMX reads keys past the last one",
         f"{_KERNELS}/amx.h",
-        "if (y < keys.length && c < width) words =",
+        "if (y < rows && c < width) words =",
         "if (c < width) words =",
         (_CORE, _FUZZ),
     ),
@@ -248,6 +248,20 @@ FAULTS = (
         "if (const int y = j + 2 * r + i; y < keys.length) {",
         "if (const int y = j + 2 * r + i; y <= keys.length) {",
         (_CORE, _FUZZ),
+    ),
+    Fault(
+        "AMX gives keys gradients without the scale",
+        f"{_KERNELS}/amx.h",
+        "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));",
+        "narrow(score_gradients, keys, columns_of(p), 1.0f);",
+        (_CORE, _FUZZ),
+    ),
+    Fault(
+        "AMX pairs weights before some are dropped",
+        f"{_KERNELS}/forward.h",
+        "if constexpr (Products::kPairs) pair_rows(s.scores, keys.length, columns);",
+        "",
+        (_FUZZ, "tests/ops/test_dropout.py"),
     ),
     # Additive attention
     Fault(
