@@ -73,22 +73,26 @@ SHORT, MIDDLE, LONG = (64, 8, 32, 64), (8, 8, 512, 64), (2, 8, 2048, 64)
 LONGER, WIDER = (1, 4, 8192, 64), (2, 8, 2048, 128)
 
 BARS = [
-    Bar(Case(*SHORT), ("torch",), 1.2),
-    Bar(Case(*SHORT), ("naive",), 2.5),
+    Bar(Case(*SHORT, chain=12), ("torch",), 1.2),
+    Bar(Case(*SHORT, chain=12), ("naive",), 2.5),
+    Bar(Case(4, 8, 1, 64, keys=2048, chain=12), ("torch",), 1.0),
+    Bar(Case(1, 1, 8, 8, chain=50), ("matmul",), 0.67),
     Bar(Case(*MIDDLE), ("torch",), 1.3),
     Bar(Case(*MIDDLE, backward=True), ("torch",), 1.3),
-    *(Bar(Case(*shape), ("torch",), 1.2) for shape in (LONG, LONGER, WIDER)),
-    *(Bar(Case(*shape, causal=True), ("torch",), 1.4) for shape in (LONG, LONGER, WIDER)),
-    Bar(Case(*LONG, backward=True), ("torch",), 1.35),
+    *(Bar(Case(*shape), ("torch",), 1.3) for shape in (LONG, LONGER)),
+    Bar(Case(*WIDER), ("torch",), 1.1),
+    *(Bar(Case(*shape, causal=True), ("torch",), 1.45) for shape in (LONG, LONGER)),
+    Bar(Case(*WIDER, causal=True), ("torch",), 1.4),
+    Bar(Case(*LONG, backward=True), ("torch",), 1.45),
     Bar(Case(*LONG, causal=True, backward=True), ("torch",), 1.6),
-    Bar(Case(*LONG, dtype="bfloat16"), ("torch",), 1.5),
-    Bar(Case(4, 8, 1, 64, keys=2048), ("torch",), 1.2),
+    Bar(Case(*LONG, dtype="bfloat16"), ("torch",), 1.8),
+    Bar(Case(*LONG, dtype="bfloat16", backward=True), ("torch",), 1.8),
     Bar(Case(1, 8, 16384, 64, causal=True, window=256), ("torch",), 15.0),
     Bar(Case(1, 8, 4096, 64, causal=True), ("naive",), 4.0),
     Bar(Case(1, 8, 4096, 64, causal=True, backward=True), ("naive",), 3.0),
     Bar(Case(8, 1, 128, 256, kind="additive", backward=True), ADDITIVE, 25.0),
     Bar(Case(4, 1, 512, 256, kind="additive", backward=True), ADDITIVE, 25.0),
-    Bar(Case(*LONG), SGEMM, 0.85),
+    Bar(Case(*LONG), SGEMM, 0.9),
 ]
 MEMORY_BARS = [MemoryBar(Case(1, 8, 32768, 64, backward=True), 400.0)]
 

@@ -7,6 +7,11 @@ from typing import Any
 
 SIZES = {"float32": 4, "bfloat16": 2}
 MODEL_LAYERS = 4
+# Of the suite "options": see `peers/heed_option.py`.
+OPTIONS = (
+    "causal", "window", "padding", "segments", "dense", "bias", "alibi", "soft-cap", "dropout"
+)  # fmt: skip
+OPTION_SIDES = tuple(f"heed-{option}" for option in OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -20,14 +25,17 @@ class Case:
         head_dim: H and V; U and V for additive attention.
         causal: whether query i sees only keys j <= i.
         backward: whether the gradients of all inputs are computed too.
-        kind: "dot-product", "additive", "layer": self-attention of width N*H with projections, or "model": a
-            Transformer of that width with four layers, a decoder if causal, else an encoder. Its backward is a
-            training step.
+        kind: "dot-product", "additive", "layer": self-attention of width N*H with projections, "model": a
+            Transformer of that width with four layers, a decoder if causal, else an encoder, whose backward is a
+            training step; or "generate": an encoder and a decoder of that width with three layers each, which write
+            T tokens for each text of S.
         keys: S, where it is not T.
         key_heads: K, where it is not N.
         window: how many keys a query of a causal attention sees, up to itself; None for all.
         padded: whether the items have fewer valid keys than S, see `key_lengths`.
         dtype: "float32" or "bfloat16".
+        chain: how many are computed in a row, in one graph where a side has graphs, each with the output of the one
+            before as its query. The time is then that of one more: calling the graph is not in it.
     """
 
     batch: int
@@ -42,15 +50,22 @@ class Case:
     window: int | None = None
     padded: bool = False
     dtype: str = "float32"
+    chain: int = 1
 
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
             raise ValueError("`window` must come with `causal`. Received: causal=False")
+        if self.chain > 1 and (self.kind in ("layer", "model", "generate") or self.backward):
+            raise ValueError(
+                "`chain` must come with the forward pass of an op. "
+                f"Received: kind={self.kind!r}, backward={self.backward}"
+            )
 
     @property
     def name(self) -> str:
         """As in the tables, for instance `causal fwd (1, 8, 4096, 64)`."""
         words = [
+            f"one of {self.chain}:" if self.chain > 1 else "",
             "additive" if self.kind == "additive" else "",
             f"window {self.window}" if self.window is not None else "",
             "causal" if self.causal else "",
@@ -64,6 +79,8 @@ class Case:
                 "decoder" if self.causal else "encoder",
                 "training step" if self.backward else "forward",
             ]
+        if self.kind == "generate":
+            words = ["greedy"]
         if self.kind == "additive":
             middle = [str(self.length), str(self.key_length)]
         else:
@@ -193,8 +210,22 @@ SUITES = {
             Case(4, 32, 1, 64, keys=2048, key_heads=8),
             Case(4, 8, 1, 64, keys=2048, padded=True),
             Case(4, 8, 1, 64, keys=2048, dtype="bfloat16"),
+            Case(4, 8, 1, 64, keys=2048, chain=12),
+            Case(64, 8, 1, 64, keys=32, chain=12),
         ],
         [],
+    ),
+    "calls": Suite(
+        "what a call costs around its kernel: tiny attentions in a graph, and called one by one",
+        [Case(1, 1, 8, 8, chain=50), Case(1, 8, 8, 64, chain=50)],
+        [],
+        ("heed", "heed-eager", "torch", "naive", "matmul"),
+    ),
+    "options": Suite(
+        "each option alone beside the plain attention, for each pair of query and key that it leaves",
+        [*_two(2, 8, 1024, 64), *_two(2, 8, 1024, 64, dtype="bfloat16")],
+        [],
+        ("heed", *OPTION_SIDES),
     ),
     "additive": Suite(
         "additive attention",
@@ -204,6 +235,16 @@ SUITES = {
             *_two(64, 1, 32, 256, kind="additive"),
         ],
         [Case(4, 1, 512, 256, kind="additive", backward=True)],
+    ),
+    "generate": Suite(
+        "whole texts, greedily: three layers of encoder and decoder, a vocabulary of 8,000",
+        [
+            Case(64, 4, 32, 64, keys=32, kind="generate"),
+            Case(1, 4, 32, 64, keys=32, kind="generate"),
+            Case(8, 4, 128, 64, keys=32, kind="generate"),
+        ],
+        [],
+        ("heed-generate", "hub-generate", "hub-generate-xla"),
     ),
     "layers": Suite(
         "multi-head self-attention with projections, as a layer",
@@ -218,6 +259,7 @@ SUITES = {
             Case(2, 4, 256, 64, key_heads=2, padded=True, backward=True),
             Case(1, 4, 256, 64, dtype="bfloat16", backward=True),
             Case(2, 4, 1, 64, keys=256),
+            Case(2, 4, 1, 64, keys=256, chain=3),
             *_two(2, 1, 32, 64, kind="additive"),
             *_two(1, 4, 256, 64, kind="layer"),
             *_two(2, 4, 64, 16, kind="model", causal=True),

@@ -15,6 +15,7 @@ SHAPE = {
     "additive": "(B, T, S, U)",
     "layer": "(B, N, T, H)",
     "model": "(B, N, T, H)",
+    "generate": "(B, N, T/S, H)",
 }
 MARKS = {True: "yes", False: "**no**", None: "not measured"}
 
@@ -88,7 +89,7 @@ def _to_beat(verdict: Verdict) -> str:
     names = [verdict.peer] if verdict.peer else list(verdict.bar.peers)
     title = " or ".join(PEERS[name].title for name in names)
     if all(PEERS[name].is_limit for name in verdict.bar.peers):
-        return f"the {title}" if verdict.peer else "the sgemm rate"
+        return f"the {title if verdict.peer else title.partition(' of ')[0]}"
     peer = PEERS[names[0]]
     if peer.computes(verdict.bar.case) != verdict.bar.case:
         return f"{title}, all keys"

@@ -19,6 +19,7 @@ import re
 import resource
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,20 @@ class Probe:
 def timed_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float]:
     """Mean seconds of a call over `calls` in a row, and the slower probe of before and after."""
     before = probe.seconds()
-    if calls > 1:
-        prepared.run()  # the side before has used the caches
-    start = time.perf_counter()
-    for _ in range(calls):
-        prepared.run()
-    seconds = (time.perf_counter() - start) / calls
+    seconds = _mean(prepared.run, calls)
+    if prepared.base is not None:
+        seconds -= _mean(prepared.base, calls)
     time.sleep(SETTLE_SECONDS)
     return {"seconds": seconds * prepared.portion, "probe": max(before, probe.seconds())}
+
+
+def _mean(run: Callable[[], Any], calls: int) -> float:
+    if calls > 1:
+        run()  # the side before has used the caches
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
 
 
 def first_runs(prepared: Prepared, results: str | None) -> float:

@@ -22,6 +22,7 @@ void additive_forward(const HeedAttention& a, const HeedForward& results, int th
   const int64_t tiles = query_tiles(a), count = a.batch * tiles;
   if (count == 0) return;
   const Kernels& kernels = kernels_for(a);
+  threads = worth_waking(threads, forward_work(a));
   const std::vector<uint8_t> finite = scan(a, kernels, threads);
   const int64_t parts = key_parts(a, count);
   threads = at_most(threads, count * parts);
@@ -51,6 +52,7 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, int thr
       std::memset(gradient, 0, static_cast<size_t>(a.head_dim) * kernels.compute_bytes);
     return;
   }
+  threads = worth_waking(threads, backward_work(a));
   const std::vector<uint8_t> finite = scan(a, kernels, threads);
   const int units = kernels.additive.units_row(a.head_dim);
   const KeySums gradients{a, pass, kernels, units};

@@ -36,11 +36,14 @@ void decode(const HeedAttention& a, const HeedForward& results, const Kernels& k
 void dot_forward(const HeedAttention& a, const HeedForward& results, int threads) {
   if (a.batch == 0 || a.heads == 0 || a.query_length == 0) return;
   const Kernels& kernels = kernels_for(a);
+  threads = worth_waking(threads, forward_work(a));
   if (few_queries(a)) return decode(a, results, kernels, threads);
-  const std::vector<uint8_t> finite = scan(a, kernels, threads);
   const int64_t tiles = query_tiles(a), heads = a.batch * a.heads;
   threads = at_most(threads, tiles * heads);
   const size_t packed_bytes = kernels.packed_bytes(a);
+  // Who packs values must know before which of them are not finite; others ask where a result is not.
+  const std::vector<uint8_t> flags = packed_bytes ? scan(a, kernels, threads) : std::vector<uint8_t>();
+  const uint8_t* finite = packed_bytes ? flags.data() : nullptr;
   Scratch memory;
   const auto scratch = memory.plan(threads, kernels.forward_bytes(a)), packed = memory.plan(1, packed_bytes);
   memory.take();
@@ -48,19 +51,20 @@ void dot_forward(const HeedAttention& a, const HeedForward& results, int threads
     const int64_t blocks = key_blocks(a);
     for_each(a.batch * a.kv_heads * blocks, threads, [&](int64_t index, int) {
       const int64_t bk = index / blocks;
-      kernels.pack(a, finite.data(), bk / a.kv_heads, bk % a.kv_heads, index % blocks, packed[0]);
+      kernels.pack(a, finite, bk / a.kv_heads, bk % a.kv_heads, index % blocks, packed[0]);
     });
   }
   for_each(tiles * heads, threads, [&](int64_t index, int worker) {
     // The last tiles first: under a causal mask they are the longest.
     const int64_t tile = tiles - 1 - index / heads, head = index % heads;
-    kernels.forward(a, results, finite.data(), packed[0], head / a.heads, head % a.heads, tile, scratch[worker]);
+    kernels.forward(a, results, finite, packed[0], head / a.heads, head % a.heads, tile, scratch[worker]);
   });
 }
 
 void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads) {
   if (a.batch == 0 || a.kv_heads == 0) return;
   const Kernels& kernels = kernels_for(a);
+  threads = worth_waking(threads, backward_work(a));
   const std::vector<uint8_t> finite = scan(a, kernels, threads);
   const KeySums gradients{a, pass, kernels, kernels.gradient_row(a.head_dim)};
   // Few key heads: their queries are split into parts with sums of their own, as far as 64 MiB go.
@@ -98,6 +102,7 @@ void dot_bias_gradient(const HeedAttention& a, const HeedBackward& pass, int thr
   if (numbers == 0) return;
   std::memset(pass.bias_gradient, 0, static_cast<size_t>(numbers) * kernels.compute_bytes);
   if (a.batch == 0 || a.heads == 0 || a.query_length == 0 || a.key_length == 0) return;
+  threads = worth_waking(threads, backward_work(a));
   const std::vector<uint8_t> finite = scan(a, kernels, threads);
   // One task for each part of the result that no other writes to; along an axis that broadcasts it takes all.
   const int64_t tiles = query_tiles(a);

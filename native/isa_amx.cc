@@ -31,9 +31,9 @@ const Kernels& kernels(const HeedAttention& a) {
     k.packed_bytes = TileProducts::packed_bytes;
     k.pack = TileProducts::pack;
     k.forward = forward<Bfloat16, TileProducts>;
-    k.backward_bytes = scratch_bytes<BackwardScratch<TileScores>, HeedAttention>;
-    k.backward = backward<Bfloat16, TileScores>;
-    k.bias_gradient = bias_gradient<Bfloat16, TileScores>;
+    k.backward_bytes = scratch_bytes<BackwardScratch<TileGradients>, HeedAttention>;
+    k.backward = backward<Bfloat16, TileGradients>;
+    k.bias_gradient = bias_gradient<Bfloat16, TileGradients>;
     return k;
   }();
   return with_tiles;

@@ -1,9 +1,17 @@
-// x86-64 with AVX2 and fused multiply-add: 16 registers of 32 bytes.
+// x86-64 with AVX2, fused multiply-add and conversions of float16: 16 registers of 32 bytes.
+#include <cpuid.h>
+
+// Not all compilers know its name.
+static bool converts_float16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 #define HEED_ISA avx2
 #define HEED_VECTOR_BYTES 32
 #define HEED_TABLE kAvx2
 #define HEED_NAME "avx2"
-#define HEED_SUPPORTED (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+#define HEED_SUPPORTED (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_float16())
 #include "decoder/table.h"
 // The table comes last.
 #include "kernels/table.h"

@@ -51,6 +51,26 @@ inline int at_most(int threads, int64_t tasks) {
   return static_cast<int>(std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, tasks)));
 }
 
+// How many threads a pass is worth that takes so many multiplications and additions. Waking a thread takes 5 to 30 us,
+// and one does some 100,000 in a microsecond: less than this share of the work it would finish too late to help.
+inline int worth_waking(int threads, double work) {
+  constexpr double kShare = 2e6;
+  return static_cast<int>(std::max(1.0, std::min<double>(threads, work / kShare)));
+}
+
+// Of the forward pass, as if nothing were masked. A number that comes from memory counts as eight of them: all that
+// few queries do with it takes less time than fetching it.
+inline double forward_work(const HeedAttention& a) {
+  const double batch = static_cast<double>(a.batch), heads = static_cast<double>(a.heads);
+  const double queries = static_cast<double>(a.query_length), keys = static_cast<double>(a.key_length);
+  const double head_dim = static_cast<double>(a.head_dim), value_dim = static_cast<double>(a.value_dim);
+  const double of_pair = (a.score == HEED_ADDITIVE ? 8 : 2) * head_dim + 2 * value_dim;
+  const double rows = heads * queries + static_cast<double>(a.kv_heads) * keys;
+  return batch * (heads * queries * keys * of_pair + 8 * rows * (head_dim + value_dim));
+}
+// Of the backward pass: five products in place of two.
+inline double backward_work(const HeedAttention& a) { return 2.5 * forward_work(a); }
+
 // As many parts, at most, as have `bytes` of sums each in 64 MiB for all of `count`.
 inline int64_t parts_within_memory(int64_t parts, int64_t count, size_t bytes) {
   while (parts > 1 && static_cast<double>(bytes) * static_cast<double>(count * parts) > 67108864.0) --parts;
@@ -86,7 +106,8 @@ struct KeySums {
   size_t values_at = rows_bytes(key_row), bytes = values_at + rows_bytes(value_row);
 
   size_t rows_bytes(int row) const {
-    return in_cache_lines(static_cast<size_t>(a.key_length * row) * kernels.compute_bytes);
+    constexpr int64_t kRows = 16;  // some kernels add so many at once
+    return in_cache_lines(static_cast<size_t>(ceil_div(a.key_length, kRows) * kRows * row) * kernels.compute_bytes);
   }
   // Adds `parts` of them, one after the other in memory, and writes rows [begin, end) of key head `bk` of all.
   void write(int64_t bk, int64_t begin, int64_t end, const char* sums, int64_t parts) const {

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import textwrap
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import heed
 from benchmarks import bars, picture, report
 from benchmarks.__main__ import ALL, main, sides
 from benchmarks.bars import BARS, MEMORY_BARS, MODEL_BARS, MODEL_MEMORY_BARS, Bar, judge
-from benchmarks.cases import SUITES, Case
+from benchmarks.cases import OPTIONS, SUITES, Case
 from benchmarks.measure import (
     Side,
     Sides,
@@ -25,9 +26,18 @@ from benchmarks.measure import (
     time_case,
     too_large,
 )
-from benchmarks.peers import PEERS, Peer, instruction_sets, without_window
+from benchmarks.peers import (
+    PEERS,
+    Peer,
+    Prepared,
+    heed_option,
+    in_a_row,
+    instruction_sets,
+    without_window,
+)
 from benchmarks.results import Record, Result, median
 from benchmarks.worker import timed_round
+from heed import ops
 
 CASE = Case(1, 2, 8, 4)
 ABOUT = {
@@ -176,11 +186,41 @@ def test_a_round_says_how_slow_the_probe_was_at_worst(monkeypatch):
             return self.left.pop(0)
 
     runs = []
-    prepared = type("Prepared", (), {"run": lambda: runs.append(1), "portion": 1e9})
+    prepared = Prepared(lambda: runs.append(1), list, 1e9)
     assert timed_round(prepared, 3, Probe(0.1, 0.4))["probe"] == 0.4
     assert timed_round(prepared, 1, Probe(0.3, 0.2))["probe"] == 0.3
     assert len(runs) == 3 + 1 + 1  # one to warm up where there are several
     assert timed_round(prepared, 1, Probe(0, 0))["seconds"] > 1  # times the portion
+
+
+def test_a_chain_tells_the_time_of_one_more():
+    def make(count):
+        return lambda: time.sleep(0.005 + 0.002 * count)
+
+    class Probe:
+        def seconds(self):
+            return 0.1
+
+    alone = Prepared.chain(CASE, make, list)
+    assert timed_round(alone, 2, Probe())["seconds"] >= 0.007
+    chain = Prepared.chain(dataclasses.replace(CASE, chain=11), make, list)
+    assert timed_round(chain, 2, Probe())["seconds"] == pytest.approx(0.002, rel=0.3)
+    assert in_a_row(lambda x, y: 2 * x + y, 3)(1, 1) == 15
+    for wrong in ({"backward": True}, {"kind": "layer"}):
+        with pytest.raises(ValueError, match="`chain` must come with the forward pass"):
+            Case(1, 2, 8, 4, chain=2, **wrong)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_leaves_as_many_pairs_as_its_time_is_told_for(name):
+    case = Case(2, 4, 256, 8)
+    given = heed_option.options(case, name)
+    query = np.random.default_rng(0).normal(size=(2, 4, 256, 8)).astype("float32")
+    dropped = given.pop("dropout", None)
+    weights = ops.attention_weights(query, query, layout="BNTH", **given).numpy()
+    share = 1.0 if name == "dense" else (weights > 0).mean()
+    assert heed_option.visible(case, name) == pytest.approx(share)
+    assert (name == "dropout") == (dropped is not None)
 
 
 def test_differences_are_noticed():
@@ -231,7 +271,7 @@ def test_bars_are_met_or_missed():
 
 def test_the_table_of_bars_has_a_mark_for_each(monkeypatch):
     first, window = BARS[0], next(bar for bar in BARS if bar.case.window)
-    limit = next(bar for bar in BARS if PEERS[bar.peers[0]].is_limit)
+    limit = next(bar for bar in BARS if bar.peers == bars.SGEMM)
     results = [
         (first.case, {"heed": timed(1.0), "torch": timed(1.1999)}),
         (window.case, {"heed": timed(0.1), "torch": timed(2.0)}),
@@ -256,7 +296,7 @@ def test_the_table_of_bars_has_a_mark_for_each(monkeypatch):
         "PyTorch SDPA, all keys", "100.00", "2000.00", "20.00", "15", "yes"
     ]  # fmt: skip
     assert by_case[limit.case.name] == [
-        "the sgemm rate of PyTorch", "250.00", "200.00", "0.80", "0.85", "**no**"
+        "the sgemm rate of PyTorch", "250.00", "200.00", "0.80", "0.9", "**no**"
     ]  # fmt: skip
     assert rows[3][1:] == ["naive TensorFlow", "1000.00", "-", "-", "2.5", "not measured"]
     case = MEMORY_BARS[0].case
@@ -390,6 +430,8 @@ def test_cases_are_named_apart():
         == "window 4 causal bfloat16 fwd (1, 8, 9, 64)"
     )
     assert Case(2, 1, 3, 4, kind="additive").name == "additive fwd (2, 3, 3, 4)"
+    assert Case(2, 4, 1, 64, keys=9, chain=12).name == "one of 12: decoding (2, 4, 1/9, 64)"
+    assert Case(2, 4, 8, 64, keys=9, kind="generate").name == "greedy (2, 4, 8/9, 64)"
     assert Case(1, 2, 8, 4, True, True, kind="model").name == "decoder training step (1, 2, 8, 4)"
     assert Case(1, 2, 8, 4, padded=True, kind="model").name == "padded encoder forward (1, 2, 8, 4)"
     with pytest.raises(ValueError, match="`window` must come with `causal`"):

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Case
+from benchmarks.cases import OPTION_SIDES, OPTIONS, Case
 
+OPTION = "HEED_BENCHMARK_OPTION"
+COMPILED = "HEED_BENCHMARK_XLA"
 THREADS = "HEED_BENCHMARK_THREADS"
 
 
@@ -34,11 +36,42 @@ class Prepared:
         arrays: turns what `run` returned into float32 arrays, to compare them with heed's: the
             output in heed's layout, then the gradients of the inputs and of any weights.
         portion: what the time of `run` is multiplied with, for a side whose work is not the case.
+        base: what is run too, and its time taken off that of `run`.
     """
 
     run: Callable[[], Any]
     arrays: Callable[[Any], list[np.ndarray]]
     portion: float = 1.0
+    base: Callable[[], Any] | None = None
+
+    @classmethod
+    def chain(
+        cls,
+        case: Case,
+        make: Callable[[int], Callable[[], Any]],
+        arrays: Callable[[Any], list[np.ndarray]],
+    ) -> Prepared:
+        """As many in a row as the case says, and the time of one more.
+
+        Args:
+            case: what to compute.
+            make: gives what computes so many attentions in a row.
+            arrays: as above.
+        """
+        if case.chain == 1:
+            return cls(make(1), arrays)
+        return cls(make(case.chain), arrays, 1 / (case.chain - 1), make(1))
+
+
+def in_a_row(attention: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Attention `count` times, each with the output of the one before as its query."""
+
+    def run(query: Any, *others: Any) -> Any:
+        for _ in range(count):
+            query = attention(query, *others)
+        return query
+
+    return run
 
 
 def as_it_is(case: Case) -> Case:
@@ -60,7 +93,8 @@ class Peer:
         module: where its `prepare` is.
         kind: which cases it computes; sides of one kind are compared with each other.
         is_heed: whether others are divided by it and compared with it: the first of a run is.
-        is_limit: a speed of the machine, or a model without its attention: there is no result to compare.
+        is_limit: a speed of the machine, a model without its attention or with weights of its own: there is no result
+            to compare, and its memory is not measured.
         is_variant: heed once more, in another way: it is compared with heed alone, and never chosen by name.
         builds_scores: whether it builds the whole tensor of scores, and so needs memory for it.
         computes: what it computes in place of a case.
@@ -78,6 +112,11 @@ class Peer:
     computes: Callable[[Case], Case] = as_it_is
     environment: dict[str, str] = field(default_factory=dict)
     python: str | None = None
+
+
+def alone(case: Case) -> Case:
+    """A peer that has no graph for several in a row."""
+    return dataclasses.replace(case, chain=1)
 
 
 def _limit(library: str, title: str) -> Peer:
@@ -98,6 +137,8 @@ PEERS: dict[str, Peer] = {
     "sgemm-torch": _limit("torch", "PyTorch"),
     "sgemm-tensorflow": _limit("tensorflow", "TensorFlow"),
     "sgemm-numpy": _limit("numpy", "NumPy"),
+    "heed-eager": Peer("heed, no graph", _HERE + "heed_eager", computes=alone),
+    "matmul": Peer("tf.matmul node", _HERE + "matmul_node", is_limit=True),
     "heed-additive": Peer("heed", _HERE + "heed_additive", "additive", is_heed=True),
     "additive-naive": Peer(
         "naive TensorFlow", _HERE + "naive_additive", "additive", builds_scores=True
@@ -109,7 +150,24 @@ PEERS: dict[str, Peer] = {
     "keras-layer": Peer("keras layer", _HERE + "keras_layer", "layer", builds_scores=True),
     "heed-model": Peer("accelerated", _HERE + "heed_model", "model", is_heed=True),
     "keras-model": Peer("stock Keras", _HERE + "keras_model", "model", builds_scores=True),
+    "heed-generate": Peer("heed", _HERE + "heed_generate", "generate", is_heed=True),
+    # Another model with weights of its own: what it writes is not what heed does.
+    "hub-generate": Peer("KerasHub BART", _HERE + "hub_generate", "generate", is_limit=True),
+    "hub-generate-xla": Peer(
+        "KerasHub BART with XLA",
+        _HERE + "hub_generate",
+        "generate",
+        is_limit=True,
+        environment={COMPILED: "1"},
+    ),
     "model-rest": Peer("without attention", _HERE + "model_rest", "model", is_limit=True),
+}
+
+
+# The same attention with one option more; there is nothing to compare its result with.
+PEERS |= {
+    name: Peer(f"with {option}", _HERE + "heed_option", is_limit=True, environment={OPTION: option})
+    for name, option in zip(OPTION_SIDES, OPTIONS, strict=True)
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _inputs
+from benchmarks.peers import Prepared, _inputs, in_a_row
 
 
 def prepare(case: Case) -> Prepared:
@@ -25,9 +26,9 @@ def prepare(case: Case) -> Prepared:
     def attention(query: Any, key: Any, value: Any) -> Any:
         return jax.nn.dot_product_attention(query, key, value, **options)
 
-    @jax.jit
-    def forward(*tensors: Any) -> Any:
-        return [attention(*tensors)]
+    def forward(count: int) -> Callable[[], Any]:
+        repeated = jax.jit(in_a_row(attention, count))
+        return lambda: jax.block_until_ready([repeated(*arguments)])
 
     @jax.jit
     def forward_and_backward(upstream: Any, *tensors: Any) -> Any:
@@ -38,7 +39,7 @@ def prepare(case: Case) -> Prepared:
         return [np.asarray(result, np.float32) for result in results]
 
     if not case.backward:
-        return Prepared(lambda: jax.block_until_ready(forward(*arguments)), arrays)
+        return Prepared.chain(case, forward, arrays)
     upstream = jnp.asarray(_inputs.output_gradient(case), dtype)
     return Prepared(
         lambda: jax.block_until_ready(forward_and_backward(upstream, *arguments)), arrays

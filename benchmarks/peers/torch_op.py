@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _inputs, threads
+from benchmarks.peers import Prepared, _inputs, in_a_row, threads
 
 
 def prepare(case: Case) -> Prepared:
@@ -34,9 +36,15 @@ def prepare(case: Case) -> Prepared:
         "enable_gqa": case.key_head_count != case.heads,
     }
 
-    def forward() -> list[Any]:
-        with torch.no_grad():
-            return [scaled_dot_product_attention(*arguments, **options)]
+    def forward(count: int) -> Callable[[], list[Any]]:
+        attention = functools.partial(scaled_dot_product_attention, **options)
+        repeated = in_a_row(attention, count)
+
+        def run() -> list[Any]:
+            with torch.no_grad():
+                return [repeated(*arguments)]
+
+        return run
 
     def forward_and_backward() -> list[Any]:
         output = scaled_dot_product_attention(*arguments, **options)
@@ -46,6 +54,6 @@ def prepare(case: Case) -> Prepared:
         return [_inputs.heads_first(result.detach().float().numpy()) for result in results]
 
     if not case.backward:
-        return Prepared(forward, arrays)
+        return Prepared.chain(case, forward, arrays)
     upstream = tensor(_inputs.output_gradient(case))
     return Prepared(forward_and_backward, arrays)

@@ -104,21 +104,6 @@ HEED_INLINE void tanh_of_pair(Vector<Real> query, Vector<Real> first_key, Vector
   }
 }
 
-// Lane r of the result is the sum of all lanes of rows[r]; leaves other numbers in `rows`. Each stage adds the halves
-// of two rows and lets the sums alternate, so that half as many rows and lanes of each remain.
-template <class Real>
-HEED_INLINE Vector<Real> sums_of_lanes(Vector<Real>* rows) {
-#pragma GCC unroll 4
-  for (int left = kLanes<Real> / 2; left > 0; left /= 2)
-#pragma GCC unroll 16
-    for (int r = 0; r < left; ++r) {
-      const Vector<Real> a = rows[r], b = rows[r + left];
-      rows[r] = shuffled<Real>(a, b, Interleaved<kLanes<Real>, 0>{}) +
-                shuffled<Real>(a, b, Interleaved<kLanes<Real>, kLanes<Real> / 2>{});
-    }
-  return rows[0];
-}
-
 // Scores of kRows keys and kColumns queries.
 template <Range range, int kRows, int kColumns, class Real>
 HEED_INLINE void score_tile(const Real* query, const Real* key, int stride, const Real* vector, int units,

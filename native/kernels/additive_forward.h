@@ -16,14 +16,13 @@ namespace HEED_ISA {
 template <class Stored>
 struct AdditiveTile {
   typedef typename Compute<Stored>::Type Real;
-  typedef typename Lanes<Real>::Integer Integer;
 
   const HeedAttention& a;
   const int units, stride;
   Real *vector, *bias;     // padded like a row of units
   Real *query, *prepared;  // as they are, and as `prepared_for` wants them
   Real *key, *value_copy, *scores;
-  Integer* hidden;
+  uint64_t* hidden;  // a word a key
   const uint8_t* finite = nullptr;
   int64_t b = 0, lo = 0, hi = 0;  // the keys that may be seen
   Span queries{};
@@ -47,7 +46,7 @@ struct AdditiveTile {
         key(arena.take<Real>(kKeyBlock * stride)),
         value_copy(arena.take<Real>(kKeyBlock * round_up(a.value_dim, kLanes<Real>))),
         scores(arena.take<Real>(kKeyBlock * kQueryTile)),
-        hidden(arena.take<Integer>(kKeyBlock * kQueryTile)) {}
+        hidden(arena.take<uint64_t>(kKeyBlock)) {}
 
   void begin(const uint8_t* finite_blocks, const AdditivePart& part) {
     finite = finite_blocks;
@@ -80,7 +79,7 @@ struct AdditiveTile {
   // Makes a block of keys ready and computes its scores, -inf where hidden. False if there is nothing to see.
   bool score(int64_t at) {
     keys = block_keys(at, lo, hi);
-    mask = classify_block(a, block(), columns, hidden);
+    mask = classify_block(a, block(), hidden);
     if (mask == BlockMask::kEmpty) return false;
     has_nonfinite = block_has_nonfinite(a, finite, b, 0, at);
     const int rows = round_up(keys.length, kScoreRows<Real>);

@@ -1,5 +1,4 @@
-// bfloat16 on the matrix units (AMX), the forward pass and the scores of the backward one: tiles of 16 x 16 sums of
-// products of pairs.
+// bfloat16 on the matrix units (AMX): tiles of 16 x 16 sums of products of pairs.
 //
 // Scores stay transposed, so keys are a left operand just as they lie, and weights, two rows at a time, a right one.
 // Only the values must be turned, once a call: a left operand wants one feature a row, keys across.
@@ -107,9 +106,9 @@ class TileProducts {
   typedef float Real;
   static constexpr bool kPairs = true, kWhole = true, kRows = false;
 
-  // Fewer queries are not worth turning the values; dropout wants single weights.
+  // Fewer queries are not worth turning the values.
   static bool serves(const HeedAttention& a) {
-    return a.dtype == HEED_BFLOAT16 && a.query_length > kTile && a.key_length > 0 && a.dropout == 0;
+    return a.dtype == HEED_BFLOAT16 && a.query_length > kTile && a.key_length > 0;
   }
 
   static int value_rows(const HeedAttention& a) { return round_up(a.value_dim, kTile); }
@@ -125,10 +124,14 @@ class TileProducts {
   static void pack(const HeedAttention& a, const uint8_t* finite, int64_t b, int64_t kv_head, int64_t block,
                    char* packed) {
     const int64_t index = (b * a.kv_heads + kv_head) * key_blocks(a) + block;
-    const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, block);
-    char* to = packed + static_cast<size_t>(index) * block_bytes(a);
-    const Span keys = block_keys(block, 0, a.key_length);
-    const int width = static_cast<int>(a.value_dim);
+    turn(a.value, b, kv_head, block_keys(block, 0, a.key_length), static_cast<int>(a.value_dim),
+         block_has_nonfinite(a, finite, b, kv_head, block), packed + static_cast<size_t>(index) * block_bytes(a));
+  }
+
+  // to[feature][key] of some rows, as many keys as a block has and a multiple of 16 features; with `has_nonfinite` 0
+  // for what is not finite.
+  static void turn(const HeedTensor& from, int64_t b, int64_t kv_head, Span keys, int width, bool has_nonfinite,
+                   char* to) {
     for (int j = 0; j < kKeyBlock; j += kPairsDeep)
       for (int c = 0; c < width; c += kTile) {
         Vector<float> square[kTile];
@@ -136,7 +139,7 @@ class TileProducts {
           Words pair[2] = {};
           for (int i = 0; i < 2; ++i)
             if (const int y = j + 2 * r + i; y < keys.length) {
-              pair[i] = load_words<false>(row<Bfloat16>(a.value, b, keys.begin + y, kv_head) + c, width - c);
+              pair[i] = load_words<false>(row<Bfloat16>(from, b, keys.begin + y, kv_head) + c, width - c);
               if (has_nonfinite) pair[i] = finite_words(pair[i]);
             }
           square[r] = (Vector<float>)(pair[0] | pair[1] << 16);
@@ -159,8 +162,10 @@ class TileProducts {
 
   float unit() const { return scaled_ ? 1.0f : static_cast<float>(a_.scale); }
 
-  // query_[c / 2][x] holds features c and c + 1 of query x.
-  void load_query(int64_t n, Span queries) {
+  void load_query(int64_t n, Span queries) { load_query(n, queries, query_); }
+
+  // to[c / 2][x] holds features c and c + 1 of query x.
+  void load_query(int64_t n, Span queries, float* to) const {
     const int width = static_cast<int>(a_.head_dim);
     for (int x = 0; x < queries.length; x += kTile)
       for (int c = 0; c < width; c += kPairsDeep) {
@@ -172,26 +177,36 @@ class TileProducts {
           square[r] = (Vector<float>)words;
         }
         transpose<float>(square);
-        for (int r = 0; r < kTile; ++r) store(query_ + (c / 2 + r) * kQueryTile + x, square[r]);
+        for (int r = 0; r < kTile; ++r) store(to + (c / 2 + r) * kQueryTile + x, square[r]);
       }
   }
 
-  void scores(Span keys, bool has_nonfinite, int columns, float* scores) {
-    const int width = static_cast<int>(a_.head_dim), wide = deep(a_);
-    const Bfloat16* key = row<Bfloat16>(a_.key, b_, keys.begin, kv_head_);
+  // Rows that products of tiles can read: as they lie, `distance` numbers apart, or a copy that is whole tiles and 0
+  // beyond the rows and features, and with `has_nonfinite` for what is not finite.
+  static const Bfloat16* left_operand(const Bfloat16* from, ptrdiff_t* distance, int rows, int width,
+                                      bool has_nonfinite, uint16_t* copy) {
+    const int wide = round_up(width, kPairsDeep);
+    if (!has_nonfinite && wide == width && rows % kTile == 0) return from;
+    for (int y = 0; y < round_up(rows, kTile); ++y)
+      for (int c = 0; c < wide; c += kTile) {
+        Words words{};
+        if (y < rows && c < width) words = load_words<false>(from + y * *distance + c, width - c);
+        store_halves(copy + y * wide + c, has_nonfinite ? finite_words(words) : words);
+      }
+    *distance = wide;
+    return reinterpret_cast<const Bfloat16*>(copy);
+  }
+
+  void scores(Span keys, bool has_nonfinite, int columns, float* to) {
+    scores(keys, has_nonfinite, columns, to, query_);
+  }
+  // Of queries that `load_query` has laid out.
+  void scores(Span keys, bool has_nonfinite, int columns, float* scores, const float* query) {
     ptrdiff_t distance = a_.key.row_stride;
-    if (has_nonfinite || wide != width || keys.length % kTile) {
-      for (int y = 0; y < round_up(keys.length, kTile); ++y)
-        for (int c = 0; c < wide; c += kTile) {
-          Words words{};
-          if (y < keys.length && c < width) words = load_words<false>(key + y * distance + c, width - c);
-          store_halves(copy_ + y * wide + c, has_nonfinite ? finite_words(words) : words);
-        }
-      key = reinterpret_cast<const Bfloat16*>(copy_);
-      distance = wide;
-    }
-    tiled_product(key, 2 * distance, round_up(keys.length, kTile), query_, 4 * kQueryTile, scores, 4 * kQueryTile,
-                  columns, wide / kPairsDeep, false);
+    const Bfloat16* key = left_operand(row<Bfloat16>(a_.key, b_, keys.begin, kv_head_), &distance, keys.length,
+                                       static_cast<int>(a_.head_dim), has_nonfinite, copy_);
+    tiled_product(key, 2 * distance, round_up(keys.length, kTile), query, 4 * kQueryTile, scores, 4 * kQueryTile,
+                  columns, deep(a_) / kPairsDeep, false);
     if (scaled_) {
       const float scale = static_cast<float>(a_.scale);
       for (int at = 0; at < keys.length * kQueryTile; at += kTile) store(scores + at, load(scores + at) * scale);
@@ -217,15 +232,146 @@ class TileProducts {
   const Tiles tiles_;
 };
 
-// See `VectorScores`.
-struct TileScores : TileProducts {
-  TileScores(const HeedAttention& a, int64_t b, int64_t kv_head, char* memory)
-      : TileProducts(a, b, kv_head, nullptr, memory) {}
+// See `VectorGradients`. Weights and gradients of the scores are rounded to bfloat16 for the products they are in, as
+// weights are in the forward pass; all sums are of float.
+//
+// A query tile is laid out four ways, once for all keys: its queries and gradients of the output across, two features a
+// word, as right operands of the products with keys and values; and as rows, two queries a word, as right operands of
+// what keys and values get. Keys are turned once a block, for what queries get.
+class TileGradients {
+ public:
+  typedef float Real;
+  static constexpr bool kWhole = true;
 
-  void operator()(const QueryTile<float>& p, Span keys, Strided<float>, bool has_nonfinite, float* to) {
-    load_query(p.n, p.queries);
-    scores(keys, has_nonfinite, round_up(p.queries.length, kTile), to);
+  static size_t bytes(const HeedAttention& a) {
+    return TileProducts::bytes(a) + kTilesTogether * 4 * Layout(a).words + 2 * turned_numbers(a) +
+           2 * kKeyBlock * static_cast<size_t>(round_up(a.value_dim, kPairsDeep)) + 4 * kRowsOfWeights;
   }
+
+  TileGradients(const HeedAttention& a, int64_t b, int64_t kv_head, char* memory)
+      : a_(a),
+        b_(b),
+        kv_head_(kv_head),
+        layout_(a),
+        products_(a, b, kv_head, nullptr, memory),
+        words_(reinterpret_cast<float*>(memory + TileProducts::bytes(a))),
+        pairs_(words_ + kTilesTogether * layout_.words),
+        rows_(reinterpret_cast<uint16_t*>(pairs_ + kRowsOfWeights / 2)),
+        turned_(rows_ + kRowsOfWeights),
+        value_copy_(turned_ + turned_numbers(a)) {}
+
+  float unit() const { return products_.unit(); }
+
+  void load_tile(int at, const QueryTile<float>& p) {
+    const int head_dim = static_cast<int>(a_.head_dim), value_dim = static_cast<int>(a_.value_dim);
+    const int key_row = gradient_row<float>(head_dim), value_row = gradient_row<float>(value_dim);
+    float* query = words_ + at * layout_.words;
+    products_.load_query(p.n, p.queries, query);
+    float *across = query + layout_.gradient, *query_rows = query + layout_.query_rows,
+          *gradient_rows = query + layout_.gradient_rows;
+    for (int c = 0; c < layout_.value_deep; c += 2)
+      for (int x = 0; x < kQueryTile; x += kTile) {
+        const auto feature = [&](int n) {
+          return n < value_dim && x < p.queries.length ? load(p.output_gradient + n * kQueryTile + x) : Vector<float>{};
+        };
+        store(across + c / 2 * kQueryTile + x, paired(feature(c), feature(c + 1)));
+      }
+    for (int x = 0; x < kQueryTile; x += 2) {
+      // A row that adds nothing, for it is not finite, is 0.
+      const auto there = [&](int n) { return n < p.queries.length && p.row_max[n] != kInfinity<float>; };
+      for (int c = 0; c < key_row; c += kTile) {
+        const auto row_of_query = [&](int n) {
+          return there(n) ? load_words<false>(row<Bfloat16>(a_.query, b_, p.queries.begin + n, p.n) + c, head_dim - c)
+                          : Words{};
+        };
+        store(query_rows + x / 2 * key_row + c, (Vector<float>)(row_of_query(x) | row_of_query(x + 1) << 16));
+      }
+      for (int c = 0; c < value_row; c += kTile) {
+        const auto row_of_gradient = [&](int n) {
+          return there(n) ? load(p.output_gradient_rows + n * value_row + c) : Vector<float>{};
+        };
+        store(gradient_rows + x / 2 * value_row + c, paired(row_of_gradient(x), row_of_gradient(x + 1)));
+      }
+    }
+  }
+
+  void load_keys(const KeyBlock<float>& block) {
+    TileProducts::turn(a_.key, b_, kv_head_, block.keys, static_cast<int>(a_.head_dim), block.has_nonfinite,
+                       reinterpret_cast<char*>(turned_));
+  }
+
+  void scores(int at, const QueryTile<float>& p, const KeyBlock<float>& block, float* to) {
+    products_.scores(block.keys, block.has_nonfinite, columns_of(p), to, words_ + at * layout_.words);
+  }
+
+  void weight_gradients(int at, const QueryTile<float>& p, const KeyBlock<float>& block, float* to) {
+    ptrdiff_t distance = a_.value.row_stride;
+    const Bfloat16* value =
+        TileProducts::left_operand(row<Bfloat16>(a_.value, b_, block.keys.begin, kv_head_), &distance,
+                                   block.keys.length, static_cast<int>(a_.value_dim), block.has_nonfinite, value_copy_);
+    tiled_product(value, 2 * distance, round_up(block.keys.length, kTile),
+                  words_ + at * layout_.words + layout_.gradient, 4 * kQueryTile, to, 4 * kQueryTile, columns_of(p),
+                  layout_.value_deep / kPairsDeep, false);
+  }
+
+  void add(int at, const QueryTile<float>& p, const KeyBlock<float>& block, float* weights, float* score_gradients,
+           float* key_gradient, float* value_gradient) {
+    const int keys = block.keys.length, rows = round_up(keys, kTile);
+    const int key_row = gradient_row<float>(a_.head_dim), value_row = gradient_row<float>(a_.value_dim);
+    const float* of_tile = words_ + at * layout_.words;
+    narrow(weights, keys, columns_of(p), 1.0f);
+    tiled_product(rows_, 2 * kQueryTile, rows, of_tile + layout_.gradient_rows, 4 * value_row, value_gradient,
+                  4 * value_row, value_row, kQueryTile / kPairsDeep, true);
+    narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));
+    tiled_product(rows_, 2 * kQueryTile, rows, of_tile + layout_.query_rows, 4 * key_row, key_gradient, 4 * key_row,
+                  key_row, kQueryTile / kPairsDeep, true);
+    const int deep = round_up(keys, kPairsDeep);
+    for (int y = 0; y < deep; y += 2)
+      for (int x = 0; x < columns_of(p); x += kTile) {
+        const auto key = [&](int n) { return n < keys ? load(score_gradients + n * kQueryTile + x) : Vector<float>{}; };
+        store(pairs_ + y / 2 * kQueryTile + x, paired(key(y), key(y + 1)));
+      }
+    tiled_product(turned_, 2 * kKeyBlock, key_row, pairs_, 4 * kQueryTile, p.query_gradient, 4 * kQueryTile,
+                  columns_of(p), deep / kPairsDeep, true);
+  }
+
+ private:
+  static constexpr int kRowsOfWeights = kKeyBlock * kQueryTile;
+
+  // Where the four forms of a tile lie, in words from the first of them.
+  struct Layout {
+    int value_deep, gradient, query_rows, gradient_rows;
+    size_t words;
+
+    explicit Layout(const HeedAttention& a)
+        : value_deep(round_up(a.value_dim, kPairsDeep)),
+          gradient(kQueryTile * TileProducts::deep(a) / 2),
+          query_rows(gradient + kQueryTile * value_deep / 2),
+          gradient_rows(query_rows + kQueryTile / 2 * gradient_row<float>(a.head_dim)),
+          words(static_cast<size_t>(gradient_rows + kQueryTile / 2 * gradient_row<float>(a.value_dim))) {}
+  };
+
+  static size_t turned_numbers(const HeedAttention& a) {
+    return static_cast<size_t>(kKeyBlock) * static_cast<size_t>(round_up(a.head_dim, kTile));
+  }
+  static int columns_of(const QueryTile<float>& p) { return round_up(p.queries.length, kTile); }
+
+  // rows_[y][x] = factor * numbers[y][x] in bfloat16, 0 beyond the keys and columns.
+  void narrow(const float* numbers, int keys, int columns, float factor) {
+    for (int y = 0; y < round_up(keys, kTile); ++y)
+      for (int x = 0; x < kQueryTile; x += kTile) {
+        const bool there = y < keys && x < columns;
+        store_halves(rows_ + y * kQueryTile + x,
+                     there ? ((Words)(load(numbers + y * kQueryTile + x) * factor) + 0x8000u) >> 16 : Words{});
+      }
+  }
+
+  const HeedAttention& a_;
+  int64_t b_, kv_head_;
+  Layout layout_;
+  TileProducts products_;
+  float *words_, *pairs_;  // of the tiles; gradients of the scores, two keys a word
+  uint16_t *rows_, *turned_, *value_copy_;
 };
 
 }  // namespace HEED_ISA

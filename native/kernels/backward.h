@@ -35,14 +35,13 @@ int gradient_row(int64_t width) {
   return round_up(width, kLanes<Real>);
 }
 
-template <class Scores>
+template <class Products>
 struct BackwardScratch {
-  typedef typename Scores::Real Real;
-  typedef typename Lanes<Real>::Integer Integer;
+  typedef typename Products::Real Real;
   QueryTile<Real> tiles[kTilesTogether];
   Real *weights, *weight_gradients, *slope, *factors, *key_copy, *value_copy;
-  Integer* hidden;
-  char* scores;
+  uint64_t* hidden;  // a word a key
+  char* products;
 
   BackwardScratch(const HeedAttention& a, Arena& arena) {
     const int h = gradient_row<Real>(a.head_dim), v = gradient_row<Real>(a.value_dim);
@@ -57,10 +56,10 @@ struct BackwardScratch {
     weight_gradients = arena.take<Real>(kQueryTile * kKeyBlock);
     slope = arena.take<Real>(kQueryTile * kKeyBlock);
     factors = arena.take<Real>(kQueryTile * kKeyBlock);
-    hidden = arena.take<Integer>(kQueryTile * kKeyBlock);
+    hidden = arena.take<uint64_t>(kKeyBlock);
     key_copy = arena.take<Real>(kKeyBlock * h);
     value_copy = arena.take<Real>(kKeyBlock * v);
-    scores = arena.take<char>(static_cast<int64_t>(Scores::bytes(a)));
+    products = arena.take<char>(static_cast<int64_t>(Products::bytes(a)));
   }
 };
 
@@ -79,7 +78,7 @@ void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, i
   load_transposed<Stored, Real>(a.query, b, n, queries, head_dim, scale, p.query);
   load_rows<Stored, Real>(a.query, b, n, queries, head_dim, scale, p.query_rows, key_row);
   load_rows<Stored, Real>(pass.output_gradient, b, n, queries, value_dim, Real(1), p.output_gradient_rows, value_row);
-  for (int c = 0; c < head_dim * kQueryTile; ++c) p.query_gradient[c] = 0;
+  for (int c = 0; c < key_row * kQueryTile; ++c) p.query_gradient[c] = 0;
   if (a.dropout > 0) p.dropout.begin(a, b, n, queries);
 
   const int64_t first = (b * a.heads + n) * a.query_length + queries.begin;
@@ -140,23 +139,38 @@ inline void multiply(Real* numbers, const Real* factors, int rows, int columns) 
     }
 }
 
-// Scores as the forward pass computes them, to the last bit. Where scores are large, other roundings of them would give
-// weights whose sum is far from 1.
+// Keys and values of a block in the compute type.
+template <class Real>
+struct KeyBlock {
+  Span keys;
+  Strided<Real> key, value;
+  bool has_nonfinite;
+};
+
+// The five products of the backward pass in vectors. Scores as the forward pass computes them, to the last bit: where
+// they are large, other roundings of them would give weights whose sum is far from 1.
 template <class Stored>
-class VectorScores {
+class VectorGradients {
  public:
   typedef typename Compute<Stored>::Type Real;
+  static constexpr bool kWhole = false;  // whether blocks of keys are wanted whole, with what is masked
 
   static size_t bytes(const HeedAttention& a) {
     return few_queries(a) ? sizeof(Real) * static_cast<size_t>(kKeyBlock * a.query_length) : 0;
   }
-  VectorScores(const HeedAttention& a, int64_t, int64_t, char* memory)
+  VectorGradients(const HeedAttention& a, int64_t, int64_t, char* memory)
       : a_(a), rows_(reinterpret_cast<Real*>(memory)) {}
 
   Real unit() const { return 1; }
 
-  // Of a query tile and a block of keys, which are given as they lie as well.
-  void operator()(const QueryTile<Real>& p, Span keys, Strided<Real> key, bool, Real* scores) {
+  // Before a tile, the `at`-th of those that go over the keys together, or a block of keys is first met.
+  void load_tile(int, const QueryTile<Real>&) {}
+  void load_keys(const KeyBlock<Real>&) {}
+
+  // Keys down, queries across.
+  void scores(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, Real* scores) {
+    const Span keys = block.keys;
+    const Strided<Real> key = block.key;
     const int width = static_cast<int>(a_.head_dim), columns = round_up(p.queries.length, kLanes<Real>);
     if (!few_queries(a_))
       return product(key, keys.length, p.query, kQueryTile, scores, kQueryTile, columns, width, false);
@@ -164,6 +178,23 @@ class VectorScores {
     for (int y = 0; y < keys.length; ++y)
       for (int x = 0; x < columns; ++x)
         scores[y * kQueryTile + x] = x < p.queries.length ? rows_[x * kKeyBlock + y] : Real(0);
+  }
+  // values . output_gradient
+  void weight_gradients(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, Real* gradients) {
+    product(block.value, block.keys.length, p.output_gradient, kQueryTile, gradients, kQueryTile,
+            round_up(p.queries.length, kLanes<Real>), static_cast<int>(a_.value_dim), false);
+  }
+  // Adds what weights and gradients of the scores give; rows of the sums from that of the block's first key on.
+  void add(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, Real* weights, Real* score_gradients,
+           Real* key_gradient, Real* value_gradient) {
+    const int head_dim = static_cast<int>(a_.head_dim), rows = p.queries.length, keys = block.keys.length;
+    const int key_row = gradient_row<Real>(a_.head_dim), value_row = gradient_row<Real>(a_.value_dim);
+    product(flipped(block.key), head_dim, score_gradients, kQueryTile, p.query_gradient, kQueryTile,
+            round_up(rows, kLanes<Real>), keys, true);
+    product(Strided<Real>{weights, kQueryTile, 1}, keys, p.output_gradient_rows, value_row, value_gradient, value_row,
+            value_row, rows, true);
+    product(Strided<Real>{score_gradients, kQueryTile, 1}, keys, p.query_rows, key_row, key_gradient, key_row, key_row,
+            rows, true);
   }
 
  private:
@@ -173,46 +204,41 @@ class VectorScores {
 
 // One tile against one block of keys: `s.weights` holds the weights, as they were dropped, and `s.weight_gradients` the
 // gradients of the scores, before the soft cap.
-template <class Real, class Scores>
-inline void block_gradients(const HeedAttention& a, const BackwardScratch<Scores>& s, Scores& scores,
-                            const QueryTile<Real>& p, const Block& block, Strided<Real> key, Strided<Real> value,
-                            bool has_nonfinite, BlockMask mask) {
+template <class Real, class Products>
+inline void block_gradients(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
+                            const Block& block, const KeyBlock<Real>& of_keys, BlockMask mask) {
+  const QueryTile<Real>& p = s.tiles[tile];
   const Span keys = block.keys;
-  const int value_dim = static_cast<int>(a.value_dim);
   const int columns = round_up(p.queries.length, kLanes<Real>);
-  scores(p, keys, key, has_nonfinite, s.weights);
+  products.scores(tile, p, of_keys, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
   apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.weights, s.slope);
-  product(value, keys.length, p.output_gradient, kQueryTile, s.weight_gradients, kQueryTile, columns, value_dim, false);
+  products.weight_gradients(tile, p, of_keys, s.weight_gradients);
   if (a.dropout > 0) {
     for (int y = 0; y < keys.length; ++y) p.dropout.factors(keys.begin + y, columns, s.factors + y * kQueryTile);
     multiply(s.weight_gradients, s.factors, keys.length, columns);
   }
-  score_gradients(p, keys.length, columns, scores.unit(), s.weights, s.weight_gradients);
+  score_gradients(p, keys.length, columns, products.unit(), s.weights, s.weight_gradients);
   if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);
 }
 
 // The same, and adds to the gradients of both.
-template <class Real, class Scores>
-void tile_against_keys(const HeedAttention& a, const BackwardScratch<Scores>& s, Scores& scores,
-                       const QueryTile<Real>& p, int64_t b, Span keys, Strided<Real> key, Strided<Real> value,
-                       bool has_nonfinite, Real* key_gradient, Real* value_gradient) {
+template <class Real, class Products>
+void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
+                       int64_t b, const KeyBlock<Real>& of_keys, Real* key_gradient, Real* value_gradient) {
+  const QueryTile<Real>& p = s.tiles[tile];
+  const Span keys = of_keys.keys;
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const int key_row = gradient_row<Real>(head_dim), value_row = gradient_row<Real>(value_dim);
   const int columns = round_up(p.queries.length, kLanes<Real>), rows = p.queries.length;
   const Block block{b, p.n, p.queries, keys};
-  const BlockMask mask = classify_block(a, block, columns, s.hidden);
+  const BlockMask mask = classify_block(a, block, s.hidden);
   if (mask == BlockMask::kEmpty) return;
-  block_gradients(a, s, scores, p, block, key, value, has_nonfinite, mask);
+  block_gradients(a, s, products, tile, block, of_keys, mask);
   if (a.soft_cap > 0) multiply(s.weight_gradients, s.slope, keys.length, columns);
-
-  product(flipped(key), head_dim, s.weight_gradients, kQueryTile, p.query_gradient, kQueryTile, columns, keys.length,
-          true);
-  product(Strided<Real>{s.weights, kQueryTile, 1}, keys.length, p.output_gradient_rows, value_row,
-          value_gradient + keys.begin * value_row, value_row, value_row, rows, true);
-  product(Strided<Real>{s.weight_gradients, kQueryTile, 1}, keys.length, p.query_rows, key_row,
-          key_gradient + keys.begin * key_row, key_row, key_row, rows, true);
+  products.add(tile, p, of_keys, s.weights, s.weight_gradients, key_gradient + keys.begin * key_row,
+               value_gradient + keys.begin * value_row);
   if (!p.any_nonfinite) return;
   for (int x = 0; x < rows; ++x)
     for (int y = 0; p.nonfinite[x] && y < keys.length; ++y)
@@ -223,13 +249,13 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Scores>& s,
 }
 
 // See `Kernels`: the summed gradients are S rows of gradient_row(H) and gradient_row(V) numbers.
-template <class Stored, class Scores>
+template <class Stored, class Products>
 void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite, int64_t b, int64_t kv_head,
               int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* memory) {
   typedef typename Compute<Stored>::Type Real;
   Arena arena(memory);
-  BackwardScratch<Scores> s(a, arena);
-  Scores scores(a, b, kv_head, s.scores);
+  BackwardScratch<Products> s(a, arena);
+  Products products(a, b, kv_head, s.products);
   const int64_t queries_per_kv = a.heads / a.kv_heads, tiles = query_tiles(a);
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const auto head_of = [=](int64_t piece) { return kv_head * queries_per_kv + piece / tiles; };
@@ -245,6 +271,7 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
       }
       QueryTile<Real>& p = s.tiles[together];
       prepare_tile<Stored>(a, pass, b, head_of(at), at % tiles, p);
+      products.load_tile(together, p);
       if (p.lo < p.hi) lo = least(lo, p.lo), hi = most(hi, p.hi);
     }
     for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
@@ -252,14 +279,18 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
       const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
       const auto key = key_block<Stored, Real>(a.key, b, kv_head, whole, head_dim, has_nonfinite, s.key_copy);
       const auto value = key_block<Stored, Real>(a.value, b, kv_head, whole, value_dim, has_nonfinite, s.value_copy);
+      products.load_keys({whole, key, value, has_nonfinite});
       for (int i = 0; i < together; ++i) {
         const QueryTile<Real>& p = s.tiles[i];
-        const Span keys = block_keys(at, p.lo, p.hi);
-        if (keys.length <= 0) continue;
+        const Span seen = block_keys(at, p.lo, p.hi), keys = Products::kWhole ? whole : seen;
+        if (seen.length <= 0) continue;
         const ptrdiff_t skipped = keys.begin - whole.begin;
-        tile_against_keys<Real>(a, s, scores, p, b, keys, {key.data + skipped * key.row, key.row, 1},
-                                {value.data + skipped * value.row, value.row, 1}, has_nonfinite,
-                                static_cast<Real*>(key_gradient), static_cast<Real*>(value_gradient));
+        const KeyBlock<Real> of_keys{keys,
+                                     {key.data + skipped * key.row, key.row, 1},
+                                     {value.data + skipped * value.row, value.row, 1},
+                                     has_nonfinite};
+        tile_against_keys<Real>(a, s, products, i, b, of_keys, static_cast<Real*>(key_gradient),
+                                static_cast<Real*>(value_gradient));
       }
     }
     for (int i = 0; i < together; ++i) {

@@ -28,10 +28,9 @@ struct Split {
 
 template <class Real>
 struct DecodeScratch {
-  typedef typename Lanes<Real>::Integer Integer;
   Real *query, *weights;  // rows of round_up(H) and kKeyBlock numbers
   Real *scores, *copy;    // one head's, queries across; a block of keys or values in the compute type
-  Integer* hidden;
+  uint64_t* hidden;       // a word a key
 
   static int wide(const HeedAttention& a) { return round_up(a.head_dim, kLanes<Real>); }
   DecodeScratch(const HeedAttention& a, Arena& arena)
@@ -39,7 +38,7 @@ struct DecodeScratch {
         weights(arena.take<Real>(Split<Real>::rows(a) * kKeyBlock)),
         scores(arena.take<Real>(kKeyBlock * kQueryTile)),
         copy(arena.take<Real>(kKeyBlock * round_up(most(a.head_dim, a.value_dim), kLanes<Real>))),
-        hidden(arena.take<Integer>(kKeyBlock * kQueryTile)) {}
+        hidden(arena.take<uint64_t>(kKeyBlock)) {}
 };
 
 // Rows that are needed next. They are asked for one by one between other work: all at once would block the way.
@@ -71,10 +70,7 @@ inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, Ahead<
         for (int c = 0; c < width; c += kLanes<Real>)
           sums[i] += load_some(at + c, width - c) * load(query + r * wide + c);
       }
-      transpose<Real>(sums);
-      for (int half = kLanes<Real> / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
-      store(scores + r * kKeyBlock + y, sums[0]);
+      store(scores + r * kKeyBlock + y, sums_of_lanes<Real>(sums));
     }
   }
 }
@@ -153,10 +149,11 @@ inline void online_softmax_row(Real* scores, int keys, Real* row_max, Real* row_
   *row_sum += sum_of_lanes<Real>(total);
 }
 
-// The keys of blocks [first, last) for all queries of one key head.
+// The keys of blocks [first, last) for all queries of one key head. False if it watched for keys and values that are
+// not finite and met one: then the split holds nothing.
 template <class Stored>
-void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, int64_t last, char* split,
-            char* memory) {
+bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_head, int64_t first, int64_t last,
+                  char* split, char* memory) {
   typedef typename Compute<Stored>::Type Real;
   Arena arena(memory), split_arena(split);
   const DecodeScratch<Real> s(a, arena);
@@ -174,12 +171,13 @@ void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, i
     result.row_max[r] = -kInfinity<Real>, result.row_sum[r] = 0, result.nonfinite[r] = false;
     for (int c = 0; c < wide; ++c) result.output[r * wide + c] = 0;
   }
+  Watch<Real> watch;
   int64_t lo, hi;
   key_range(a, b, queries, &lo, &hi);
   for (int64_t at = most(first, lo / kKeyBlock); at < last && at * kKeyBlock < hi; ++at) {
     const Span keys = block_keys(at, lo, hi);
     if (ruled_out(a, {b, 0, queries, keys})) continue;
-    const bool has_nonfinite = a.rule_count > 0 && !block_is_finite<Stored>(a, b, kv_head, keys);
+    const bool has_nonfinite = mode == Nonfinite::kGuarded && !block_is_finite<Stored>(a, b, kv_head, keys);
     const Stored* key = row<Stored>(a.key, b, keys.begin, kv_head);
     const Stored* value = row<Stored>(a.value, b, keys.begin, kv_head);
     if (has_nonfinite) {
@@ -189,9 +187,11 @@ void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, i
       const Ahead<Stored> values{value, a.value.row_stride, keys.length, value_dim};
       dots(key, a.key.row_stride, keys.length, head_dim, values, s.query, rows, s.weights);
     }
+    if (mode == Nonfinite::kWatched)
+      for (int y = 0; y < keys.length; y += kLanes<Real>) watch.see(load(s.weights + y));
     for (int m = 0; m < queries_per_kv; ++m) {
       const Block block{b, kv_head * queries_per_kv + m, queries, keys};
-      const BlockMask mask = classify_block(a, block, columns, s.hidden);
+      const BlockMask mask = classify_block(a, block, s.hidden);
       Real* weights = s.weights + m * length * kKeyBlock;
       if (mask == BlockMask::kEmpty) {
         for (int i = 0; i < length * kKeyBlock; ++i) weights[i] = -kInfinity<Real>;
@@ -219,6 +219,21 @@ void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, i
       add_values(value, a.value.row_stride, keys.length, value_dim, next_keys, s.weights, rows, result.output, wide);
     }
   }
+  if (mode == Nonfinite::kWatched)
+    for (int c = 0; c < wide; c += kLanes<Real>) watch.see(load(result.output + c));
+  return !watch.met();
+}
+
+template <class Stored>
+void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, int64_t last, char* split,
+            char* memory) {
+  const auto run = [&](Nonfinite mode) {
+    return decode_split<Stored>(a, mode, b, kv_head, first, last, split, memory);
+  };
+  if (a.rule_count == 0)
+    run(Nonfinite::kIgnored);
+  else if (!run(Nonfinite::kWatched))
+    run(Nonfinite::kGuarded);
 }
 
 // Adds up the splits of one key head and writes the results.

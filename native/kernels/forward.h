@@ -72,20 +72,36 @@ class VectorProducts {
 template <class Products>
 struct ForwardScratch {
   typedef typename Products::Real Real;
-  typedef typename Lanes<Real>::Integer Integer;
   Real *output, *scores;  // V rows of kQueryTile numbers, or rows of features, one a query; kKeyBlock rows
-  Integer* hidden;
+  uint64_t* hidden;       // a word a key
   char* products;
 
   ForwardScratch(const HeedAttention& a, Arena& arena)
       : output(arena.take<Real>(kQueryTile * round_up(Products::value_rows(a), kLanes<Real>))),
         scores(arena.take<Real>(kQueryTile * kKeyBlock)),
-        hidden(arena.take<Integer>(kQueryTile * kKeyBlock)),
+        hidden(arena.take<uint64_t>(kKeyBlock)),
         products(arena.take<char>(static_cast<int64_t>(Products::bytes(a)))) {}
 };
 
-// Where a mask hides something, products run over finite stand-ins, and a query that sees a key or value which is not
-// finite is marked: 0 * NaN must not reach the others.
+// What a pass does about keys and values that are not finite.
+//   kIgnored  nothing: without a mask arithmetic decides what they reach
+//   kWatched  the same, and it is given up if it met one. A key that is not finite makes the score of every query so,
+//             and a value the sum of every query, whatever its weight: looking at one query's is enough.
+//   kGuarded  products run over finite stand-ins, and a query that sees such a key or value is marked: 0 * NaN must not
+//             reach the others
+enum class Nonfinite { kIgnored, kWatched, kGuarded };
+
+// Remembers whether some number was not finite.
+template <class Real>
+class Watch {
+ public:
+  HEED_INLINE void see(Vector<Real> x) { differences_ += x - x; }
+  bool met() const { return any(differences_ != 0); }
+
+ private:
+  Vector<Real> differences_{};
+};
+
 template <class Stored>
 inline bool block_is_finite(const HeedAttention& a, int64_t b, int64_t kv_head, Span keys) {
   for (int y = 0; y < keys.length; ++y)
@@ -95,7 +111,7 @@ inline bool block_is_finite(const HeedAttention& a, int64_t b, int64_t kv_head, 
   return true;
 }
 
-// Asked once for all, where a mask hides something.
+// Asked once for all, for passes that cannot be watched.
 template <class Stored>
 void scan(const HeedAttention& a, int64_t b, int64_t kv_head, uint8_t* finite) {
   for (int64_t block = 0; block < key_blocks(a); ++block)
@@ -108,9 +124,9 @@ HEED_INLINE bool block_has_nonfinite(const HeedAttention& a, const uint8_t* fini
   return a.rule_count > 0 && !finite[(b * a.kv_heads + kv_head) * key_blocks(a) + block];
 }
 
-template <class Stored, class Integer>
+template <class Stored>
 __attribute__((noinline)) void mark_nonfinite(const HeedAttention& a, const Block& block, int64_t kv_head,
-                                              BlockMask mask, const Integer* hidden, bool* nonfinite) {
+                                              BlockMask mask, const uint64_t* hidden, bool* nonfinite) {
   for (int y = 0; y < block.keys.length; ++y) {
     const int64_t j = block.keys.begin + y;
     if (row_is_finite<Stored>(a.key, block.b, j, kv_head, a.head_dim) &&
@@ -134,6 +150,16 @@ HEED_INLINE Vector<double> paired(Vector<double> first, Vector<double>) { return
 // Two vectors of weights as one of pairs of bfloat16.
 HEED_INLINE Vector<float> paired(Vector<float> first, Vector<float> second) {
   return (Vector<float>)(((Words)first + 0x8000u) >> 16 | (((Words)second + 0x8000u) & 0xffff0000u));
+}
+
+// Rows y and y + 1 become pairs in row y.
+template <class Real>
+inline void pair_rows(Real* weights, int rows, int columns) {
+  for (int y = 0; y < rows; y += 2)
+    for (int x = 0; x < columns; x += kLanes<Real>) {
+      Real* at = weights + y * kQueryTile + x;
+      store(at, paired(load(at), y + 1 < rows ? load(at + kQueryTile) : Vector<Real>{}));
+    }
 }
 
 // Turns the scores of `kVectors` vectors of columns, from column x on, into weights; with kPairs rows y and y + 1
@@ -240,9 +266,11 @@ HEED_INLINE Real write_row(const HeedAttention& a, const HeedForward& results, i
   return row_sum == 0 ? Real(0) : 1 / row_sum;
 }
 
+// Writes the results of one tile; `finite` as in `Kernels`. False, and nothing is written, if it watched for what is
+// not finite and met it.
 template <class Stored, class Products>
-void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* finite, const char* packed, int64_t b,
-             int64_t n, int64_t tile, char* memory) {
+bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite mode, const uint8_t* finite,
+                  const char* packed, int64_t b, int64_t n, int64_t tile, char* memory) {
   typedef typename Products::Real Real;
   Arena arena(memory);
   const ForwardScratch<Products> s(a, arena);
@@ -267,6 +295,7 @@ void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* 
   products.load_query(n, queries);
   OnlineSoftmax<Real> running;
   bool nonfinite[kQueryTile] = {};
+  Watch<Real> watch;
   Dropout dropout;
   if (a.dropout > 0) dropout.begin(a, b, n, queries);
   if (row_width == 0)
@@ -275,22 +304,38 @@ void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* 
   for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
     const Span keys = Products::kWhole ? block_keys(at, 0, a.key_length) : block_keys(at, lo, hi);
     const Block block{b, n, queries, keys};
-    const BlockMask mask = classify_block(a, block, columns, s.hidden);
+    const BlockMask mask = classify_block(a, block, s.hidden);
     if (mask == BlockMask::kEmpty) continue;
-    const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
+    const bool has_nonfinite = mode == Nonfinite::kGuarded && (finite ? block_has_nonfinite(a, finite, b, kv_head, at)
+                                                                      : !block_is_finite<Stored>(a, b, kv_head, keys));
     if (has_nonfinite) mark_nonfinite<Stored>(a, block, kv_head, mask, s.hidden, nonfinite);
 
     products.scores(keys, has_nonfinite, columns, s.scores);
+    if (mode == Nonfinite::kWatched)
+      for (int y = 0; y < keys.length; ++y) watch.see(load(s.scores + y * kQueryTile));
     apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.scores, nullptr);
-    online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
-                                                   row_width ? 0 : value_rows);
-    if (a.dropout > 0) dropout.apply(keys, columns, s.scores);
+    const int shrunk_rows = row_width ? 0 : value_rows;
+    if (a.dropout > 0) {  // of single weights
+      online_softmax_columns<Real, false>(running, columns, s.scores, keys.length, products.unit(), s.output,
+                                          shrunk_rows);
+      dropout.apply(keys, columns, s.scores);
+      if constexpr (Products::kPairs) pair_rows(s.scores, keys.length, columns);
+    } else {
+      online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
+                                                     shrunk_rows);
+    }
     if constexpr (Products::kRows)
       if (row_width) {
         products.weighted_rows(keys, has_nonfinite, queries.length, s.scores, s.output);
         break;
       }
     products.add_values(keys, has_nonfinite, columns, s.scores, s.output);
+  }
+  if (mode == Nonfinite::kWatched) {
+    // Of the first query: a row, or the first of each column.
+    for (int c = 0; c < row_width; c += kLanes<Real>) watch.see(load(s.output + c));
+    for (int c = 0; row_width == 0 && c < value_rows; ++c) watch.see(load(s.output + c * kQueryTile));
+    if (watch.met()) return false;
   }
 
   Real factors[kQueryTile] = {};
@@ -309,6 +354,19 @@ void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* 
     store_rows<Stored>(s.output, row_width, factors, results.output, b, n, queries, value_dim);
   else
     store_transposed<Stored>(s.output, factors, results.output, b, n, queries, value_dim);
+  return true;
+}
+
+template <class Stored, class Products>
+void forward(const HeedAttention& a, const HeedForward& results, const uint8_t* finite, const char* packed, int64_t b,
+             int64_t n, int64_t tile, char* memory) {
+  const auto run = [&](Nonfinite mode) {
+    return forward_tile<Stored, Products>(a, results, mode, finite, packed, b, n, tile, memory);
+  };
+  if (a.rule_count == 0)
+    run(Nonfinite::kIgnored);
+  else if (finite || !run(Nonfinite::kWatched))
+    run(Nonfinite::kGuarded);
 }
 
 }  // namespace HEED_ISA

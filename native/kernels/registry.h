@@ -22,9 +22,12 @@ inline __attribute__((always_inline)) int64_t query_tiles(const HeedAttention& a
   return (a.query_length + kQueryTile - 1) / kQueryTile;
 }
 
-// Whether the queries that one key head serves at once are few enough to be bound by the memory's speed.
+// Whether the queries that one key head serves at once are few enough to be bound by the memory's speed: a few tokens,
+// or one or so of several heads, which tiles would read the keys for one by one. From five of one head on a tile of
+// them is faster (twice at 8, three to four times at 16).
 inline __attribute__((always_inline)) bool few_queries(const HeedAttention& a) {
-  return a.heads / a.kv_heads * a.query_length <= 16 && a.key_length > 0 && a.dropout == 0;
+  const int64_t heads = a.heads / a.kv_heads;
+  return heads * a.query_length <= (heads > 1 ? 16 : 4) && a.key_length > 0 && a.dropout == 0;
 }
 
 // What a mask rule must be given: a number for each of these, in an array that a person knows by its name.
@@ -71,6 +74,7 @@ struct AdditiveKernels {
 
 struct Kernels {
   const RuleNeeds* (*rule_needs)(int32_t kind);  // null for a kind that there is not
+  // `finite`, wherever it stands: see `scan`. The forward pass of dot products may be given null and finds out itself.
   // Scratch bytes that one thread needs.
   size_t (*forward_bytes)(const HeedAttention&);
   size_t (*backward_bytes)(const HeedAttention&);

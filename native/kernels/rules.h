@@ -2,7 +2,7 @@
 //   kNeeds     what it must be given
 //   key_range  narrows [lo, hi), outside of which no query of a span sees a key
 //   classify   whether it allows no pair of a block, all of them, or must be asked for each
-//   hide       where it must be asked: sets hidden[y][x] to -1 where it hides key y from query x
+//   hide       where it must be asked: sets bit x of hidden[y] where it hides key y from query x
 // A rule that lets consecutive queries see a key has `seen_by` in place of the last two: see `Interval`.
 // A new rule is one more struct, one more name in `MaskRules` below, and its kind in heed.h.
 #pragma once
@@ -32,6 +32,45 @@ HEED_INLINE BlockMask full_if(bool all) { return all ? BlockMask::kFull : BlockM
 
 constexpr int64_t kNoEnd = INT64_MAX;
 
+// What a mask hides is a bit a query: a word a key.
+static_assert(kQueryTile == 64, "a query tile must have a bit a query in a word");
+
+// The first n queries of a tile.
+HEED_INLINE uint64_t bits_below(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+
+// Bit c of words[r] becomes bit r of words[c]: halves of the matrix are exchanged, then quarters, ...
+inline void transpose_bits(uint64_t* words) {
+  uint64_t low = 0xffffffffu;  // in each group of 2 * half bits
+  for (int half = 32; half > 0; half /= 2, low ^= low << half)
+    for (int begin = 0; begin < 64; begin += 2 * half)
+      for (int r = begin; r < begin + half; ++r) {
+        const uint64_t exchanged = (words[r] >> half ^ words[r + half]) & low;
+        words[r + half] ^= exchanged;
+        words[r] ^= exchanged << half;
+      }
+}
+
+// Which of up to 64 bytes are 0.
+inline uint64_t zero_bytes(const uint8_t* from, int count) {
+#if defined(__AVX512BW__)
+  const __mmask64 there = bits_below(count);
+  const __m512i bytes = _mm512_maskz_loadu_epi8(there, from);
+  return _mm512_mask_testn_epi8_mask(there, bytes, bytes);
+#else
+  uint64_t zero = 0;
+  int y = 0;
+#if defined(__AVX2__)
+  for (; y + 32 <= count; y += 32) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + y));
+    const int found = _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256()));
+    zero |= static_cast<uint64_t>(static_cast<uint32_t>(found)) << y;
+  }
+#endif
+  for (; y < count; ++y) zero |= static_cast<uint64_t>(from[y] == 0) << y;
+  return zero;
+#endif
+}
+
 // What the rules share whose `seen_by` says which queries see key j: those in [first, end). Both bounds go one way only
 // as j grows, so a block is full if all of its queries see its first key and its last.
 template <class Rule>
@@ -46,14 +85,10 @@ struct Interval {
     return full_if(most(first.first, last.first) <= block.queries.begin &&
                    block.last_query() < least(first.end, last.end));
   }
-  template <class Integer>
-  static void hide(const HeedMaskRule& rule, const Block& block, int columns, Integer* hidden) {
-    for (int y = 0; y < block.keys.length; ++y, hidden += kQueryTile) {
+  static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
+    for (int y = 0; y < block.keys.length; ++y) {
       const Queries seen = Rule::seen_by(rule, block.b, block.keys.begin + y);
-      const int begin = static_cast<int>(least(most(seen.first - block.queries.begin, 0), columns));
-      const int end = static_cast<int>(least(most(seen.end - block.queries.begin, 0), columns));
-      for (int x = 0; x < begin; ++x) hidden[x] = -1;
-      for (int x = end; x < columns; ++x) hidden[x] = -1;
+      hidden[y] |= bits_below(seen.first - block.queries.begin) | ~bits_below(seen.end - block.queries.begin);
     }
   }
 };
@@ -120,12 +155,14 @@ struct Segments {
     if (query_most < key_least || key_most < query_least) return BlockMask::kEmpty;
     return full_if(query_least == query_most && key_least == key_most);  // so they are the same number
   }
-  template <class Integer>
-  static void hide(const HeedMaskRule& rule, const Block& block, int, Integer* hidden) {
+  static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
     const int32_t* query = row_of(rule.first, block.b) + block.queries.begin;
     const int32_t* key = row_of(rule.second, block.b) + block.keys.begin;
+    int32_t ids[kQueryTile] = {};
+    for (int x = 0; x < block.queries.length; ++x) ids[x] = query[x];
     for (int y = 0; y < block.keys.length; ++y)
-      for (int x = 0; x < block.queries.length; ++x) hidden[y * kQueryTile + x] |= -Integer(query[x] != key[y]);
+      for (int x = 0; x < block.queries.length; x += kLanes<float>)
+        hidden[y] |= bits_of(load_as<Integers<float>>(ids + x) != key[y]) << x;
   }
 };
 
@@ -135,13 +172,27 @@ struct Dense {
 
   static void key_range(const HeedMaskRule&, int64_t, Span, int64_t*, int64_t*) {}
   static BlockMask classify(const HeedMaskRule&, const Block&) { return BlockMask::kPartial; }
-  template <class Integer>
-  static void hide(const HeedMaskRule& rule, const Block& block, int, Integer* hidden) {
+  static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
     const int64_t* s = rule.dense.stride;
-    const uint8_t* from = static_cast<const uint8_t*>(rule.dense.data) + block.b * s[0] + block.n * s[1];
-    for (int x = 0; x < block.queries.length; ++x)
-      for (int y = 0; y < block.keys.length; ++y)
-        hidden[y * kQueryTile + x] |= -Integer(!from[(block.queries.begin + x) * s[2] + (block.keys.begin + y) * s[3]]);
+    const uint8_t* from = static_cast<const uint8_t*>(rule.dense.data) + block.b * s[0] + block.n * s[1] +
+                          block.queries.begin * s[2] + block.keys.begin * s[3];
+    const int queries = block.queries.length, keys = block.keys.length;
+    constexpr int kFew = 8;  // fewer queries are not worth a transposition
+    if (s[2] == 0) {         // the same for all of them
+      for (int y = 0; y < keys; ++y)
+        if (!from[y * s[3]]) hidden[y] = ~uint64_t{0};
+    } else if (s[3] == 1 && queries >= kFew) {
+      for (int y = 0; y < keys; y += 64) {
+        const int count = static_cast<int>(least(64, keys - y));
+        uint64_t words[kQueryTile] = {};
+        for (int x = 0; x < queries; ++x) words[x] = zero_bytes(from + x * s[2] + y, count);
+        transpose_bits(words);
+        for (int i = 0; i < count; ++i) hidden[y + i] |= words[i];
+      }
+    } else {
+      for (int x = 0; x < queries; ++x)
+        for (int y = 0; y < keys; ++y) hidden[y] |= static_cast<uint64_t>(!from[x * s[2] + y * s[3]]) << x;
+    }
   }
 };
 
@@ -168,17 +219,14 @@ struct Dilated {
     const int64_t differences = block.queries.length + block.keys.length - 1, d = dilation(rule);
     return least_modulo(least_difference, differences, d) != 0 ? BlockMask::kEmpty : full_if(d == 1);
   }
-  template <class Integer>
-  static void hide(const HeedMaskRule& rule, const Block& block, int columns, Integer* hidden) {
-    // Key y is seen by queries x = first, first + d, ...: those whose rest is that of `first`, if that is in the block.
+  static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
+    // Key y is seen by queries x = first, first + d, ...
     const int64_t d = dilation(rule);
-    Integer rest[kQueryTile];
-    for (int x = 0; x < columns; ++x) rest[x] = static_cast<Integer>(x % least(d, kQueryTile));
+    uint64_t every_dth = 0;
+    for (int64_t x = 0; x < kQueryTile; x += d) every_dth |= uint64_t{1} << x;
     int64_t first = modulo(block.keys.begin - align_of(rule.align, block.b) - block.queries.begin, d);
-    for (int y = 0; y < block.keys.length; ++y, first = first + 1 < d ? first + 1 : 0) {
-      const Integer seen = static_cast<Integer>(least(first, kQueryTile));
-      for (int x = 0; x < columns; ++x) hidden[y * kQueryTile + x] |= -Integer(rest[x] != seen);
-    }
+    for (int y = 0; y < block.keys.length; ++y, first = first + 1 < d ? first + 1 : 0)
+      hidden[y] |= first < kQueryTile ? ~(every_dth << first) : ~uint64_t{0};
   }
 };
 
@@ -222,9 +270,8 @@ inline bool ruled_out(const HeedAttention& a, const Block& block) {
   return false;
 }
 
-// What the mask says of one block: nothing to see, all to see, or `hidden` holds -1 where a pair does not count.
-template <class Integer>
-inline BlockMask classify_block(const HeedAttention& a, const Block& block, int columns, Integer* hidden) {
+// What the mask says of one block: nothing to see, all to see, or `hidden` says which pairs do not count.
+inline BlockMask classify_block(const HeedAttention& a, const Block& block, uint64_t* hidden) {
   bool partial[HEED_MAX_RULES], full = true;
   for (int r = 0; r < a.rule_count; ++r) {
     const BlockMask mask = classify(a.rules[r], block);
@@ -233,20 +280,19 @@ inline BlockMask classify_block(const HeedAttention& a, const Block& block, int 
     full = full && !partial[r];
   }
   if (full) return BlockMask::kFull;
-  for (int y = 0; y < block.keys.length; ++y)
-    for (int x = 0; x < columns; ++x) hidden[y * kQueryTile + x] = 0;
+  for (int y = 0; y < block.keys.length; ++y) hidden[y] = 0;
   for (int r = 0; r < a.rule_count; ++r)
-    if (partial[r]) MaskRules::with(a.rules[r].kind, [&](auto rule) { rule.hide(a.rules[r], block, columns, hidden); });
-  bool any = false;
-  for (int y = 0; y < block.keys.length && !any; ++y)
-    for (int x = 0; x < block.queries.length; ++x) any |= !hidden[y * kQueryTile + x];
-  return any ? BlockMask::kPartial : BlockMask::kEmpty;
+    if (partial[r]) MaskRules::with(a.rules[r].kind, [&](auto rule) { rule.hide(a.rules[r], block, hidden); });
+  uint64_t seen = 0, hides = 0;
+  for (int y = 0; y < block.keys.length; ++y) seen |= ~hidden[y], hides |= hidden[y];
+  const uint64_t queries = bits_below(block.queries.length);
+  if (!(seen & queries)) return BlockMask::kEmpty;
+  return hides & queries ? BlockMask::kPartial : BlockMask::kFull;
 }
 
 // Whether query x sees key y of a block that is not empty.
-template <class Integer>
-HEED_INLINE bool sees(BlockMask mask, const Integer* hidden, int y, int x) {
-  return mask == BlockMask::kFull || !hidden[y * kQueryTile + x];
+HEED_INLINE bool sees(BlockMask mask, const uint64_t* hidden, int y, int x) {
+  return mask == BlockMask::kFull || !(hidden[y] >> x & 1);
 }
 
 }  // namespace HEED_ISA

@@ -6,11 +6,43 @@
 namespace heed {
 namespace HEED_ISA {
 
+// Adds a bias to scores[y][x] of a block; one that hides becomes -inf.
+template <class Real>
+inline void add_bias(const HeedAttention& a, const Block& block, int columns, Real* scores) {
+  typedef Vector<Real> V;
+  const int64_t* s = a.bias.stride;
+  const int queries = block.queries.length, keys = block.keys.length;
+  const Real* from = static_cast<const Real*>(a.bias.data) + block.b * s[0] + block.n * s[1] +
+                     block.queries.begin * s[2] + block.keys.begin * s[3];
+  const auto add = [](Real* to, V bias) {
+    store(to, load(to) + (bias <= static_cast<Real>(HEED_MASK_VALUE) ? broadcast(-kInfinity<Real>) : bias));
+  };
+  if (s[2] == 0 || s[3] != 1) {  // the same for all queries, or not read in vectors
+    for (int y = 0; y < keys; ++y)
+      for (int x = 0; x < columns; x += kLanes<Real>) {
+        V bias = broadcast(from[y * s[3]]);
+        for (int lane = 0; s[2] != 0 && lane < kLanes<Real>; ++lane)
+          bias[lane] = x + lane < queries ? from[(x + lane) * s[2] + y * s[3]] : Real(0);
+        add(scores + y * kQueryTile + x, bias);
+      }
+    return;
+  }
+  for (int x = 0; x < columns; x += kLanes<Real>)
+    for (int y = 0; y < keys; y += kLanes<Real>) {
+      V square[kLanes<Real>];
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes<Real>; ++r)
+        square[r] = x + r < queries ? load_some(from + (x + r) * s[2] + y, keys - y) : V{};
+      transpose<Real>(square);
+      for (int i = 0; i < kLanes<Real> && y + i < keys; ++i) add(scores + (y + i) * kQueryTile + x, square[i]);
+    }
+}
+
 // scores[y][x] of a block, in place: soft cap, bias, ALiBi, then -inf where hidden. With `slope` it also writes the
 // derivative of the soft cap, for the backward pass.
 template <class Real>
 inline void apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
-                             const typename Lanes<Real>::Integer* hidden, Real* scores, Real* slope) {
+                             const uint64_t* hidden, Real* scores, Real* slope) {
   const Span queries = block.queries, keys = block.keys;
   if (a.soft_cap > 0) {
     const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap);
@@ -21,16 +53,7 @@ inline void apply_score_mods(const HeedAttention& a, const Block& block, int col
         if (slope) store(slope + y * kQueryTile + x, 1 - t * t);
       }
   }
-  if (a.bias.data) {
-    const int64_t* s = a.bias.stride;
-    const Real* from = static_cast<const Real*>(a.bias.data) + block.b * s[0] + block.n * s[1];
-    const Real hiding = static_cast<Real>(HEED_MASK_VALUE), out = -kInfinity<Real>;
-    for (int x = 0; x < queries.length; ++x)
-      for (int y = 0; y < keys.length; ++y) {
-        const Real bias = from[(queries.begin + x) * s[2] + (keys.begin + y) * s[3]];
-        scores[y * kQueryTile + x] += bias <= hiding ? out : bias;
-      }
-  }
+  if (a.bias.data) add_bias(a, block, columns, scores);
   if (a.alibi_slopes) {
     const Real slope_n = static_cast<const Real*>(a.alibi_slopes)[block.n];
     const int64_t align = align_of(a.alibi_align, block.b);
@@ -43,9 +66,9 @@ inline void apply_score_mods(const HeedAttention& a, const Block& block, int col
   if (mask == BlockMask::kPartial) {
     const Vector<Real> out = broadcast(-kInfinity<Real>);
     for (int y = 0; y < keys.length; ++y)
-      for (int x = 0; x < columns; x += kLanes<Real>) {
-        const Integers<Real> h = load_as<Integers<Real>>(hidden + y * kQueryTile + x);
-        store(scores + y * kQueryTile + x, h ? out : load(scores + y * kQueryTile + x));
+      for (int x = 0; hidden[y] && x < columns; x += kLanes<Real>) {
+        Real* at = scores + y * kQueryTile + x;
+        store(at, lanes_of<Real>(hidden[y] >> x) ? out : load(at));
       }
   }
 }

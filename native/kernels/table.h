@@ -20,11 +20,11 @@ template <class Stored>
 constexpr Kernels kernels_of() {
   typedef typename Compute<Stored>::Type Real;
   typedef VectorProducts<Stored> Products;
-  typedef VectorScores<Stored> Scores;
+  typedef VectorGradients<Stored> Gradients;
   Kernels k = {};
   k.rule_needs = rule_needs;
   k.forward_bytes = scratch_bytes<ForwardScratch<Products>, HeedAttention>;
-  k.backward_bytes = scratch_bytes<BackwardScratch<Scores>, HeedAttention>;
+  k.backward_bytes = scratch_bytes<BackwardScratch<Gradients>, HeedAttention>;
   k.gradient_row = gradient_row<Real>;
   k.scan = scan<Stored>;
   k.packed_bytes = [](const HeedAttention&) -> size_t { return 0; };
@@ -33,8 +33,8 @@ constexpr Kernels kernels_of() {
   k.split_bytes = scratch_bytes<Split<Real>, HeedAttention>;
   k.decode = decode<Stored>;
   k.combine_splits = combine_splits<Stored>;
-  k.backward = backward<Stored, Scores>;
-  k.bias_gradient = bias_gradient<Stored, Scores>;
+  k.backward = backward<Stored, Gradients>;
+  k.bias_gradient = bias_gradient<Stored, Gradients>;
   k.write_rows = write_rows<Stored>;
   k.compute_bytes = sizeof(Real);
   k.additive = {scratch_bytes<AdditiveState<Real>, HeedAttention>,

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#if defined(__AVX512DQ__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -79,6 +79,27 @@ HEED_INLINE bool any(I comparison) {
   __builtin_memcpy(words, &comparison, sizeof(I));
   for (int64_t word : words) all |= word;
   return all != 0;
+}
+
+// A bit for each lane of a comparison, the first lane's the lowest.
+HEED_INLINE uint64_t bits_of(Integers<float> comparison) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask((__m512i)comparison);
+#elif defined(__AVX2__)
+  return static_cast<uint64_t>(_mm256_movemask_ps((__m256)comparison));
+#else
+  uint64_t bits = 0;
+  for (int lane = 0; lane < kLanes<float>; ++lane) bits |= static_cast<uint64_t>(comparison[lane] & 1) << lane;
+  return bits;
+#endif
+}
+
+// What a comparison gives that holds in the lanes whose bits are set.
+template <class Real>
+HEED_INLINE Integers<Real> lanes_of(uint64_t bits) {
+  Integers<Real> of_lane{};
+  for (int lane = 0; lane < kLanes<Real>; ++lane) of_lane[lane] = typename Lanes<Real>::Integer(1) << lane;
+  return (of_lane & static_cast<typename Lanes<Real>::Integer>(bits)) != 0;
 }
 
 template <class Real>
@@ -187,7 +208,7 @@ template <class Real>
 HEED_INLINE Vector<Real> tanh(Vector<Real> x) {
   typedef Vector<Real> V;
   const V magnitude = x < 0 ? -x : x, end = broadcast(Real(sizeof(Real) == 4 ? 10 : 20));  // 1 to the last digit beyond
-  const V far = 1 - 2 / (1 + exp_of_twice(magnitude > end ? end : magnitude));
+  const V far = 1 - 2 * reciprocal(1 + exp_of_twice(magnitude > end ? end : magnitude));
   const V signed_far = x < 0 ? -far : far;
   return magnitude < Real(0.625) ? tanh_near_zero(x) : (x == x ? signed_far : x);
 }
@@ -247,6 +268,21 @@ HEED_INLINE void transpose(Vector<Real>* rows) {
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes<Real>; ++r) rows[r] = dealt[r];
   }
+}
+
+// Lane r of the result is the sum of all lanes of rows[r]; leaves other numbers in `rows`. Each stage adds the halves
+// of two rows and lets the sums alternate, so that half as many rows and lanes of each remain.
+template <class Real>
+HEED_INLINE Vector<Real> sums_of_lanes(Vector<Real>* rows) {
+#pragma GCC unroll 4
+  for (int left = kLanes<Real> / 2; left > 0; left /= 2)
+#pragma GCC unroll 16
+    for (int r = 0; r < left; ++r) {
+      const Vector<Real> a = rows[r], b = rows[r + left];
+      rows[r] = shuffled<Real>(a, b, Interleaved<kLanes<Real>, 0>{}) +
+                shuffled<Real>(a, b, Interleaved<kLanes<Real>, kLanes<Real> / 2>{});
+    }
+  return rows[0];
 }
 
 }  // namespace HEED_ISA

@@ -19,7 +19,8 @@
 
 namespace {
 
-constexpr int kBatch = 2, kLength = 150, kHeads = 2, kWidth = 8;
+// Enough for several threads: less is done by the caller alone.
+constexpr int kBatch = 2, kLength = 150, kHeads = 2, kWidth = 24;
 constexpr size_t kCount = size_t{kBatch} * kLength * kHeads * kWidth;
 
 struct Problem {

@@ -155,6 +155,20 @@ FAULTS = (
         (f"{_CORE}::test_dilation",),
     ),
     Fault(
+        "a dense mask is turned by rows alone",
+        f"{_KERNELS}/rules.h",
+        "words[r + half] ^= exchanged;",
+        "words[r + half] = exchanged;",
+        ("tests/native/test_paths.py",),
+    ),
+    Fault(
+        "the last queries of a tile see what is hidden from them",
+        f"{_KERNELS}/rules.h",
+        "n >= 64 ? ~uint64_t{0}",
+        "n >= 64 ? ~uint64_t{0} >> 1",
+        (_CORE, "tests/native/test_paths.py"),
+    ),
+    Fault(
         "decoding reads blocks that a mask rules out",
         f"{_KERNELS}/decode.h",
         "if (ruled_out(a, {b, 0, queries, keys})) continue;",
@@ -169,6 +183,13 @@ FAULTS = (
         (_CORE, "tests/ops/test_semantics.py::test_alibi_counts_from_the_mask_align"),
     ),
     # Scores
+    Fault(
+        "a bias that hides a key is added",
+        f"{_KERNELS}/scores.h",
+        "(bias <= static_cast<Real>(HEED_MASK_VALUE) ? broadcast(-kInfinity<Real>) : bias)",
+        "bias",
+        (_CORE, "tests/native/test_paths.py", "tests/ops/test_semantics.py"),
+    ),
     Fault(
         "the slope of the soft cap is that of tanh alone",
         f"{_KERNELS}/scores.h",
@@ -212,7 +233,28 @@ FAULTS = (
         "store(copy + j * stride + c, has_nonfinite ? x : x - x == 0 ? x : V",
         (_CORE, "tests/ops/test_semantics.py"),
     ),
+    Fault(
+        "a key of infinity is not noticed where all its scores are minus infinity",
+        f"{_KERNELS}/forward.h",
+        "watch.see(load(s.scores + y * kQueryTile));",
+        "",
+        ("tests/native/test_paths.py",),
+    ),
+    Fault(
+        "a value that is not finite is not noticed behind a mask",
+        f"{_KERNELS}/forward.h",
+        "for (int c = 0; row_width == 0 && c < value_rows; ++c) watch.see",
+        "for (int c = 0; row_width == 0 && c < 0; ++c) watch.see",
+        ("tests/native/test_paths.py",),
+    ),
     # Decoding
+    Fault(
+        "decoding does not notice a key of infinity whose scores are all minus infinity",
+        f"{_KERNELS}/decode.h",
+        "watch.see(load(s.weights + y));",
+        "",
+        ("tests/native/test_paths.py",),
+    ),
     Fault(
         "splits of the keys are added up as they are",
         f"{_KERNELS}/decode.h",
@@ -281,7 +323,7 @@ FAULTS = (
     Fault(
         "AMX reads keys past the last one",
         f"{_KERNELS}/amx.h",
-        "if (y < keys.length && c < width) words =",
+        "if (y < rows && c < width) words =",
         "if (c < width) words =",
         (_CORE, _FUZZ),
     ),
@@ -291,6 +333,20 @@ FAULTS = (
         "if (const int y = j + 2 * r + i; y < keys.length) {",
         "if (const int y = j + 2 * r + i; y <= keys.length) {",
         (_CORE, _FUZZ),
+    ),
+    Fault(
+        "AMX gives keys gradients without the scale",
+        f"{_KERNELS}/amx.h",
+        "narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));",
+        "narrow(score_gradients, keys, columns_of(p), 1.0f);",
+        (_CORE, _FUZZ),
+    ),
+    Fault(
+        "AMX pairs weights before some are dropped",
+        f"{_KERNELS}/forward.h",
+        "if constexpr (Products::kPairs) pair_rows(s.scores, keys.length, columns);",
+        "",
+        (_FUZZ, "tests/ops/test_dropout.py"),
     ),
     # Additive attention
     Fault(

@@ -8,6 +8,21 @@ _OPS, _TESTS = "src/heed/ops", "tests/ops"
 _PORTABLE = f"{_OPS}/backends/tensorflow/portable"
 
 FAULTS = (
+    # Eager calls
+    Fault(
+        "masks of tensors are remembered",
+        f"{_OPS}/spec.py",
+        "make = _remembered_spec if mask is None or mask.is_plain else _made_spec",
+        "make = _remembered_spec",
+        (f"{_TESTS}/test_cost_of_a_call.py",),
+    ),
+    Fault(
+        "each op of a graph makes constants of its own",
+        f"{_OPS}/backends/tensorflow/native/wire.py",
+        "return tf.compat.v1.executing_eagerly_outside_functions()",
+        "return False",
+        (f"{_TESTS}/test_cost_of_a_call.py",),
+    ),
     # Masks
     Fault(
         "a window skips keys by the first batch entry's alignment alone",

@@ -216,7 +216,8 @@ def scaled_dot_product_attention(
     front = [batch * heads, 1] if folded else [batch, heads]
 
     def four(x: Any, *last: Any) -> Any:
-        return ops.reshape(x, [*front, *last])
+        there = len(leading) == 2 and not folded
+        return x if there else ops.reshape(x, [*front, *last])
 
     if isinstance(mask, Mask):
         if folded:
@@ -243,7 +244,8 @@ def scaled_dot_product_attention(
     four_query, four_key = four(query, length, size(query, -1)), four(key, keys, size(key, -1))
     four_value = four(value, keys, size(value, -1))
     output = dot_product_attention(four_query, four_key, four_value, **options)
-    output = ops.reshape(output, [*leading, length, size(value, -1)])
+    if len(leading) != 2 or folded:
+        output = ops.reshape(output, [*leading, length, size(value, -1)])
     if not return_weights:
         return output
     weights = attention_weights(four_query, four_key, **options)

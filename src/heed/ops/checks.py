@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -45,7 +46,16 @@ def differ(a: Any, b: Any) -> bool:
 
 def dtype_of(x: Any) -> str:
     """The name of the dtype of a tensor."""
-    return keras.backend.standardize_dtype(x.dtype)
+    dtype = x.dtype
+    name = getattr(dtype, "name", None)  # what Keras asks last
+    return keras.backend.standardize_dtype(dtype) if name is None else name
+
+
+class Operand(NamedTuple):
+    """All that checks ask of query, key or value: equal ones pass alike, so what was checked once is known."""
+
+    shape: Any  # of ints, None for what is not known; None if not even the rank is
+    dtype: str
 
 
 def is_floating(dtype: str) -> bool:
@@ -58,20 +68,28 @@ def is_integer(dtype: str) -> bool:
     return dtype.startswith(("int", "uint"))
 
 
-def common_type(**tensors: Any) -> tuple[tuple[Any, ...], str]:
-    """All arguments as tensors, and the dtype of the result after Keras' promotion rules."""
-    converted = []
+def common_type(**tensors: Any) -> tuple[list[Any], str]:
+    """All arguments as tensors of one dtype, and that, after Keras' promotion rules."""
+    is_tensor, converted = current().is_tensor, []
     for name, x in tensors.items():
         try:
-            converted.append(ops.convert_to_tensor(x))
+            converted.append(x if is_tensor(x) else ops.convert_to_tensor(x))
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"`{name}` must be a tensor or array. Received: {name}={type(x).__name__}"
             ) from error
-    dtypes = [dtype_of(x) for x in converted]
-    for name, dtype in zip(tensors, dtypes, strict=True):
+    dtypes = tuple([dtype_of(x) for x in converted])
+    common = _common_dtype(tuple(tensors), dtypes)
+    if dtypes.count(common) < len(dtypes):
+        converted = [ops.cast(x, common) for x in converted]
+    return converted, common
+
+
+@functools.lru_cache(maxsize=256)
+def _common_dtype(names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
+    for name, dtype in zip(names, dtypes, strict=True):
         check_floating(name, dtype)
-    return tuple(converted), keras.backend.result_type(*dtypes)
+    return keras.backend.result_type(*dtypes)
 
 
 def check_floating(name: str, dtype: str) -> None:

@@ -206,6 +206,11 @@ class Mask:
             lo, hi = maximum(lo, low), minimum(hi, high)
         return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
 
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether it is made of plain numbers alone, and of no tensor."""
+        return all(mask_rules.is_plain(x) for rule in self.rules for x in rule.fields())
+
     @property
     def has_static_range(self) -> bool:
         """Whether `key_range` is known while tracing (given that T and S are)."""

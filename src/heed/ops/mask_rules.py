@@ -97,7 +97,7 @@ class MaskRule:
         """Its tensors with an entry a batch entry: name, tensor, and which axes of (B, N, T, S) that one has."""
         for name, axes in self.axes.items():
             x = getattr(self, name)
-            if ops.is_tensor(x) and len(x.shape):
+            if not is_plain(x) and len(x.shape):
                 yield name, x, (0, *axes)
 
     def to_config(self) -> dict[str, Any]:

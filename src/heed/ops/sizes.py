@@ -28,8 +28,12 @@ class Span(NamedTuple):
 
 def shape_of(x: Any) -> tuple[int | None, ...] | None:
     """The shape with None for what is not known while tracing; None if not even the rank is."""
+    shape = x.shape
+    if shape is None:
+        return None
     try:
-        return tuple(x.shape)
+        # TensorFlow's shapes are a third as slow to read this way.
+        return tuple(shape.as_list() if hasattr(shape, "as_list") else shape)
     except ValueError:  # of TensorFlow, for an unknown rank
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import keras
@@ -16,6 +17,9 @@ from heed.ops.sizes import shape_of
 
 # In place of a value, where only weights are wanted.
 NO_VALUE = object()
+_CAUSAL = Mask.causal()
+# So many kinds of calls are known again: an eager call is checked by what it has in common with those before it.
+_REMEMBERED = 1024
 
 
 class DotScore(NamedTuple):
@@ -76,6 +80,16 @@ class AttentionSpec:
             **others,
         )
 
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether it holds no tensors, and the lengths are known."""
+        return (self.mask is None or self.mask.is_plain) and None not in self.lengths
+
+    @functools.cached_property
+    def remembered(self) -> dict[Any, Any]:
+        """What implementations know of this spec alone, for the next call of its kind."""
+        return {}
+
     @property
     def heads_axis(self) -> int | None:
         """Of query, key, value and output; None where they have no heads."""
@@ -135,13 +149,12 @@ def dot_product(
 ) -> tuple[AttentionSpec, Tensors]:
     """Checks the arguments of `dot_product_attention`; without a value, those of its weights."""
     checks.check_layout(layout)
-    query, key, value, dtype = _operands(query, key, value, layout)
-    heads_axis = checks.HEADS_AXIS[layout]
-    batch, heads, length = query.shape[0], query.shape[heads_axis], query.shape[3 - heads_axis]
-    target = [batch, heads, length, key.shape[3 - heads_axis]]
+    query, key, value, given = _operands(query, key, value, layout)
+    target, dtype = list(given.target), given.dtype
+    heads = target[1]
     mask = _checked_mask(mask, target, "(B, N, T, S)")
     if is_causal:
-        mask = Mask.causal() if mask is None else mask & Mask.causal()
+        mask = _CAUSAL if mask is None else mask & _CAUSAL
     rate, seed = _checked_dropout(dropout, seed)
     slopes = None
     if alibi_slopes is not None:
@@ -150,23 +163,13 @@ def dot_product(
             raise checks.bad(
                 f"`alibi_slopes` must have shape (N,) = ({heads},)", alibi_slopes=slopes
             )
+    width = given.operands[0].shape[3]
     score = DotScore(
-        checks.check_scale(scale, query.shape[3], dtype), checks.check_soft_cap(soft_cap, dtype)
+        checks.check_scale(scale, width, dtype), checks.check_soft_cap(soft_cap, dtype)
     )
     if bias is not None:
         bias = checks.check_bias(bias, target, dtype)
-    spec = AttentionSpec.of(
-        query,
-        key,
-        value,
-        layout,
-        score=score,
-        mask=mask,
-        dtype=dtype,
-        has_bias=bias is not None,
-        has_slopes=slopes is not None,
-        dropout=rate,
-    )
+    spec = _spec(given, layout, score, mask, bias is not None, slopes is not None, rate)
     return spec, Tensors(query, key, value, bias, slopes, seed)
 
 
@@ -182,27 +185,17 @@ def additive(
     seed: Any,
 ) -> tuple[AttentionSpec, Tensors]:
     """Checks the arguments of `additive_attention`; without a value, those of its weights."""
-    query, key, value, dtype = _operands(query, key, value, "BTU")
-    score_vector = checks.check_vector("score_vector", score_vector, query.shape[2], "U", dtype)
+    query, key, value, given = _operands(query, key, value, "BTU")
+    dtype, units = given.dtype, given.operands[0].shape[2]
+    score_vector = checks.check_vector("score_vector", score_vector, units, "U", dtype)
     if bias is not None:
-        bias = checks.check_vector("bias", bias, query.shape[2], "U", dtype)
+        bias = checks.check_vector("bias", bias, units, "U", dtype)
     if mask is not None:
-        batch, *lengths = query.shape[0], query.shape[1], key.shape[1]
+        batch, _, *lengths = given.target
         mask = with_heads(as_mask(mask), [batch, *lengths])
-        mask = _checked_mask(mask, [batch, 1, *lengths], "(B, 1, T, S)")
+        mask = _checked_mask(mask, list(given.target), "(B, 1, T, S)")
     rate, seed = _checked_dropout(dropout, seed)
-    spec = AttentionSpec.of(
-        query,
-        key,
-        value,
-        "BTU",
-        score=AdditiveScore(),
-        mask=mask,
-        dtype=dtype,
-        has_bias=bias is not None,
-        has_slopes=False,
-        dropout=rate,
-    )
+    spec = _spec(given, "BTU", AdditiveScore(), mask, bias is not None, False, rate)
     return spec, Tensors(query, key, value, bias, None, seed, score_vector)
 
 
@@ -225,14 +218,75 @@ def with_heads(mask: Mask, target: list[Any]) -> Mask:
     return Mask(rules)
 
 
-def _operands(query: Any, key: Any, value: Any, layout: str) -> tuple[Any, Any, Any, str]:
-    """Query, key and value (or None) in their common dtype, and the dtype to compute in."""
-    given = {"query": query, "key": key} | ({} if value is NO_VALUE else {"value": value})
-    tensors, dtype = checks.common_type(**given)
-    query, key, *rest = (x if checks.dtype_of(x) == dtype else ops.cast(x, dtype) for x in tensors)
-    value = rest[0] if rest else None
+class _Given(NamedTuple):
+    """Query, key and value that fit each other, apart from their numbers; what is known of a call by its shapes.
+
+    Attributes:
+        operands: query, key and value; None for a value that is not wanted.
+        target: B, N, T and S.
+        dtype: that is computed in.
+    """
+
+    operands: tuple[checks.Operand, checks.Operand, checks.Operand | None]
+    target: tuple[int | None, ...]
+    dtype: str
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _checked_operands(
+    query: checks.Operand, key: checks.Operand, value: checks.Operand | None, layout: str
+) -> _Given:
     checks.check_operands(query, key, value, layout)
-    return query, key, value, checks.compute_type(dtype)
+    axis = checks.HEADS_AXIS.get(layout)
+    length_axis = 1 if axis is None else 3 - axis
+    heads = 1 if axis is None else query.shape[axis]
+    target = (query.shape[0], heads, query.shape[length_axis], key.shape[length_axis])
+    return _Given((query, key, value), target, checks.compute_type(query.dtype))
+
+
+def _operands(query: Any, key: Any, value: Any, layout: str) -> tuple[Any, Any, Any, _Given]:
+    """Query, key and value (or None) in their common dtype, and what is known of them."""
+    of_value = None
+    if value is NO_VALUE:
+        (query, key), dtype = checks.common_type(query=query, key=key)
+        value = None
+    else:
+        (query, key, value), dtype = checks.common_type(query=query, key=key, value=value)
+        of_value = checks.Operand(shape_of(value), dtype)
+    of_query, of_key = checks.Operand(shape_of(query), dtype), checks.Operand(shape_of(key), dtype)
+    return query, key, value, _checked_operands(of_query, of_key, of_value, layout)
+
+
+def _made_spec(
+    given: _Given,
+    layout: str,
+    score: DotScore | AdditiveScore,
+    mask: Mask | None,
+    has_bias: bool,
+    has_slopes: bool,
+    dropout: float,
+) -> AttentionSpec:
+    return AttentionSpec.of(
+        *given.operands,
+        layout,
+        score=score,
+        mask=mask,
+        dtype=given.dtype,
+        has_bias=has_bias,
+        has_slopes=has_slopes,
+        dropout=dropout,
+    )
+
+
+_remembered_spec = functools.lru_cache(maxsize=_REMEMBERED)(_made_spec)
+
+
+def _spec(
+    given: _Given, layout: str, score: DotScore | AdditiveScore, mask: Mask | None, *others: Any
+) -> AttentionSpec:
+    # A mask of tensors counts by their identity, and must not keep them alive.
+    make = _remembered_spec if mask is None or mask.is_plain else _made_spec
+    return make(given, layout, score, mask, *others)
 
 
 def _checked_dropout(dropout: Any, seed: Any) -> tuple[float, Any]:

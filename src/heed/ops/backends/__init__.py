@@ -8,6 +8,7 @@ A backend is a module with
   implementation that is not among them leaves it to "portable";
 - `DECODER`, what runs a whole decoding loop (see `DecoderEngine`);
 - `as_written(function)`: the function, safe from whatever would rewrite it;
+- `is_tensor(x)`: whether it is a tensor of the backend already, and no variable, sparse one or array;
 - `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
 - `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
   already, the function itself;
@@ -120,6 +121,7 @@ class Backend(Protocol):
     DECODER: DecoderEngine
 
     def as_written(self, function: _F) -> _F: ...  # noqa: D102
+    def is_tensor(self, x: Any) -> bool: ...  # noqa: D102
     def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102
     def compiled(self, function: _F) -> _F: ...  # noqa: D102
     def gradient_tape(self) -> Any: ...  # noqa: D102

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
@@ -23,8 +24,19 @@ DECODER = NativeDecoder()
 
 
 def as_written(function: _F) -> _F:
-    """The function, which AutoGraph leaves alone."""
-    return tf.autograph.experimental.do_not_convert(function)
+    """The function, which AutoGraph leaves alone; where no graph is traced it has nothing to leave."""
+    traced: Any = tf.autograph.experimental.do_not_convert(function)
+
+    @functools.wraps(traced)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (function if tf.executing_eagerly() else traced)(*args, **kwargs)
+
+    return cast(_F, chosen)
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether it is a tensor already, and no variable, sparse one or array."""
+    return isinstance(x, tf.Tensor)
 
 
 def required(x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any:

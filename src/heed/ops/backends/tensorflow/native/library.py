@@ -69,8 +69,10 @@ def compiled_by_xla() -> bool:
     )
 
 
+@functools.cache
 def threads() -> int:
-    """TensorFlow's own setting, 0 for "as many as this process may use"."""
+    """TensorFlow's own setting, 0 for "as many as this process may use". Asking starts its runtime, which fixes it."""
+    machine_reasons()
     return tf.config.threading.get_intra_op_parallelism_threads()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,28 @@ from heed.ops.sizes import size
 from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
 
 _ALIBI = -1  # no rule: only says where ALiBi's query 0 stands
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept(dtype: str, shape: tuple[int, ...], values: tuple[Any, ...]) -> tf.Tensor:
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.constant(values, dtype, shape)
+
+
+def _constant(dtype: str, shape: tuple[int, ...], *values: Any) -> Any:
+    """Numbers as an input of an op: one tensor for all calls, and one node for all ops of a function.
+
+    Making a tensor costs an eager call as much as a small op does; and a function takes one from outside, if it is as
+    small as these, as a constant of its own.
+    """
+    return (
+        _kept(dtype, shape, values) if _keeps_tensors() else np.array(values, dtype).reshape(shape)
+    )
+
+
+def _keeps_tensors() -> bool:
+    """Whether what is made outside of all functions are tensors with values: not in a graph of TensorFlow 1."""
+    return tf.compat.v1.executing_eagerly_outside_functions()
 
 
 class Wire(NamedTuple):
@@ -49,6 +72,24 @@ class Wire(NamedTuple):
     @classmethod
     def write(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
         """An attention as inputs of a native op."""
+        known = ("wire", library.threads())
+        plain = spec.remembered.get(known)
+        if plain is None or not _keeps_tensors():
+            plain = cls._plain(spec, tensors)
+            if spec.is_plain and _keeps_tensors():
+                spec.remembered[known] = plain
+        reals, seed = plain.reals, plain.seed
+        if tensors.score_vector is not None:
+            reals = [tensors.score_vector]
+        if spec.has_bias or spec.has_slopes:
+            reals = [*reals, *(x for x in (tensors.bias, tensors.slopes) if x is not None)]
+        if tensors.seed is not None:
+            seed = tensors.seed
+        return plain._replace(reals=reals, seed=seed)
+
+    @classmethod
+    def _plain(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
+        """The inputs that follow from the spec (and from T and S, where it does not know them)."""
         numbers: list[tf.Tensor] = []
         arrays: list[tf.Tensor] = []
         axis = spec.length_axis
@@ -57,7 +98,8 @@ class Wire(NamedTuple):
         def number(value: Any) -> int:
             if value is None:
                 return -1
-            numbers.append(tf.cast(tf.convert_to_tensor(value), tf.int32))
+            plain = isinstance(value, int)
+            numbers.append(_constant("int32", (), value) if plain else tf.cast(value, tf.int32))
             return len(numbers) - 1
 
         def align(value: Any) -> int:
@@ -81,13 +123,11 @@ class Wire(NamedTuple):
             )
         scale, soft_cap = spec.score if isinstance(spec.score, DotScore) else (1.0, None)
         flags = (float(spec.has_bias), float(spec.has_slopes), float(library.threads()))
-        settings = [scale, soft_cap or 0.0, spec.dropout, *flags]
-        first = np.zeros((), spec.dtype) if tensors.score_vector is None else tensors.score_vector
         return cls(
-            settings=np.array(settings, np.float64),
-            seed=np.zeros(2, np.uint32) if tensors.seed is None else tensors.seed,
-            rules=np.array(rules, np.int64).reshape(-1, 7),
-            reals=[first, *(x for x in (tensors.bias, tensors.slopes) if x is not None)],
+            settings=_constant("float64", (6,), scale, soft_cap or 0.0, spec.dropout, *flags),
+            seed=_constant("uint32", (2,), 0, 0),
+            rules=_constant("int64", (len(rules), 7), *(x for row in rules for x in row)),
+            reals=[_constant(spec.dtype, (), 0.0)],
             numbers=numbers,
             arrays=arrays,
         )

@@ -1,0 +1,209 @@
+"""Ways through the kernels that shapes, strides and numbers choose: each means the same, on each instruction set."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import reference
+from tests.native import core
+from tests.native.core import DENSE, LENGTHS, LIBRARY, PREFIX, SEGMENTS, WINDOW
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
+QUERIES = (
+    1,
+    4,
+    5,
+    8,
+    15,
+    16,
+    17,
+    64,
+    70,
+)  # around the bounds of few queries, of vectors and of tiles
+
+
+def tensors(
+    queries: int, keys: int, *, heads: int = 2, kv_heads: int = 1, dtype: Any = np.float32
+) -> list[np.ndarray]:
+    """Query, key, value and the gradient of the output."""
+    rng = np.random.default_rng(queries * 1000 + keys)
+    shapes = [(2, queries, heads, 20), (2, keys, kv_heads, 20), (2, keys, kv_heads, 24)]
+    shapes.append((2, queries, heads, 24))
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def assert_reference(
+    library: Any, arrays: list[np.ndarray], rules: Any = (), **options: Any
+) -> None:
+    """Forward and backward are the reference's."""
+    mask = options.pop("mask", None)
+    query, key, value, d_out = arrays
+    call = core.Call(library, query, key, value, rules=rules, **options)
+    output, _ = call.forward()
+    gradients = call.backward(output, d_out)
+    wide = [x.astype(np.float64) for x in arrays]
+    expected = {**options, "mask": mask}
+    wanted = reference.dot_product_attention(*wide[:3], **expected)
+    backward = reference.dot_product_attention_backward(*wide[:3], d_out=wide[3], **expected)
+    bound = {np.float32: 2e-5, np.float64: 1e-12}[query.dtype.type]
+    pairs = [
+        (output, wanted.out),
+        *zip(gradients, (backward.query, backward.key, backward.value), strict=True),
+    ]
+    for actual, right in pairs:
+        np.testing.assert_allclose(actual, right, rtol=0, atol=bound * max(1, np.abs(right).max()))
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("keys", [3, 130])
+def test_few_queries_and_many(library, queries: int, kv_heads: int, keys: int) -> None:
+    assert_reference(library, tensors(queries, keys, kv_heads=kv_heads))
+
+
+# Which axes of (B, N, T, S) a mask or a bias has.
+AXES = ("BNTS", "BNT", "BS", "TS", "T", "S", "N", "")
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("queries", QUERIES)
+@pytest.mark.parametrize("keys", [7, 64, 131])
+def test_dense_masks_of_every_shape(library, axes: str, queries: int, keys: int) -> None:
+    arrays = tensors(queries, keys)
+    shape = [
+        n if axis in axes else 1 for axis, n in zip("BNTS", (2, 2, queries, keys), strict=True)
+    ]
+    rng = np.random.default_rng(queries + keys)
+    # Any number but 0 means "attend".
+    mask = rng.integers(1, 256, shape) * (rng.random(shape) < 0.6)
+    assert_reference(library, arrays, [{"rule": DENSE, "dense": mask}], mask=mask != 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("queries", QUERIES)
+def test_biases_of_every_shape(library, axes: str, queries: int, dtype: Any) -> None:
+    keys = 131
+    arrays = tensors(queries, keys, dtype=dtype)
+    shape = [
+        n if axis in axes else 1 for axis, n in zip("BNTS", (2, 2, queries, keys), strict=True)
+    ]
+    rng = np.random.default_rng(queries)
+    bias = rng.normal(size=shape).astype(dtype)
+    bias[rng.random(shape) < 0.2] = -1e30
+    assert_reference(library, arrays, bias=bias)
+
+
+@pytest.mark.parametrize("soft_cap", [0.01, 1.0, 30.0])
+def test_soft_caps(library, soft_cap: float) -> None:
+    query, key, value, d_out = tensors(70, 131)
+    for scale in (0.01, 1.0, 100.0):  # far below the cap, about it, far above
+        arrays = [query * np.float32(scale), key, value, d_out]
+        call = core.Call(library, *arrays[:3], soft_cap=soft_cap)
+        wide = [x.astype(np.float64) for x in arrays]
+        wanted = reference.dot_product_attention(*wide[:3], soft_cap=soft_cap)
+        np.testing.assert_allclose(call.forward()[0], wanted.out, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 16, 70])
+@pytest.mark.parametrize("what", ["key", "value"])
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_reaches_who_sees_it(
+    library, queries: int, what: str, number: float
+) -> None:
+    """Also where all that comes of it looks like an ordinary number: a score of minus infinity, a weight of 0."""
+    query, key, value, _ = tensors(queries, 140)
+    query[..., 3] = (
+        np.abs(query[..., 3]) + 0.1
+    )  # one sign: a key of -inf there has the score -inf for all
+    hidden = 9
+    mask = np.ones((2, 1, 1, 140), bool)
+    mask[1, ..., hidden] = False
+    bias = np.zeros((1, 1, 1, 140), np.float32)
+    bias[..., hidden] = -200  # a weight that float32 does not hold
+    clean = core.Call(library, query, key, value, rules=[{"rule": DENSE, "dense": mask}], bias=bias)
+    expected, lse = clean.forward()
+    {"key": key, "value": value}[what][:, hidden, 0, 3] = number
+    call = core.Call(library, query, key, value, rules=[{"rule": DENSE, "dense": mask}], bias=bias)
+    output, found_lse = call.forward()
+    np.testing.assert_array_equal(
+        output[1], expected[1]
+    )  # where it is hidden nothing changes by a bit
+    np.testing.assert_array_equal(found_lse[1], lse[1])
+    assert np.isnan(output[0]).all()
+    assert np.isnan(found_lse[0]).all()
+
+
+def test_what_is_not_finite_beyond_all_keys_that_are_seen(library) -> None:
+    rules = [{"rule": LENGTHS, "first": [100, 3]}]
+    for queries in (1, 70):
+        query, key, value, _ = tensors(queries, 140)
+        expected, _ = core.Call(library, query, key, value, rules=rules).forward()
+        key[0, 100:], value[1, 3:] = np.nan, np.inf
+        output, _ = core.Call(library, query, key, value, rules=rules).forward()
+        np.testing.assert_array_equal(output, expected)
+
+
+@pytest.mark.parametrize("rule", [WINDOW, PREFIX, SEGMENTS])
+@pytest.mark.parametrize("queries", [5, 64, 65, 130])
+def test_rules_at_the_edges_of_tiles(library, rule: int, queries: int) -> None:
+    keys = 131
+    arrays = tensors(queries, keys)
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None]
+    if rule == WINDOW:
+        given, mask = {"left": 63, "right": 0}, (j <= i) & (j >= i - 63)
+    elif rule == PREFIX:
+        given, mask = {"first": [65, 65]}, (j < 65) | (j <= i)
+    else:
+        first, second = np.arange(queries) // 64, np.arange(keys) // 63
+        given, mask = {"first": first[None], "second": second[None]}, first[:, None] == second
+    assert_reference(library, arrays, [{"rule": rule, **given}], mask=mask[None, None])
+
+
+def test_float16_to_the_last_bit(library) -> None:
+    """Every number that float16 holds passes unchanged, and sums are rounded to the nearest, ties to even."""
+    everything = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    value = everything.reshape(1024, 1, 1, 64)
+    query = np.zeros((1024, 1, 1, 8), np.float16)
+    output, _ = core.Call(library, query, query, value).forward()
+    number = ~np.isnan(everything)
+    np.testing.assert_array_equal(np.isnan(output.ravel()), ~number)
+    np.testing.assert_array_equal(output.ravel()[number], everything[number])
+
+    other = np.random.default_rng(0).permutation(everything)
+    pair = np.stack([everything.reshape(1024, 64), other.reshape(1024, 64)], 1)[:, :, None]
+    output, _ = core.Call(library, query, query.repeat(2, 1), pair).forward()
+    with np.errstate(all="ignore"):
+        mean = ((everything.astype(np.float64) + other) / 2).astype(np.float16)
+    finite = np.isfinite(everything) & np.isfinite(other)
+    np.testing.assert_array_equal(output.ravel()[finite], mean[finite])
+
+
+COUNT_THREADS = """
+import os, sys
+import numpy as np
+from tests.native import core
+
+library = core.load(sys.argv[1])
+before = len(os.listdir("/proc/self/task"))
+for shape in ((1, 8, 8, 64), (1, 16, 8, 16), (2, 256, 8, 64)):
+    x = np.ones(shape, np.float32)
+    call = core.Call(library, x, x, x)
+    output, _ = call.forward(threads=2)
+    call.backward(output, x, threads=2)
+    print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux tells them")
+def test_small_work_wakes_no_thread() -> None:
+    script = [sys.executable, "-c", COUNT_THREADS, str(LIBRARY)]
+    child = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert child.stdout.split() == ["0", "0", "1"]
