@@ -307,7 +307,7 @@ class Stack:
                     weights = np.exp(scores - most)
                     total = weights.sum() + np.exp(sink - most)
                     out[i, n] = weights / total @ values[seen, kv_head]
-        heads = out.reshape(len(queries), -1)
+        heads = out.reshape(len(queries), self.heads * self.value_dim)
         if "gate" in how.dense:
             heads = heads / (1 + np.exp(-how.dense["gate"](x)))
         return how.dense["output"](heads)
