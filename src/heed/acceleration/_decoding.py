@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -85,6 +86,94 @@ def _parts(cache: Any) -> tuple[tuple[Any, Any], ...]:
         cache = Unstacked(ops.unstack(cache, axis=1), 1)
     layers = (x if isinstance(x, Unstacked) else ops.unstack(x, axis=1) for x in cache.parts)
     return tuple((layer[:, 0], layer[:, 1]) if isinstance(layer, Unstacked) else tuple(layer) for layer in layers)
+
+
+def generating(original: Function) -> Function:
+    """`CausalLM.make_generate_function`: what it compiles reads no more of the prompts than it must."""
+
+    @functools.wraps(original)
+    def accelerated(self: Any) -> Any:
+        if self.generate_function is not None or not _on(self):
+            return original(self)
+        step = self.generate_step
+
+        @functools.wraps(step)
+        def with_short_prompts(inputs: Any, stop_token_ids: Any = None) -> Any:
+            if not _on(self) or _reads_all(self, inputs):
+                return step(inputs, stop_token_ids=stop_token_ids)
+            _short.install(type(self))
+            lengths = ops.sum(ops.cast(inputs["padding_mask"], "int32"), axis=-1)
+            with _loop.of_prompt(ops.maximum(ops.min(lengths), 1)):
+                return step(inputs, stop_token_ids=stop_token_ids)
+
+        self.generate_step = with_short_prompts
+        try:
+            return original(self)
+        finally:
+            del self.generate_step
+
+    return accelerated
+
+
+def _reads_all(model: Any, inputs: Any) -> bool:
+    """Whether something may look at what is behind the shortest prompt, or the model's way to read is not known."""
+    reader = getattr(type(model), _READERS[0], None)
+    sampler = getattr(model, "sampler", None)
+    return (
+        reader is None
+        or not reader.__module__.startswith(f"{PACKAGE}.")
+        or tuple(inspect.signature(reader).parameters) != _READ
+        or not isinstance(inputs, dict)
+        or set(inputs) != {"token_ids", "padding_mask"}
+        or getattr(type(sampler).__call__, "__qualname__", "") != "Sampler.__call__"
+    )
+
+
+_READ = ("self", "token_ids", "cache", "cache_update_index")
+
+
+def read(original: Function) -> Function:
+    """`call_with_cache` of a model: of the prompts that fill a cache only what all of them have.
+
+    The loop begins at the end of the shortest prompt and writes all positions from there on before it reads them.
+    """
+
+    @functools.wraps(original)
+    def accelerated(self: Any, token_ids: Any, cache: Any, cache_update_index: Any) -> Any:
+        length = _loop.prompt_length()
+        whole = type(cache_update_index) is int and cache_update_index == 0
+        if length is None or not whole or _loop.active() or _reason_to_leave(cache, self):
+            return original(self, token_ids, cache, cache_update_index)
+        layers = [Unstacked(pair, 1) for pair in _parts(cache)]
+        with _loop.inside():
+            return original(self, token_ids[:, :length], Unstacked(layers, 1), 0)
+
+    return accelerated
+
+
+class _ShortPrompts:
+    """The patches of `call_with_cache`, of each class of models when one of them first generates."""
+
+    def __init__(self) -> None:
+        self._methods: dict[type, Method] = {}
+
+    def install(self, cls: type) -> None:
+        owner = next(base for base in cls.__mro__ if _READERS[0] in vars(base))
+        if owner not in self._methods:
+            text = f"{PACKAGE}.{owner.__name__}.{_READERS[0]}"
+            replacement = _switch.Replacement(read, _READ)
+            method = Method(owner, _READERS[0], replacement, text, sys.modules[PACKAGE])
+            if method.problem() is None:
+                method.install()
+                self._methods[owner] = method
+
+    def uninstall(self) -> None:
+        for method in self._methods.values():
+            method.uninstall()
+        self._methods.clear()
+
+
+_short = _ShortPrompts()
 
 
 def run_loop(original: Function) -> Function:
@@ -192,6 +281,8 @@ def einsum(subscripts: str, *operands: Any, **kwargs: Any) -> Any | None:
         return None
     if inner not in weights or None in w.shape or len(set(weights)) < len(weights):
         return None
+    if weights.startswith(inner) and _many_rows(x, len(inner)):
+        return _flat(x, w, len(inner))
     groups, columns = weights.split(inner)
     sizes = dict(zip(weights, w.shape, strict=True))
     over, under, across = (
@@ -215,6 +306,20 @@ def _product(
     return None if y is None else ops.reshape(y, (*kept, *outer))
 
 
+def _many_rows(x: Any, inner: int) -> bool:
+    """Whether they are too many, or too few are known, for the product of few rows."""
+    kept = x.shape[: len(x.shape) - inner]
+    return None in kept or math.prod(kept) > 16
+
+
+def _flat(x: Any, weights: Any, inner: int) -> Any:
+    """(..., *inner) by (*inner, *outer) as one product of two matrices, in place of one for each item of a batch."""
+    kept, outer = ops.shape(x)[: len(x.shape) - inner], tuple(weights.shape[inner:])
+    under = math.prod(weights.shape[:inner])
+    rows = ops.reshape(x, (-1, under))
+    return ops.reshape(ops.matmul(rows, ops.reshape(weights, (under, -1))), (*kept, *outer))
+
+
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | None:
     """Along the last axis."""
     x = ops.convert_to_tensor(x)
@@ -226,16 +331,23 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | Non
 class Decoding(Method):
     """All of it, as one patch of KerasHub's samplers."""
 
-    def __init__(self, module: ModuleType, package: ModuleType) -> None:
+    def __init__(self, causal_lm: ModuleType, package: ModuleType) -> None:
         from keras.src.backend.tensorflow import core, numpy
 
-        sampler = getattr(module, "Sampler", None)
+        sampler = getattr(sys.modules[f"{PACKAGE}.src.samplers.sampler"], "Sampler", None)
         replace = _switch.Replacement
         loop = ("self", "cond", "body", "model", "loop_vars", "maximum_iterations")
         call = "self next prompt cache index mask stop_token_ids hidden_states model kwargs"
         self._methods = [
             Method(sampler, "__call__", replace(sample, tuple(call.split())), NAME, package),
             Method(sampler, "run_loop", replace(run_loop, loop), f"{NAME}.run_loop", package),
+            Method(
+                causal_lm.CausalLM,
+                "make_generate_function",
+                replace(generating, ("self",)),
+                f"{PACKAGE}.models.CausalLM.make_generate_function",
+                package,
+            ),
             Method(
                 numpy,
                 "transpose",
@@ -266,6 +378,7 @@ class Decoding(Method):
 
     def uninstall(self) -> None:
         """Takes them out."""
+        _short.uninstall()
         for method in reversed(self._methods):
             method.uninstall()
 

@@ -89,7 +89,7 @@ _TARGETS: dict[str, Callable[[ModuleType], Method]] = {
         f"{_MODELS}.{module}": _method(cls, "_use_fused_attention_op", _DECISION)
         for module, cls in _DECIDING.items()
     },
-    f"{_PACKAGE}.src.samplers.sampler": _decoding,
+    f"{_PACKAGE}.src.models.causal_lm": _decoding,
     f"{_PACKAGE}.src.utils.keras_utils": _question,
 }
 

@@ -12,6 +12,7 @@ from keras import ops
 from heed.ops import Mask
 
 _inside: ContextVar[bool] = ContextVar("heed_inside_a_decoding_loop", default=False)
+_prompt: ContextVar[Any] = ContextVar("heed_length_of_a_prompt", default=None)
 
 
 def active() -> bool:
@@ -27,6 +28,21 @@ def inside() -> Iterator[None]:
         yield
     finally:
         _inside.reset(token)
+
+
+@contextmanager
+def of_prompt(length: Any) -> Iterator[None]:
+    """While a model reads a prompt of which only so many positions, () int32, have to be read before the loop."""
+    token = _prompt.set(length)
+    try:
+        yield
+    finally:
+        _prompt.reset(token)
+
+
+def prompt_length() -> Any | None:
+    """That length, where a model reads one."""
+    return _prompt.get()
 
 
 def visible(mask: Any, query: Any) -> Any:
