@@ -97,10 +97,64 @@ void check(const HeedDropout& d) {
   require(d.rate >= 0 && d.rate < 1, "rate must be in [0, 1)");
 }
 
+void check(const HeedProduct& p) {
+  check(p.rows);
+  require(p.rows.count <= HEED_FEW_ROWS, "there must be at most %d rows", HEED_FEW_ROWS);
+  const int64_t most = int64_t{1} << 31, numbers = int64_t{1} << 59;
+  require(p.groups >= 1 && p.groups <= most && p.columns >= 1 && p.columns <= most,
+          "groups and columns must be in [1, 2^31]");
+  require(p.groups <= numbers / p.columns / p.rows.width && p.groups * p.columns <= numbers / HEED_FEW_ROWS,
+          "there must be at most 2^59 numbers");
+  require_array(p.rows, p.x, "x");
+  require_array(p.rows, p.weights, "weights");
+}
+
+// Each task has some columns of one group, whatever the number of threads is.
+void product(const HeedProduct& p, void* y, int threads) {
+  const RowKernels& kernels = kernels_for(p.rows);
+  if (p.rows.count == 0) return;
+  // Numbers that come from memory; see forward_work.
+  const double work =
+      8.0 * static_cast<double>(p.groups) * static_cast<double>(p.columns) * static_cast<double>(p.rows.width);
+  const int64_t parts = ceil_div(p.columns, kProductColumns), tasks = p.groups * parts;
+  const int workers = at_most(worth_waking(threads, work), tasks);
+  Scratch memory;
+  const auto scratch = memory.plan(workers, kernels.few_rows_bytes(p));
+  memory.take();
+  for_each(tasks, workers, [&](int64_t task, int worker) {
+    const int64_t begin = task % parts * kProductColumns;
+    kernels.few_rows(p, y, task / parts, begin, std::min(p.columns, begin + kProductColumns), scratch[worker]);
+  });
+}
+
+void check(const HeedCacheWrite& c) {
+  const int64_t numbers = int64_t{1} << 59;
+  require(c.batch >= 0 && c.length >= 0 && c.bytes >= 0 && c.written >= 0 && c.written <= c.length,
+          "the new positions must be as many as fit into the cache, [0, L]");
+  require(c.bytes <= numbers && c.length <= numbers / std::max<int64_t>(1, c.bytes) &&
+              c.batch <= numbers / std::max<int64_t>(1, c.length * c.bytes),
+          "there must be at most 2^59 bytes");
+  const bool empty = c.batch == 0 || c.length == 0 || c.bytes == 0;
+  require(c.cache || empty, "`cache` is missing");
+  require(c.update || empty || c.written == 0, "`update` is missing");
+}
+
+void cache_write(const HeedCacheWrite& c, void* result) {
+  const auto size = [](int64_t n) { return static_cast<size_t>(n); };
+  const int64_t index = std::max<int64_t>(0, std::min(c.index, c.length - c.written));
+  const char* update = static_cast<const char*>(c.update);
+  char* to = static_cast<char*>(result);
+  if (result != c.cache && c.batch * c.length * c.bytes > 0)
+    std::memcpy(to, c.cache, size(c.batch * c.length * c.bytes));
+  if (c.written * c.bytes == 0) return;
+  for (int64_t b = 0; b < c.batch; ++b)
+    std::memcpy(to + (b * c.length + index) * c.bytes, update + b * c.written * c.bytes, size(c.written * c.bytes));
+}
+
 // Checks a call and does its work with at most so many threads.
 template <class Call, class Work>
 const char* checked(const Call& call, int threads, const Work& work) {
-  return refusal("out of memory for the sums of gradients", [&] {
+  return refusal("out of memory for sums", [&] {
     check(call);
     work(most_threads(threads));
   });
@@ -155,5 +209,19 @@ const char* heed_dropout(const HeedDropout* call, void* y, int threads) {
     heed::require_array(call->rows, y, "y");
     const auto run = heed::kernels_for(call->rows).dropout;
     heed::for_rows(call->rows, limit, [&](int64_t begin, int64_t end) { run(*call, y, begin, end); });
+  });
+}
+
+const char* heed_product(const HeedProduct* call, void* y, int threads) {
+  return heed::checked(*call, threads, [&](int limit) {
+    heed::require_array(call->rows, y, "y");
+    heed::product(*call, y, limit);
+  });
+}
+
+const char* heed_cache_write(const HeedCacheWrite* call, void* result) {
+  return heed::checked(*call, 1, [&](int) {
+    heed::require(result || call->batch == 0 || call->length == 0 || call->bytes == 0, "`result` is missing");
+    heed::cache_write(*call, result);
   });
 }

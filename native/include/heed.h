@@ -179,6 +179,28 @@ typedef struct HeedDropout {
   uint32_t seed[2];
 } HeedDropout;
 
+// The product of a few rows x with weights, which are read once, where they lie: a layer's step when one token after
+// another is decoded. For each group g:
+//   y[r][g][n] = sum over k of x[r][k] * weights[g][k][n] + bias[g][n]
+typedef struct HeedProduct {
+  HeedRows rows;       // of x, (R, K): R in [0, HEED_FEW_ROWS]
+  int64_t groups;      // G in [1, 2^31]: one, or one a head where the weights of heads lie apart
+  int64_t columns;     // N in [1, 2^31]
+  int32_t transposed;  // not 0: weights are (G, N, K), else (G, K, N)
+  const void *x, *weights;
+  const void* bias;  // (G, N), or NULL for 0
+} HeedProduct;
+
+// The most rows of a HeedProduct: with more of them blocks of the weights should be read again and again, from a cache.
+#define HEED_FEW_ROWS 64
+
+// Rows written into a cache, (B, L, E) bytes: at the positions [index, index + T) stand the new ones, (B, T, E) bytes.
+typedef struct HeedCacheWrite {
+  int64_t batch, length, written, bytes;  // B, L, T <= L, and E, the bytes of one position
+  int64_t index;                          // below 0 it counts as 0, above L - T as that
+  const void *cache, *update;
+} HeedCacheWrite;
+
 #if defined(__GNUC__)
 #define HEED_API __attribute__((visibility("default")))
 #else
@@ -222,6 +244,12 @@ HEED_API const char* heed_normalization_gradient(const HeedNormalization* call, 
 
 // Writes y, (R, D), which may be where x or the residual is.
 HEED_API const char* heed_dropout(const HeedDropout* call, void* y, int threads);
+
+// Writes y, (R, G, N) in the dtype of x.
+HEED_API const char* heed_product(const HeedProduct* call, void* y, int threads);
+
+// Writes the cache with the new positions. Where `result` is the cache itself nothing else of it is touched.
+HEED_API const char* heed_cache_write(const HeedCacheWrite* call, void* result);
 
 // How many processors this process may use.
 HEED_API int heed_available_threads(void);

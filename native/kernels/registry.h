@@ -14,6 +14,8 @@ inline constexpr int kKeyBlock = 128;
 // Queries that go over the keys together.
 inline constexpr int kQueryTile = 64;
 inline constexpr int kMaxSplits = 32;
+// Columns of a product of few rows that one task has, at most.
+inline constexpr int kProductColumns = 192;
 
 inline __attribute__((always_inline)) int64_t key_blocks(const HeedAttention& a) {
   return (a.key_length + kKeyBlock - 1) / kKeyBlock;
@@ -119,6 +121,9 @@ struct RowKernels {
   void (*normalization_gradient)(const HeedNormalization&, const void* moments, const void* y_gradient,
                                  void* x_gradient, void* sums, int64_t distance, int64_t begin, int64_t end);
   void (*dropout)(const HeedDropout&, void* y, int64_t begin, int64_t end);
+  // Columns [begin, end) of a group, at most kProductColumns; and the scratch bytes that this needs.
+  size_t (*few_rows_bytes)(const HeedProduct&);
+  void (*few_rows)(const HeedProduct&, void* y, int64_t group, int64_t begin, int64_t end, char* scratch);
 };
 struct DecoderKernels;  // see decoder/registry.h
 
@@ -130,7 +135,8 @@ struct InstructionSet {
   const DecoderKernels& (*decoder_kernels)();
 };
 
-// The functions for this attention, for these rows, and those of the decoder engine, in the instruction set that is in use.
+// The functions for this attention, for these rows, and those of the decoder engine, in the instruction set that is in
+// use.
 const Kernels& kernels_for(const HeedAttention& attention);
 const RowKernels& kernels_for(const HeedRows& rows);
 const DecoderKernels& decoder_kernels();

@@ -9,6 +9,7 @@
 #include "cross_entropy.h"
 #include "decode.h"
 #include "dropout.h"
+#include "few_rows.h"
 #include "forward.h"
 #include "normalization.h"
 #include "registry.h"
@@ -58,6 +59,8 @@ constexpr RowKernels row_kernels_of() {
   k.normalization = normalization<Stored>;
   k.normalization_gradient = normalization_gradient<Stored>;
   k.dropout = dropout<Stored>;
+  k.few_rows_bytes = scratch_bytes<FewRowsScratch<Stored>, HeedProduct>;
+  k.few_rows = few_rows<Stored>;
   return k;
 }
 

@@ -1,7 +1,8 @@
 // The ops of TensorFlow over the core: they read tensors, call it, and pass on what it says. No arithmetic.
 //
 // HeedAttention takes (B, T, N, H) tensors, HeedAttentionHeads (B, N, T, H), HeedAdditive (B, T, U). Each has one with
-// Gradient at the end, the first two one with BiasGradient too. row_ops.cc has those of what stands beside attention.
+// Gradient at the end, the first two one with BiasGradient too. row_ops.cc has those of what stands beside attention,
+// decode_ops.cc those of decoding in a graph.
 #include "call.h"
 #include "registration.h"
 
@@ -110,6 +111,7 @@ __attribute__((constructor)) void register_all() {
   register_ops<kHeadsFirst>("HeedAttentionHeads");
   register_ops<kNoHeads>("HeedAdditive");
   register_row_ops();
+  register_decode_ops();
 }
 
 }  // namespace

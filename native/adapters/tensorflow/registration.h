@@ -48,18 +48,26 @@ using Arguments = std::vector<const char*>;
 // C, the type of computation.
 inline constexpr const char* kComputeType = "C: {float, double}";
 
-// T is the type of the tensors; `attributes` are what else the inputs and outputs name.
+// What T, the type of the tensors, may be.
+struct Types {
+  const char* attribute;
+  std::vector<int> numbers;
+};
+// Made when it is asked for: ops are registered before the globals of this library need to exist.
+inline Types floats() { return {"T: {float, double, bfloat16, half}", {kFloat, kDouble, kBfloat16, kHalf}}; }
+
+// `attributes` are what else than T the inputs and outputs name.
 inline void register_op(const std::string& name, ShapeFunction shapes, Run run, const Arguments& attributes,
-                        const Arguments& inputs, const Arguments& outputs) {
+                        const Arguments& inputs, const Arguments& outputs, const Types& types = floats()) {
   const Status status;
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name.c_str());
-  TF_OpDefinitionBuilderAddAttr(op, "T: {float, double, bfloat16, half}");
+  TF_OpDefinitionBuilderAddAttr(op, types.attribute);
   for (const char* attribute : attributes) TF_OpDefinitionBuilderAddAttr(op, attribute);
   for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
   for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(op, output);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, shapes);
   TF_RegisterOpDefinition(op, status.get());
-  for (int type : {kFloat, kDouble, kBfloat16, kHalf}) {
+  for (int type : types.numbers) {
     TF_KernelBuilder* kernel = TF_NewKernelBuilder(
         name.c_str(), "CPU", [](TF_OpKernelConstruction*) -> void* { return nullptr; }, run, [](void*) {});
     TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
@@ -68,7 +76,8 @@ inline void register_op(const std::string& name, ShapeFunction shapes, Run run, 
   if (!status.ok()) std::fprintf(stderr, "heed: TensorFlow did not take the op %s\n", name.c_str());
 }
 
-// The ops of row_ops.cc.
+// The ops of row_ops.cc and of decode_ops.cc.
 void register_row_ops();
+void register_decode_ops();
 
 }  // namespace heed::tf

@@ -114,6 +114,6 @@ inline int32_t dtype_of(int type) {
   return type == kDouble ? HEED_FLOAT64 : type == kBfloat16 ? HEED_BFLOAT16 : HEED_FLOAT16;
 }
 
-inline size_t bytes_of(int type) { return type == kDouble ? 8 : type == kFloat ? 4 : 2; }
+inline size_t bytes_of(int type) { return type == kDouble ? 8 : type == kFloat || type == kInt32 ? 4 : 2; }
 
 }  // namespace heed::tf

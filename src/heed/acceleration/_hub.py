@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from heed.acceleration import _switch, _t5
+from heed.acceleration._decoding import Decoding
 from heed.acceleration._patches import Function, Method
 
 _PACKAGE = "keras_hub"
@@ -68,6 +69,11 @@ def _question(module: ModuleType) -> Method:
     return Function(module, name, _QUESTION, text, sys.modules[_PACKAGE])
 
 
+def _decoding(module: ModuleType) -> Method:
+    """The loop of all samplers."""
+    return Decoding(module, sys.modules[_PACKAGE])
+
+
 _MODELS = f"{_PACKAGE}.src.models"
 _DECIDING = {
     "gemma.gemma_attention": "CachedGemmaAttention",
@@ -83,6 +89,7 @@ _TARGETS: dict[str, Callable[[ModuleType], Method]] = {
         f"{_MODELS}.{module}": _method(cls, "_use_fused_attention_op", _DECISION)
         for module, cls in _DECIDING.items()
     },
+    f"{_PACKAGE}.src.models.causal_lm": _decoding,
     f"{_PACKAGE}.src.utils.keras_utils": _question,
 }
 

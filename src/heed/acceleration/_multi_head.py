@@ -15,7 +15,7 @@ from typing import Any
 from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
-from heed.acceleration import _switch
+from heed.acceleration import _loop, _switch
 from heed.layers import masks
 from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head
 from heed.layers.axes import AttentionAxes
@@ -161,6 +161,7 @@ def compute_attention(
         return_attention_scores = self._return_attention_scores
     axes, wanted = _axes(self, len(query.shape) - 1), Wanted.of(return_attention_scores)
     mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
+    mask = _loop.visible(mask, query) if axes.trivial else mask
     mask = masks.join(mask, masks.structure(use_causal_mask, None))
     return _attend(self, axes, training, wanted, query, key, value, mask)
 

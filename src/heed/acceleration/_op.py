@@ -11,7 +11,7 @@ from keras import ops
 from keras.backend import result_type, standardize_dtype
 
 from heed._numbers import real
-from heed.acceleration import _switch
+from heed.acceleration import _loop, _switch
 from heed.layers.masks import to_bool
 from heed.ops import dot_product_attention
 
@@ -54,7 +54,7 @@ def backend_op(
         query,
         key,
         value,
-        mask=None if mask is None else to_bool(mask, "mask"),
+        mask=None if mask is None else _loop.visible(to_bool(mask, "mask"), query),
         bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
         is_causal=is_causal,
         scale=scale,

@@ -63,6 +63,12 @@ def forget() -> None:
         left_to_keras.clear()
 
 
+def count(target: str) -> None:
+    """Notes that a call runs on heed."""
+    with _lock:
+        calls[target] += 1
+
+
 def leave(target: str, reason: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Notes that a call is left to Keras, and why, and makes it."""
     with _lock:
@@ -97,8 +103,7 @@ def replacement(
                 target = name if isinstance(name, str) else name(bound.args[0])
                 if reason:
                     return leave(target, reason, original, *args, **kwargs)
-                with _lock:
-                    calls[target] += 1
+                count(target)
                 return run(**bound.arguments)
 
             return accelerated

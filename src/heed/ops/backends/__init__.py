@@ -108,6 +108,31 @@ class RowImplementation(Protocol):
         """
         ...
 
+    def product(self, x: Any, weights: Any, transposed: bool) -> Any | None:
+        """The product (R, G, N) of rows with the weights of each group g, or None: leave it to the backend.
+
+        y[r, g, n] = sum over k of x[r, k] * weights[g, k, n]
+
+        Args:
+            x: (R, K), of a known shape.
+            weights: (G, K, N), or (G, N, K) if `transposed`.
+        """
+        ...
+
+    def write(self, cache: Any, update: Any, index: Any) -> Any:
+        """The cache (B, L, ...) with `update` (B, T, ...) from the position `index` on.
+
+        Where nobody else holds the cache the update is written into it, and nothing else of it is touched or copied.
+
+        Args:
+            index: () int32. The update is moved to where it fits, as by `keras.ops.slice_update`.
+        """
+        ...
+
+    def argmax(self, x: Any) -> Any:
+        """Where the largest number of each row (..., D) is, (...) int32; the first of several."""
+        ...
+
 
 # No label is this, so that none is ignored.
 NO_LABEL = -(2**31)

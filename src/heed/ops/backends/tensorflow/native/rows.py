@@ -18,7 +18,11 @@ from heed.ops.backends.tensorflow.portable.rows import PortableRows
 Several = Sequence[tf.Tensor]
 
 
-class NativeRows:
+# With more rows TensorFlow's own product, which reads blocks of the weights from a cache, is as fast.
+_FEW_ROWS = 16
+
+
+class NativeRows(PortableRows):
     """See `RowImplementation`."""
 
     def cross_entropy(
@@ -63,6 +67,21 @@ class NativeRows:
         """See `RowImplementation`."""
         given = [] if residual is None else [residual]
         return library.ops().heed_dropout(x=x, seed=seed, residual=given, settings=_settings(rate))
+
+    def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
+        """See `RowImplementation`."""
+        rows = x.shape[0]
+        if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
+            return None
+        y = library.ops().heed_product(
+            x=x, weights=weights, bias=[], settings=_settings(float(transposed))
+        )
+        y.set_shape((rows, weights.shape[0], weights.shape[1 if transposed else 2]))
+        return y
+
+    def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        """See `RowImplementation`."""
+        return library.ops().heed_cache_write(cache=cache, update=update, index=index)
 
 
 def _settings(*numbers: float) -> np.ndarray:
@@ -163,3 +182,29 @@ def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     _, seed, *residual, settings = op.inputs
     of_x = library.ops().heed_dropout(x=y_gradient, seed=seed, residual=[], settings=settings)
     return [of_x, None, *[y_gradient] * len(residual), None]
+
+
+@tf.RegisterGradient("HeedProduct")
+def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
+    """In plain TensorFlow, so that it can be differentiated again."""
+    x, weights, *bias, settings = op.inputs
+    transposed = tf.get_static_value(settings)[1] != 0
+    letters = "gnk" if transposed else "gkn"
+    of_bias = [tf.reduce_sum(y_gradient, 0) for _ in bias]
+    return [
+        tf.einsum(f"rgn,{letters}->rk", y_gradient, weights),
+        tf.einsum(f"rgn,rk->{letters}", y_gradient, x),
+        *of_bias,
+        None,
+    ]
+
+
+@tf.RegisterGradient("HeedCacheWrite")
+def _of_cache_write(op: tf.Operation, gradient: tf.Tensor) -> list[Any]:
+    """What was written over counts for nothing; what was written gets what stands there."""
+    cache, update, index = op.inputs
+    written = tf.shape(update)
+    index = tf.clip_by_value(index, 0, tf.shape(cache)[1] - written[1])
+    begin = tf.one_hot(1, len(cache.shape), index)
+    of_cache = PortableRows().write(gradient, tf.zeros_like(update), index)
+    return [of_cache, tf.slice(gradient, begin, written), None]

@@ -80,6 +80,19 @@ class PortableRows:
         y = tf.where(keep, wide * factor, tf.zeros((), wide.dtype))
         return tf.cast(y if residual is None else _widened(residual) + y, x.dtype)
 
+    def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
+        """See `RowImplementation`."""
+        return None
+
+    def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        """See `RowImplementation`."""
+        start = tf.one_hot(1, len(cache.shape), index)
+        return tf.raw_ops.XlaDynamicUpdateSlice(input=cache, update=update, indices=start)
+
+    def argmax(self, x: tf.Tensor) -> tf.Tensor:
+        """See `RowImplementation`."""
+        return tf.argmax(x, -1, tf.int32)
+
 
 def _widened(x: tf.Tensor) -> tf.Tensor:
     """In the type of computation."""

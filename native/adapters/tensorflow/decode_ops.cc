@@ -1,0 +1,88 @@
+// The ops of TensorFlow for decoding in a graph, one token after another. No arithmetic.
+#include <algorithm>
+
+#include "registration.h"
+
+namespace heed::tf {
+namespace {
+
+// HeedProduct: x (R, K), weights (G, K, N) or (G, N, K), one bias (G, N) or none; settings: the threads, 0 for as many
+// as there are, and whether the weights are (G, N, K).
+void run_product(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    constexpr int kBias = 2;
+    const std::vector<Tensor> inputs = inputs_of(context);
+    const Tensor &x = inputs[0], &weights = inputs[1], &settings = inputs.back();
+    const bool has_bias = inputs.size() > kBias + 1;
+    if (inputs.size() > kBias + 2) fail("there must be one bias or none");
+    if (settings.dims() != Dims{2}) fail("`settings` must have as many numbers as the op lists");
+    if (x.rank() != 2) fail("`x` must have shape (R, K)" + x.described());
+    if (weights.rank() != 3) fail("`weights` must have shape (G, K, N)" + weights.described());
+    const double* s = settings.data<double>();
+    const bool transposed = s[1] != 0;
+    const int64_t groups = weights.dim(0), columns = weights.dim(transposed ? 1 : 2);
+    if (weights.dim(transposed ? 2 : 1) != x.dim(1))
+      fail("`weights` must have as many rows as `x` has features (K)" + weights.described());
+    if (has_bias && inputs[kBias].dims() != Dims{groups, columns})
+      fail("`bias` must have shape (G, N)" + inputs[kBias].described());
+    const HeedProduct call{
+        {dtype_of(x.type()), x.dim(0), x.dim(1)}, groups, columns, transposed, x.data(), weights.data(),
+        has_bias ? inputs[kBias].data() : nullptr};
+    const Tensor y = allocated(context, 0, x.type(), {x.dim(0), groups, columns}, bytes_of(x.type()));
+    const int threads = s[0] >= 1 ? static_cast<int>(std::min(s[0], 65536.0)) : heed_available_threads();
+    check(heed_product(&call, y.data(), threads));
+  });
+}
+
+// HeedCacheWrite: a cache (B, L, ...), what is written into it (B, T, ...), and from which position on. It takes the
+// place of the cache if nobody else wants that any more: then nothing is copied but what is new.
+void run_cache_write(void*, TF_OpKernelContext* context) {
+  guarded(context, [&] {
+    HeedCacheWrite call{};
+    Dims dims;
+    const void* cache = nullptr;
+    {
+      // Let go of before the result is made, which would not take the place of what is held.
+      const std::vector<Tensor> inputs = inputs_of(context);
+      const Tensor &update = inputs[1], &index = inputs[2];
+      dims = inputs[0].dims(), cache = inputs[0].data();
+      Dims expected = dims, given = update.dims();
+      if (dims.size() < 2 || given.size() != dims.size())
+        fail("`cache` and `update` must have the same rank, 2 or more" + update.described());
+      expected[1] = given[1];
+      if (given != expected || given[1] > dims[1])
+        fail("`update` must have the shape of `cache` but for fewer positions" + update.described());
+      if (index.rank() != 0) fail("`index` must be a number" + index.described());
+      call.batch = dims[0], call.length = dims[1], call.written = given[1], call.index = *index.data<int32_t>();
+      call.bytes = static_cast<int64_t>(bytes_of(inputs[0].type()));
+      for (size_t axis = 2; axis < dims.size(); ++axis) call.bytes *= dims[axis];
+    }
+    constexpr int kCache = 0;
+    int taken = -1;
+    const Status status;
+    const Tensor result{Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(
+        context, &kCache, 1, 0, dims.data(), static_cast<int>(dims.size()), &taken, status.get()))};
+    if (!status.ok() || !result.tensor) throw Failed{"out of memory for the cache", kResourceExhausted};
+    const std::vector<Tensor> inputs = inputs_of(context);
+    call.cache = taken == kCache ? result.data() : cache, call.update = inputs[1].data();
+    check(heed_cache_write(&call, result.data()));
+  });
+}
+
+void shape_of_cache(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Tracing trace(context, status);
+  trace.output(0, trace.input(0));
+}
+
+}  // namespace
+
+void register_decode_ops() {
+  // N is where a number among the inputs says.
+  register_op("HeedProduct", TF_ShapeInferenceContextSetUnknownShape, run_product, {"B: int >= 0"},
+              {"x: T", "weights: T", "bias: B * T", "settings: double"}, {"y: T"});
+  const Types any{"T: {float, double, bfloat16, half, int32}", {kFloat, kDouble, kBfloat16, kHalf, kInt32}};
+  register_op("HeedCacheWrite", shape_of_cache, run_cache_write, {}, {"cache: T", "update: T", "index: int32"},
+              {"result: T"}, any);
+}
+
+}  // namespace heed::tf
