@@ -130,7 +130,8 @@ struct InstructionSet {
   const DecoderKernels& (*decoder_kernels)();
 };
 
-// The functions for this attention, for these rows, and those of the decoder engine, in the instruction set that is in use.
+// The functions for this attention, for these rows, and those of the decoder engine, in the instruction set that is in
+// use.
 const Kernels& kernels_for(const HeedAttention& attention);
 const RowKernels& kernels_for(const HeedRows& rows);
 const DecoderKernels& decoder_kernels();

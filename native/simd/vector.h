@@ -66,6 +66,14 @@ HEED_INLINE Vector<Real> broadcast(Real x) {
   return x - Vector<Real>{};
 }
 
+// 0, 1, 2, ...
+template <class Real>
+HEED_INLINE Vector<Real> lane_numbers() {
+  Vector<Real> numbers{};
+  for (int lane = 0; lane < kLanes<Real>; ++lane) numbers[lane] = static_cast<Real>(lane);
+  return numbers;
+}
+
 // The larger of two; `b` where `a` is not a number.
 template <class V>
 HEED_INLINE V larger(V a, V b) {
@@ -147,6 +155,12 @@ HEED_INLINE Vector<float> exp2(Vector<float> x) {
   const auto p =
       polynomial(f, 1.867130344e-3f, 9.017029740e-3f, 5.579991352e-2f, 2.401644500e-1f, 6.931513118e-1f, 1.0f);
   return _mm512_maskz_scalef_ps(0xffff, p, x);  // p * 2^floor(x)
+}
+// The same for weights that are rounded to bfloat16: 3e-6.
+HEED_INLINE Vector<float> short_exp2(Vector<float> x) {
+  const Vector<float> f = _mm512_maskz_reduce_ps(0xffff, x, 1);
+  const auto p = polynomial(f, 1.342668662e-2f, 5.224247046e-2f, 2.412802065e-1f, 6.930448447e-1f, 1.0f);
+  return _mm512_maskz_scalef_ps(0xffff, p, x);
 }
 #else
 HEED_INLINE Vector<float> exp2(Vector<float> x) {
