@@ -83,6 +83,11 @@ HEED_INLINE V larger(V a, V b) {
 // Whether a comparison holds in any lane.
 template <class I>
 HEED_INLINE bool any(I comparison) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(I) == 64) return _mm512_test_epi32_mask((__m512i)comparison, (__m512i)comparison) != 0;
+#elif defined(__AVX2__)
+  if constexpr (sizeof(I) == 32) return !_mm256_testz_si256((__m256i)comparison, (__m256i)comparison);
+#endif
   int64_t words[sizeof(I) / 8], all = 0;
   __builtin_memcpy(words, &comparison, sizeof(I));
   for (int64_t word : words) all |= word;
@@ -221,10 +226,12 @@ HEED_INLINE Vector<double> tanh_near_zero(Vector<double> x) {
 template <class Real>
 HEED_INLINE Vector<Real> tanh(Vector<Real> x) {
   typedef Vector<Real> V;
+  constexpr Real kNear = Real(0.625);
   const V magnitude = x < 0 ? -x : x, end = broadcast(Real(sizeof(Real) == 4 ? 10 : 20));  // 1 to the last digit beyond
+  if (!any(magnitude >= kNear)) return tanh_near_zero(x);  // as most scores are beside their cap
   const V far = 1 - 2 * reciprocal(1 + exp_of_twice(magnitude > end ? end : magnitude));
   const V signed_far = x < 0 ? -far : far;
-  return magnitude < Real(0.625) ? tanh_near_zero(x) : (x == x ? signed_far : x);
+  return magnitude < kNear ? tanh_near_zero(x) : (x == x ? signed_far : x);
 }
 
 // Natural logarithm of positive numbers of at least 2^-126; infinity and NaN stay what they are.
