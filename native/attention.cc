@@ -55,8 +55,9 @@ void dot_forward(const HeedAttention& a, const HeedForward& results, int threads
     });
   }
   for_each(tiles * heads, threads, [&](int64_t index, int worker) {
-    // The last tiles first: under a causal mask they are the longest.
-    const int64_t tile = tiles - 1 - index / heads, head = index % heads;
+    // One head after the other, so that its keys and values stay in the second-level cache; of each the last tiles
+    // first: under a causal mask they are the longest.
+    const int64_t tile = tiles - 1 - index % tiles, head = index / tiles;
     kernels.forward(a, results, finite, packed[0], head / a.heads, head % a.heads, tile, scratch[worker]);
   });
 }

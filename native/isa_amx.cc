@@ -42,9 +42,8 @@ const Kernels& kernels(const HeedAttention& a) {
 }  // namespace
 }  // namespace amx
 
-extern const InstructionSet kAmx = {
-    "amx", amx::supported, amx::kernels,
-    [](const HeedRows& rows) -> const RowKernels& { return kAvx512.row_kernels(rows); },
-    []() -> const DecoderKernels& { return kAvx512.decoder_kernels(); }};
+extern const InstructionSet kAmx = {"amx", amx::supported, amx::kernels,
+                                    [](const HeedRows& rows) -> const RowKernels& { return kAvx512.row_kernels(rows); },
+                                    []() -> const DecoderKernels& { return kAvx512.decoder_kernels(); }};
 
 }  // namespace heed

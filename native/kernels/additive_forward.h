@@ -96,7 +96,7 @@ struct AdditiveTile {
     });
     for (int y = 0; y < keys.length; ++y)
       for (int x = queries.length; x < columns; ++x) scores[y * kQueryTile + x] = 0;
-    apply_score_mods<Real>(a, block(), columns, mask, hidden, scores, nullptr);
+    apply_score_mods<Real>(a, block(), columns, mask, hidden, Real(1), scores, nullptr);
     return true;
   }
 
@@ -140,8 +140,8 @@ void additive_forward(const HeedAttention& a, const uint8_t* finite, const Addit
     if (at % part.parts != part.part || !tile.score(at)) continue;
     const Span keys = tile.keys;
     if (tile.has_nonfinite) mark_nonfinite<Stored>(a, tile.block(), 0, tile.mask, tile.hidden, sees_nonfinite);
-    online_softmax_columns<Real, false>(*state.running, columns, tile.scores, keys.length, Real(1), state.output,
-                                        value_dim);
+    online_softmax_columns<Real, false>(*state.running, columns, tile.scores, keys.length, Real(1), tile.scores,
+                                        state.output, value_dim);
     if (a.dropout > 0) dropout.apply(keys, columns, tile.scores);
     product(flipped(tile.value()), value_dim, tile.scores, kQueryTile, state.output, kQueryTile, columns, keys.length,
             true);

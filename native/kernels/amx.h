@@ -32,12 +32,32 @@ class Tiles {
   ~Tiles() { _tile_release(); }
 };
 
-// C[r][x] (+)= sum over k of A[r][k] B[k][x], for 16 * kDown rows and 16 * kAcross columns. Strides in bytes; A
-// advances by 64 bytes and B by 16 rows each step of 32 terms, whose pairs lie side by side in B.
+// An operand of a product: 16 rows of 64 bytes are a tile. Distances in bytes.
+struct TileOperand {
+  const void* data;
+  ptrdiff_t row;   // from one row of a tile to the next
+  ptrdiff_t step;  // to the tile of the next 32 terms of the sums
+  ptrdiff_t next;  // to the tile of the next 16 rows (of A) or columns (of B)
+
+  const char* tile(int at) const { return static_cast<const char*>(data) + at * next; }
+};
+
+inline constexpr ptrdiff_t kTileBytes = 64 * kTile;
+
+// Tiles that lie one after the other, those of `steps` steps together. Loads of them find lines of all of the cache's
+// sets, and none that looks like one which was just stored to.
+inline TileOperand packed_tiles(const void* data, int steps) { return {data, 64, kTileBytes, steps * kTileBytes}; }
+// The left operand whose rows lie `row` bytes apart.
+inline TileOperand left_rows(const void* data, ptrdiff_t row) { return {data, row, 64, kTile * row}; }
+// The right operand whose rows, each of pairs of terms, lie `row` bytes apart.
+inline TileOperand right_rows(const void* data, ptrdiff_t row) { return {data, row, kTile * row, 64}; }
+
+// C[r][x] (+)= sum over k of A[r][k] B[k][x], for 16 * kDown rows from tile `y` on and 16 * kAcross columns from tile
+// `x` on; B holds pairs of terms side by side.
 template <int kDown, int kAcross>
-inline void tile_product(const void* a, ptrdiff_t a_row, const void* b, ptrdiff_t b_row, void* c, ptrdiff_t c_row,
-                         int steps, bool accumulate) {
-  char* to = static_cast<char*>(c);
+inline void tile_product(const TileOperand& a, int y, const TileOperand& b, int x, void* c, ptrdiff_t c_row, int steps,
+                         bool accumulate) {
+  char* to = static_cast<char*>(c) + y * kTile * c_row + 64 * x;
   if (accumulate) {
     _tile_loadd(0, to, c_row);
     if (kAcross > 1) _tile_loadd(1, to + 64, c_row);
@@ -49,17 +69,17 @@ inline void tile_product(const void* a, ptrdiff_t a_row, const void* b, ptrdiff_
     if (kDown > 1) _tile_zero(2);
     if (kDown > 1 && kAcross > 1) _tile_zero(3);
   }
-  const char *left = static_cast<const char*>(a), *right = static_cast<const char*>(b);
-  for (int step = 0; step < steps; ++step, left += 64, right += kTile * b_row) {
-    _tile_loadd(4, left, a_row);
-    _tile_loadd(6, right, b_row);
+  const char *left = a.tile(y), *right = b.tile(x);
+  for (int step = 0; step < steps; ++step, left += a.step, right += b.step) {
+    _tile_loadd(4, left, a.row);
+    _tile_loadd(6, right, b.row);
     _tile_dpbf16ps(0, 4, 6);
     if (kAcross > 1) {
-      _tile_loadd(7, right + 64, b_row);
+      _tile_loadd(7, right + b.next, b.row);
       _tile_dpbf16ps(1, 4, 7);
     }
     if (kDown > 1) {
-      _tile_loadd(5, left + kTile * a_row, a_row);
+      _tile_loadd(5, left + a.next, a.row);
       _tile_dpbf16ps(2, 5, 6);
       if (kAcross > 1) _tile_dpbf16ps(3, 5, 7);
     }
@@ -71,16 +91,43 @@ inline void tile_product(const void* a, ptrdiff_t a_row, const void* b, ptrdiff_
 }
 
 // The same for any multiple of 16 rows and columns.
-inline void tiled_product(const void* a, ptrdiff_t a_row, int rows, const void* b, ptrdiff_t b_row, void* c,
-                          ptrdiff_t c_row, int columns, int steps, bool accumulate) {
+inline void tiled_product(const TileOperand& a, int rows, const TileOperand& b, void* c, ptrdiff_t c_row, int columns,
+                          int steps, bool accumulate) {
   in_chunks<2>(rows / kTile, [&](int y, auto down) {
-    const char* left = static_cast<const char*>(a) + y * kTile * a_row;
-    char* to = static_cast<char*>(c) + y * kTile * c_row;
     in_chunks<2>(columns / kTile, [&](int x, auto across) {
-      tile_product<decltype(down)::value, decltype(across)::value>(left, a_row, static_cast<const char*>(b) + 64 * x,
-                                                                   b_row, to + 64 * x, c_row, steps, accumulate);
+      tile_product<decltype(down)::value, decltype(across)::value>(a, y, b, x, c, c_row, steps, accumulate);
     });
   });
+}
+
+// The same without `accumulate` for two steps, as 64 features are: four tiles of B stay in registers, which halves the
+// loads.
+inline void two_step_product(const TileOperand& a, int rows, const TileOperand& b, void* c, ptrdiff_t c_row,
+                             int columns) {
+  int x = 0;
+  for (; x + 2 <= columns / kTile; x += 2) {
+    const char *right = b.tile(x), *next = b.tile(x + 1);
+    _tile_loadd(4, right, b.row);
+    _tile_loadd(5, next, b.row);
+    _tile_loadd(6, right + b.step, b.row);
+    _tile_loadd(7, next + b.step, b.row);
+    char* to = static_cast<char*>(c) + 64 * x;
+    for (int y = 0; y < rows / kTile; ++y, to += kTile * c_row) {
+      const char* left = a.tile(y);
+      _tile_loadd(2, left, a.row);
+      _tile_loadd(3, left + a.step, a.row);
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_dpbf16ps(0, 2, 4);
+      _tile_dpbf16ps(1, 2, 5);
+      _tile_dpbf16ps(0, 3, 6);
+      _tile_dpbf16ps(1, 3, 7);
+      _tile_stored(0, to, c_row);
+      _tile_stored(1, to + 64, c_row);
+    }
+  }
+  if (x < columns / kTile)
+    for (int y = 0; y < rows / kTile; ++y) tile_product<1, 1>(a, y, b, x, c, c_row, 2, false);
 }
 
 // `count` numbers, then 0, as a vector of 16 (in words) or, with kPairs, 32 (as pairs).
@@ -104,7 +151,8 @@ HEED_INLINE Words finite_words(Words x) { return (x & 0x7f80u) == 0x7f80u ? Word
 class TileProducts {
  public:
   typedef float Real;
-  static constexpr bool kPairs = true, kWhole = true, kRows = false;
+  static constexpr bool kPairs = true, kRows = false;
+  static constexpr int kKeyUnit = kPairsDeep;
 
   // Fewer queries are not worth turning the values.
   static bool serves(const HeedAttention& a) {
@@ -119,8 +167,8 @@ class TileProducts {
     return static_cast<size_t>(a.batch * a.kv_heads * key_blocks(a)) * block_bytes(a);
   }
 
-  // packed[feature][key] of one block, 0 beyond the last key and feature, and for what is not finite where a mask
-  // hides.
+  // Tiles packed[feature][key] of one block, those of a feature together, 0 beyond the last key and feature, and for
+  // what is not finite where a mask hides.
   static void pack(const HeedAttention& a, const uint8_t* finite, int64_t b, int64_t kv_head, int64_t block,
                    char* packed) {
     const int64_t index = (b * a.kv_heads + kv_head) * key_blocks(a) + block;
@@ -128,8 +176,10 @@ class TileProducts {
          block_has_nonfinite(a, finite, b, kv_head, block), packed + static_cast<size_t>(index) * block_bytes(a));
   }
 
-  // to[feature][key] of some rows, as many keys as a block has and a multiple of 16 features; with `has_nonfinite` 0
-  // for what is not finite.
+  static constexpr int kKeySteps = kKeyBlock / kPairsDeep;
+
+  // The same for as many keys as a block has of any rows and a multiple of 16 features; with `has_nonfinite` 0 for what
+  // is not finite.
   static void turn(const HeedTensor& from, int64_t b, int64_t kv_head, Span keys, int width, bool has_nonfinite,
                    char* to) {
     for (int j = 0; j < kKeyBlock; j += kPairsDeep)
@@ -145,7 +195,8 @@ class TileProducts {
           square[r] = (Vector<float>)(pair[0] | pair[1] << 16);
         }
         transpose<float>(square);
-        for (int r = 0; r < kTile; ++r) store(reinterpret_cast<float*>(to + 2 * ((c + r) * kKeyBlock + j)), square[r]);
+        char* tile = to + (c / kTile * kKeySteps + j / kPairsDeep) * kTileBytes;
+        for (int r = 0; r < kTile; ++r) store(reinterpret_cast<float*>(tile + 64 * r), square[r]);
       }
   }
 
@@ -157,14 +208,14 @@ class TileProducts {
                         : packed + static_cast<size_t>((b * a.kv_heads + kv_head) * key_blocks(a)) * block_bytes(a)),
         query_(reinterpret_cast<float*>(memory)),
         copy_(reinterpret_cast<uint16_t*>(memory) + kQueryTile * deep(a)),
-        // The products are of unscaled numbers. If nothing else happens to scores, scaling waits for the softmax.
-        scaled_(a.soft_cap > 0 || a.bias.data || a.alibi_slopes || !(a.scale > 1e-3)) {}
+        // The products are of unscaled numbers. Scaling them waits for what comes next, unless that could overflow.
+        scaled_(!(a.scale > 1e-3 && a.scale < 1e3)) {}
 
   float unit() const { return scaled_ ? 1.0f : static_cast<float>(a_.scale); }
 
   void load_query(int64_t n, Span queries) { load_query(n, queries, query_); }
 
-  // to[c / 2][x] holds features c and c + 1 of query x.
+  // Tiles of 16 queries, those of a query together; row c / 2 of them holds features c and c + 1.
   void load_query(int64_t n, Span queries, float* to) const {
     const int width = static_cast<int>(a_.head_dim);
     for (int x = 0; x < queries.length; x += kTile)
@@ -177,7 +228,7 @@ class TileProducts {
           square[r] = (Vector<float>)words;
         }
         transpose<float>(square);
-        for (int r = 0; r < kTile; ++r) store(to + (c / 2 + r) * kQueryTile + x, square[r]);
+        for (int r = 0; r < kTile; ++r) store(to + x * (deep(a_) / 2) + (c / 2 + r) * kTile, square[r]);
       }
   }
 
@@ -205,22 +256,28 @@ class TileProducts {
     ptrdiff_t distance = a_.key.row_stride;
     const Bfloat16* key = left_operand(row<Bfloat16>(a_.key, b_, keys.begin, kv_head_), &distance, keys.length,
                                        static_cast<int>(a_.head_dim), has_nonfinite, copy_);
-    tiled_product(key, 2 * distance, round_up(keys.length, kTile), query, 4 * kQueryTile, scores, 4 * kQueryTile,
-                  columns, deep(a_) / kPairsDeep, false);
+    const int steps = deep(a_) / kPairsDeep, rows = round_up(keys.length, kTile);
+    const TileOperand left = left_rows(key, 2 * distance), right = packed_tiles(query, steps);
+    if (steps == 2)
+      two_step_product(left, rows, right, scores, 4 * kQueryTile, columns);
+    else
+      tiled_product(left, rows, right, scores, 4 * kQueryTile, columns, steps, false);
     if (scaled_) {
       const float scale = static_cast<float>(a_.scale);
       for (int at = 0; at < keys.length * kQueryTile; at += kTile) store(scores + at, load(scores + at) * scale);
     }
   }
 
-  void add_values(Span keys, bool, int columns, float* weights, float* output) {
-    const int length = round_up(keys.length, kPairsDeep);
-    for (int y = round_up(keys.length, 2); y < length; y += 2)
-      for (int x = 0; x < columns; x += kTile) store(weights + y * kQueryTile + x, Vector<float>{});
+  void add_values(Span keys, bool, int columns, float* pairs, float* output) {
+    const int steps = round_up(keys.length, kPairsDeep) / kPairsDeep;
+    for (int y = round_up(keys.length, 2); y < steps * kPairsDeep; y += 2)
+      for (int x = 0; x < columns; x += kTile) store(pair_at(pairs, y, x), Vector<float>{});
     const char* value = values_ + static_cast<size_t>(keys.begin / kKeyBlock) * block_bytes(a_);
-    tiled_product(value, 2 * kKeyBlock, value_rows(a_), weights, 8 * kQueryTile, output, 4 * kQueryTile, columns,
-                  length / kPairsDeep, true);
+    tiled_product(packed_tiles(value + first_tile(keys), kKeySteps), value_rows(a_), packed_tiles(pairs, kKeySteps),
+                  output, 4 * kQueryTile, columns, steps, true);
   }
+  // Where keys begin among the tiles of their block.
+  static ptrdiff_t first_tile(Span keys) { return keys.begin % kKeyBlock / kPairsDeep * kTileBytes; }
 
  private:
   const HeedAttention& a_;
@@ -241,7 +298,8 @@ class TileProducts {
 class TileGradients {
  public:
   typedef float Real;
-  static constexpr bool kWhole = true;
+  static constexpr int kKeyUnit = kPairsDeep;
+  static constexpr bool kCopies = false;
 
   static size_t bytes(const HeedAttention& a) {
     return TileProducts::bytes(a) + kTilesTogether * 4 * Layout(a).words + 2 * turned_numbers(a) +
@@ -274,7 +332,7 @@ class TileGradients {
         const auto feature = [&](int n) {
           return n < value_dim && x < p.queries.length ? load(p.output_gradient + n * kQueryTile + x) : Vector<float>{};
         };
-        store(across + c / 2 * kQueryTile + x, paired(feature(c), feature(c + 1)));
+        store(across + x * (layout_.value_deep / 2) + c / 2 * kTile, paired(feature(c), feature(c + 1)));
       }
     for (int x = 0; x < kQueryTile; x += 2) {
       // A row that adds nothing, for it is not finite, is 0.
@@ -309,9 +367,13 @@ class TileGradients {
     const Bfloat16* value =
         TileProducts::left_operand(row<Bfloat16>(a_.value, b_, block.keys.begin, kv_head_), &distance,
                                    block.keys.length, static_cast<int>(a_.value_dim), block.has_nonfinite, value_copy_);
-    tiled_product(value, 2 * distance, round_up(block.keys.length, kTile),
-                  words_ + at * layout_.words + layout_.gradient, 4 * kQueryTile, to, 4 * kQueryTile, columns_of(p),
-                  layout_.value_deep / kPairsDeep, false);
+    const int steps = layout_.value_deep / kPairsDeep, rows = round_up(block.keys.length, kTile);
+    const TileOperand left = left_rows(value, 2 * distance);
+    const TileOperand right = packed_tiles(words_ + at * layout_.words + layout_.gradient, steps);
+    if (steps == 2)
+      two_step_product(left, rows, right, to, 4 * kQueryTile, columns_of(p));
+    else
+      tiled_product(left, rows, right, to, 4 * kQueryTile, columns_of(p), steps, false);
   }
 
   void add(int at, const QueryTile<float>& p, const KeyBlock<float>& block, float* weights, float* score_gradients,
@@ -319,20 +381,24 @@ class TileGradients {
     const int keys = block.keys.length, rows = round_up(keys, kTile);
     const int key_row = gradient_row<float>(a_.head_dim), value_row = gradient_row<float>(a_.value_dim);
     const float* of_tile = words_ + at * layout_.words;
+    constexpr int kQuerySteps = kQueryTile / kPairsDeep;
+    const TileOperand left = left_rows(rows_, 2 * kQueryTile);
     narrow(weights, keys, columns_of(p), 1.0f);
-    tiled_product(rows_, 2 * kQueryTile, rows, of_tile + layout_.gradient_rows, 4 * value_row, value_gradient,
-                  4 * value_row, value_row, kQueryTile / kPairsDeep, true);
+    tiled_product(left, rows, right_rows(of_tile + layout_.gradient_rows, 4 * value_row), value_gradient, 4 * value_row,
+                  value_row, kQuerySteps, true);
     narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));
-    tiled_product(rows_, 2 * kQueryTile, rows, of_tile + layout_.query_rows, 4 * key_row, key_gradient, 4 * key_row,
-                  key_row, kQueryTile / kPairsDeep, true);
+    tiled_product(left, rows, right_rows(of_tile + layout_.query_rows, 4 * key_row), key_gradient, 4 * key_row, key_row,
+                  kQuerySteps, true);
     const int deep = round_up(keys, kPairsDeep);
     for (int y = 0; y < deep; y += 2)
       for (int x = 0; x < columns_of(p); x += kTile) {
         const auto key = [&](int n) { return n < keys ? load(score_gradients + n * kQueryTile + x) : Vector<float>{}; };
-        store(pairs_ + y / 2 * kQueryTile + x, paired(key(y), key(y + 1)));
+        store(pair_at(pairs_, y, x), paired(key(y), key(y + 1)));
       }
-    tiled_product(turned_, 2 * kKeyBlock, key_row, pairs_, 4 * kQueryTile, p.query_gradient, 4 * kQueryTile,
-                  columns_of(p), deep / kPairsDeep, true);
+    constexpr int kKeySteps = TileProducts::kKeySteps;
+    const char* turned = reinterpret_cast<const char*>(turned_) + TileProducts::first_tile(block.keys);
+    tiled_product(packed_tiles(turned, kKeySteps), key_row, packed_tiles(pairs_, kKeySteps), p.query_gradient,
+                  4 * kQueryTile, columns_of(p), deep / kPairsDeep, true);
   }
 
  private:

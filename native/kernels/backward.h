@@ -139,7 +139,7 @@ inline void multiply(Real* numbers, const Real* factors, int rows, int columns) 
     }
 }
 
-// Keys and values of a block in the compute type.
+// Keys and values of a block in the compute type, if the products want them so.
 template <class Real>
 struct KeyBlock {
   Span keys;
@@ -153,7 +153,8 @@ template <class Stored>
 class VectorGradients {
  public:
   typedef typename Compute<Stored>::Type Real;
-  static constexpr bool kWhole = false;  // whether blocks of keys are wanted whole, with what is masked
+  static constexpr int kKeyUnit = 1;     // so many keys together are wanted whole, with what is masked
+  static constexpr bool kCopies = true;  // whether `KeyBlock` has to hold keys and values
 
   static size_t bytes(const HeedAttention& a) {
     return few_queries(a) ? sizeof(Real) * static_cast<size_t>(kKeyBlock * a.query_length) : 0;
@@ -213,13 +214,13 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
   products.scores(tile, p, of_keys, s.weights);
   for (int x = 0; p.any_idle && x < p.queries.length; ++x)
     for (int y = 0; p.row_max[x] == kInfinity<Real> && y < keys.length; ++y) s.weights[y * kQueryTile + x] = 0;
-  apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.weights, s.slope);
+  const Real unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.weights, s.slope);
   products.weight_gradients(tile, p, of_keys, s.weight_gradients);
   if (a.dropout > 0) {
     for (int y = 0; y < keys.length; ++y) p.dropout.factors(keys.begin + y, columns, s.factors + y * kQueryTile);
     multiply(s.weight_gradients, s.factors, keys.length, columns);
   }
-  score_gradients(p, keys.length, columns, products.unit(), s.weights, s.weight_gradients);
+  score_gradients(p, keys.length, columns, unit, s.weights, s.weight_gradients);
   if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);
 }
 
@@ -246,6 +247,19 @@ void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& 
         for (int c = 0; c < head_dim; ++c) key_gradient[(keys.begin + y) * key_row + c] = kNaN<Real>;
         for (int c = 0; c < value_dim; ++c) value_gradient[(keys.begin + y) * value_row + c] = kNaN<Real>;
       }
+}
+
+template <class Stored, class Products, class Real = typename Products::Real>
+inline KeyBlock<Real> load_keys(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products,
+                                int64_t b, int64_t kv_head, Span keys, bool has_nonfinite) {
+  KeyBlock<Real> block{keys, {}, {}, has_nonfinite};
+  if constexpr (Products::kCopies) {
+    const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
+    block.key = key_block<Stored, Real>(a.key, b, kv_head, keys, head_dim, has_nonfinite, s.key_copy);
+    block.value = key_block<Stored, Real>(a.value, b, kv_head, keys, value_dim, has_nonfinite, s.value_copy);
+  }
+  products.load_keys(block);
+  return block;
 }
 
 // See `Kernels`: the summed gradients are S rows of gradient_row(H) and gradient_row(V) numbers.
@@ -277,17 +291,15 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
     for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
       const Span whole = block_keys(at, 0, a.key_length);
       const bool has_nonfinite = block_has_nonfinite(a, finite, b, kv_head, at);
-      const auto key = key_block<Stored, Real>(a.key, b, kv_head, whole, head_dim, has_nonfinite, s.key_copy);
-      const auto value = key_block<Stored, Real>(a.value, b, kv_head, whole, value_dim, has_nonfinite, s.value_copy);
-      products.load_keys({whole, key, value, has_nonfinite});
+      const KeyBlock<Real> block = load_keys<Stored>(a, s, products, b, kv_head, whole, has_nonfinite);
       for (int i = 0; i < together; ++i) {
         const QueryTile<Real>& p = s.tiles[i];
-        const Span seen = block_keys(at, p.lo, p.hi), keys = Products::kWhole ? whole : seen;
-        if (seen.length <= 0) continue;
+        if (block_keys(at, p.lo, p.hi).length <= 0) continue;
+        const Span keys = block_keys(a, at, p.lo, p.hi, Products::kKeyUnit);
         const ptrdiff_t skipped = keys.begin - whole.begin;
         const KeyBlock<Real> of_keys{keys,
-                                     {key.data + skipped * key.row, key.row, 1},
-                                     {value.data + skipped * value.row, value.row, 1},
+                                     {block.key.data + skipped * block.key.row, block.key.row, 1},
+                                     {block.value.data + skipped * block.value.row, block.value.row, 1},
                                      has_nonfinite};
         tile_against_keys<Real>(a, s, products, i, b, of_keys, static_cast<Real*>(key_gradient),
                                 static_cast<Real*>(value_gradient));

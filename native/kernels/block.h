@@ -45,6 +45,11 @@ HEED_INLINE Span block_keys(int64_t block, int64_t lo, int64_t hi) {
   return {begin, static_cast<int>(end - begin)};
 }
 
+// The same, wider: from and to whole units of that many keys, as far as there are keys.
+HEED_INLINE Span block_keys(const HeedAttention& a, int64_t block, int64_t lo, int64_t hi, int unit) {
+  return block_keys(block, lo / unit * unit, least((hi + unit - 1) / unit * unit, a.key_length));
+}
+
 template <class Stored>
 HEED_INLINE Stored* row(const HeedTensor& rows, int64_t b, int64_t position, int64_t head) {
   return static_cast<Stored*>(rows.data) + b * rows.batch_stride + position * rows.row_stride + head * rows.head_stride;

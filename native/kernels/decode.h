@@ -29,14 +29,13 @@ struct Split {
 template <class Real>
 struct DecodeScratch {
   Real *query, *weights;  // rows of round_up(H) and kKeyBlock numbers
-  Real *scores, *copy;    // one head's, queries across; a block of keys or values in the compute type
+  Real* copy;             // a block of keys or values in the compute type
   uint64_t* hidden;       // a word a key
 
   static int wide(const HeedAttention& a) { return round_up(a.head_dim, kLanes<Real>); }
   DecodeScratch(const HeedAttention& a, Arena& arena)
       : query(arena.take<Real>(Split<Real>::rows(a) * wide(a))),
         weights(arena.take<Real>(Split<Real>::rows(a) * kKeyBlock)),
-        scores(arena.take<Real>(kKeyBlock * kQueryTile)),
         copy(arena.take<Real>(kKeyBlock * round_up(most(a.head_dim, a.value_dim), kLanes<Real>))),
         hidden(arena.take<uint64_t>(kKeyBlock)) {}
 };
@@ -124,6 +123,44 @@ inline void add_values(const From* value, ptrdiff_t value_row, int keys, int wid
   }
 }
 
+// `apply_score_mods` for scores[y] of query x of a block with all keys: whole vectors of them.
+template <class Real>
+inline void apply_score_mods_to_row(const HeedAttention& a, const Block& block, int x, BlockMask mask,
+                                    const uint64_t* hidden, Real* scores) {
+  typedef Vector<Real> V;
+  const int keys = block.keys.length;
+  const auto each = [&](const auto& of) {
+    for (int y = 0; y < keys; y += kLanes<Real>) store(scores + y, of(y, load(scores + y)));
+  };
+  if (a.soft_cap > 0) {
+    const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap);
+    each([&](int, V score) { return tanh<Real>(score * inverse) * cap; });
+  }
+  if (a.bias.data) {
+    const int64_t* s = a.bias.stride;
+    const Real* from = static_cast<const Real*>(a.bias.data) + block.b * s[0] + block.n * s[1] +
+                       (block.queries.begin + x) * s[2] + block.keys.begin * s[3];
+    each([&](int y, V score) {
+      V bias{};
+      if (s[3] == 1)
+        bias = load_some(from + y, keys - y);
+      else
+        for (int lane = 0; lane < kLanes<Real> && y + lane < keys; ++lane) bias[lane] = from[(y + lane) * s[3]];
+      return score + (bias <= static_cast<Real>(HEED_MASK_VALUE) ? broadcast(-kInfinity<Real>) : bias);
+    });
+  }
+  if (a.alibi_slopes) {
+    const Real slope = static_cast<const Real*>(a.alibi_slopes)[block.n];
+    const int64_t first = block.queries.begin + x + align_of(a.alibi_align, block.b) - block.keys.begin;
+    each([&](int y, V score) {
+      const V d = static_cast<Real>(first - y) - lane_numbers<Real>();
+      return score - larger(d, -d) * slope;
+    });
+  }
+  if (mask == BlockMask::kPartial)
+    for (int y = 0; y < keys; ++y) scores[y] = hidden[y] >> x & 1 ? -kInfinity<Real> : scores[y];
+}
+
 // One row of scores becomes weights, relative to the highest so far.
 template <class Real>
 inline void online_softmax_row(Real* scores, int keys, Real* row_max, Real* row_sum, Real* output, int wide) {
@@ -162,7 +199,7 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
   const int rows = queries_per_kv * length, wide = Split<Real>::wide(a), query_wide = DecodeScratch<Real>::wide(a);
   const int head_dim = static_cast<int>(a.head_dim), value_dim = static_cast<int>(a.value_dim);
   const Span queries{0, length};
-  const int columns = round_up(length, kLanes<Real>);
+  const bool alike = queries_per_kv == 1 || !mask_differs_by_head(a);
   const bool plain = !(a.soft_cap > 0) && !a.bias.data && !a.alibi_slopes;
   for (int m = 0; m < queries_per_kv; ++m)
     load_rows<Stored, Real>(a.query, b, kv_head * queries_per_kv + m, queries, head_dim, static_cast<Real>(a.scale),
@@ -176,7 +213,10 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
   key_range(a, b, queries, &lo, &hi);
   for (int64_t at = most(first, lo / kKeyBlock); at < last && at * kKeyBlock < hi; ++at) {
     const Span keys = block_keys(at, lo, hi);
-    if (ruled_out(a, {b, 0, queries, keys})) continue;
+    // Before a key is read: many a boolean mask hides whole blocks, as padding.
+    const BlockMask of_all =
+        alike ? classify_block(a, {b, kv_head * queries_per_kv, queries, keys}, s.hidden) : BlockMask::kPartial;
+    if (of_all == BlockMask::kEmpty || (!alike && ruled_out(a, {b, 0, queries, keys}))) continue;
     const bool has_nonfinite = mode == Nonfinite::kGuarded && !block_is_finite<Stored>(a, b, kv_head, keys);
     const Stored* key = row<Stored>(a.key, b, keys.begin, kv_head);
     const Stored* value = row<Stored>(a.value, b, keys.begin, kv_head);
@@ -191,7 +231,7 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
       for (int y = 0; y < keys.length; y += kLanes<Real>) watch.see(load(s.weights + y));
     for (int m = 0; m < queries_per_kv; ++m) {
       const Block block{b, kv_head * queries_per_kv + m, queries, keys};
-      const BlockMask mask = classify_block(a, block, s.hidden);
+      const BlockMask mask = alike ? of_all : classify_block(a, block, s.hidden);
       Real* weights = s.weights + m * length * kKeyBlock;
       if (mask == BlockMask::kEmpty) {
         for (int i = 0; i < length * kKeyBlock; ++i) weights[i] = -kInfinity<Real>;
@@ -199,12 +239,7 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
       }
       if (has_nonfinite) mark_nonfinite<Stored>(a, block, kv_head, mask, s.hidden, result.nonfinite + m * length);
       if (mask == BlockMask::kFull && plain) continue;
-      for (int y = 0; y < keys.length; ++y)
-        for (int x = 0; x < columns; ++x)
-          s.scores[y * kQueryTile + x] = x < length ? weights[x * kKeyBlock + y] : Real(0);
-      apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.scores, nullptr);
-      for (int y = 0; y < keys.length; ++y)
-        for (int x = 0; x < length; ++x) weights[x * kKeyBlock + y] = s.scores[y * kQueryTile + x];
+      for (int x = 0; x < length; ++x) apply_score_mods_to_row(a, block, x, mask, s.hidden, weights + x * kKeyBlock);
     }
     for (int r = 0; r < rows; ++r)
       online_softmax_row(s.weights + r * kKeyBlock, keys.length, result.row_max + r, result.row_sum + r,

@@ -15,7 +15,7 @@ class VectorProducts {
  public:
   typedef typename Compute<Stored>::Type Real;
   static constexpr bool kPairs = false;  // whether weights are wanted as pairs of bfloat16
-  static constexpr bool kWhole = false;  // whether blocks of keys are wanted whole, with what is masked
+  static constexpr int kKeyUnit = 1;     // so many keys together are wanted whole, with what is masked
   static constexpr bool kRows = true;    // whether there is `weighted_rows`
 
   static size_t bytes(const HeedAttention& a) {
@@ -73,12 +73,14 @@ template <class Products>
 struct ForwardScratch {
   typedef typename Products::Real Real;
   Real *output, *scores;  // V rows of kQueryTile numbers, or rows of features, one a query; kKeyBlock rows
+  Real* weights;          // the scores' place, or that of pairs, see `pair_at`
   uint64_t* hidden;       // a word a key
   char* products;
 
   ForwardScratch(const HeedAttention& a, Arena& arena)
       : output(arena.take<Real>(kQueryTile * round_up(Products::value_rows(a), kLanes<Real>))),
         scores(arena.take<Real>(kQueryTile * kKeyBlock)),
+        weights(Products::kPairs ? arena.take<Real>(kQueryTile * kKeyBlock / 2) : scores),
         hidden(arena.take<uint64_t>(kKeyBlock)),
         products(arena.take<char>(static_cast<int64_t>(Products::bytes(a)))) {}
 };
@@ -152,21 +154,37 @@ HEED_INLINE Vector<float> paired(Vector<float> first, Vector<float> second) {
   return (Vector<float>)(((Words)first + 0x8000u) >> 16 | (((Words)second + 0x8000u) & 0xffff0000u));
 }
 
-// Rows y and y + 1 become pairs in row y.
+// Where the pairs of keys y and y + 1 lie, of the queries of a vector from x on: each vector's queries apart, all keys
+// one after the other, as products of tiles load them best.
 template <class Real>
-inline void pair_rows(Real* weights, int rows, int columns) {
+HEED_INLINE Real* pair_at(Real* pairs, int y, int x) {
+  return pairs + x * (kKeyBlock / 2) + y / 2 * kLanes<Real>;
+}
+
+// Makes pairs of weights.
+template <class Real>
+inline void pair_rows(const Real* weights, int rows, int columns, Real* pairs) {
   for (int y = 0; y < rows; y += 2)
     for (int x = 0; x < columns; x += kLanes<Real>) {
-      Real* at = weights + y * kQueryTile + x;
-      store(at, paired(load(at), y + 1 < rows ? load(at + kQueryTile) : Vector<Real>{}));
+      const Real* at = weights + y * kQueryTile + x;
+      store(pair_at(pairs, y, x), paired(load(at), y + 1 < rows ? load(at + kQueryTile) : Vector<Real>{}));
     }
 }
 
-// Turns the scores of `kVectors` vectors of columns, from column x on, into weights; with kPairs rows y and y + 1
-// become pairs in row y. `unit` times what is given are scores.
+// 2^x for weights.
+template <bool kPairs, class V>
+HEED_INLINE V weight_exp2(V x) {
+#if defined(__AVX512DQ__)
+  if constexpr (kPairs) return short_exp2(x);
+#endif
+  return exp2(x);
+}
+
+// Turns the scores of `kVectors` vectors of columns, from column x on, into weights, where they are or, with kPairs, as
+// pairs elsewhere. `unit` times what is given are scores.
 template <class Real, int kVectors, bool kPairs>
-inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, int rows, Real unit, Real* output,
-                           int value_rows) {
+inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, int rows, Real unit, Real* weights,
+                           Real* output, int value_rows) {
   typedef Vector<Real> V;
   const Real log2e = unit * kLog2E<Real>;
   // Weights may exceed 1 by this factor (of e) before they are made relative to a higher score: most blocks then need
@@ -221,10 +239,14 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       Real* at = scores + y * kQueryTile + x + v * kLanes<Real>;
-      const V first = exp2((load(at) - base[v]) * log2e);
-      const V second = exp2((load(at + kQueryTile) - base[v]) * log2e);
-      store(at, kPairs ? paired(first, second) : first);
-      if (!kPairs) store(at + kQueryTile, second);
+      const V first = weight_exp2<kPairs>((load(at) - base[v]) * log2e);
+      const V second = weight_exp2<kPairs>((load(at + kQueryTile) - base[v]) * log2e);
+      if constexpr (kPairs) {
+        store(pair_at(weights, y, x + v * kLanes<Real>), paired(first, second));
+      } else {
+        store(at, first);
+        store(at + kQueryTile, second);
+      }
       even[v] += first;
       odd[v] += second;
     }
@@ -232,8 +254,8 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
   for (int v = 0; v < kVectors; ++v) {
     if (y < rows) {
       Real* at = scores + y * kQueryTile + x + v * kLanes<Real>;
-      const V last = exp2((load(at) - base[v]) * log2e);
-      store(at, kPairs ? paired(last, V{}) : last);
+      const V last = weight_exp2<kPairs>((load(at) - base[v]) * log2e);
+      store(kPairs ? pair_at(weights, y, x + v * kLanes<Real>) : at, kPairs ? paired(last, V{}) : last);
       even[v] += last;
     }
     store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>) + (even[v] + odd[v]));
@@ -243,14 +265,14 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
 // The same for all columns, a multiple of the lanes.
 template <class Real, bool kPairs>
 inline void online_softmax_columns(OnlineSoftmax<Real>& running, int columns, Real* scores, int rows, Real unit,
-                                   Real* output, int value_rows) {
+                                   Real* weights, Real* output, int value_rows) {
   constexpr int kTogether = kRegisters >= 32 ? 4 : 2;
   int x = 0;
   for (; x + kTogether * kLanes<Real> <= columns; x += kTogether * kLanes<Real>)
-    online_softmax<Real, kTogether, kPairs>(running, x, scores, rows, unit, output, value_rows);
+    online_softmax<Real, kTogether, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
   for (; x + 2 * kLanes<Real> <= columns; x += 2 * kLanes<Real>)
-    online_softmax<Real, 2, kPairs>(running, x, scores, rows, unit, output, value_rows);
-  if (x < columns) online_softmax<Real, 1, kPairs>(running, x, scores, rows, unit, output, value_rows);
+    online_softmax<Real, 2, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
+  if (x < columns) online_softmax<Real, 1, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
 }
 
 // Writes what is known of a row: `at` is its place among all, `row_sum` 0 if it sees nothing and `lse` its log-sum-exp
@@ -277,6 +299,7 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
   const Span queries = query_tile(a, tile);
   const int columns = round_up(queries.length, kLanes<Real>), value_rows = Products::value_rows(a);
   const int64_t kv_head = n / (a.heads / a.kv_heads);
+  Real unit = 1;  // of what the softmax is of
 
   int64_t lo, hi;
   key_range(a, b, queries, &lo, &hi);
@@ -302,7 +325,7 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
     for (int c = 0; c < value_rows * kQueryTile; ++c) s.output[c] = 0;
 
   for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
-    const Span keys = Products::kWhole ? block_keys(at, 0, a.key_length) : block_keys(at, lo, hi);
+    const Span keys = block_keys(a, at, lo, hi, Products::kKeyUnit);
     const Block block{b, n, queries, keys};
     const BlockMask mask = classify_block(a, block, s.hidden);
     if (mask == BlockMask::kEmpty) continue;
@@ -313,23 +336,23 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
     products.scores(keys, has_nonfinite, columns, s.scores);
     if (mode == Nonfinite::kWatched)
       for (int y = 0; y < keys.length; ++y) watch.see(load(s.scores + y * kQueryTile));
-    apply_score_mods<Real>(a, block, columns, mask, s.hidden, s.scores, nullptr);
+    unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.scores, nullptr);
     const int shrunk_rows = row_width ? 0 : value_rows;
     if (a.dropout > 0) {  // of single weights
-      online_softmax_columns<Real, false>(running, columns, s.scores, keys.length, products.unit(), s.output,
+      online_softmax_columns<Real, false>(running, columns, s.scores, keys.length, unit, s.scores, s.output,
                                           shrunk_rows);
       dropout.apply(keys, columns, s.scores);
-      if constexpr (Products::kPairs) pair_rows(s.scores, keys.length, columns);
+      if constexpr (Products::kPairs) pair_rows(s.scores, keys.length, columns, s.weights);
     } else {
-      online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, products.unit(), s.output,
+      online_softmax_columns<Real, Products::kPairs>(running, columns, s.scores, keys.length, unit, s.weights, s.output,
                                                      shrunk_rows);
     }
     if constexpr (Products::kRows)
       if (row_width) {
-        products.weighted_rows(keys, has_nonfinite, queries.length, s.scores, s.output);
+        products.weighted_rows(keys, has_nonfinite, queries.length, s.weights, s.output);
         break;
       }
-    products.add_values(keys, has_nonfinite, columns, s.scores, s.output);
+    products.add_values(keys, has_nonfinite, columns, s.weights, s.output);
   }
   if (mode == Nonfinite::kWatched) {
     // Of the first query: a row, or the first of each column.
@@ -340,7 +363,7 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
 
   Real factors[kQueryTile] = {};
   for (int x = 0; x < columns; x += kLanes<Real>)
-    store(factors + x, load(running.row_max + x) * products.unit() + natural_log(load(running.row_sum + x)));
+    store(factors + x, load(running.row_max + x) * unit + natural_log(load(running.row_sum + x)));
   for (int x = 0; x < queries.length; ++x) {
     const int64_t i = queries.begin + x;
     const Real row_sum = running.row_sum[x];

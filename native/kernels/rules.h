@@ -189,6 +189,13 @@ struct Dense {
         transpose_bits(words);
         for (int i = 0; i < count; ++i) hidden[y + i] |= words[i];
       }
+    } else if (s[3] == 1) {
+      for (int x = 0; x < queries; ++x)
+        for (int y = 0; y < keys; y += 64) {
+          const int count = static_cast<int>(least(64, keys - y));
+          const uint64_t zero = zero_bytes(from + x * s[2] + y, count);
+          for (int i = 0; i < count; ++i) hidden[y + i] |= (zero >> i & 1) << x;
+        }
     } else {
       for (int x = 0; x < queries; ++x)
         for (int y = 0; y < keys; ++y) hidden[y] |= static_cast<uint64_t>(!from[x * s[2] + y * s[3]]) << x;
@@ -267,6 +274,13 @@ inline BlockMask classify(const HeedMaskRule& rule, const Block& block) {
 inline bool ruled_out(const HeedAttention& a, const Block& block) {
   for (int r = 0; r < a.rule_count; ++r)
     if (classify(a.rules[r], block) == BlockMask::kEmpty) return true;
+  return false;
+}
+
+// Whether heads may see different keys.
+inline bool mask_differs_by_head(const HeedAttention& a) {
+  for (int r = 0; r < a.rule_count; ++r)
+    if (a.rules[r].kind == HEED_DENSE && a.rules[r].dense.stride[1] != 0) return true;
   return false;
 }
 

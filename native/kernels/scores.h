@@ -6,16 +6,16 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Adds a bias to scores[y][x] of a block; one that hides becomes -inf.
+// Adds a bias to scores[y][x] * unit of a block; one that hides becomes -inf.
 template <class Real>
-inline void add_bias(const HeedAttention& a, const Block& block, int columns, Real* scores) {
+inline void add_bias(const HeedAttention& a, const Block& block, int columns, Real unit, Real* scores) {
   typedef Vector<Real> V;
   const int64_t* s = a.bias.stride;
   const int queries = block.queries.length, keys = block.keys.length;
   const Real* from = static_cast<const Real*>(a.bias.data) + block.b * s[0] + block.n * s[1] +
                      block.queries.begin * s[2] + block.keys.begin * s[3];
-  const auto add = [](Real* to, V bias) {
-    store(to, load(to) + (bias <= static_cast<Real>(HEED_MASK_VALUE) ? broadcast(-kInfinity<Real>) : bias));
+  const auto add = [unit](Real* to, V bias) {
+    store(to, load(to) * unit + (bias <= static_cast<Real>(HEED_MASK_VALUE) ? broadcast(-kInfinity<Real>) : bias));
   };
   if (s[2] == 0 || s[3] != 1) {  // the same for all queries, or not read in vectors
     for (int y = 0; y < keys; ++y)
@@ -38,30 +38,39 @@ inline void add_bias(const HeedAttention& a, const Block& block, int columns, Re
     }
 }
 
-// scores[y][x] of a block, in place: soft cap, bias, ALiBi, then -inf where hidden. With `slope` it also writes the
-// derivative of the soft cap, for the backward pass.
+// scores[y][x] of a block, in place: soft cap, bias, ALiBi, then -inf where hidden. `unit` times what is given are
+// scores; returns the unit of what is left. With `slope` it also writes the derivative of the soft cap, for the
+// backward pass.
 template <class Real>
-inline void apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
-                             const uint64_t* hidden, Real* scores, Real* slope) {
+inline Real apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
+                             const uint64_t* hidden, Real unit, Real* scores, Real* slope) {
+  typedef Vector<Real> V;
   const Span queries = block.queries, keys = block.keys;
   if (a.soft_cap > 0) {
-    const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap);
+    const Real cap = static_cast<Real>(a.soft_cap), inverse = static_cast<Real>(1 / a.soft_cap) * unit;
     for (int y = 0; y < keys.length; ++y)
       for (int x = 0; x < columns; x += kLanes<Real>) {
-        const Vector<Real> t = tanh<Real>(load(scores + y * kQueryTile + x) * inverse);
+        const V t = tanh<Real>(load(scores + y * kQueryTile + x) * inverse);
         store(scores + y * kQueryTile + x, t * cap);
         if (slope) store(slope + y * kQueryTile + x, 1 - t * t);
       }
+    unit = 1;
   }
-  if (a.bias.data) add_bias(a, block, columns, scores);
+  if (a.bias.data) {
+    add_bias(a, block, columns, unit, scores);
+    unit = 1;
+  }
   if (a.alibi_slopes) {
     const Real slope_n = static_cast<const Real*>(a.alibi_slopes)[block.n];
-    const int64_t align = align_of(a.alibi_align, block.b);
+    const V lane = lane_numbers<Real>();
+    const int64_t distance = queries.begin - keys.begin + align_of(a.alibi_align, block.b);  // of the first two
     for (int y = 0; y < keys.length; ++y)
-      for (int x = 0; x < columns; ++x) {
-        const Real d = static_cast<Real>(queries.begin + x + align - keys.begin - y);
-        scores[y * kQueryTile + x] -= slope_n * (d < 0 ? -d : d);
+      for (int x = 0; x < columns; x += kLanes<Real>) {
+        Real* at = scores + y * kQueryTile + x;
+        const V d = lane + static_cast<Real>(distance + x - y);
+        store(at, load(at) * unit - larger(d, -d) * slope_n);
       }
+    unit = 1;
   }
   if (mask == BlockMask::kPartial) {
     const Vector<Real> out = broadcast(-kInfinity<Real>);
@@ -71,6 +80,7 @@ inline void apply_score_mods(const HeedAttention& a, const Block& block, int col
         store(at, lanes_of<Real>(hidden[y] >> x) ? out : load(at));
       }
   }
+  return unit;
 }
 
 // Dropout by counter, as heed/ops/backends/tensorflow/portable/dropout.py has it: all arithmetic is modulo 2^32.

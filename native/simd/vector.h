@@ -66,6 +66,14 @@ HEED_INLINE Vector<Real> broadcast(Real x) {
   return x - Vector<Real>{};
 }
 
+// 0, 1, 2, ...
+template <class Real>
+HEED_INLINE Vector<Real> lane_numbers() {
+  Vector<Real> numbers{};
+  for (int lane = 0; lane < kLanes<Real>; ++lane) numbers[lane] = static_cast<Real>(lane);
+  return numbers;
+}
+
 // The larger of two; `b` where `a` is not a number.
 template <class V>
 HEED_INLINE V larger(V a, V b) {
@@ -75,6 +83,11 @@ HEED_INLINE V larger(V a, V b) {
 // Whether a comparison holds in any lane.
 template <class I>
 HEED_INLINE bool any(I comparison) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(I) == 64) return _mm512_test_epi32_mask((__m512i)comparison, (__m512i)comparison) != 0;
+#elif defined(__AVX2__)
+  if constexpr (sizeof(I) == 32) return !_mm256_testz_si256((__m256i)comparison, (__m256i)comparison);
+#endif
   int64_t words[sizeof(I) / 8], all = 0;
   __builtin_memcpy(words, &comparison, sizeof(I));
   for (int64_t word : words) all |= word;
@@ -148,6 +161,12 @@ HEED_INLINE Vector<float> exp2(Vector<float> x) {
       polynomial(f, 1.867130344e-3f, 9.017029740e-3f, 5.579991352e-2f, 2.401644500e-1f, 6.931513118e-1f, 1.0f);
   return _mm512_maskz_scalef_ps(0xffff, p, x);  // p * 2^floor(x)
 }
+// The same for weights that are rounded to bfloat16: 3e-6.
+HEED_INLINE Vector<float> short_exp2(Vector<float> x) {
+  const Vector<float> f = _mm512_maskz_reduce_ps(0xffff, x, 1);
+  const auto p = polynomial(f, 1.342668662e-2f, 5.224247046e-2f, 2.412802065e-1f, 6.930448447e-1f, 1.0f);
+  return _mm512_maskz_scalef_ps(0xffff, p, x);
+}
 #else
 HEED_INLINE Vector<float> exp2(Vector<float> x) {
   typedef Vector<float> V;
@@ -207,10 +226,12 @@ HEED_INLINE Vector<double> tanh_near_zero(Vector<double> x) {
 template <class Real>
 HEED_INLINE Vector<Real> tanh(Vector<Real> x) {
   typedef Vector<Real> V;
+  constexpr Real kNear = Real(0.625);
   const V magnitude = x < 0 ? -x : x, end = broadcast(Real(sizeof(Real) == 4 ? 10 : 20));  // 1 to the last digit beyond
+  if (!any(magnitude >= kNear)) return tanh_near_zero(x);  // as most scores are beside their cap
   const V far = 1 - 2 * reciprocal(1 + exp_of_twice(magnitude > end ? end : magnitude));
   const V signed_far = x < 0 ? -far : far;
-  return magnitude < Real(0.625) ? tanh_near_zero(x) : (x == x ? signed_far : x);
+  return magnitude < kNear ? tanh_near_zero(x) : (x == x ? signed_far : x);
 }
 
 // Natural logarithm of positive numbers of at least 2^-126; infinity and NaN stay what they are.

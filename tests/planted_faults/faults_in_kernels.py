@@ -236,15 +236,29 @@ FAULTS = (
     Fault(
         "decoding reads blocks that a mask rules out",
         f"{_KERNELS}/decode.h",
-        "if (ruled_out(a, {b, 0, queries, keys})) continue;",
+        "if (of_all == BlockMask::kEmpty || (!alike && ruled_out(a, {b, 0, queries, keys}))) continue;",
         "",
         (f"{_FUZZ}::test_decoding_skips_blocks_that_dilation_rules_out",),
     ),
     Fault(
+        "decoding takes the mask of the first head for all",
+        f"{_KERNELS}/decode.h",
+        "const bool alike = queries_per_kv == 1 || !mask_differs_by_head(a);",
+        "const bool alike = true;",
+        (_CORE, _FUZZ),
+    ),
+    Fault(
+        "decoding hides keys from the first query alone",
+        f"{_KERNELS}/decode.h",
+        "scores[y] = hidden[y] >> x & 1 ?",
+        "scores[y] = hidden[y] & 1 ?",
+        (_CORE, _FUZZ),
+    ),
+    Fault(
         "ALiBi forgets the alignment",
         f"{_KERNELS}/scores.h",
-        "const Real d = static_cast<Real>(queries.begin + x + align - keys.begin - y);",
-        "const Real d = static_cast<Real>(queries.begin + x - keys.begin - y);",
+        "const int64_t distance = queries.begin - keys.begin + align_of(a.alibi_align, block.b);",
+        "const int64_t distance = queries.begin - keys.begin;",
         (_CORE, "tests/ops/test_semantics.py::test_alibi_counts_from_the_mask_align"),
     ),
     # Scores
@@ -409,9 +423,23 @@ FAULTS = (
     Fault(
         "AMX pairs weights before some are dropped",
         f"{_KERNELS}/forward.h",
-        "if constexpr (Products::kPairs) pair_rows(s.scores, keys.length, columns);",
-        "",
+        "      dropout.apply(keys, columns, s.scores);\n      if constexpr (Products::kPairs) pair_rows(",
+        "      if constexpr (Products::kPairs) pair_rows(",
         (_FUZZ, "tests/ops/test_dropout.py"),
+    ),
+    Fault(
+        "AMX takes values from the start of their block",
+        f"{_KERNELS}/amx.h",
+        "return keys.begin % kKeyBlock / kPairsDeep * kTileBytes;",
+        "return keys.begin * 0;",
+        (_CORE, _FUZZ),
+    ),
+    Fault(
+        "AMX leaves scores unscaled before what happens to them",
+        f"{_KERNELS}/forward.h",
+        "apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(),",
+        "apply_score_mods<Real>(a, block, columns, mask, s.hidden, Real(1),",
+        (_CORE, _FUZZ),
     ),
     # Additive attention
     Fault(
