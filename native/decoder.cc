@@ -1,4 +1,5 @@
-// The functions of heed_decoder.h: checks, packs weights, shares rows out among threads.
+// The functions of heed_decoder.h: checks, packs weights, shares rows out among
+// threads.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -15,7 +16,8 @@ namespace heed {
 namespace {
 
 constexpr int64_t kMostFeatures = int64_t{1} << 20, kMostTokens = int64_t{1} << 24, kMostLength = int64_t{1} << 20;
-// Rows that are decoded together read the weights once; beyond so many that saves nothing.
+// Rows that are decoded together read the weights once; beyond so many that
+// saves nothing.
 constexpr int64_t kMostRows = 64;
 constexpr size_t kMostBytes = size_t{1} << 28;  // of the scratch memory of one thread, if that leaves it a source
 
@@ -67,6 +69,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   check_size(s.encoded_width, 0, kMostFeatures, "encoded_width");
   check_size(s.vocabulary, 1, kMostTokens, "vocabulary");
   check_size(s.activation, HEED_LINEAR, HEED_SOFTPLUS, "activation");
+  check_size(s.pack, HEED_PACK_FLOAT32, HEED_PACK_INT8, "pack");
   check_size(s.layer_count, 0, 1024, "layer_count");
   require(s.embedding, "the embedding is missing");
   require(std::isfinite(s.embedding_scale), "`embedding_scale` must be finite");
@@ -126,6 +129,7 @@ struct HeedDecoder {
     void operator()(float* p) const { std::free(p); }
   };
   const heed::DecoderKernels& kernels_ = heed::decoder_kernels();
+  const int32_t pack_;
   std::vector<std::unique_ptr<float, Free>> memory_;
   std::vector<heed::PackedLayer> layers_, encoder_layers_;
   heed::PackedStack encoder_{};
@@ -133,7 +137,7 @@ struct HeedDecoder {
  public:
   heed::PackedStack stack;
 
-  explicit HeedDecoder(const HeedDecoderStack& s) : stack(packed(s, layers_)) {
+  explicit HeedDecoder(const HeedDecoderStack& s) : pack_(s.pack), stack(packed(s, layers_)) {
     stack.logits = packed({&s.logits});
     if (!s.encoder) return;
     encoder_ = packed(*s.encoder, encoder_layers_);
@@ -183,14 +187,21 @@ struct HeedDecoder {
     const int64_t inputs = parts[0]->inputs;
     int64_t outputs = 0, column = 0;
     for (const HeedDense* part : parts) outputs += part->outputs;
-    float* weight = zeros(kernels_.packed_numbers(inputs, outputs));
+    const int64_t numbers = kernels_.packed_numbers(inputs, outputs);
+    const int64_t per_float = pack_ == HEED_PACK_INT8 ? 4 : pack_ == HEED_PACK_BFLOAT16 ? 2 : 1;
     float* bias = zeros(kernels_.row_numbers(outputs));
+    const heed::PackedDense made{zeros(heed::ceil_div(numbers, per_float)),
+                                 bias,
+                                 zeros(kernels_.row_numbers(outputs)),
+                                 static_cast<int>(inputs),
+                                 static_cast<int>(outputs),
+                                 pack_};
     for (const HeedDense* part : parts) {
-      kernels_.pack(*part, column, outputs, weight);
+      kernels_.pack(*part, column, made);
       if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);
       column += part->outputs;
     }
-    return {weight, bias, static_cast<int>(inputs), static_cast<int>(outputs)};
+    return made;
   }
 
   // All but the logits and the encoder.

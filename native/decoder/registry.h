@@ -1,4 +1,5 @@
-// What every instruction set offers to the decoder engine, and the stack as its kernels read it.
+// What every instruction set offers to the decoder engine, and the stack as its
+// kernels read it.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +9,14 @@
 
 namespace heed {
 
-// Several dense layers of the same input side by side, their weights in panels: see decoder/dense.h.
+// Several dense layers of the same input side by side, their weights in panels:
+// see decoder/dense.h.
 struct PackedDense {
-  const float *weight, *bias;  // the bias has a number for each column, 0 where a layer has none
+  const void* weight;          // of the type that `pack` names
+  const float *bias, *factor;  // a number for each column: 0 where a layer has
+                               // no bias; the factors of int8 weights
   int inputs, outputs;         // outputs of all layers
+  int pack;                    // HeedPack
 };
 
 struct PackedNorm {
@@ -22,7 +27,8 @@ struct PackedNorm {
 struct PackedLayer {
   PackedNorm self_norm, cross_norm, feed_forward_norm;
   PackedDense query_key_value, output;
-  PackedDense cross_query, cross_key_value, cross_output;  // of no outputs where there is no such attention
+  PackedDense cross_query, cross_key_value,
+      cross_output;  // of no outputs where there is no such attention
   PackedDense hidden, back;
 };
 
@@ -39,24 +45,27 @@ struct PackedStack {
   const PackedStack* encoder;  // or null
 };
 
-// Sources [begin, end) of a batch: they are decoded by one thread, from the first token to the last.
+// Sources [begin, end) of a batch: they are decoded by one thread, from the
+// first token to the last.
 struct SourceRange {
   int64_t begin, end;
 };
 
 struct DecoderKernels {
-  // Numbers that the weights of a dense layer of these sizes take, and that a row of so many numbers takes.
+  // Numbers that the weights of a dense layer of these sizes take, and that a
+  // row of so many numbers takes.
   int64_t (*packed_numbers)(int64_t inputs, int64_t outputs);
   int64_t (*row_numbers)(int64_t numbers);
-  // Writes the columns of one layer from `column` on among those of a packed one of `outputs` columns. What no layer
-  // writes must be 0.
-  void (*pack)(const HeedDense&, int64_t column, int64_t outputs, float* packed);
+  // Writes the columns of one layer from `column` on among those of a packed
+  // one. What no layer writes must be 0.
+  void (*pack)(const HeedDense&, int64_t column, const PackedDense& packed);
   size_t (*scratch_bytes)(const PackedStack&, const HeedDecoding&, int64_t sources);
   void (*decode)(const PackedStack&, const HeedDecoding&, SourceRange, int32_t* tokens, char* scratch);
 };
 
-// Draws a token by inverting the cumulative distribution of softmax(logits / temperature), cut as `decoding` says.
-// `uniform` is in [0, 1). The logits are written over, and so is the memory for as many numbers.
+// Draws a token by inverting the cumulative distribution of softmax(logits /
+// temperature), cut as `decoding` says. `uniform` is in [0, 1). The logits are
+// written over, and so is the memory for as many numbers.
 int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, float* logits, float* mass,
                    int32_t* order);
 

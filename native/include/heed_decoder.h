@@ -1,11 +1,13 @@
-// heed's decoder engine as a plain C interface: a whole decoding loop of a stack of Transformer layers in one call,
-// from the encoded sources (or none) to tokens. The rules of heed.h hold here too: letters, errors, threads, zeroed
-// structs
-// ("0: none"), and that results are the same bits whatever the number of threads and whatever the other rows of a
-// batch.
+// heed's decoder engine as a plain C interface: a whole decoding loop of a
+// stack of Transformer layers in one call, from the encoded sources (or none)
+// to tokens. The rules of heed.h hold here too: letters, errors, threads,
+// zeroed structs
+// ("0: none"), and that results are the same bits whatever the number of
+// threads and whatever the other rows of a batch.
 //
-// D is the width of the model, L the number of tokens to decode, S the length of the sources, F the hidden width of the
-// feed-forward part. Everything is float32.
+// D is the width of the model, L the number of tokens to decode, S the length
+// of the sources, F the hidden width of the feed-forward part. Everything is
+// float32, but for the packed weights where less is asked for.
 #ifndef HEED_DECODER_H
 #define HEED_DECODER_H
 
@@ -25,22 +27,33 @@ enum HeedActivation {
   HEED_SOFTPLUS = 9
 };
 
+// How the weights of dense layers are kept once they are packed; they are
+// computed with in float32 all the same.
+//   HEED_PACK_BFLOAT16  rounded to the nearest bfloat16: half the memory
+//   HEED_PACK_INT8      each output's weights as whole numbers in [-127, 127]
+//   times a factor of their own: a quarter
+enum HeedPack { HEED_PACK_FLOAT32 = 0, HEED_PACK_BFLOAT16 = 1, HEED_PACK_INT8 = 2 };
+
 // y = x W + b.
 typedef struct HeedDense {
-  const float* weight;      // contiguous (inputs, outputs), or (outputs, inputs) if `transposed`; NULL: no such layer
+  const float* weight;      // contiguous (inputs, outputs), or (outputs, inputs) if
+                            // `transposed`; NULL: no such layer
   const float* bias;        // (outputs,), or NULL
   int64_t inputs, outputs;  // in [1, 2^24], their product at most 2^31
   int32_t transposed;
 } HeedDense;
 
-// y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, over the D features.
+// y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, over the D
+// features.
 typedef struct HeedNorm {
-  const float *gamma, *beta;  // (D,) each; gamma NULL: no normalisation; beta NULL: 0
+  const float *gamma,
+      *beta;  // (D,) each; gamma NULL: no normalisation; beta NULL: 0
   double epsilon;
 } HeedNorm;
 
-// Causal self-attention, attention to what is encoded (none where cross_query has no weight), feed-forward part; each
-// with a residual connection and a normalisation, before it or after the sum (norm_first).
+// Causal self-attention, attention to what is encoded (none where cross_query
+// has no weight), feed-forward part; each with a residual connection and a
+// normalisation, before it or after the sum (norm_first).
 typedef struct HeedDecoderLayer {
   HeedNorm self_norm, cross_norm, feed_forward_norm;
   HeedDense query, key, value, output;  // D to N H, K H and K V, and N V to D
@@ -48,7 +61,8 @@ typedef struct HeedDecoderLayer {
   HeedDense hidden, back;  // D to F, F to D
 } HeedDecoderLayer;
 
-// The weights of a model, and how they are put together. Scores are scaled by 1/sqrt(H).
+// The weights of a model, and how they are put together. Scores are scaled by
+// 1/sqrt(H).
 typedef struct HeedDecoderStack {
   int64_t width, heads, kv_heads, head_dim, value_dim;  // D, N, K, H, V
   int64_t encoded_width;                                // of what is encoded; 0: nothing is
@@ -57,11 +71,13 @@ typedef struct HeedDecoderStack {
   double embedding_scale;                               // multiplies its rows
   int32_t norm_first;
   int32_t activation;  // HeedActivation
+  int32_t pack;        // HeedPack
   int32_t layer_count;
   const HeedDecoderLayer* layers;
   HeedNorm final_norm;
   HeedDense logits;  // D to vocabulary; an encoder has none
-  // Encodes the sources, by attention of all to all; its layers have no cross-attention. NULL: they come encoded.
+  // Encodes the sources, by attention of all to all; its layers have no
+  // cross-attention. NULL: they come encoded.
   const struct HeedDecoderStack* encoder;
 } HeedDecoderStack;
 
@@ -69,46 +85,57 @@ enum HeedSearch { HEED_GREEDY = 0, HEED_SAMPLE = 1, HEED_BEAM = 2 };
 
 #define HEED_MOST_BEAMS 32
 
-// One batch to decode. A position p counts the tokens before it: the start token stands at 0.
+// One batch to decode. A position p counts the tokens before it: the start
+// token stands at 0.
 typedef struct HeedDecoding {
   int64_t batch, length, source_length;  // B, L in [1, 2^20], S
   const int32_t* source;                 // contiguous (B, S): tokens; of a stack without an encoder NULL
-  const float* encoded;                  // contiguous (B, S, encoded_width); of a stack with an encoder NULL
-  const uint8_t* source_mask;            // contiguous (B, S), 0: nobody attends to this one; NULL: all count
+  const float* encoded;                  // contiguous (B, S, encoded_width); of a stack with an
+                                         // encoder NULL
+  const uint8_t* source_mask;            // contiguous (B, S), 0: nobody attends to this
+                                         // one; NULL: all count
   // How tokens know where they stand, each contiguous or NULL.
   const float* positions;      // (L, D), added to the embedded token at each position
-  const float* rotation;       // (L, H): cosines, then sines of the angles of the pairs of features (c, c + H/2)
-  const float* relative_bias;  // (N, L): [n][L - 1 + j - i] is added to the score of query i and key j
-  // The same of sources: (S, D), (S, H) and (N, 2 S), where it is [n][S + j - i].
+  const float* rotation;       // (L, H): cosines, then sines of the angles of the
+                               // pairs of features (c, c + H/2)
+  const float* relative_bias;  // (N, L): [n][L - 1 + j - i] is added to the
+                               // score of query i and key j
+  // The same of sources: (S, D), (S, H) and (N, 2 S), where it is [n][S + j -
+  // i].
   const float *source_positions, *source_rotation, *source_relative_bias;
   int32_t pad_token, start_token, end_token;  // the first two are never decoded
   int32_t search;                             // HeedSearch
-  // Of sampling: the only source of chance, contiguous (B, L) in [0, 1); softmax(logits / temperature); the `top_k`
-  // most likely tokens, and of these the fewest that hold the share `top_p`, in (0, 1] (0: no such cut).
+  // Of sampling: the only source of chance, contiguous (B, L) in [0, 1);
+  // softmax(logits / temperature); the `top_k` most likely tokens, and of these
+  // the fewest that hold the share `top_p`, in (0, 1] (0: no such cut).
   const float* uniform;
   double temperature, top_p;
   int64_t top_k;
-  // Of beam search: how many hypotheses are kept, in [1, HEED_MOST_BEAMS]; the log probability of a finished one of n
-  // tokens counts divided by ((5 + n) / 6)^length_penalty, at least 0.
+  // Of beam search: how many hypotheses are kept, in [1, HEED_MOST_BEAMS]; the
+  // log probability of a finished one of n tokens counts divided by ((5 + n) /
+  // 6)^length_penalty, at least 0.
   int32_t beams;
   double length_penalty;
 } HeedDecoding;
 
-// A stack with its weights in the order that the kernels of the instruction set in use want.
+// A stack with its weights in the order that the kernels of the instruction set
+// in use want.
 typedef struct HeedDecoder HeedDecoder;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Makes one. Weights are copied, all but the `embedding`, which must stay as it is for as long as the decoder lives.
+// Makes one. Weights are copied, all but the `embedding`, which must stay as it
+// is for as long as the decoder lives.
 HEED_API const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made);
 
 // NULL is let pass.
 HEED_API void heed_decoder_free(HeedDecoder* decoder);
 
-// Writes `tokens`, contiguous (B, L): each row ends with the end token, unless it is cut, and holds padding after it.
-// Several threads may use one decoder at once. Rows are shared out among the threads, none of which waits for another.
+// Writes `tokens`, contiguous (B, L): each row ends with the end token, unless
+// it is cut, and holds padding after it. Several threads may use one decoder at
+// once. Rows are shared out among the threads, none of which waits for another.
 HEED_API const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens,
                                  int threads);
 

@@ -7,9 +7,11 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int
 from math import erf
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 PAD, START, END = 0, 1, 2
+PACKS = ("float32", "bfloat16", "int8")
 ACTIVATIONS = {
     "linear": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
@@ -59,6 +61,7 @@ class StackStruct(Structure):
         ("embedding_scale", c_double),
         ("norm_first", c_int32),
         ("activation", c_int32),
+        ("pack", c_int32),
         ("layer_count", c_int32),
         ("layers", POINTER(LayerStruct)),
         ("final_norm", NormStruct),
@@ -91,14 +94,25 @@ class Dense(NamedTuple):
     weight: np.ndarray
     bias: np.ndarray | None
     transposed: bool = False
+    pack: str = "float32"
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         weight = self.weight.T if self.transposed else self.weight
-        return x @ weight.astype(float) + (0 if self.bias is None else self.bias)
+        return x @ rounded(weight, self.pack) + (0 if self.bias is None else self.bias)
 
     def struct(self) -> DenseStruct:
         shape = self.weight.shape[::-1] if self.transposed else self.weight.shape
         return DenseStruct(address(self.weight), address(self.bias), *shape, self.transposed)
+
+
+def rounded(weight: np.ndarray, pack: str) -> np.ndarray:
+    """Weights (inputs, outputs) as they are once they are packed."""
+    if pack == "bfloat16":
+        return weight.astype(ml_dtypes.bfloat16).astype(float)
+    if pack == "int8":
+        factor = np.abs(weight).max(0, keepdims=True) / np.float32(127)
+        return np.rint(weight / np.where(factor == 0, np.float32(1), factor)).astype(float) * factor
+    return weight.astype(float)
 
 
 class Norm(NamedTuple):
@@ -141,6 +155,7 @@ class Stack:
         self.encoded_width = sizes.get("encoded_width", 8)
         self.norm_first, self.biased = sizes.get("norm_first", True), sizes.get("biased", True)
         self.activation = sizes.get("activation", "relu")
+        self.pack = sizes.get("pack", "float32")
         self.encoder: Stack | None = None
         if sizes.get("encoder"):
             own = {"width": self.encoded_width, "encoded_width": 0, "encoder": False}
@@ -149,7 +164,7 @@ class Stack:
         self.layers = [self.layer(sizes.get("hidden", 12)) for _ in range(sizes.get("layers", 2))]
         self.final_norm = self.norm() if sizes.get("final_norm", True) else None
         if sizes.get("tied", False):
-            self.logits = Dense(self.embedding, None, True)
+            self.logits = Dense(self.embedding, None, True, self.pack)
         else:
             self.logits = self.dense(self.width, self.vocabulary)
 
@@ -160,7 +175,7 @@ class Stack:
     def dense(self, inputs: int, outputs: int) -> Dense:
         weight = self.numbers(inputs, outputs)
         weight *= (8 / inputs) ** 0.5
-        return Dense(weight, self.numbers(outputs) if self.biased else None)
+        return Dense(weight, self.numbers(outputs) if self.biased else None, False, self.pack)
 
     def norm(self) -> Norm:
         gamma = self.numbers(self.width)
@@ -198,6 +213,7 @@ class Stack:
             self.scale,
             self.norm_first,
             list(ACTIVATIONS).index(self.activation),
+            PACKS.index(self.pack),
             len(layers),
             (LayerStruct * max(1, len(layers)))(*layers),
             NormStruct() if self.final_norm is None else self.final_norm.struct(),

@@ -3,20 +3,21 @@
 // HeedDecode takes
 //   source         int32 (B, S)
 //   source_mask    bool (B, S)
-//   encoded        float (B, S, width of what is encoded), or (0, 0, 0): the encoder that is there encodes the source
-//   uniform        float (B, L); here and below, an empty tensor stands for none
-//   positions, rotation, relative_bias                       float (L, D), (L, H), (N, L)
-//   source_positions, source_rotation, source_relative_bias  float (S, D), (S, H), (N, 2 S)
-//   sizes          int64, see Sizes
-//   settings       double, see Settings
-//   slots          int64: for each weight of the stack, in the order in which `Stacks` asks for them, which of
-//   `weights`
+//   encoded        float (B, S, width of what is encoded), or (0, 0, 0): the
+//   encoder that is there encodes the source uniform        float (B, L); here
+//   and below, an empty tensor stands for none positions, rotation,
+//   relative_bias                       float (L, D), (L, H), (N, L)
+//   source_positions, source_rotation, source_relative_bias  float (S, D), (S,
+//   H), (N, 2 S) sizes          int64, see Sizes settings       double, see
+//   Settings slots          int64: for each weight of the stack, in the order
+//   in which `Stacks` asks for them, which of `weights`
 //                  it is; -1 for none
 //   weights        floats of any shape
 // and gives tokens, int32 (B, L).
 //
-// Weights are packed once for each version of the variables that they are read from. A version is a buffer: while the
-// packed form lives it holds on to the tensors, and nobody writes to a buffer that others hold. So the same address
+// Weights are packed once for each version of the variables that they are read
+// from. A version is a buffer: while the packed form lives it holds on to the
+// tensors, and nobody writes to a buffer that others hold. So the same address
 // means the same numbers.
 #include <cstdio>
 #include <cstring>
@@ -57,6 +58,7 @@ enum Sizes {
   kLayers,
   kEncoderLayers,
   kTransposedLogits,
+  kPack,
   kPad,
   kStart,
   kEnd,
@@ -68,8 +70,8 @@ enum Sizes {
 };
 enum Settings { kEmbeddingScale, kEpsilon, kTemperature, kTopP, kLengthPenalty, kSettingCount };
 
-// The stacks as heed_decoder.h describes them, made of an op's inputs: the encoder's, if there is one, then the
-// decoder's.
+// The stacks as heed_decoder.h describes them, made of an op's inputs: the
+// encoder's, if there is one, then the decoder's.
 class Stacks {
  public:
   explicit Stacks(const std::vector<Tensor>& inputs)
@@ -91,6 +93,7 @@ class Stacks {
     stack.head_dim = sizes_[kHeadDim], stack.value_dim = sizes_[kValueDim];
     stack.encoded_width = encoded_width;
     stack.norm_first = sizes_[kNormFirst] != 0, stack.activation = static_cast<int32_t>(sizes_[kActivation]);
+    stack.pack = static_cast<int32_t>(sizes_[kPack]);
     stack.embedding_scale = settings_[kEmbeddingScale];
     const Tensor* embedding = next();
     if (!embedding || embedding->rank() != 2) fail("the embedding must have rank 2");
@@ -157,14 +160,16 @@ struct Packed {
   std::vector<int64_t> version;
   std::vector<Tensor> weights;
   HeedDecoder* decoder = nullptr;
-  int64_t width = 0, source_width = 0;  // D of the decoder and of the encoder, if there is one
+  int64_t width = 0,
+          source_width = 0;  // D of the decoder and of the encoder, if there is one
 
   Packed() = default;
   Packed(const Packed&) = delete;
   ~Packed() { heed_decoder_free(decoder); }
 };
 
-// What tells the stacks of calls apart: sizes, slots, and where the weights lie.
+// What tells the stacks of calls apart: sizes, slots, and where the weights
+// lie.
 std::vector<int64_t> version_of(const std::vector<Tensor>& inputs) {
   const int64_t *sizes = inputs[kSizes].data<int64_t>(), *slots = inputs[kSlots].data<int64_t>();
   std::vector<int64_t> version(sizes + kHeads, sizes + kPad);
@@ -182,8 +187,9 @@ std::vector<int64_t> version_of(const std::vector<Tensor>& inputs) {
   return version;
 }
 
-// All that is packed in this process, so that the graphs of one model share it; and the lock of it and of every
-// `Kernel`. Never destroyed: TensorFlow may delete kernels while the process ends.
+// All that is packed in this process, so that the graphs of one model share it;
+// and the lock of it and of every `Kernel`. Never destroyed: TensorFlow may
+// delete kernels while the process ends.
 struct Shared {
   std::mutex mutex;
   std::vector<std::weak_ptr<const Packed>> packed;
@@ -198,7 +204,8 @@ struct Kernel {
   std::shared_ptr<const Packed> packed;
 };
 
-// The packed form of the weights of this call. Takes them out of the inputs where it must be made.
+// The packed form of the weights of this call. Takes them out of the inputs
+// where it must be made.
 std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& inputs) {
   std::vector<int64_t> version = version_of(inputs);
   Shared& all = shared();
