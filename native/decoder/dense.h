@@ -1,57 +1,49 @@
 // Dense layers of few rows: the weights are read once for all rows, as fast as memory gives them.
-//
-// Weights are packed in panels of as many columns as the micro-kernel keeps in registers: panel p holds, for each
-// input, its columns one after the other, so that a product reads memory from the first number to the last. The last
-// panel has as many columns as there are left, rounded up to full vectors with zeros.
 #pragma once
 
-#include "../kernels/block.h"
-#include "../kernels/product.h"
-#include "registry.h"
+#include "integers.h"
 
 namespace heed {
 namespace HEED_ISA {
 
-inline constexpr int kPanel = (kRegisters >= 32 ? 4 : 2) * kLanes<float>;
-
-// Columns of the panel that begins at this column.
-HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
-  return round_up(least(kPanel, outputs - begin), kLanes<float>);
+// y = x W for one panel of float weights.
+inline void panel_product(const PackedDense& dense, const float* panel, Rows x, int rows, Rows y, int columns) {
+  product<float>({x.data, x.stride, 1}, rows, panel, columns, y.data, y.stride, columns, dense.inputs, false);
 }
 
-inline int64_t row_numbers(int64_t numbers) { return round_up(numbers, kLanes<float>); }
-
-inline int64_t packed_numbers(int64_t inputs, int64_t outputs) { return inputs * row_numbers(outputs); }
-
-inline void pack_dense(const HeedDense& dense, int64_t column, int64_t outputs, float* packed) {
-  const int64_t input_step = dense.transposed ? 1 : dense.outputs, output_step = dense.transposed ? dense.inputs : 1;
-  for (int64_t c = 0; c < dense.outputs; ++c) {
-    const int64_t at = column + c, begin = at / kPanel * kPanel;
-    const int columns = panel_columns(outputs, begin);
-    float* to = packed + begin * dense.inputs + (at - begin);
-    const float* from = dense.weight + c * output_step;
-    for (int64_t k = 0; k < dense.inputs; ++k) to[k * columns] = from[k * input_step];
+// The same with bfloat16 weights, which become float a few rows at a time, in the first-level cache, as the
+// micro-kernel would go over them.
+inline void panel_product(const PackedDense& dense, const Bfloat16* panel, Rows x, int rows, Rows y, int columns) {
+  constexpr int kMost = 96, kFew = 64;  // as `product` cuts the depth
+  alignas(64) float wide[kMost * kPanel];
+  for (int k = 0; k < dense.inputs;) {
+    const int deep = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
+    for (int i = 0; i < deep * columns; i += kLanes<float>)
+      store(wide + i, load_wide(panel + static_cast<int64_t>(k) * columns + i));
+    product<float>({x.data + k, x.stride, 1}, rows, wide, columns, y.data, y.stride, columns, deep, k > 0);
+    k += deep;
   }
 }
-
-// Rows of numbers, `stride` apart.
-struct Rows {
-  float* data;
-  ptrdiff_t stride;
-
-  HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
-  HEED_INLINE Rows from(int64_t row) const { return {data + row * stride, stride}; }
-};
 
 // y = x W for all columns, a panel at a time: finish(first column, columns) is called while the panel's results are at
 // hand. `y` holds them from `y_column(first column)` on.
 template <class Column, class Finish>
 inline void dense_panels(const PackedDense& dense, Rows x, int rows, Rows y, const Column& y_column,
                          const Finish& finish) {
+  const bool as_bytes = dense.pack == HEED_PACK_INT8 && multiplies_bytes();
+  for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, as_bytes);
   for (int c = 0; c < dense.outputs; c += kPanel) {
     const int columns = panel_columns(dense.outputs, c);
-    product<float>({x.data, x.stride, 1}, rows, dense.weight + static_cast<ptrdiff_t>(c) * dense.inputs, columns,
-                   y.data + y_column(c), y.stride, columns, dense.inputs, false);
+    const int64_t at = static_cast<int64_t>(c) * dense.inputs;
+    const Rows to{y.data + y_column(c), y.stride};
+    if (as_bytes)
+      byte_product(dense, c, x, rows, to, columns);
+    else if (dense.pack == HEED_PACK_INT8)
+      whole_product(dense, c, x, rows, to, columns);
+    else if (dense.pack == HEED_PACK_BFLOAT16)
+      panel_product(dense, reinterpret_cast<const Bfloat16*>(dense.weight) + at, x, rows, to, columns);
+    else
+      panel_product(dense, reinterpret_cast<const float*>(dense.weight) + at, x, rows, to, columns);
     finish(c, columns);
   }
 }

@@ -84,6 +84,24 @@ def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> 
     np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
 
 
+@pytest.mark.parametrize(("weights", "least"), [("bfloat16", 0.9), ("int8", 0.8)])
+def test_narrow_weights_change_few_tokens(weights: str, least: float) -> None:
+    model = small_model(seed=4, width=64, num_heads=4, target_vocabulary_size=40)
+    source = sources(40)
+    tokens, narrow = decode(model, source, 4), decode(model, source, 4, weights=weights)
+    share = np.mean(tokens[:, 0] == narrow[:, 0])  # of the first token: later ones follow from it
+    assert least < share
+    assert {len({*tokens[:, 0]}) > 4, weights == "bfloat16" or share < 1} == {True}
+
+
+def test_narrow_weights_need_the_engine() -> None:
+    model = small_model(seed=3, activation="mish")
+    with pytest.raises(ValueError, match=r"`weights` must be \"float32\" .*'mish'.*'int8'"):
+        decode(model, sources(), weights="int8")
+    with pytest.raises(ValueError, match="`weights` must be one of 'float32', 'bfloat16', 'int8'"):
+        decode(model, sources(), weights="int4")
+
+
 def test_it_is_one_op() -> None:
     model = small_model(seed=4)
     with traced() as found:

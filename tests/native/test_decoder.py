@@ -48,6 +48,9 @@ CASES: dict[str, dict[str, Any]] = {
     "rotary": {"rotary": True, "head_dim": 6},
     "bias": {"bias": True},
     "no layers": {"layers": 0},
+    "bfloat16 weights": {"pack": "bfloat16", "width": 33, "hidden": 170, "vocabulary": 90},
+    "int8 weights, tied": {"pack": "int8", "width": 33, "hidden": 170, "tied": True},
+    "int8 weights, encoder": {"pack": "int8", "width": 100, "encoder": True, "vocabulary": 90},
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
         "encoder": True,
@@ -98,6 +101,18 @@ def test_many_and_long_sources_are_encoded(library: Any) -> None:
         call.run(library, stack)
     call.source_mask[3, 4] = False
     call.run(library, stack)
+
+
+@pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
+def test_odd_int8_weights(library: Any, value: float) -> None:
+    """A column of zeros stays one; one that is not finite leads to some token."""
+    stack = Stack(np.random.default_rng(0), pack="int8")
+    stack.layers[0]["hidden"].weight[:, 3] = value
+    call = Call(stack, 3, 4, 4)
+    tokens = call.run(library, stack)
+    assert ((tokens >= 0) & (tokens < stack.vocabulary)).all()
+    if value == 0:
+        assert_best(stack, call, tokens)
 
 
 def test_a_long_sequence_and_a_large_batch(library: Any) -> None:
@@ -214,6 +229,7 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
     yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
     yield "activation", stack("activation", 99), None, "`activation` must be in [0, 9]"
+    yield "pack", stack("pack", 3), None, "`pack` must be in [0, 2]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     yield "query", layer("query", "weight", None), None, "the weights of `query` are missing"
     yield "back", layer("back", "inputs", 5), None, "`back` must have 12 inputs and 8 outputs"

@@ -57,6 +57,7 @@ enum Sizes {
   kLayers,
   kEncoderLayers,
   kTransposedLogits,
+  kPack,
   kPad,
   kStart,
   kEnd,
@@ -91,6 +92,7 @@ class Stacks {
     stack.head_dim = sizes_[kHeadDim], stack.value_dim = sizes_[kValueDim];
     stack.encoded_width = encoded_width;
     stack.norm_first = sizes_[kNormFirst] != 0, stack.activation = static_cast<int32_t>(sizes_[kActivation]);
+    stack.pack = static_cast<int32_t>(sizes_[kPack]);
     stack.embedding_scale = settings_[kEmbeddingScale];
     const Tensor* embedding = next();
     if (!embedding || embedding->rank() != 2) fail("the embedding must have rank 2");

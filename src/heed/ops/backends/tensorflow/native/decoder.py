@@ -11,6 +11,7 @@ import tensorflow as tf
 from heed.ops.backends.decoder import (
     ACTIVATIONS,
     METHODS,
+    WEIGHTS,
     DecoderStack,
     Dense,
     Norm,
@@ -69,6 +70,7 @@ class NativeDecoder:
             len(stack.layers),
             0 if stack.encoder is None else len(stack.encoder.layers),
             stack.logits is not None and stack.logits.transposed,
+            WEIGHTS.index(stack.weights),
             search.pad,
             search.start,
             search.end,
