@@ -6,9 +6,80 @@
 namespace heed {
 namespace HEED_ISA {
 
-// y = x W for one panel of float weights.
+// Some rows of y (+)= x W for a full panel of float weights, while what follows them in memory is asked for: kAhead
+// lines of the cache for each row of weights. Nothing else would: each row of weights is used for less time than it
+// takes to come from the third-level cache.
+template <int kRows, int kAhead>
+inline void panel_tile(Rows x, const float* weights, int depth, Rows y, bool accumulate, const float* ahead) {
+  typedef Vector<float> V;
+  constexpr int kVectors = kPanel / kLanes<float>, kLine = 64 / static_cast<int>(sizeof(float));
+  V sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
+  for (int k = 0; k < depth; ++k, weights += kPanel, ahead += kAhead * kLine) {
+    V w[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) w[v] = load(weights + v * kLanes<float>);
+#pragma GCC unroll 8
+    for (int i = 0; i < kAhead; ++i) __builtin_prefetch(ahead + i * kLine);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const V s = broadcast(x[r][k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sum[r][v] += s * w[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = y[r] + v * kLanes<float>;
+      store(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
+    }
+}
+
+// All rows for some of the inputs. The first tiles ask for as much as there is now, whoever they are.
+inline void panel_rows(Rows x, int rows, const float* weights, int depth, Rows y, bool accumulate) {
+  constexpr int kMost = 6, kLine = 64 / static_cast<int>(sizeof(float)), kLines = kPanel / kLine;
+  const float *ahead = weights + depth * kPanel, *end = ahead + depth * kPanel;
+  const bool slowly = rows >= kLines * kMost;
+  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost)) {
+    if (ahead >= end)
+      panel_tile<kMost, 0>(x, weights, depth, y, accumulate, nullptr);
+    else if (slowly)
+      panel_tile<kMost, 1>(x, weights, depth, y, accumulate, ahead), ahead += depth * kLine;
+    else
+      panel_tile<kMost, kLines>(x, weights, depth, y, accumulate, ahead), ahead = end;
+  }
+  const bool asked = ahead >= end;
+  switch (rows) {
+#define HEED_REST(n)                                                           \
+  case n:                                                                      \
+    return asked ? panel_tile<n, 0>(x, weights, depth, y, accumulate, nullptr) \
+                 : panel_tile<n, kLines>(x, weights, depth, y, accumulate, ahead);
+    HEED_REST(5)
+    HEED_REST(4)
+    HEED_REST(3)
+    HEED_REST(2)
+    HEED_REST(1)
+#undef HEED_REST
+    default: return;
+  }
+}
+
+// y = x W for one panel of float weights, a few inputs at a time: so many rows of weights stay in the first-level
+// cache, and shorter sums are more accurate.
 inline void panel_product(const PackedDense& dense, const float* panel, Rows x, int rows, Rows y, int columns) {
-  product<float>({x.data, x.stride, 1}, rows, panel, columns, y.data, y.stride, columns, dense.inputs, false);
+  if (columns < kPanel)
+    return product<float>({x.data, x.stride, 1}, rows, panel, columns, y.data, y.stride, columns, dense.inputs, false);
+  constexpr int kMost = 96, kFew = 64;
+  for (int k = 0; k < dense.inputs;) {
+    const int deep = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
+    panel_rows({x.data + k, x.stride}, rows, panel + static_cast<int64_t>(k) * kPanel, deep, y, k > 0);
+    k += deep;
+  }
 }
 
 // The same with bfloat16 weights, which become float a few rows at a time, in the first-level cache, as the

@@ -69,9 +69,10 @@ inline bool multiplies_bytes() { return __builtin_cpu_supports("avxvnni"); }
 
 // Some rows of y = x W for some vectors of columns, whose weights begin at `weights`, a group of inputs every
 // `columns`.
-template <int kRows, int kVectors>
+// Each group asks for some lines of the cache from `ahead` on, where the next panel lies.
+template <int kRows, int kVectors, int kAhead>
 HEED_BYTES inline void byte_tile(Rows x, const int8_t* weights, int columns, int inputs, const int32_t* offset,
-                                 const float* factor, Rows y) {
+                                 const float* factor, Rows y, const char* ahead) {
   typedef Integers<float> I;
   I sum[kRows][kVectors];
 #pragma GCC unroll 8
@@ -82,6 +83,11 @@ HEED_BYTES inline void byte_tile(Rows x, const int8_t* weights, int columns, int
     I w[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) w[v] = load_as<I>(weights + v * kGroup * kLanes<float>);
+    if constexpr (kAhead > 0) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kAhead; ++i) __builtin_prefetch(ahead + i * 64);
+      ahead += kAhead * 64;
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const I four = load_as<int32_t>(reinterpret_cast<const uint8_t*>(x.rounded(r)) + k) - I{};
@@ -97,19 +103,38 @@ HEED_BYTES inline void byte_tile(Rows x, const int8_t* weights, int columns, int
             __builtin_convertvector(sum[r][v], Vector<float>) * (load(factor + v * kLanes<float>) * *x.factor(r)));
 }
 
-// As many rows at a time as registers hold the sums of.
+// As many rows at a time as registers hold the sums of. What follows the panel in memory is asked for meanwhile: by the
+// first tile or, where there are rows enough, by the first few.
 template <int kVectors>
 HEED_BYTES inline void byte_rows(Rows x, int rows, const int8_t* weights, int columns, int inputs,
                                  const int32_t* offset, const float* factor, Rows y) {
-  constexpr int kMost = 6;
-  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost))
-    byte_tile<kMost, kVectors>(x, weights, columns, inputs, offset, factor, y);
+  constexpr int kMost = 6, kLines = kVectors * kGroup * kLanes<float> / 64;  // of a group of inputs
+  const int groups = (inputs + kGroup - 1) / kGroup;
+  const char* ahead = reinterpret_cast<const char*>(weights) + static_cast<int64_t>(groups) * kGroup * columns;
+  int wanted = kVectors > 1 ? kLines : 0;  // of each group
+  const bool slowly = rows >= kLines * kMost;
+  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost)) {
+    if (wanted == 0) {
+      byte_tile<kMost, kVectors, 0>(x, weights, columns, inputs, offset, factor, y, nullptr);
+    } else if (slowly) {
+      byte_tile<kMost, kVectors, 1>(x, weights, columns, inputs, offset, factor, y, ahead);
+      ahead += groups * 64, --wanted;
+    } else {
+      byte_tile<kMost, kVectors, kLines>(x, weights, columns, inputs, offset, factor, y, ahead);
+      wanted = 0;
+    }
+  }
   switch (rows) {
-    case 5: return byte_tile<5, kVectors>(x, weights, columns, inputs, offset, factor, y);
-    case 4: return byte_tile<4, kVectors>(x, weights, columns, inputs, offset, factor, y);
-    case 3: return byte_tile<3, kVectors>(x, weights, columns, inputs, offset, factor, y);
-    case 2: return byte_tile<2, kVectors>(x, weights, columns, inputs, offset, factor, y);
-    case 1: return byte_tile<1, kVectors>(x, weights, columns, inputs, offset, factor, y);
+#define HEED_REST(n)                                                                                      \
+  case n:                                                                                                 \
+    return wanted ? byte_tile<n, kVectors, kLines>(x, weights, columns, inputs, offset, factor, y, ahead) \
+                  : byte_tile<n, kVectors, 0>(x, weights, columns, inputs, offset, factor, y, nullptr);
+    HEED_REST(5)
+    HEED_REST(4)
+    HEED_REST(3)
+    HEED_REST(2)
+    HEED_REST(1)
+#undef HEED_REST
     default: return;
   }
 }

@@ -15,7 +15,7 @@ PACKS = ("float32", "bfloat16", "int8")
 ACTIVATIONS = {
     "linear": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / np.sqrt(2))),
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf, otypes=[float])(x / np.sqrt(2))),
     "silu": lambda x: x / (1 + np.exp(-x)),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
@@ -243,7 +243,7 @@ class Stack:
                 if seen:
                     weights = np.exp(scores - scores.max())
                     out[i, n] = weights / weights.sum() @ values[seen, kv_head]
-        return out.reshape(len(queries), -1)
+        return out.reshape(len(queries), self.heads * self.value_dim)
 
     def heads_of(self, x: np.ndarray, width: int) -> np.ndarray:
         return x.reshape(len(x), x.shape[1] // width, width)
