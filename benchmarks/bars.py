@@ -115,21 +115,29 @@ MODEL_SUITE = Suite(
     ("heed-model", "keras-model", "model-rest"),
 )
 
-# Whole texts by one model: its weights are the same on all sides.
+# Whole texts by one model, whose weights are the same on all sides; and a step of its training.
 CTRANSLATE2 = ("ctranslate2", "ctranslate2-together")
+TRAINING = (
+    "keras-training",
+    "keras-training-xla",
+    "hub-training",
+    "hub-training-xla",
+    "torch-training",
+)
 _TEXTS = {"heads": 4, "length": 32, "head_dim": 64, "keys": 32, "kind": "generate"}
 SEQ2SEQ_BARS = [
     Bar(Case(batch=64, **_TEXTS), CTRANSLATE2, 1.2),
     Bar(Case(batch=64, beams=4, **_TEXTS), CTRANSLATE2, 1.0),
     Bar(Case(batch=1, **_TEXTS), CTRANSLATE2, 1.0),
     Bar(Case(batch=64, weights="int8", **_TEXTS), CTRANSLATE2, 0.9),
+    Bar(Case(batch=64, **{**_TEXTS, "kind": "training"}), TRAINING, 1.4),
 ]
 SEQ2SEQ = "seq2seq"
 SEQ2SEQ_SUITE = Suite(
-    "whole texts by one encoder-decoder, and whether the bars for them are met",
+    "an encoder-decoder writes whole texts and is trained, and whether the bars for that are met",
     [bar.case for bar in SEQ2SEQ_BARS],
     [],
-    ("heed-generate", *CTRANSLATE2),
+    ("heed-generate", *CTRANSLATE2, "heed-training", *TRAINING),
 )
 
 NAME = "bars"
@@ -145,6 +153,7 @@ OWN = {
     "additive": "heed-additive",
     "model": "heed-model",
     "generate": "heed-generate",
+    "training": "heed-training",
 }
 
 

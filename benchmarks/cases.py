@@ -28,7 +28,8 @@ class Case:
         kind: "dot-product", "additive", "layer": self-attention of width N*H with projections, "model": a
             Transformer of that width with four layers, a decoder if causal, else an encoder, whose backward is a
             training step; or "generate": an encoder and a decoder of that width with three layers each, which write
-            T tokens for each text of S, never ending before.
+            T tokens for each text of S, never ending before; or "training": a training step of such a model on texts
+            of S and T tokens.
         keys: S, where it is not T.
         key_heads: K, where it is not N.
         window: how many keys a query of a causal attention sees, up to itself; None for all.
@@ -59,7 +60,9 @@ class Case:
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
             raise ValueError("`window` must come with `causal`. Received: causal=False")
-        if self.chain > 1 and (self.kind in ("layer", "model", "generate") or self.backward):
+        if self.chain > 1 and (
+            self.kind in ("layer", "model", "generate", "training") or self.backward
+        ):
             raise ValueError(
                 "`chain` must come with the forward pass of an op. "
                 f"Received: kind={self.kind!r}, backward={self.backward}"
@@ -88,6 +91,8 @@ class Case:
                 self.weights if self.weights != "float32" else "",
                 "greedy" if self.beams == 1 else f"beam {self.beams}",
             ]
+        if self.kind == "training":
+            words = ["training step"]
         if self.kind == "additive":
             middle = [str(self.length), str(self.key_length)]
         else:

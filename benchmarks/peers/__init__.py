@@ -174,6 +174,30 @@ PEERS: dict[str, Peer] = {
         is_limit=True,
         environment={COMPILED: "1"},
     ),
+    "heed-training": Peer("heed", _HERE + "heed_training", "training", is_heed=True),
+    # Models with weights of their own.
+    "keras-training": Peer(
+        "stock Keras", _HERE + "keras_training", "training", is_limit=True, builds_scores=True
+    ),
+    "keras-training-xla": Peer(
+        "stock Keras with XLA",
+        _HERE + "keras_training",
+        "training",
+        is_limit=True,
+        builds_scores=True,
+        environment={COMPILED: "1"},
+    ),
+    "hub-training": Peer("KerasHub", _HERE + "hub_training", "training", is_limit=True),
+    "hub-training-xla": Peer(
+        "KerasHub with XLA",
+        _HERE + "hub_training",
+        "training",
+        is_limit=True,
+        environment={COMPILED: "1"},
+    ),
+    "torch-training": Peer(
+        "PyTorch nn.Transformer", _HERE + "torch_training", "training", is_limit=True
+    ),
     "model-rest": Peer("without attention", _HERE + "model_rest", "model", is_limit=True),
 }
 
