@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "decoder/registry.h"
@@ -40,25 +41,36 @@ void check_norm(const HeedNorm& norm, const char* name) {
   require(norm.epsilon > 0 && std::isfinite(norm.epsilon), "`epsilon` of `%s` must be positive", name);
 }
 
+// An attention of a layer; `width` is that of what it attends to.
+void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, int64_t width, const char* part) {
+  const auto named = [&](const char* name) { return std::string(part) + "." + name; };
+  const int64_t keys = s.kv_heads * s.head_dim, attended = s.heads * s.value_dim;
+  check_dense(a.query, s.width, s.heads * s.head_dim, s.pack, named("query").c_str());
+  check_dense(a.key, width, keys, s.pack, named("key").c_str());
+  check_dense(a.value, width, s.kv_heads * s.value_dim, s.pack, named("value").c_str());
+  check_dense(a.output, attended, s.width, s.pack, named("output").c_str());
+  if (a.gate.weight) check_dense(a.gate, s.width, attended, s.pack, named("gate").c_str());
+  if (a.query_norm.gamma) check_norm(a.query_norm, named("query_norm").c_str());
+  if (a.key_norm.gamma) check_norm(a.key_norm, named("key_norm").c_str());
+  require(a.soft_cap >= 0 && std::isfinite(a.soft_cap), "`%s` must be at least 0", named("soft_cap").c_str());
+  check_size(a.window, 0, kMostLength, named("window").c_str());
+}
+
 void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
-  const int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim, values = s.kv_heads * s.value_dim;
-  const int64_t attended = s.heads * s.value_dim, hidden = layer.hidden.outputs;
+  const int64_t hidden = layer.hidden.outputs;
   check_norm(layer.self_norm, "self_norm");
   check_norm(layer.feed_forward_norm, "feed_forward_norm");
-  check_dense(layer.query, s.width, queries, s.pack, "query");
-  check_dense(layer.key, s.width, keys, s.pack, "key");
-  check_dense(layer.value, s.width, values, s.pack, "value");
-  check_dense(layer.output, attended, s.width, s.pack, "output");
+  check_attention(s, layer.self, s.width, "self");
   check_size(hidden, 1, kMostFeatures, "outputs of hidden");
   check_dense(layer.hidden, s.width, hidden, s.pack, "hidden");
+  if (layer.up.weight) check_dense(layer.up, s.width, hidden, s.pack, "up");
   check_dense(layer.back, hidden, s.width, s.pack, "back");
-  if (!layer.cross_query.weight) return;
+  check_size(layer.activation, HEED_LINEAR, HEED_HARD_TANH, "activation");
+  if (!layer.cross.query.weight) return;
   require(s.encoded_width > 0, "`encoded_width` must be given where a layer attends to what is encoded");
   check_norm(layer.cross_norm, "cross_norm");
-  check_dense(layer.cross_query, s.width, queries, s.pack, "cross_query");
-  check_dense(layer.cross_key, s.encoded_width, keys, s.pack, "cross_key");
-  check_dense(layer.cross_value, s.encoded_width, values, s.pack, "cross_value");
-  check_dense(layer.cross_output, attended, s.width, s.pack, "cross_output");
+  check_attention(s, layer.cross, s.encoded_width, "cross");
+  require(layer.cross.window == 0, "`cross.window` must be 0. Received: %" PRId64, layer.cross.window);
 }
 
 void check(const HeedDecoderStack& s, bool is_encoder) {
@@ -70,7 +82,6 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   check_size(s.value_dim, 1, kMostFeatures / s.heads, "value_dim");
   check_size(s.encoded_width, 0, kMostFeatures, "encoded_width");
   check_size(s.vocabulary, 1, kMostTokens, "vocabulary");
-  check_size(s.activation, HEED_LINEAR, HEED_SOFTPLUS, "activation");
   check_size(s.pack, HEED_PACK_FLOAT32, HEED_PACK_INT8, "pack");
   check_size(s.layer_count, 0, 1024, "layer_count");
   require(s.embedding, "the embedding is missing");
@@ -97,6 +108,17 @@ void check_source(const PackedStack& encoder, const HeedDecoding& d) {
               static_cast<int>(d.source[i]));
 }
 
+// The tokens that targets begin with.
+void check_prompt(const PackedStack& s, const HeedDecoding& d) {
+  for (int64_t i = 0; i < d.batch * d.length; ++i) {
+    require(d.prompt[i] >= 0 && d.prompt[i] < s.vocabulary, "`prompt` must hold tokens from 0 to %d. Received: %d",
+            s.vocabulary - 1, static_cast<int>(d.prompt[i]));
+    require(i % d.length == 0 || d.prompt[i - 1] != d.pad_token || d.prompt[i] == d.pad_token,
+            "`prompt` must hold padding from the end of a row's tokens on. Received: %d after it",
+            static_cast<int>(d.prompt[i]));
+  }
+}
+
 void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
   check_size(d.batch, 0, int64_t{1} << 31, "batch");
   check_size(d.length, 1, kMostLength, "length");
@@ -109,6 +131,7 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
   check_size(d.pad_token, 0, s.vocabulary - 1, "pad_token");
   check_size(d.start_token, 0, s.vocabulary - 1, "start_token");
   check_size(d.end_token, 0, s.vocabulary - 1, "end_token");
+  if (d.prompt) check_prompt(s, d);
   check_size(d.search, HEED_GREEDY, HEED_BEAM, "search");
   require(tokens || d.batch == 0, "`tokens` is missing");
   if (d.search == HEED_BEAM) {
@@ -182,7 +205,27 @@ struct HeedDecoder {
   }
 
   heed::PackedNorm packed(const HeedNorm& norm, int64_t width) {
-    return {row(norm.gamma, width), row(norm.beta, width), static_cast<float>(norm.epsilon)};
+    if (!norm.gamma) return {};
+    return {row(norm.gamma, width), row(norm.beta, width), static_cast<float>(norm.epsilon),
+            norm.root_mean_square != 0};
+  }
+
+  // A cross-attention has keys and values of something else.
+  heed::PackedAttention packed(const HeedDecoderStack& s, const HeedDecoderAttention& from, bool cross) {
+    heed::PackedAttention made{};
+    std::vector<const HeedDense*> projected = {&from.query};
+    if (!cross) projected.insert(projected.end(), {&from.key, &from.value});
+    if (from.gate.weight) {
+      for (const HeedDense* part : projected) made.gate_at += static_cast<int>(part->outputs);
+      projected.push_back(&from.gate);
+    }
+    made.projected = packed(projected);
+    if (cross) made.encoded = packed({&from.key, &from.value});
+    made.output = packed({&from.output});
+    made.query_norm = packed(from.query_norm, s.head_dim), made.key_norm = packed(from.key_norm, s.head_dim);
+    made.sinks = from.sinks ? row(from.sinks, s.heads) : nullptr;
+    made.soft_cap = static_cast<float>(from.soft_cap), made.window = static_cast<int>(from.window);
+    return made;
   }
 
   // Layers of the same input, side by side.
@@ -215,26 +258,24 @@ struct HeedDecoder {
     made.value_dim = static_cast<int>(s.value_dim), made.encoded_width = static_cast<int>(s.encoded_width);
     made.vocabulary = static_cast<int>(s.vocabulary);
     made.embedding = s.embedding, made.embedding_scale = static_cast<float>(s.embedding_scale);
-    made.norm_first = s.norm_first, made.activation = s.activation;
     for (int i = 0; i < s.layer_count; ++i) {
       const HeedDecoderLayer& from = s.layers[i];
       heed::PackedLayer layer{};
       layer.self_norm = packed(from.self_norm, s.width);
-      layer.query_key_value = packed({&from.query, &from.key, &from.value});
-      layer.output = packed({&from.output});
-      if (from.cross_query.weight) {
+      layer.self = packed(s, from.self, false);
+      if (from.cross.query.weight) {
         layer.cross_norm = packed(from.cross_norm, s.width);
-        layer.cross_query = packed({&from.cross_query});
-        layer.cross_key_value = packed({&from.cross_key, &from.cross_value});
-        layer.cross_output = packed({&from.cross_output});
+        layer.cross = packed(s, from.cross, true);
       }
       layer.feed_forward_norm = packed(from.feed_forward_norm, s.width);
-      layer.hidden = packed({&from.hidden});
+      layer.gated = from.up.weight != nullptr;
+      layer.hidden = layer.gated ? packed({&from.hidden, &from.up}) : packed({&from.hidden});
       layer.back = packed({&from.back});
+      layer.norm_first = from.norm_first != 0, layer.activation = from.activation;
       layers.push_back(layer);
     }
     made.layer_count = s.layer_count, made.layers = layers.data();
-    if (s.final_norm.gamma) made.final_norm = packed(s.final_norm, s.width);
+    made.final_norm = packed(s.final_norm, s.width);
     return made;
   }
 };

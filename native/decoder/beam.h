@@ -81,6 +81,7 @@ class Beams {
         scores_(arena.take<float>(sources * beams_)),
         new_scores_(arena.take<float>(beams_)),
         finished_(arena.take<float>(sources)),
+        prompt_length_(arena.take<int32_t>(sources)),
         sequences_(arena.take<int32_t>(sources * beams_ * decoding.length)),
         grown_(arena.take<int32_t>(beams_ * decoding.length)),
         ancestors_(arena.take<uint8_t>(beams_ * decoding.length)),
@@ -91,7 +92,10 @@ class Beams {
     const int sources = static_cast<int>(range.end - range.begin);
     for (int64_t i = range.begin * length; i < range.end * length; ++i) tokens[i] = decoding_.pad_token;
     for (int i = 0; i < sources; ++i) {
-      s_.source[i] = i, finished_[i] = kNoScore;
+      s_.source[i] = i, finished_[i] = kNoScore, prompt_length_[i] = 0;
+      while (prompt_length_[i] < length &&
+             prompted(decoding_, range.begin + i, prompt_length_[i]) != decoding_.pad_token)
+        ++prompt_length_[i];
       // All beams start alike: only the first one counts, or they would stay alike.
       for (int k = 0; k < beams_; ++k)
         s_.token[i * beams_ + k] = decoding_.start_token, scores_[i * beams_ + k] = k == 0 ? 0 : kNoScore;
@@ -103,12 +107,17 @@ class Beams {
         s_.ancestors[row * length + position] = static_cast<uint8_t>(row % beams_);
       best_.clear(open * beams_);
       const Rows hidden = step_(open, position);
-      look_at_scores(stack_, decoding_, hidden, open * beams_, panel_,
-                     [&](int r, int first, const float* scores, int count) { best_.offer(r, first, scores, count); });
+      if (!all_prompted(decoding_, s_, range.begin, open, position))
+        look_at_scores(stack_, decoding_, hidden, open * beams_, panel_,
+                       [&](int r, int first, const float* scores, int count) { best_.offer(r, first, scores, count); });
       int still_open = 0;
       for (int place = 0; place < open; ++place) {
         const int32_t source = s_.source[place];
-        if (grow(source, place, still_open, position, tokens + (range.begin + source) * length)) continue;
+        int32_t* to = tokens + (range.begin + source) * length;
+        const int32_t given = prompted(decoding_, range.begin + source, position);
+        if (given == decoding_.pad_token ? grow(source, place, still_open, position, to)
+                                         : follow(source, still_open, position, given, to))
+          continue;
         s_.source[still_open++] = source;
       }
       open = still_open;
@@ -146,6 +155,16 @@ class Beams {
     }
   }
 
+  // All beams of a source go on with the token of its prompt, each with its own keys. Returns whether that is the end.
+  bool follow(int32_t source, int to, int position, int32_t token, int32_t* tokens) const {
+    int32_t* sequences = sequences_ + int64_t{source} * beams_ * decoding_.length;
+    for (int k = 0; k < beams_; ++k) s_.token[to * beams_ + k] = sequences[k * decoding_.length + position] = token;
+    if (token != decoding_.end_token) return false;
+    for (int j = 0; j <= position; ++j) tokens[j] = sequences[j];
+    finished_[source] = 0;
+    return true;
+  }
+
   // Keeps the best extensions of a source, whose rows are at `place` and go to place `to`, and writes the tokens of a
   // finished one that is better than the one before. Returns whether the source is done.
   bool grow(int32_t source, int place, int to, int position, int32_t* tokens) const {
@@ -168,7 +187,7 @@ class Beams {
         }
         continue;
       }
-      const float score = candidate.score / length_penalty(decoding_, position + 1);
+      const float score = candidate.score / length_penalty(decoding_, position + 1 - prompt_length_[source]);
       if (i >= beams_ || !(candidate.score > kNoScore / 2) || !(score > finished_[source])) continue;
       finished_[source] = score;
       for (int j = 0; j < position; ++j) tokens[j] = before[j];
@@ -189,7 +208,8 @@ class Beams {
     }
     const float finished = finished_[source];
     // One beam is greedy decoding: what is left open after an end is only the second best.
-    return finished > kNoScore / 2 && (beams_ == 1 || new_scores_[0] / length_penalty(decoding_, length) <= finished);
+    const float attainable = new_scores_[0] / length_penalty(decoding_, length - prompt_length_[source]);
+    return finished > kNoScore / 2 && (beams_ == 1 || attainable <= finished);
   }
 
   const PackedStack& stack_;
@@ -202,7 +222,7 @@ class Beams {
   const BestOfRow best_;
   // Of each row of each source, and while one is looked at; of each source, divided by the penalty.
   float *const scores_, *const new_scores_, *const finished_;
-  int32_t *const sequences_, *const grown_;
+  int32_t *const prompt_length_, *const sequences_, *const grown_;
   uint8_t* const ancestors_;
   Candidate* const candidates_;
 };

@@ -66,6 +66,15 @@ struct Stretch {
   int begin, end;
 };
 
+// Where queries and keys stand: row i's query at `at`, or at query[i]; key j at j, or at key[j].
+struct Places {
+  int at;
+  const int32_t *query, *key;
+
+  int of_query(int row) const { return query ? query[row] : at; }
+  int of_key(int j) const { return key ? key[j] : j; }
+};
+
 // Memory for the attention of so many rows to so many keys, in all caches together.
 struct AttentionScratch {
   float *query, *scores, *weights, *output;
@@ -81,15 +90,29 @@ struct AttentionScratch {
   }
 };
 
-// Numbers (N, head_stride) that are added to the scores: [n][centre + j] for key j; or, of keys and queries that stand
-// at other positions than these, [n][centre + key[j] - query[i]].
+// Numbers (N, head_stride) that are added to the scores: [n][centre + j - i] for a query at i and a key at j.
 struct RelativeBias {
   const float* data = nullptr;  // none
   int64_t head_stride = 0, centre = 0;
-  const int32_t *query = nullptr, *key = nullptr;
 
-  const float* of(int64_t head, int row) const {
-    return data ? data + head * head_stride + centre - (query ? query[row] : 0) : nullptr;
+  // For keys at 0, 1, ...
+  const float* of(int64_t head, int query) const { return data ? data + head * head_stride + centre - query : nullptr; }
+};
+
+// What some rows attend to: so many keys at these places.
+struct Seen {
+  int keys;
+  Places places;
+  RelativeBias bias;
+
+  // Those within the window of a row.
+  Stretch of(int row, int window) const {
+    Stretch seen{0, keys};
+    if (window == 0) return seen;
+    const int query = places.of_query(row);
+    while (seen.begin < keys && query - places.of_key(seen.begin) >= window) ++seen.begin;
+    while (seen.end > seen.begin && places.of_key(seen.end - 1) - query >= window) --seen.end;
+    return seen;
   }
 };
 
@@ -99,30 +122,32 @@ class Attention {
   Attention(const PackedStack& stack, const AttentionScratch& scratch)
       : stack_(stack), s_(scratch), scale_(1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
 
-  // attended (rows, N V) = what the queries (rows, N H) see of the first `keys` positions of the cache that all share;
-  // 0 where there are none.
-  void shared(Rows queries, int rows, const Cache& cache, int keys, const RelativeBias& bias, Rows attended) const {
-    s_.stretches[0] = {0, keys};
-    if (keys > 0) return over(queries, rows, &cache, 1, keys, bias, nullptr, attended);
+  // attended (rows, N V) = what the queries (rows, N H) see of the first positions of the cache that all share; 0 where
+  // there are none.
+  void shared(const PackedAttention& how, Rows queries, int rows, const Cache& cache, const Seen& seen,
+              Rows attended) const {
+    // Windows move on from row to row.
+    s_.stretches[0] = {seen.of(0, how.window).begin, seen.of(rows - 1, how.window).end};
+    if (seen.keys > 0) return over(how, queries, rows, &cache, 1, seen, nullptr, attended);
     for (int r = 0; r < rows; ++r)
       for (int i = 0; i < stack_.heads * stack_.value_dim; ++i) attended[r][i] = 0;
   }
 
-  // The same for beams of which each has a cache, and finds its positions in all of them.
-  void of_beams(Rows queries, int beams, const Cache* caches, int keys, const RelativeBias& bias,
+  // The same for beams, which stand at one place; each has a cache, and finds its positions in all of them.
+  void of_beams(const PackedAttention& how, Rows queries, int beams, const Cache* caches, const Seen& seen,
                 const Ancestors& ancestors, Rows attended) const {
-    for (int i = 0; i < beams; ++i) s_.stretches[i] = {keys, 0};
+    for (int i = 0; i < beams; ++i) s_.stretches[i] = {seen.keys, 0};
     for (int k = 0; k < beams; ++k)
-      for (int j = 0; j < keys; ++j) {
+      for (int j = seen.of(0, how.window).begin; j < seen.keys; ++j) {
         Stretch& stretch = s_.stretches[ancestors.slot[k * ancestors.stride + j]];
         if (j < stretch.begin) stretch.begin = j;
         if (j >= stretch.end) stretch.end = j + 1;
       }
-    over(queries, beams, caches, beams, keys, bias, &ancestors, attended);
+    over(how, queries, beams, caches, beams, seen, &ancestors, attended);
   }
 
  private:
-  void over(Rows queries, int rows, const Cache* caches, int cache_count, int keys, const RelativeBias& bias,
+  void over(const PackedAttention& how, Rows queries, int rows, const Cache* caches, int cache_count, const Seen& seen,
             const Ancestors* ancestors, Rows attended) const {
     const int queries_per_kv = stack_.heads / stack_.kv_heads, count = rows * queries_per_kv;
     const int head_dim = stack_.head_dim, value_dim = stack_.value_dim, wide = round_up(value_dim, kLanes<float>);
@@ -141,15 +166,17 @@ class Attention {
                          false);
       }
       for (int r = 0; r < count; ++r) {
-        const float* of_keys = bias.of(first_head + r % queries_per_kv, r / queries_per_kv);
+        const int row = r / queries_per_kv;
+        const int64_t head = first_head + r % queries_per_kv;
+        const Stretch visible = seen.of(row, how.window);
         float* scores = s_.scores + r * scores_row;
         if (!ancestors) {
-          softmax(scores, keys, of_keys, bias.key);
+          softmax(how, head, row, seen, s_.stretches[0], visible, scores);
           continue;
         }
-        const uint8_t* slot = ancestors->slot + r / queries_per_kv * ancestors->stride;
-        for (int j = 0; j < keys; ++j) s_.weights[j] = scores[slot[j] * capacity + j];
-        softmax(s_.weights, keys, of_keys, bias.key);
+        const uint8_t* slot = ancestors->slot + row * ancestors->stride;
+        for (int j = visible.begin; j < visible.end; ++j) s_.weights[j] = scores[slot[j] * capacity + j];
+        softmax(how, head, row, seen, visible, visible, s_.weights);
         for (int i = 0; i < cache_count; ++i)
           for (int j = s_.stretches[i].begin; j < s_.stretches[i].end; ++j)
             scores[i * capacity + j] = slot[j] == i ? s_.weights[j] : 0;
@@ -171,14 +198,22 @@ class Attention {
     }
   }
 
-  // Scores become weights.
-  void softmax(float* scores, int keys, const float* bias, const int32_t* position) const {
-    if (bias)
-      for (int j = 0; j < keys; ++j) scores[j] += bias[position ? position[j] : j];
-    float row_max = -kInfinity<float>, row_sum = 0;
-    online_softmax_row(scores, keys, &row_max, &row_sum, s_.output, 0);
+  // The scores of a stretch of keys become weights, 0 for those that the row does not see.
+  void softmax(const PackedAttention& how, int64_t head, int row, const Seen& seen, Stretch keys, Stretch visible,
+               float* scores) const {
+    const int begin = keys.begin / kLanes<float> * kLanes<float>;
+    if (how.soft_cap > 0)
+      for (int j = begin; j < keys.end; j += kLanes<float>)
+        store(scores + j, how.soft_cap * tanh<float>(load(scores + j) / how.soft_cap));
+    if (const float* bias = seen.bias.of(head, seen.places.of_query(row)))
+      for (int j = visible.begin; j < visible.end; ++j) scores[j] += bias[seen.places.of_key(j)];
+    for (int j = begin; j < visible.begin; ++j) scores[j] = -kInfinity<float>;
+    for (int j = visible.end; j < keys.end; ++j) scores[j] = -kInfinity<float>;
+    // A sink is one more score, whose weight nothing is done with.
+    float row_max = how.sinks ? how.sinks[head] : -kInfinity<float>, row_sum = how.sinks ? 1.0f : 0.0f;
+    online_softmax_row(scores + begin, keys.end - begin, &row_max, &row_sum, s_.output, 0);
     const float factor = row_sum == 0 ? 0 : 1 / row_sum;
-    for (int j = 0; j < keys; j += kLanes<float>) store(scores + j, load(scores + j) * factor);
+    for (int j = begin; j < keys.end; j += kLanes<float>) store(scores + j, load(scores + j) * factor);
   }
 
   const PackedStack& stack_;

@@ -35,20 +35,33 @@ struct Layers {
 
   // x = x + last(part(x)), normalised before the part or after the sum; the part leaves its result in `result`.
   template <class Part>
-  void change(const PackedNorm& norm, int rows, const PackedDense& last, Rows result, const Part& part) const {
-    if (stack.norm_first)
+  void change(const PackedLayer& layer, const PackedNorm& norm, int rows, const PackedDense& last, Rows result,
+              const Part& part) const {
+    if (layer.norm_first)
       for (int r = 0; r < rows; ++r) normalise(norm, x[r], stack.width, normal[r]);
-    part(stack.norm_first ? normal : x);
+    part(layer.norm_first ? normal : x);
     dense(last, result, rows, normal);
     for (int r = 0; r < rows; ++r) {
       for (int c = 0; c < stack.width; c += kLanes<float>) store(x[r] + c, load(x[r] + c) + load(normal[r] + c));
-      if (!stack.norm_first) normalise(norm, x[r], stack.width, x[r]);
+      if (!layer.norm_first) normalise(norm, x[r], stack.width, x[r]);
     }
   }
 
+  // A step whose part is an attention: attend() leaves in `attended` what the queries in `wide` see.
+  template <class Attend>
+  void attention(const PackedLayer& layer, const PackedNorm& norm, const PackedAttention& how, int rows,
+                 const Attend& attend) const {
+    change(layer, norm, rows, how.output, attended, [&](Rows from) {
+      dense(how.projected, from, rows, wide);
+      attend();
+      if (how.gate_at > 0)
+        for (int r = 0; r < rows; ++r) gate(wide[r] + how.gate_at, attended[r]);
+    });
+  }
+
   void feed_forward(const PackedLayer& layer, int rows) const {
-    change(layer.feed_forward_norm, rows, layer.back, wide,
-           [&](Rows from) { dense_activated(layer.hidden, from, rows, wide, stack.activation); });
+    change(layer, layer.feed_forward_norm, rows, layer.back, wide,
+           [&](Rows from) { dense_activated(layer.hidden, from, rows, wide, layer.activation, layer.gated); });
   }
 
   // What comes after the last layer.
@@ -62,6 +75,14 @@ struct Layers {
   int keys_at() const { return stack.heads * stack.head_dim; }
   int values_at() const { return keys_at() + stack.kv_heads * stack.head_dim; }
 
+  // Normalises queries and keys in a row of `wide`, and turns them.
+  void place(const PackedAttention& how, int row, const float* angles) const {
+    normalise_heads(how.query_norm, wide[row], stack.heads, stack.head_dim);
+    normalise_heads(how.key_norm, wide[row] + keys_at(), stack.kv_heads, stack.head_dim);
+    rotate(row, angles);
+  }
+
+ private:
   // Turns each pair of features (c, c + H/2) of the queries and keys in a row of `wide` by the angles whose cosines,
   // then sines are given; or does nothing.
   void rotate(int row, const float* angles) const {
@@ -76,13 +97,18 @@ struct Layers {
       }
   }
 
- private:
+  // heads (N V) times sigmoid(x).
+  void gate(const float* x, float* heads) const {
+    for (int c = 0, count = stack.heads * stack.value_dim; c < count; c += kLanes<float>)
+      store_some(heads + c, count - c, load_some(heads + c, count - c) * sigmoid(load_some(x + c, count - c)));
+  }
+
   static int64_t widest(const PackedStack& s) {
     int64_t widest = 0;
     for (int i = 0; i < s.layer_count; ++i) {
       const PackedLayer& layer = s.layers[i];
-      widest = most(widest, most(layer.query_key_value.outputs, layer.hidden.outputs));
-      widest = most(widest, layer.cross_query.outputs);
+      widest = most(widest, most(layer.self.projected.outputs, layer.hidden.outputs));
+      widest = most(widest, layer.cross.projected.outputs);
     }
     return widest;
   }

@@ -21,21 +21,32 @@ struct PackedDense {
 struct PackedNorm {
   const float *gamma, *beta;  // null: no normalisation
   float epsilon;
+  bool root_mean_square;
+};
+
+struct PackedAttention {
+  PackedDense projected;  // of the rows that attend: queries, keys and values of self-attention, and the gate
+  PackedDense encoded;    // keys and values of what is encoded
+  PackedDense output;     // of no outputs where there is no such attention
+  int gate_at;            // the gate's first column in `projected`; 0: there is none
+  PackedNorm query_norm, key_norm;
+  const float* sinks;  // or null
+  float soft_cap;      // or 0
+  int window;          // or 0
 };
 
 struct PackedLayer {
   PackedNorm self_norm, cross_norm, feed_forward_norm;
-  PackedDense query_key_value, output;
-  PackedDense cross_query, cross_key_value, cross_output;  // of no outputs where there is no such attention
-  PackedDense hidden, back;
+  PackedAttention self, cross;
+  PackedDense hidden, back;  // in a gated part `hidden` holds what is activated, then what that multiplies
+  bool gated, norm_first;
+  int activation;
 };
 
 struct PackedStack {
   int width, heads, kv_heads, head_dim, value_dim, encoded_width, vocabulary;
   const float* embedding;
   float embedding_scale;
-  bool norm_first;
-  int activation;
   int layer_count;
   const PackedLayer* layers;
   PackedNorm final_norm;

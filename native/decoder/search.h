@@ -116,6 +116,19 @@ class Sample {
   int32_t* const order_;
 };
 
+// The token that a target must have at this position, by its prompt; padding where it is free.
+inline int32_t prompted(const HeedDecoding& decoding, int64_t source, int position) {
+  return decoding.prompt ? decoding.prompt[source * decoding.length + position] : decoding.pad_token;
+}
+
+// Whether the targets of the first `open` places all have a token at this position by their prompts.
+inline bool all_prompted(const HeedDecoding& decoding, const DecoderScratch& s, int64_t first_source, int open,
+                         int position) {
+  for (int place = 0; place < open; ++place)
+    if (prompted(decoding, first_source + s.source[place], position) == decoding.pad_token) return false;
+  return true;
+}
+
 // Decodes one row for each source until each has ended or is full. Those that have ended are not computed any more.
 template <class Choose>
 void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceRange range, int32_t* tokens,
@@ -130,10 +143,12 @@ void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceR
   for (int r = 0; r < rows; ++r) s.source[r] = r, s.token[r] = decoding.start_token;
   sources.read(range);
   for (int position = 0, open = rows; position < length && open > 0; ++position) {
-    choose(step(open, position), open, s, range.begin, position);
+    const Rows hidden = step(open, position);
+    if (!all_prompted(decoding, s, range.begin, open, position)) choose(hidden, open, s, range.begin, position);
     int still_open = 0;
     for (int r = 0; r < open; ++r) {
-      const int32_t source = s.source[r], token = s.token[r];
+      const int32_t source = s.source[r], given = prompted(decoding, range.begin + source, position);
+      const int32_t token = given == decoding.pad_token ? s.token[r] : given;
       tokens[(range.begin + source) * length + position] = token;
       if (token != decoding.end_token) s.source[still_open] = source, s.token[still_open] = token, ++still_open;
     }

@@ -74,10 +74,9 @@ class Sources {
       layers_.embed(r, token_[r], table_row(decoding_.source_positions, position_[r], encoder_.width));
     for (int i = 0; i < encoder_.layer_count; ++i) {
       const PackedLayer& layer = encoder_.layers[i];
-      layers_.change(layer.self_norm, rows, layer.output, layers_.attended, [&](Rows x) {
-        dense(layer.query_key_value, x, rows, layers_.wide);
+      layers_.attention(layer, layer.self_norm, layer.self, rows, [&] {
         for (int source = first, row = 0; source < end; row += s_.source_length[source++])
-          attend(row, s_.source_length[source]);
+          attend(layer.self, row, s_.source_length[source]);
       });
       layers_.feed_forward(layer, rows);
     }
@@ -85,17 +84,17 @@ class Sources {
   }
 
   // The tokens of one source, rows [row, row + count), to each other.
-  void attend(int row, int count) const {
+  void attend(const PackedAttention& how, int row, int count) const {
     const Cache cache = cache_.at(0, 0);
     for (int j = 0; j < count; ++j) {
-      layers_.rotate(row + j, table_row(decoding_.source_rotation, position_[row + j], encoder_.head_dim));
+      layers_.place(how, row + j, table_row(decoding_.source_rotation, position_[row + j], encoder_.head_dim));
       const float* projected = layers_.wide[row + j];
       write(encoder_, cache, j, projected + layers_.keys_at(), projected + layers_.values_at());
     }
+    const RelativeBias bias{decoding_.source_relative_bias, 2 * decoding_.source_length, decoding_.source_length};
     for (int at = 0; at < count; at += kTile) {
-      const RelativeBias bias{decoding_.source_relative_bias, 2 * decoding_.source_length, decoding_.source_length,
-                              position_ + row + at, position_ + row};
-      attention_.shared(layers_.wide.from(row + at), static_cast<int>(least(kTile, count - at)), cache, count, bias,
+      const Seen seen{count, {0, position_ + row + at, position_ + row}, bias};
+      attention_.shared(how, layers_.wide.from(row + at), static_cast<int>(least(kTile, count - at)), cache, seen,
                         layers_.attended.from(row + at));
     }
   }
@@ -104,12 +103,15 @@ class Sources {
   void remember(int first, int end, int rows, Rows encoded) const {
     const int keys = stack_.kv_heads * stack_.head_dim;
     for (int i = 0; i < stack_.layer_count; ++i) {
-      if (stack_.layers[i].cross_query.outputs == 0) continue;
-      dense(stack_.layers[i].cross_key_value, encoded, rows, projected_);
+      const PackedAttention& how = stack_.layers[i].cross;
+      if (how.output.outputs == 0) continue;
+      dense(how.encoded, encoded, rows, projected_);
       for (int source = first, row = 0; source < end; ++source) {
         const Cache cache = s_.cross.at(source, i);
-        for (int j = 0; j < s_.source_length[source]; ++j, ++row)
+        for (int j = 0; j < s_.source_length[source]; ++j, ++row) {
+          normalise_heads(how.key_norm, projected_[row], stack_.kv_heads, stack_.head_dim);
           write(stack_, cache, j, projected_[row], projected_[row] + keys);
+        }
       }
     }
   }

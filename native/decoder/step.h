@@ -48,13 +48,13 @@ class Step {
       layers_.embed(r, s_.token[r], table_row(decoding_.positions, position, stack_.width));
     for (int i = 0; i < stack_.layer_count; ++i) {
       const PackedLayer& layer = stack_.layers[i];
-      layers_.change(layer.self_norm, rows, layer.output, layers_.attended, [&](Rows x) {
-        dense(layer.query_key_value, x, rows, layers_.wide);
+      layers_.attention(layer, layer.self_norm, layer.self, rows, [&] {
         for (int place = 0; place < open; ++place) attend_self(i, position, place);
       });
-      if (layer.cross_query.outputs > 0)
-        layers_.change(layer.cross_norm, rows, layer.cross_output, layers_.attended, [&](Rows x) {
-          dense(layer.cross_query, x, rows, layers_.wide);
+      if (layer.cross.output.outputs > 0)
+        layers_.attention(layer, layer.cross_norm, layer.cross, rows, [&] {
+          for (int r = 0; r < rows; ++r)
+            normalise_heads(layer.cross.query_norm, layers_.wide[r], stack_.heads, stack_.head_dim);
           for (int place = 0; place < open; ++place) attend_source(i, place);
         });
       layers_.feed_forward(layer, rows);
@@ -67,24 +67,27 @@ class Step {
   void attend_self(int layer, int position, int place) const {
     const int64_t first_row = int64_t{s_.source[place]} * s_.beams;
     const int first = place * s_.beams;
+    const PackedAttention& how = stack_.layers[layer].self;
     const float* angles = table_row(decoding_.rotation, position, stack_.head_dim);
     for (int k = 0; k < s_.beams; ++k) {
-      layers_.rotate(first + k, angles);
+      layers_.place(how, first + k, angles);
       const float* projected = layers_.wide[first + k];
       s_.beam_caches[k] = s_.self.at(first_row + k, layer);
       write(stack_, s_.beam_caches[k], position, projected + layers_.keys_at(), projected + layers_.values_at());
     }
-    const RelativeBias bias{decoding_.relative_bias, decoding_.length, decoding_.length - 1 - position};
+    const RelativeBias bias{decoding_.relative_bias, decoding_.length, decoding_.length - 1};
+    const Seen seen{position + 1, {position, nullptr, nullptr}, bias};
     const Rows queries = layers_.wide.from(first), attended = layers_.attended.from(first);
-    if (s_.beams == 1) return attention_.shared(queries, 1, s_.beam_caches[0], position + 1, bias, attended);
+    if (s_.beams == 1) return attention_.shared(how, queries, 1, s_.beam_caches[0], seen, attended);
     const Ancestors ancestors{s_.ancestors + first_row * decoding_.length, decoding_.length};
-    attention_.of_beams(queries, s_.beams, s_.beam_caches, position + 1, bias, ancestors, attended);
+    attention_.of_beams(how, queries, s_.beams, s_.beam_caches, seen, ancestors, attended);
   }
 
   void attend_source(int layer, int place) const {
     const int32_t source = s_.source[place];
     const int first = place * s_.beams;
-    attention_.shared(layers_.wide.from(first), s_.beams, s_.cross.at(source, layer), s_.source_length[source], {},
+    const Seen seen{s_.source_length[source], {0, nullptr, nullptr}, {}};
+    attention_.shared(stack_.layers[layer].cross, layers_.wide.from(first), s_.beams, s_.cross.at(source, layer), seen,
                       layers_.attended.from(first));
   }
 

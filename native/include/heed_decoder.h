@@ -11,7 +11,7 @@
 
 #include "heed.h"
 
-// Activations of the feed-forward part, as Keras defines them.
+// Activations of the feed-forward part, as Keras defines them (with the defaults of their arguments).
 enum HeedActivation {
   HEED_LINEAR = 0,
   HEED_RELU = 1,
@@ -22,7 +22,22 @@ enum HeedActivation {
   HEED_RELU6 = 6,
   HEED_LEAKY_RELU = 7,  // 0.2 x below 0
   HEED_ELU = 8,
-  HEED_SOFTPLUS = 9
+  HEED_SOFTPLUS = 9,
+  HEED_CELU = 10,
+  HEED_SELU = 11,
+  HEED_SOFTSIGN = 12,
+  HEED_SQUAREPLUS = 13,
+  HEED_EXPONENTIAL = 14,
+  HEED_MISH = 15,
+  HEED_LOG_SIGMOID = 16,
+  HEED_TANH_SHRINK = 17,
+  HEED_SOFT_SHRINK = 18,
+  HEED_HARD_SHRINK = 19,
+  HEED_SPARSE_PLUS = 20,
+  HEED_SPARSE_SIGMOID = 21,
+  HEED_HARD_SIGMOID = 22,
+  HEED_HARD_SILU = 23,
+  HEED_HARD_TANH = 24
 };
 
 // How the weights of dense layers are kept once they are packed.
@@ -44,31 +59,43 @@ typedef struct HeedDense {
   int32_t transposed;
 } HeedDense;
 
-// y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, over the D features.
+// y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, over the features; or (root_mean_square)
+// y = x / sqrt(mean(x^2) + epsilon) * gamma + beta.
 typedef struct HeedNorm {
-  const float *gamma, *beta;  // (D,) each; gamma NULL: no normalisation; beta NULL: 0
+  const float *gamma, *beta;  // a number for each feature; gamma NULL: no normalisation; beta NULL: 0
   double epsilon;
+  int32_t root_mean_square;
 } HeedNorm;
 
-// Causal self-attention, attention to what is encoded (none where cross_query has no weight), feed-forward part; each
-// with a residual connection and a normalisation, before it or after the sum (norm_first).
+// Scores q.k / sqrt(H), bounded by the soft-cap, plus a bias, through a softmax; heads times the gate; projected back.
+typedef struct HeedDecoderAttention {
+  HeedDense query, key, value, output;  // D to N H; what is attended to, to K H and K V; N V to D
+  HeedDense gate;                       // D to N V: sigmoid(x W + b) multiplies the heads; no weight: none
+  HeedNorm query_norm, key_norm;        // over the H features of each head, before it is rotated; no gamma: none
+  const float* sinks;  // (N,): a score of each head that takes part in the softmax and has no value; NULL: none
+  double soft_cap;     // c: scores x become c tanh(x / c); 0: none
+  int64_t window;      // W: the query at i sees the key at j only if |i - j| < W; 0: no limit; self-attention's alone
+} HeedDecoderAttention;
+
+// Causal self-attention, attention to what is encoded (none where cross.query has no weight), feed-forward part; each
+// with a residual connection and a normalisation, before it or after the sum (norm_first). The feed-forward part is
+// activation(x hidden) back, or where `up` has a weight ((activation(x hidden)) * (x up)) back, a gated linear unit.
 typedef struct HeedDecoderLayer {
   HeedNorm self_norm, cross_norm, feed_forward_norm;
-  HeedDense query, key, value, output;  // D to N H, K H and K V, and N V to D
-  HeedDense cross_query, cross_key, cross_value, cross_output;
-  HeedDense hidden, back;  // D to F, F to D
+  HeedDecoderAttention self, cross;
+  HeedDense hidden, up, back;  // D to F twice, F to D
+  int32_t activation;          // HeedActivation
+  int32_t norm_first;
 } HeedDecoderLayer;
 
-// The weights of a model, and how they are put together. Scores are scaled by 1/sqrt(H).
+// The weights of a model, and how they are put together.
 typedef struct HeedDecoderStack {
   int64_t width, heads, kv_heads, head_dim, value_dim;  // D, N, K, H, V
   int64_t encoded_width;                                // of what is encoded; 0: nothing is
   int64_t vocabulary;                                   // tokens 0 .. vocabulary - 1, at most 2^24
   const float* embedding;                               // (vocabulary, D), read in place
   double embedding_scale;                               // multiplies its rows
-  int32_t norm_first;
-  int32_t activation;  // HeedActivation
-  int32_t pack;        // HeedPack
+  int32_t pack;                                         // HeedPack
   int32_t layer_count;
   const HeedDecoderLayer* layers;
   HeedNorm final_norm;
@@ -94,7 +121,10 @@ typedef struct HeedDecoding {
   // The same of sources: (S, D), (S, H) and (N, 2 S), where it is [n][S + j - i].
   const float *source_positions, *source_rotation, *source_relative_bias;
   int32_t pad_token, start_token, end_token;  // the first two are never decoded
-  int32_t search;                             // HeedSearch
+  // Targets begin with these tokens, contiguous (B, L): in each row those before the first padding, at no cost of
+  // probability or length. NULL: none.
+  const int32_t* prompt;
+  int32_t search;  // HeedSearch
   // Of sampling: the only source of chance, contiguous (B, L) in [0, 1); softmax(logits / temperature); the `top_k`
   // most likely tokens, and of these the fewest that hold the share `top_p`, in (0, 1] (0: no such cut).
   const float* uniform;

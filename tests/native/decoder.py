@@ -23,6 +23,21 @@ ACTIVATIONS = {
     "leaky_relu": lambda x: np.where(x < 0, 0.2 * x, x),
     "elu": lambda x: np.where(x < 0, np.expm1(x), x),
     "softplus": lambda x: np.logaddexp(0, x),
+    "celu": lambda x: np.maximum(x, 0) + np.minimum(np.expm1(x), 0),
+    "selu": lambda x: 1.0507009873554805 * np.where(x < 0, 1.6732632423543773 * np.expm1(x), x),
+    "softsign": lambda x: x / (1 + abs(x)),
+    "squareplus": lambda x: (x + np.sqrt(x**2 + 4)) / 2,
+    "exponential": np.exp,
+    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+    "log_sigmoid": lambda x: -np.logaddexp(0, -x),
+    "tanh_shrink": lambda x: x - np.tanh(x),
+    "soft_shrink": lambda x: np.sign(x) * np.maximum(abs(x) - 0.5, 0),
+    "hard_shrink": lambda x: np.where(abs(x) > 0.5, x, 0),
+    "sparse_plus": lambda x: np.where(x >= 1, x, np.where(x <= -1, 0, (x + 1) ** 2 / 4)),
+    "sparse_sigmoid": lambda x: np.clip((x + 1) / 2, 0, 1),
+    "hard_sigmoid": lambda x: np.clip(x / 6 + 0.5, 0, 1),
+    "hard_silu": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "hard_tanh": lambda x: np.clip(x, -1, 1),
 }
 
 
@@ -37,18 +52,37 @@ class DenseStruct(Structure):
 
 
 class NormStruct(Structure):
-    _fields_ = (("gamma", c_void_p), ("beta", c_void_p), ("epsilon", c_double))
+    _fields_ = (
+        ("gamma", c_void_p),
+        ("beta", c_void_p),
+        ("epsilon", c_double),
+        ("root_mean_square", c_int32),
+    )
 
 
 NORMS = ("self_norm", "cross_norm", "feed_forward_norm")
-DENSE = ("query", "key", "value", "output")
-CROSS = tuple(f"cross_{name}" for name in DENSE)
+DENSE = ("query", "key", "value", "output", "gate")
+
+
+class AttentionStruct(Structure):
+    _fields_ = (
+        *((name, DenseStruct) for name in DENSE),
+        ("query_norm", NormStruct),
+        ("key_norm", NormStruct),
+        ("sinks", c_void_p),
+        ("soft_cap", c_double),
+        ("window", c_int64),
+    )
 
 
 class LayerStruct(Structure):
     _fields_ = (
         *((name, NormStruct) for name in NORMS),
-        *((name, DenseStruct) for name in (*DENSE, *CROSS, "hidden", "back")),
+        ("self", AttentionStruct),
+        ("cross", AttentionStruct),
+        *((name, DenseStruct) for name in ("hidden", "up", "back")),
+        ("activation", c_int32),
+        ("norm_first", c_int32),
     )
 
 
@@ -59,8 +93,6 @@ class StackStruct(Structure):
         ("vocabulary", c_int64),
         ("embedding", c_void_p),
         ("embedding_scale", c_double),
-        ("norm_first", c_int32),
-        ("activation", c_int32),
         ("pack", c_int32),
         ("layer_count", c_int32),
         ("layers", POINTER(LayerStruct)),
@@ -80,7 +112,9 @@ class DecodingStruct(Structure):
         *((name, c_void_p) for name in ("source", "encoded", "source_mask")),
         *((name, c_void_p) for name in POSITIONS),
         *((name, c_void_p) for name in SOURCE_POSITIONS),
-        *((name, c_int32) for name in ("pad_token", "start_token", "end_token", "search")),
+        *((name, c_int32) for name in ("pad_token", "start_token", "end_token")),
+        ("prompt", c_void_p),
+        ("search", c_int32),
         ("uniform", c_void_p),
         ("temperature", c_double),
         ("top_p", c_double),
@@ -121,14 +155,37 @@ def rounded(weight: np.ndarray, pack: str) -> np.ndarray:
 class Norm(NamedTuple):
     gamma: np.ndarray
     beta: np.ndarray | None
+    root_mean_square: bool = False
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        rest = x - x.mean(-1, keepdims=True)
+        rest = x if self.root_mean_square else x - x.mean(-1, keepdims=True)
         scaled = rest / np.sqrt((rest**2).mean(-1, keepdims=True) + 1e-6)
         return scaled * self.gamma + (0 if self.beta is None else self.beta)
 
     def struct(self) -> NormStruct:
-        return NormStruct(address(self.gamma), address(self.beta), 1e-6)
+        return NormStruct(address(self.gamma), address(self.beta), 1e-6, self.root_mean_square)
+
+
+class Attention(NamedTuple):
+    """Projections of an attention, and what bounds, hides and joins its scores."""
+
+    dense: dict[str, Dense]
+    norms: dict[str, Norm]
+    sinks: np.ndarray | None
+    soft_cap: float
+    window: int
+
+    def normed(self, name: str, heads: np.ndarray) -> np.ndarray:
+        return self.norms[name](heads) if name in self.norms else heads
+
+    def struct(self) -> AttentionStruct:
+        parts = {**self.dense, **self.norms}
+        return AttentionStruct(
+            **{name: part.struct() for name, part in parts.items()},
+            sinks=address(self.sinks),
+            soft_cap=self.soft_cap,
+            window=self.window,
+        )
 
 
 def declare(library: Any) -> Any:
@@ -159,6 +216,7 @@ class Stack:
         self.norm_first, self.biased = sizes.get("norm_first", True), sizes.get("biased", True)
         self.activation = sizes.get("activation", "relu")
         self.pack = sizes.get("pack", "float32")
+        self.options = sizes
         self.encoder: Stack | None = None
         if sizes.get("encoder"):
             own = {"width": self.encoded_width, "encoded_width": 0, "encoder": False}
@@ -181,32 +239,52 @@ class Stack:
         return Dense(weight, self.numbers(outputs) if self.biased else None, False, self.pack)
 
     def norm(self) -> Norm:
-        gamma = self.numbers(self.width)
+        return self.norm_of(self.width, self.options.get("root_mean_square", False))
+
+    def norm_of(self, width: int, root_mean_square: bool) -> Norm:
+        gamma = self.numbers(width)
         gamma += 1
-        return Norm(gamma, self.numbers(self.width) if self.biased else None)
+        return Norm(gamma, self.numbers(width) if self.biased else None, root_mean_square)
+
+    def attention(self, width: int, window: int) -> Attention:
+        """To what has this width."""
+        attended = self.heads * self.value_dim
+        dense = {
+            "query": self.dense(self.width, self.heads * self.head_dim),
+            "key": self.dense(width, self.kv_heads * self.head_dim),
+            "value": self.dense(width, self.kv_heads * self.value_dim),
+            "output": self.dense(attended, self.width),
+        }
+        if self.options.get("gate"):
+            dense["gate"] = self.dense(self.width, attended)
+        norms = {}
+        if self.options.get("qk_norm"):
+            norms = {name: self.norm_of(self.head_dim, True) for name in ("query_norm", "key_norm")}
+        sinks = self.numbers(self.heads) if self.options.get("sinks") else None
+        return Attention(dense, norms, sinks, self.options.get("soft_cap", 0.0), window)
 
     def layer(self, hidden: int) -> dict[str, Any]:
-        outputs = (
-            self.heads * self.head_dim,
-            self.kv_heads * self.head_dim,
-            self.kv_heads * self.value_dim,
-        )
-        inputs = {"": (self.width,) * 3}
-        if self.encoded_width:
-            inputs["cross_"] = (self.width, self.encoded_width, self.encoded_width)
         parts = {name: self.norm() for name in NORMS}
-        for prefix, widths in inputs.items():
-            for name, width, count in zip(DENSE, widths, outputs, strict=False):
-                parts[prefix + name] = self.dense(width, count)
-            parts[prefix + "output"] = self.dense(self.heads * self.value_dim, self.width)
+        parts["self"] = self.attention(self.width, self.options.get("window", 0))
+        if self.encoded_width:
+            parts["cross"] = self.attention(self.encoded_width, 0)
         parts["hidden"], parts["back"] = (
             self.dense(self.width, hidden),
             self.dense(hidden, self.width),
         )
+        if self.options.get("gated"):
+            parts["up"] = self.dense(self.width, hidden)
         return parts
 
     def struct(self) -> StackStruct:
-        layers = [LayerStruct(**{k: x.struct() for k, x in part.items()}) for part in self.layers]
+        layers = [
+            LayerStruct(
+                **{k: x.struct() for k, x in part.items()},
+                activation=list(ACTIVATIONS).index(self.activation),
+                norm_first=self.norm_first,
+            )
+            for part in self.layers
+        ]
         sizes = (self.width, self.heads, self.kv_heads, self.head_dim, self.value_dim)
         return StackStruct(
             *sizes,
@@ -214,8 +292,6 @@ class Stack:
             self.vocabulary,
             address(self.embedding),
             self.scale,
-            self.norm_first,
-            list(ACTIVATIONS).index(self.activation),
             PACKS.index(self.pack),
             len(layers),
             (LayerStruct * max(1, len(layers)))(*layers),
@@ -231,7 +307,9 @@ class Stack:
     def change(self, x: Any, norm: Norm, part: Any) -> np.ndarray:
         return x + part(norm(x)) if self.norm_first else norm(x + part(x))
 
-    def attend(self, queries: Any, keys: Any, values: Any, hidden: Any, bias: Any) -> np.ndarray:
+    def attend(
+        self, how: Attention, x: Any, queries: Any, keys: Any, values: Any, hidden: Any, bias: Any
+    ) -> np.ndarray:
         """Of (T, N, H), (S, K, H), (S, K, V), by plain loops over heads and queries; 0 where all is hidden."""
         out = np.zeros((len(queries), self.heads, self.value_dim))
         for n in range(self.heads):
@@ -239,11 +317,19 @@ class Stack:
             for i, query in enumerate(queries[:, n]):
                 seen = [j for j in range(len(keys)) if not hidden[i, j]]
                 scores = [query @ keys[j, kv_head] / np.sqrt(self.head_dim) for j in seen]
+                if how.soft_cap:
+                    scores = [how.soft_cap * np.tanh(s / how.soft_cap) for s in scores]
                 scores = np.array([s + bias(n, i, j) for s, j in zip(scores, seen, strict=True)])
                 if seen:
-                    weights = np.exp(scores - scores.max())
-                    out[i, n] = weights / weights.sum() @ values[seen, kv_head]
-        return out.reshape(len(queries), self.heads * self.value_dim)
+                    sink = -np.inf if how.sinks is None else float(how.sinks[n])
+                    most = max(scores.max(), sink)
+                    weights = np.exp(scores - most)
+                    total = weights.sum() + np.exp(sink - most)
+                    out[i, n] = weights / total @ values[seen, kv_head]
+        heads = out.reshape(len(queries), self.heads * self.value_dim)
+        if "gate" in how.dense:
+            heads = heads / (1 + np.exp(-how.dense["gate"](x)))
+        return how.dense["output"](heads)
 
     def heads_of(self, x: np.ndarray, width: int) -> np.ndarray:
         return x.reshape(len(x), x.shape[1] // width, width)
@@ -282,22 +368,28 @@ class Stack:
 
         for layer in self.layers:
 
-            def own(x: np.ndarray, layer: Any = layer) -> np.ndarray:
-                queries = turned(self.heads_of(layer["query"](x), self.head_dim))
-                keys = turned(self.heads_of(layer["key"](x), self.head_dim))
-                values = self.heads_of(layer["value"](x), self.value_dim)
-                return layer["output"](self.attend(queries, keys, values, hidden, bias))
+            def projected(how: Attention, x: Any, source: Any) -> tuple[Any, Any, Any]:
+                queries = self.heads_of(how.dense["query"](x), self.head_dim)
+                keys = self.heads_of(how.dense["key"](source), self.head_dim)
+                values = self.heads_of(how.dense["value"](source), self.value_dim)
+                return how.normed("query_norm", queries), how.normed("key_norm", keys), values
+
+            def own(x: np.ndarray, how: Any = layer["self"]) -> np.ndarray:
+                queries, keys, values = projected(how, x, x)
+                unseen = hidden
+                if how.window:
+                    unseen = hidden | (abs(at[:, None] - at) >= how.window)
+                return self.attend(how, x, turned(queries), turned(keys), values, unseen, bias)
 
             def cross(x: np.ndarray, layer: Any = layer) -> np.ndarray:
-                queries = self.heads_of(layer["cross_query"](x), self.head_dim)
-                keys = self.heads_of(layer["cross_key"](encoded), self.head_dim)
-                values = self.heads_of(layer["cross_value"](encoded), self.value_dim)
+                how = layer["cross"]
+                queries, keys, values = projected(how, x, encoded)
                 nothing = np.zeros((len(x), len(keys)), bool)
-                attended = self.attend(queries, keys, values, nothing, lambda *_: 0)
-                return layer["cross_output"](attended)
+                return self.attend(how, x, queries, keys, values, nothing, lambda *_: 0)
 
             def feed(x: np.ndarray, layer: Any = layer) -> np.ndarray:
-                return layer["back"](ACTIVATIONS[self.activation](layer["hidden"](x)))
+                inner = ACTIVATIONS[self.activation](layer["hidden"](x))
+                return layer["back"](inner * layer["up"](x) if "up" in layer else inner)
 
             x = self.change(x, layer["self_norm"], own)
             if self.encoded_width:
@@ -325,6 +417,11 @@ class Call:
         self.uniform = None
         self.sampling, self.beams = options.get("sampling"), options.get("beams", 0)
         self.length_penalty = 0.6
+        self.prompt = None
+        if options.get("prompted"):
+            self.prompt = rng.integers(3, stack.vocabulary, (batch, length)).astype(np.int32)
+            lengths = rng.integers(0, length + 1, (batch, 1))
+            self.prompt = stack.place(np.where(np.arange(length) < lengths, self.prompt, PAD))
         if self.sampling is not None:
             self.uniform = stack.place(rng.random((batch, length)).astype(np.float32))
 
@@ -359,7 +456,7 @@ class Call:
         part = object.__new__(Call)
         part.__dict__.update(self.__dict__)
         part.batch = len(range(self.batch)[rows])
-        for name in ("encoded", "tokens", "source_mask", "uniform"):
+        for name in ("encoded", "tokens", "source_mask", "uniform", "prompt"):
             if (x := getattr(self, name)) is not None:
                 setattr(part, name, np.ascontiguousarray(x[rows]))
         return part
@@ -377,6 +474,7 @@ class Call:
             PAD,
             START,
             END,
+            address(self.prompt),
             2 if self.beams else int(self.sampling is not None),
             address(self.uniform),
             cut.get("temperature", 1.0),
@@ -409,6 +507,9 @@ def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
             if t and (row[:t] == END).any():
                 assert token == PAD
                 continue
+            if call.prompt is not None and call.prompt[b, t] != PAD:
+                assert token == call.prompt[b, t]
+                continue
             scores = stack.scores([START, *row[:t]], call, b)
             assert scores[token] >= scores.max() - slack * np.abs(scores[2:]).max(), (b, t)
 
@@ -419,6 +520,9 @@ def assert_drawn(stack: Stack, call: Call, tokens: np.ndarray) -> None:
         for t, token in enumerate(row):
             if t and row[t - 1] in (END, PAD):
                 break
+            if call.prompt is not None and call.prompt[b, t] != PAD:
+                assert token == call.prompt[b, t]
+                continue
             expected = set()
             for nudge in (-1e-5, 0, 1e-5):  # where rounding may decide
                 scores = stack.scores([START, *row[:t]], call, b)
@@ -442,12 +546,13 @@ def drawn(
 def searched(stack: Stack, call: Call, b: int) -> tuple[list[int], float, float]:
     """A beam search as Wu et al. describe it: the sequence, its score, and by how much any choice was decided."""
     beams, margin = call.beams, np.inf
-    open_, finished = [([], 0.0)], []
+    prompt = [] if call.prompt is None else [*call.prompt[b][call.prompt[b] != PAD]]
+    open_, finished = [(prompt, 0.0)], []
 
     def penalty(count: int) -> float:
-        return ((5 + count) / 6) ** call.length_penalty
+        return ((5 + count - len(prompt)) / 6) ** call.length_penalty
 
-    for _ in range(call.length):
+    for _ in range(call.length - len(prompt)):
         grown = []
         for tokens, total in open_:
             scores = stack.scores([START, *tokens], call, b)

@@ -384,8 +384,11 @@ def decode(library: Any, seed: int) -> None:
         }.items()
     }
     flags = ("norm_first", "final_norm", "biased", "tied", "table", "rotary", "bias", "masked")
+    flags += ("root_mean_square", "gated", "qk_norm", "sinks", "gate", "prompted")
     options = {**sizes, **{name: bool(rng.random() < 0.5) for name in flags}}
     options["encoder"] = bool(sizes["encoded_width"] and rng.random() < 0.5)
+    options["window"] = int(rng.choice((0, 0, 1, 2, 4)))
+    options["soft_cap"] = float(rng.choice((0, 0, 0.5, 3)))
     options["activation"] = str(rng.choice([*decoder.ACTIVATIONS]))
     options["pack"] = str(rng.choice(decoder.PACKS))
     stack = decoder.Stack(rng, place=PageEnds(rng).copy, **options)

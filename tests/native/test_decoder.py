@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator
-from ctypes import c_void_p
+from ctypes import c_int32, c_void_p
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,36 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": 6,
     },
     "encoder, bias": {"encoder": True, "bias": True, "masked": True},
+    "root mean square": {"root_mean_square": True, "width": 19, "biased": False},
+    "gated": {"gated": True, "hidden": 37, "activation": "silu"},
+    "normed queries and keys": {"qk_norm": True, "head_dim": 6, "rotary": True, "encoder": True},
+    "sinks": {"sinks": True, "kv_heads": 2, "masked": True},
+    "soft-cap": {"soft_cap": 0.7, "bias": True, "encoder": True},
+    "window": {"window": 3},
+    "window of sources": {"window": 2, "encoder": True, "masked": True, "bias": True},
+    "gated heads": {"gate": True, "kv_heads": 2, "value_dim": 5, "encoded_width": 19},
+    "a window of one": {"window": 1, "encoder": True},
+    "prompted": {"prompted": True},
+    "everything": {
+        "root_mean_square": True,
+        "gated": True,
+        "hidden": 21,
+        "qk_norm": True,
+        "sinks": True,
+        "soft_cap": 2.0,
+        "window": 4,
+        "gate": True,
+        "kv_heads": 2,
+        "queries_per_kv": 3,
+        "head_dim": 10,
+        "value_dim": 7,
+        "rotary": True,
+        "encoder": True,
+        "masked": True,
+        "width": 21,
+        "encoded_width": 17,
+        "prompted": True,
+    },
 }
 
 
@@ -154,6 +185,50 @@ def test_beams_are_those_of_the_definition(library: Any, beams: int) -> None:
     assert decided > 6
 
 
+@pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}, {"sampling": {}}], ids=str)
+def test_prompts_of_any_length(library: Any, search: Any) -> None:
+    """Also with windows, where a beam's keys lie in the caches of several."""
+    decided = 0
+    for seed in range(3):
+        options = {"window": 3 if seed else 0, "prompted": True, **search}
+        stack = Stack(np.random.default_rng(seed), vocabulary=24, **options)
+        call = Call(stack, 5, 7, 4, **options)
+        call.prompt[0, 2:], call.prompt[1] = PAD, PAD
+        tokens = call.run(library, stack)
+        given = call.prompt != PAD
+        np.testing.assert_array_equal(tokens[given], call.prompt[given])
+        if "beams" in search:
+            decided += beams_decided(stack, call, tokens)
+        else:
+            assert_drawn(stack, call, tokens)
+    assert decided > 9 or "sampling" in search
+
+
+@pytest.mark.parametrize("search", [{}, {"beams": 3}, {"sampling": {}}], ids=str)
+def test_a_prompt_that_ends_is_all(library: Any, search: Any) -> None:
+    stack = Stack(np.random.default_rng(3))
+    call = Call(stack, 3, 6, 4, prompted=True, **search)
+    call.prompt[:] = [[7, END, PAD, PAD, PAD, PAD], [7, END, 8, PAD, PAD, PAD], [3, 4, 5, 6, 7, 8]]
+    tokens = call.run(library, stack)
+    expected = [[7, END, 0, 0, 0, 0], [7, END, 0, 0, 0, 0], [3, 4, 5, 6, 7, 8]]
+    np.testing.assert_array_equal(tokens, expected)
+
+
+def test_tiny_vocabularies(library: Any) -> None:
+    stack = Stack(np.random.default_rng(3), vocabulary=3)  # padding, start, end
+    for search in SEARCHES:
+        tokens = Call(stack, 2, 4, 3, **search).run(library, stack)
+        np.testing.assert_array_equal(tokens, [[END, PAD, PAD, PAD]] * 2)
+    stack = Stack(np.random.default_rng(3), vocabulary=1)
+    decoder, tokens = c_void_p(), np.full((2, 4), 77, np.int32)
+    assert library.heed_decoder_make(stack.struct(), ctypes.byref(decoder)) is None
+    decoding = DecodingStruct(2, 4, 0, temperature=1.0, beams=2)  # its only token is all three
+    for decoding.search in (0, 2):
+        assert library.heed_decode(decoder, decoding, tokens.ctypes.data, 2) is None
+        assert (tokens == 0).all()
+    library.heed_decoder_free(decoder)
+
+
 SEARCHES = ({}, {"sampling": {"top_k": 5}}, {"beams": 3})
 
 
@@ -163,8 +238,9 @@ def test_rows_depend_neither_on_threads_nor_on_each_other(
     library: Any, search: Any, encoder: bool
 ) -> None:
     sizes = {"width": 40, "hidden": 70, "vocabulary": 100, "kv_heads": 2, "encoder": encoder}
-    stack = Stack(np.random.default_rng(5), **sizes)
-    call = Call(stack, 23, 12, 9, masked=True, **search)
+    extras = {"window": 4, "sinks": True, "gate": True, "qk_norm": True, "gated": True}
+    stack = Stack(np.random.default_rng(5), **sizes, **(extras if encoder else {}))
+    call = Call(stack, 23, 12, 9, masked=True, prompted=encoder, **search)
     tokens = call.run(library, stack, threads=1)
     for threads in (1, 2, 3, 7, 64, -5, 1000):
         np.testing.assert_array_equal(call.run(library, stack, threads), tokens)
@@ -215,6 +291,9 @@ def test_empty_batches_and_sources(library: Any) -> None:
     assert_best(stack, call, call.run(library, stack))
 
 
+KEPT: list[Any] = []  # what the faults point to
+
+
 def faults() -> Iterator[tuple[str, Any, Any, str]]:
     def stack(name: str, value: Any) -> Any:
         return lambda s, d: setattr(s, name, value)
@@ -223,15 +302,29 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
         return lambda s, d: setattr(d, name, value)
 
     def layer(part: str, name: str, value: Any) -> Any:
-        return lambda s, d: setattr(getattr(s.layers[1], part), name, value)
+        return lambda s, d: setattr(attrgetter(part)(s.layers[1]), name, value)
 
-    yield "heads", stack("heads", 3), None, "`query` must have 8 inputs and 12 outputs"
+    def field(name: str, value: Any) -> Any:
+        return lambda s, d: setattr(s.layers[1], name, value)
+
+    yield "heads", stack("heads", 3), None, "`self.query` must have 8 inputs and 12 outputs"
     yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
     yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
-    yield "activation", stack("activation", 99), None, "`activation` must be in [0, 9]"
     yield "pack", stack("pack", 3), None, "`pack` must be in [0, 2]"
+    yield "activation", field("activation", 99), None, "`activation` must be in [0, 24]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
-    yield "query", layer("query", "weight", None), None, "the weights of `query` are missing"
+    missing = "the weights of `self.query` are missing"
+    yield "query", layer("self.query", "weight", None), None, missing
+    yield "soft-cap", layer("self", "soft_cap", -1.0), None, "`self.soft_cap` must be at least 0"
+    yield "window", layer("self", "window", -1), None, "`self.window` must be in [0,"
+    yield "cross window", layer("cross", "window", 2), None, "`cross.window` must be 0. Received: 2"
+    prompt = (c_int32 * 6)(5, 20, 0, 4, 0, 7)
+    unknown = "`prompt` must hold tokens from 0 to 19. Received: 20"
+    yield "prompt", None, decoding("prompt", ctypes.addressof(prompt)), unknown
+    broken = (c_int32 * 6)(5, 6, 0, 4, 0, 7)
+    gap = "`prompt` must hold padding from the end of a row's tokens on. Received: 7 after it"
+    yield "gap", None, decoding("prompt", ctypes.addressof(broken)), gap
+    KEPT.extend((prompt, broken))
     yield "back", layer("back", "inputs", 5), None, "`back` must have 12 inputs and 8 outputs"
     yield "norm", layer("self_norm", "gamma", None), None, "`self_norm` is missing"
     yield "epsilon", layer("cross_norm", "epsilon", 0.0), None, "`epsilon` of `cross_norm`"

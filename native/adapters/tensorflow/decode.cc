@@ -7,11 +7,11 @@
 //   uniform        float (B, L); here and below, an empty tensor stands for none
 //   positions, rotation, relative_bias                       float (L, D), (L, H), (N, L)
 //   source_positions, source_rotation, source_relative_bias  float (S, D), (S, H), (N, 2 S)
+//   prompt         int32 (B, L)
 //   sizes          int64, see Sizes
 //   settings       double, see Settings
-//   slots          int64: for each weight of the stack, in the order in which `Stacks` asks for them, which of
-//   `weights`
-//                  it is; -1 for none
+//   numbers        double: what the stacks are told beside their weights, in the order in which `Stacks` asks for it
+//   slots          int64: for each weight, in the same order, which of `weights` it is; -1 for none
 //   weights        floats of any shape
 // and gives tokens, int32 (B, L).
 //
@@ -39,8 +39,10 @@ enum Input {
   kSourcePositions,
   kSourceRotation,
   kSourceBias,
+  kPrompt,
   kSizes,
   kSettings,
+  kNumbers,
   kSlots,
   kWeights
 };
@@ -48,15 +50,7 @@ enum Input {
 // The numbers in `sizes` and `settings`, in their order.
 enum Sizes {
   kLength,
-  kHeads,
-  kKvHeads,
-  kHeadDim,
-  kValueDim,
-  kNormFirst,
-  kActivation,
-  kLayers,
-  kEncoderLayers,
-  kTransposedLogits,
+  kEncodes,  // whether there is an encoder
   kPack,
   kPad,
   kStart,
@@ -67,54 +61,76 @@ enum Sizes {
   kThreads,
   kSizeCount
 };
-enum Settings { kEmbeddingScale, kEpsilon, kTemperature, kTopP, kLengthPenalty, kSettingCount };
+enum Settings { kTemperature, kTopP, kLengthPenalty, kSettingCount };
 
 // The stacks as heed_decoder.h describes them, made of an op's inputs: the encoder's, if there is one, then the
 // decoder's.
 class Stacks {
  public:
-  explicit Stacks(const std::vector<Tensor>& inputs)
-      : inputs_(inputs), sizes_(inputs[kSizes].data<int64_t>()), settings_(inputs[kSettings].data<double>()) {
-    const bool encodes = sizes_[kEncoderLayers] > 0;
-    if (encodes) encoder_ = read(encoder_layers_, sizes_[kEncoderLayers], 0);
-    decoder = read(layers_, sizes_[kLayers], encodes ? encoder_.width : inputs[kEncoded].dim(2));
+  explicit Stacks(const std::vector<Tensor>& inputs) : inputs_(inputs) {
+    const bool encodes = inputs[kSizes].data<int64_t>()[kEncodes] != 0;
+    if (encodes) encoder_ = read(encoder_layers_, 0);
+    decoder = read(layers_, encodes ? encoder_.width : inputs[kEncoded].dim(2));
     decoder.encoder = encodes ? &encoder_ : nullptr;
-    const Tensor& slots = inputs[kSlots];
+    const Tensor &slots = inputs[kSlots], &numbers = inputs[kNumbers];
     if (next_ != slots.dim(0)) fail("there must be a slot for each weight of the decoder" + slots.described());
+    if (next_number_ != numbers.dim(0)) fail("there must be as many `numbers` as are asked for" + numbers.described());
   }
 
   HeedDecoderStack decoder{};
 
  private:
-  HeedDecoderStack read(std::vector<HeedDecoderLayer>& layers, int64_t count, int64_t encoded_width) {
+  HeedDecoderStack read(std::vector<HeedDecoderLayer>& layers, int64_t encoded_width) {
     HeedDecoderStack stack{};
-    stack.heads = sizes_[kHeads], stack.kv_heads = sizes_[kKvHeads];
-    stack.head_dim = sizes_[kHeadDim], stack.value_dim = sizes_[kValueDim];
+    stack.heads = size(), stack.kv_heads = size(), stack.head_dim = size(), stack.value_dim = size();
     stack.encoded_width = encoded_width;
-    stack.norm_first = sizes_[kNormFirst] != 0, stack.activation = static_cast<int32_t>(sizes_[kActivation]);
-    stack.pack = static_cast<int32_t>(sizes_[kPack]);
-    stack.embedding_scale = settings_[kEmbeddingScale];
+    stack.pack = static_cast<int32_t>(inputs_[kSizes].data<int64_t>()[kPack]);
+    stack.embedding_scale = number();
+    const int64_t count = size();
     const Tensor* embedding = next();
     if (!embedding || embedding->rank() != 2) fail("the embedding must have rank 2");
     stack.vocabulary = embedding->dim(0), stack.width = embedding->dim(1), stack.embedding = embedding->data<float>();
     stack.final_norm = norm(stack.width);
-    stack.logits = dense(stack.width, stack.vocabulary, sizes_[kTransposedLogits] != 0);
+    stack.logits = dense(stack.width, stack.vocabulary, size() != 0);
     for (int64_t i = 0; i < count; ++i) layers.push_back(layer(stack));
     stack.layers = layers.data(), stack.layer_count = static_cast<int32_t>(layers.size());
     return stack;
   }
 
   HeedDecoderLayer layer(const HeedDecoderStack& s) {
-    const int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim, values = s.kv_heads * s.value_dim;
-    const int64_t width = s.width, encoded = s.encoded_width, attended = s.heads * s.value_dim;
     HeedDecoderLayer made{};
-    made.self_norm = norm(width), made.cross_norm = norm(width), made.feed_forward_norm = norm(width);
-    made.query = dense(width, queries), made.key = dense(width, keys), made.value = dense(width, values);
-    made.output = dense(attended, width);
-    made.cross_query = dense(width, queries), made.cross_key = dense(encoded, keys);
-    made.cross_value = dense(encoded, values), made.cross_output = dense(attended, width);
-    made.hidden = dense(width, 0), made.back = dense(made.hidden.outputs, width);
+    made.norm_first = size() != 0, made.activation = static_cast<int32_t>(size());
+    made.self_norm = norm(s.width), made.self = attention(s, s.width);
+    if (size() != 0) made.cross_norm = norm(s.width), made.cross = attention(s, s.encoded_width);
+    made.feed_forward_norm = norm(s.width);
+    made.hidden = dense(s.width, 0), made.up = dense(s.width, made.hidden.outputs);
+    made.back = dense(made.hidden.outputs, s.width);
     return made;
+  }
+
+  // To what has that width.
+  HeedDecoderAttention attention(const HeedDecoderStack& s, int64_t width) {
+    const int64_t attended = s.heads * s.value_dim;
+    HeedDecoderAttention made{};
+    made.query = dense(s.width, s.heads * s.head_dim), made.key = dense(width, s.kv_heads * s.head_dim);
+    made.value = dense(width, s.kv_heads * s.value_dim), made.output = dense(attended, s.width);
+    made.gate = dense(s.width, attended);
+    made.query_norm = norm(s.head_dim), made.key_norm = norm(s.head_dim);
+    made.sinks = weights(next(), s.heads);
+    made.soft_cap = number(), made.window = size();
+    return made;
+  }
+
+  double number() {
+    const Tensor& numbers = inputs_[kNumbers];
+    if (next_number_ >= numbers.dim(0)) fail("there must be as many `numbers` as are asked for" + numbers.described());
+    return numbers.data<double>()[next_number_++];
+  }
+  int64_t size() {
+    const double size = number();
+    if (!(size >= 0 && size <= 1e9))
+      fail("a size of the decoder must be in [0, 1e9]. Received: " + std::to_string(size));
+    return static_cast<int64_t>(size);
   }
 
   // The tensor of the next slot, or null.
@@ -127,29 +143,29 @@ class Stacks {
   }
 
   // The numbers of a weight, which must be so many, or null.
-  static const float* numbers(const Tensor* x, int64_t count) {
+  static const float* weights(const Tensor* x, int64_t count) {
     if (x && x->count() != count)
       fail("a weight of the decoder must hold " + std::to_string(count) + " numbers" + x->described());
     return x ? x->data<float>() : nullptr;
   }
 
   HeedNorm norm(int64_t width) {
-    const float* gamma = numbers(next(), width);
-    return {gamma, numbers(next(), width), settings_[kEpsilon]};
+    const float* gamma = weights(next(), width);
+    const float* beta = weights(next(), width);
+    const double epsilon = number();
+    return {gamma, beta, epsilon, size() != 0};
   }
 
   // With `outputs` 0 there are as many as the weight has.
   HeedDense dense(int64_t inputs, int64_t outputs, bool transposed = false) {
     const Tensor* weight = next();
     if (weight && outputs == 0 && inputs > 0) outputs = weight->count() / inputs;
-    const float* of_weight = numbers(weight, inputs * outputs);
-    return {of_weight, numbers(next(), outputs), inputs, outputs, transposed};
+    const float* of_weight = weights(weight, inputs * outputs);
+    return {of_weight, weights(next(), outputs), inputs, outputs, transposed};
   }
 
   const std::vector<Tensor>& inputs_;
-  const int64_t* sizes_;
-  const double* settings_;
-  int64_t next_ = 0;
+  int64_t next_ = 0, next_number_ = 0;
   std::vector<HeedDecoderLayer> layers_, encoder_layers_;
   HeedDecoderStack encoder_{};
 };
@@ -159,22 +175,23 @@ struct Packed {
   std::vector<int64_t> version;
   std::vector<Tensor> weights;
   HeedDecoder* decoder = nullptr;
-  int64_t width = 0, source_width = 0;  // D of the decoder and of the encoder, if there is one
+  // Sizes of the decoder and of the encoder, if there is one.
+  int64_t width = 0, heads = 0, head_dim = 0, source_width = 0, source_heads = 0, source_head_dim = 0;
 
   Packed() = default;
   Packed(const Packed&) = delete;
   ~Packed() { heed_decoder_free(decoder); }
 };
 
-// What tells the stacks of calls apart: sizes, slots, and where the weights lie.
+// What tells the stacks of calls apart: numbers, slots, and where the weights lie.
 std::vector<int64_t> version_of(const std::vector<Tensor>& inputs) {
-  const int64_t *sizes = inputs[kSizes].data<int64_t>(), *slots = inputs[kSlots].data<int64_t>();
-  std::vector<int64_t> version(sizes + kHeads, sizes + kPad);
-  version.insert(version.end(), slots, slots + inputs[kSlots].dim(0));
-  version.push_back(inputs[kEncoded].dim(2));
-  for (int setting : {kEmbeddingScale, kEpsilon}) {
+  const Tensor &slots = inputs[kSlots], &numbers = inputs[kNumbers];
+  const int64_t* sizes = inputs[kSizes].data<int64_t>();
+  std::vector<int64_t> version = {sizes[kEncodes], sizes[kPack], inputs[kEncoded].dim(2), slots.dim(0)};
+  version.insert(version.end(), slots.data<int64_t>(), slots.data<int64_t>() + slots.dim(0));
+  for (int64_t i = 0; i < numbers.dim(0); ++i) {
     int64_t bits = 0;
-    std::memcpy(&bits, inputs[kSettings].data<double>() + setting, sizeof(bits));
+    std::memcpy(&bits, numbers.data<double>() + i, sizeof(bits));
     version.push_back(bits);
   }
   for (size_t i = kWeights; i < inputs.size(); ++i) {
@@ -218,8 +235,12 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
     const auto made = std::make_shared<Packed>();
     const Stacks stacks(inputs);
     check(heed_decoder_make(&stacks.decoder, &made->decoder));
-    made->version = std::move(version), made->width = stacks.decoder.width;
-    if (stacks.decoder.encoder) made->source_width = stacks.decoder.encoder->width;
+    made->version = std::move(version);
+    made->width = stacks.decoder.width, made->heads = stacks.decoder.heads, made->head_dim = stacks.decoder.head_dim;
+    if (const HeedDecoderStack* encoder = stacks.decoder.encoder) {
+      made->source_width = encoder->width, made->source_heads = encoder->heads;
+      made->source_head_dim = encoder->head_dim;
+    }
     made->weights.assign(std::make_move_iterator(inputs.begin() + kWeights), std::make_move_iterator(inputs.end()));
     kernel.packed = made;
     all.packed.push_back(made);
@@ -240,18 +261,18 @@ void run(void* state, TF_OpKernelContext* context) {
     std::vector<Tensor> inputs = inputs_of(context);
     const Tensor &source = inputs[kSource], &encoded = inputs[kEncoded];
     if (inputs[kSizes].dims() != Dims{kSizeCount} || inputs[kSettings].dims() != Dims{kSettingCount} ||
-        inputs[kSlots].rank() != 1)
-      fail("sizes, settings and slots must have shapes (" + std::to_string(kSizeCount) + ",), (" +
-           std::to_string(kSettingCount) + ",) and (n,)");
+        inputs[kSlots].rank() != 1 || inputs[kNumbers].rank() != 1)
+      fail("sizes, settings, slots and numbers must have shapes (" + std::to_string(kSizeCount) + ",), (" +
+           std::to_string(kSettingCount) + ",), (n,) and (n,)");
     if (source.rank() != 2) fail("`source` must have shape (B, S)" + source.described());
     if (encoded.rank() != 3) fail("`encoded` must have shape (B, S, D)" + encoded.described());
     const int64_t* sizes = inputs[kSizes].data<int64_t>();
     const double* settings = inputs[kSettings].data<double>();
-    const int64_t batch = source.dim(0), positions = source.dim(1), length = sizes[kLength], heads = sizes[kHeads];
-    const int64_t head_dim = sizes[kHeadDim];
+    const int64_t batch = source.dim(0), positions = source.dim(1), length = sizes[kLength];
     if (length < 1) fail("`length` must be positive. Received: " + std::to_string(length));
     const auto packed = packed_for(*static_cast<Kernel*>(state), inputs);
-    const int64_t width = packed->width, source_width = packed->source_width;
+    const int64_t width = packed->width, heads = packed->heads, head_dim = packed->head_dim;
+    const int64_t source_width = packed->source_width, source_heads = packed->source_heads;
 
     HeedDecoding decoding{};
     decoding.batch = batch, decoding.length = length, decoding.source_length = positions;
@@ -263,8 +284,11 @@ void run(void* state, TF_OpKernelContext* context) {
     decoding.rotation = optional(inputs[kRotation], "rotation", {length, head_dim});
     decoding.relative_bias = optional(inputs[kBias], "relative_bias", {heads, length});
     decoding.source_positions = optional(inputs[kSourcePositions], "source_positions", {positions, source_width});
-    decoding.source_rotation = optional(inputs[kSourceRotation], "source_rotation", {positions, head_dim});
-    decoding.source_relative_bias = optional(inputs[kSourceBias], "source_relative_bias", {heads, 2 * positions});
+    decoding.source_rotation =
+        optional(inputs[kSourceRotation], "source_rotation", {positions, packed->source_head_dim});
+    decoding.source_relative_bias =
+        optional(inputs[kSourceBias], "source_relative_bias", {source_heads, 2 * positions});
+    decoding.prompt = optional<int32_t>(inputs[kPrompt], "prompt", {batch, length});
     decoding.pad_token = static_cast<int32_t>(sizes[kPad]), decoding.start_token = static_cast<int32_t>(sizes[kStart]);
     decoding.end_token = static_cast<int32_t>(sizes[kEnd]), decoding.search = static_cast<int32_t>(sizes[kSearch]);
     decoding.temperature = settings[kTemperature], decoding.top_p = settings[kTopP], decoding.top_k = sizes[kTopK];
@@ -285,7 +309,7 @@ __attribute__((constructor)) void register_decoder() {
   for (const char* input :
        {"source: int32", "source_mask: bool", "encoded: float", "uniform: float", "positions: float", "rotation: float",
         "relative_bias: float", "source_positions: float", "source_rotation: float", "source_relative_bias: float",
-        "sizes: int64", "settings: double", "slots: int64", "weights: W * float"})
+        "prompt: int32", "sizes: int64", "settings: double", "numbers: double", "slots: int64", "weights: W * float"})
     TF_OpDefinitionBuilderAddInput(op, input);
   TF_OpDefinitionBuilderAddOutput(op, "tokens: int32");
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, TF_ShapeInferenceContextSetUnknownShape);

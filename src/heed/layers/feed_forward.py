@@ -17,16 +17,19 @@ from heed.layers.flat_dense import FlatDense
 class FeedForward(SequenceLayer):
     """Two dense layers with an activation between them, at each position alone.
 
-    `output = activation(x @ W1 + b1) @ W2 + b2`, back to the width of the input.
+    `output = activation(x @ W1 + b1) @ W2 + b2`, back to the width of the input; or gated,
+    `output = (activation(x @ W1 + b1) * (x @ W3 + b3)) @ W2 + b2`: with `activation="silu"` that is SwiGLU, with
+    "gelu" GEGLU.
 
     Args:
         hidden_width: Width between the two dense layers, a positive integer.
         activation: Activation between them. Default "relu".
         dropout: Rate in [0, 1) at which activations are dropped during training. Default 0.
         use_bias: Whether the dense layers have biases. Default True.
-        kernel_initializer: Initializer of W1 and W2. Default "glorot_uniform".
-        bias_initializer: Initializer of b1 and b2. Default "zeros".
+        kernel_initializer: Initializer of W1, W2 and W3. Default "glorot_uniform".
+        bias_initializer: Initializer of b1, b2 and b3. Default "zeros".
         seed: Integer seed of the dropout, or None.
+        gated: Whether a third dense layer multiplies what is activated (a gated linear unit). Default False.
         **kwargs: `name`, `dtype`, `trainable`, as for every Keras layer.
 
     Call arguments:
@@ -40,7 +43,8 @@ class FeedForward(SequenceLayer):
         ValueError: If `hidden_width` is not a positive integer or `dropout` not in [0, 1).
 
     Source:
-        Vaswani et al. 2017, section 3.3 (d_ff = hidden_width).
+        Vaswani et al. 2017, section 3.3 (d_ff = hidden_width); Shazeer 2020, "GLU Variants Improve Transformer" (W =
+        W1, V = W3).
 
     Example:
         >>> import numpy as np
@@ -58,6 +62,7 @@ class FeedForward(SequenceLayer):
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         seed: int | None = None,
+        gated: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -68,6 +73,7 @@ class FeedForward(SequenceLayer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = check_integer("seed", seed, least=None, optional=True)
+        self.gated = bool(gated)
 
     def _dense(self, units: int, activation: Any, name: str) -> FlatDense:
         return FlatDense(
@@ -86,14 +92,19 @@ class FeedForward(SequenceLayer):
         """Creates the variables."""
         width = input_shape[-1]
         self.hidden_dense = self._dense(self.hidden_width, self.activation, "hidden")
+        self.up_dense = self._dense(self.hidden_width, None, "up") if self.gated else None
         self.output_dense = self._dense(width, None, "output")
         self.dropout_layer = Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
         self.hidden_dense.build((None, width))
+        if self.up_dense is not None:
+            self.up_dense.build((None, width))
         self.output_dense.build((None, self.hidden_width))
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """See the class for the arguments."""
         hidden = self.hidden_dense(inputs)
+        if self.up_dense is not None:
+            hidden = hidden * self.up_dense(inputs)
         if self.dropout:
             hidden = self.dropout_layer(hidden, training=training)
         return self.output_dense(hidden)

@@ -16,7 +16,10 @@ from heed.layers.dropout import Dropout
 from heed.layers.feed_forward import FeedForward
 from heed.layers.masks import implicit_mask
 from heed.layers.multi_head_attention import MultiHeadAttention
-from heed.layers.normalization import LayerNormalization
+from heed.layers.normalization import LayerNormalization, RMSNormalization
+
+# The kinds of normalisation.
+NORMALIZATIONS = {"layer": LayerNormalization, "rms": RMSNormalization}
 
 
 class _TransformerLayer(SequenceLayer, AttentionLayer):
@@ -41,6 +44,10 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         seed: int | None = None,
+        normalization: str = "layer",
+        gated: bool = False,
+        qk_norm: bool = False,
+        sinks: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -64,6 +71,15 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = check_integer("seed", seed, least=None, optional=True)
+        if normalization not in NORMALIZATIONS:
+            raise ValueError(
+                f"`normalization` must be one of {', '.join(map(repr, NORMALIZATIONS))}. "
+                f"Received: normalization={normalization!r}"
+            )
+        self.normalization = normalization
+        self.gated = bool(gated)
+        self.qk_norm = bool(qk_norm)
+        self.sinks = bool(sinks)
 
     def _seed(self, part: int) -> int | None:
         """A seed of its own for each part that drops something, so that no two drop alike."""
@@ -88,6 +104,8 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
             num_key_value_heads=self.num_key_value_heads,
             soft_cap=self.soft_cap,
             sliding_window=sliding_window,
+            qk_norm=self.qk_norm,
+            sinks=self.sinks,
             seed=self._seed(part),
             kernel_initializer=clone_initializer(self.kernel_initializer),
             bias_initializer=clone_initializer(self.bias_initializer),
@@ -99,7 +117,8 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         return attention, self._make_norm(width, f"{name}_norm"), dropout
 
     def _make_norm(self, width: int, name: str) -> keras.layers.Layer:
-        norm = LayerNormalization(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        made = NORMALIZATIONS[self.normalization]
+        norm = made(epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
         norm.build((None, None, width))
         return norm
 
@@ -115,6 +134,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
             kernel_initializer=clone_initializer(self.kernel_initializer),
             bias_initializer=clone_initializer(self.bias_initializer),
             seed=self._seed(0),
+            gated=self.gated,
             dtype=self.dtype_policy,
             name="feed_forward",
         )
@@ -167,6 +187,10 @@ class TransformerEncoderLayer(_TransformerLayer):
         kernel_initializer: Initializer of the kernels. Default "glorot_uniform".
         bias_initializer: Initializer of the biases. Default "zeros".
         seed: Integer seed of everything that is dropped, or None.
+        normalization: "layer" (mean and variance) or "rms" (root mean square, with a scale alone). Default "layer".
+        gated: Whether the feed-forward part is a gated linear unit, see `FeedForward`. Default False.
+        qk_norm: Whether queries and keys are normalised (RMS, with a learned scale). Default False.
+        sinks: Whether each head has a learned score that takes part in the softmax and has no value. Default False.
         **kwargs: `name`, `dtype`, `trainable`, as for every Keras layer.
 
     Call arguments:

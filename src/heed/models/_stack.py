@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from heed.layers import TokenEmbedding
-from heed.layers.normalization import LayerNormalization
+from heed.layers.transformer_layers import NORMALIZATIONS
 from heed.models._input import InputEmbedding
 from heed.models._model import ConfiguredModel
 
@@ -38,6 +38,15 @@ class Stack(ConfiguredModel):
                 attention_dropout=config.attention_dropout,
                 activation=config.activation,
                 norm_first=config.norm_first,
+                key_dim=config.key_dim,
+                value_dim=config.value_dim,
+                use_bias=config.use_bias,
+                soft_cap=config.soft_cap,
+                sliding_window=config.sliding_window,
+                normalization=config.normalization,
+                gated=config.gated,
+                qk_norm=config.qk_norm,
+                sinks=config.sinks,
                 dtype=policy,
                 name=f"layer_{index}",
             )
@@ -45,7 +54,8 @@ class Stack(ConfiguredModel):
         ]
         self.final_norm: Any = None
         if config.norm_first:  # such layers leave their sum as it is
-            self.final_norm = LayerNormalization(epsilon=1e-6, dtype=policy, name="final_norm")
+            made = NORMALIZATIONS[config.normalization]
+            self.final_norm = made(epsilon=1e-6, dtype=policy, name="final_norm")
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""

@@ -7,6 +7,7 @@ from typing import Any
 from keras import ops
 
 from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
+from heed.models.sampling import column
 
 _NONE = -1e30
 
@@ -21,7 +22,9 @@ def _pick(sequences: Any, indices: Any) -> Any:
     return ops.take_along_axis(sequences, ops.expand_dims(indices, -1), axis=1)
 
 
-def beam_search(decoder: IncrementalDecoder, beams: int, length_penalty: float) -> Any:
+def beam_search(
+    decoder: IncrementalDecoder, beams: int, length_penalty: float, prompt: Any = None
+) -> Any:
     """The best sequence of each row among those that a beam of hypotheses meets.
 
     In each step the open hypotheses of a row grow by every token. An extension that ends, and
@@ -37,6 +40,8 @@ def beam_search(decoder: IncrementalDecoder, beams: int, length_penalty: float) 
         beams: Width K of the beam.
         length_penalty: Exponent alpha of the penalty, at least 0; 0 compares plain log
             probabilities.
+        prompt: (B, length) int32, what each row begins with, then padding; or None. Neither its
+            probability nor its length counts.
 
     Returns:
         (B, length) int32, padded after the end: the best finished hypothesis, or where a row has
@@ -49,6 +54,9 @@ def beam_search(decoder: IncrementalDecoder, beams: int, length_penalty: float) 
     batch, length = decoder.batch_size, decoder.length
     vocabulary = config.target_vocabulary_size
     candidates = min(2 * beams, beams * vocabulary)
+    given_length: Any = 0.0
+    if prompt is not None:
+        given_length = ops.sum(ops.cast(prompt != config.pad_id, "float32"), axis=1, keepdims=True)
     first_row = ops.expand_dims(ops.arange(batch, dtype="int32") * beams, 1)
 
     def unfinished(state: DecodingState, done: Any, *rest: Any) -> Any:
@@ -66,6 +74,10 @@ def beam_search(decoder: IncrementalDecoder, beams: int, length_penalty: float) 
         index = state.index
         logits, state = decoder.step(state, ops.reshape(tokens, (-1,)))
         steps = ops.reshape(ops.log_softmax(logits, axis=-1), (-1, beams, vocabulary))
+        if prompt is not None:
+            given = ops.reshape(column(prompt, index), (-1, 1, 1))
+            sure = ops.where(ops.arange(vocabulary) == given, 0.0, _NONE)
+            steps = ops.where(given == config.pad_id, steps, sure)
         totals = ops.reshape(ops.expand_dims(scores, -1) + steps, (-1, beams * vocabulary))
         # At most one extension of each beam ends: among twice as many as beams there are enough
         # that do not.
@@ -77,7 +89,8 @@ def beam_search(decoder: IncrementalDecoder, beams: int, length_penalty: float) 
 
         real = ops.logical_and(ends, totals > _NONE / 2)
         ending = ops.logical_and(real, ops.logical_not(ops.expand_dims(done, 1)))[:, :beams]
-        new = totals / penalty(ops.cast(index, "float32") + 1.0, length_penalty)
+        count = ops.maximum(ops.cast(index, "float32") + 1.0 - given_length, 0.0)
+        new = totals / penalty(count, length_penalty)
         new = ops.where(ending, new[:, :beams], _NONE)
         finished_scores, chosen = ops.top_k(ops.concatenate([finished_scores, new], axis=1), beams)
         finished = _pick(ops.concatenate([finished, grown[:, :beams]], axis=1), chosen)
@@ -88,7 +101,7 @@ def beam_search(decoder: IncrementalDecoder, beams: int, length_penalty: float) 
         parents = ops.take_along_axis(parents, chosen, axis=1)
         state = decoder.select(state, ops.reshape(parents + first_row, (-1,)))
 
-        attainable = scores[:, 0] / penalty(float(length), length_penalty)
+        attainable = (scores / penalty(float(length) - given_length, length_penalty))[:, 0]
         hopeless = ops.logical_and(
             finished_scores[:, 0] > _NONE / 2, attainable <= finished_scores[:, 0]
         )

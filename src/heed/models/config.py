@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from heed._numbers import check_integer, check_real
+from heed.layers.transformer_layers import NORMALIZATIONS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 
@@ -43,6 +44,16 @@ class TransformerConfig:
         pad_id: Token id of padding. Padding in the source is never attended to.
         start_id: Token id that a target starts with.
         end_id: Token id that a target ends with.
+        key_dim: Width H of a query and key head, a positive integer; None means D / N.
+        value_dim: Width V of a value head, a positive integer; None means H.
+        use_bias: Whether the dense layers within the layers have biases.
+        soft_cap: Bound c of the attention scores x, which become c tanh(x / c), a positive number; None for none.
+        sliding_window: Self-attention sees only tokens less than this many positions away, a positive integer; None
+            sees all.
+        normalization: "layer" (mean and variance) or "rms" (root mean square, with a scale alone).
+        gated: Whether the feed-forward parts are gated linear units: `activation` "silu" makes them SwiGLU.
+        qk_norm: Whether queries and keys are normalised (RMS, with a learned scale).
+        sinks: Whether each head has a learned score that takes part in the softmax and has no value.
 
     Raises:
         ValueError: If a value is out of its range or does not go with the others; the message
@@ -79,14 +90,25 @@ class TransformerConfig:
     pad_id: int = 0
     start_id: int = 1
     end_id: int = 2
+    key_dim: int | None = None
+    value_dim: int | None = None
+    use_bias: bool = True
+    soft_cap: float | None = None
+    sliding_window: int | None = None
+    normalization: str = "layer"
+    gated: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
 
     def __post_init__(self) -> None:
-        # Tokens begin at 0, sizes at 1, and every float is a rate.
+        # Tokens begin at 0, sizes at 1, and every float is a rate, but for the one that may be left out.
         for name, kind in typing.get_type_hints(type(self)).items():
             if kind is bool:
                 self._require(isinstance(getattr(self, name), bool), "be True or False", name)
             elif kind is float:
                 self._check(name, check_real, least=0, most=1)
+            elif kind == float | None:
+                self._check(name, check_real, least=0, exclusive=True, optional=True)
             elif kind is not str:
                 least, optional = int(name not in _TOKENS), kind is not int
                 self._check(name, check_integer, least=least, optional=optional)
@@ -95,14 +117,18 @@ class TransformerConfig:
         self._require(
             _is_activation(self.activation), "be the name of a Keras activation", "activation"
         )
+        kinds = ", ".join(map(repr, NORMALIZATIONS))
+        self._require(self.normalization in NORMALIZATIONS, f"be one of {kinds}", "normalization")
         self._check_sizes()
 
     def _check_sizes(self) -> None:
         require, (D, N, K) = self._require, (self.width, self.num_heads, self.num_key_value_heads)
-        require(D % N == 0, "divide `width`", "num_heads", "width")
+        whole = self.key_dim is not None or D % N == 0
+        require(whole, "divide `width` (or `key_dim` be given)", "num_heads", "width")
         require(N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads")
-        even = "be an even multiple of `num_heads` for rotary positions"
-        require(self.position != "rotary" or self.head_dim % 2 == 0, even, "width", "num_heads")
+        even = "be an even multiple of `num_heads` for rotary positions, or `key_dim` be even"
+        turned = self.position == "rotary"
+        require(not turned or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim")
         even = "be even for sinusoidal positions"
         require(self.position != "sinusoidal" or D % 2 == 0, even, "width")
         sizes = ("source_vocabulary_size", "target_vocabulary_size")
@@ -117,8 +143,8 @@ class TransformerConfig:
 
     @property
     def head_dim(self) -> int:
-        """Width H of a head, D / N."""
-        return self.width // self.num_heads
+        """Width H of a query and key head, D / N unless it is given."""
+        return self.key_dim or self.width // self.num_heads
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dict of plain values, ready for JSON."""

@@ -11,8 +11,9 @@ from heed._numbers import check_integer, check_real
 from heed.models import engine
 from heed.models._programs import program
 from heed.models.beam import beam_search
+from heed.models.config import TransformerConfig
 from heed.models.incremental_decoder import IncrementalDecoder
-from heed.models.sampling import decode_rows, draw, greedy
+from heed.models.sampling import column, decode_rows, draw, greedy
 from heed.models.transformer import Transformer
 from heed.ops.backends.decoder import WEIGHTS
 from heed.ops.dispatch import Dispatch
@@ -31,6 +32,7 @@ def generate(
     source: Any,
     *,
     max_length: int,
+    prompt: Any = None,
     method: str = "greedy",
     beam_size: int = 4,
     length_penalty: float = 0.6,
@@ -59,7 +61,10 @@ def generate(
     Args:
         model: The encoder-decoder.
         source: (B, S) integers, padded with the config's `pad_id`.
-        max_length: Number of tokens to decode at most, the end included. A positive integer.
+        max_length: Number of tokens of a target at most, prompt and end included. A positive integer.
+        prompt: (B, P) integers, P <= `max_length`: what each target begins with (after the start token), for a row
+            what stands before its first `pad_id`, which may be nothing. Whatever the method, these tokens are taken
+            as they are; in a beam search neither their probability nor their length counts. None: nothing is given.
         method: "greedy", "beam" or "sample".
         beam_size: For "beam": number of hypotheses kept for each row, a positive integer.
         length_penalty: For "beam": exponent of the penalty, at least 0. Higher favours longer
@@ -79,7 +84,7 @@ def generate(
             likewise, with a factor for each token. The model's own weights stay as they are.
 
     Returns:
-        (B, max_length) int32 without the start token: each row ends with `end_id`, unless it was
+        (B, max_length) int32, the prompt first, without the start token: each row ends with `end_id`, unless it was
         cut, and holds `pad_id` after that.
 
     Raises:
@@ -97,6 +102,9 @@ def generate(
         >>> tokens = generate(model, np.array([[5, 3, 4, 0]]), max_length=6, method="beam")
         >>> tuple(tokens.shape)
         (1, 6)
+        >>> tokens = generate(model, np.array([[5, 3, 4, 0]]), max_length=6, prompt=[[7, 9]])
+        >>> np.asarray(tokens)[0, :2].tolist()
+        [7, 9]
     """
     if not isinstance(model, Transformer):
         raise TypeError(f"`model` must be a heed.models.Transformer. Received: model={model!r}")
@@ -137,6 +145,8 @@ def generate(
     if not model.built:
         model.build()
     inputs = {"source": ops.cast(source, "int32")}
+    if prompt is not None:
+        inputs["prompt"] = _prompt(prompt, source, config, options["max_length"])
     if method == "sample":
         # All the chance there is, drawn before the loop: one number for each row and step.
         shape = (ops.shape(source)[0], options["max_length"])
@@ -152,6 +162,29 @@ def generate(
         )
     function = _decode if reasons else engine.decode
     return program(model, {name: options[name] for name in names}, function)(inputs)
+
+
+def _prompt(prompt: Any, source: Any, config: TransformerConfig, length: int) -> Any:
+    """(B, length) int32: the tokens that each target begins with, then padding."""
+    prompt = ops.convert_to_tensor(prompt)
+    shape = tuple(prompt.shape)
+    integers = "int" in keras.backend.standardize_dtype(prompt.dtype)
+    rows = source.shape[0]
+    if len(shape) != 2 or not integers or (None not in (shape[0], rows) and shape[0] != rows):
+        raise ValueError(
+            "`prompt` must be integers of shape (B, P), with as many rows as `source`. Received: "
+            f"prompt.shape={shape}, prompt.dtype={prompt.dtype}, source.shape={tuple(source.shape)}"
+        )
+    if (shape[1] or 0) > length:
+        raise ValueError(
+            "`prompt` must not be longer than `max_length`. "
+            f"Received: prompt.shape={shape}, max_length={length}"
+        )
+    prompt, pad = ops.cast(prompt, "int32"), config.pad_id
+    nothing = ops.full((ops.shape(prompt)[0], length), pad, dtype="int32")
+    whole = ops.concatenate([prompt, nothing], axis=1)[:, :length]
+    going = ops.cumprod(ops.cast(whole != pad, "int32"), axis=1)
+    return ops.where(going == 1, whole, pad)
 
 
 def explain_generate(
@@ -182,7 +215,7 @@ def explain_generate(
 
 def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     """The decoding itself, as operations of the current graph."""
-    beams = options.get("beam_size", 1)
+    beams, prompt = options.get("beam_size", 1), inputs.get("prompt")
     decoder = IncrementalDecoder(
         model,
         inputs["source"],
@@ -191,13 +224,12 @@ def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any])
         use_cache=options["use_cache"],
     )
     if options["method"] == "beam":
-        return beam_search(decoder, beams, options["length_penalty"])
+        return beam_search(decoder, beams, options["length_penalty"], prompt)
     if options["method"] == "greedy":
-        return decode_rows(decoder, greedy)
-    uniform = inputs["uniform"]
+        return decode_rows(decoder, greedy, prompt)
 
     def choose(logits: Any, index: Any) -> Any:
-        column = ops.take(uniform, ops.reshape(index, (1,)), axis=1)[:, 0]
-        return draw(logits, column, options["temperature"], options["top_k"], options["top_p"])
+        uniform = column(inputs["uniform"], index)
+        return draw(logits, uniform, options["temperature"], options["top_k"], options["top_p"])
 
-    return decode_rows(decoder, choose)
+    return decode_rows(decoder, choose, prompt)

@@ -10,11 +10,18 @@ import keras
 from keras import ops
 
 from heed.layers import (
+    FeedForward,
+    LearnedPositions,
     MultiHeadAttention,
+    RelativePositionBias,
+    SinusoidalPositions,
     TokenEmbedding,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
 )
+from heed.layers.flat_dense import FlatDense, FlatEinsumDense
+from heed.layers.normalization import LayerNormalization, RMSNormalization
+from heed.models._input import InputEmbedding
 from heed.models._stack import Stack
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
@@ -24,6 +31,7 @@ from heed.ops.backends import current
 from heed.ops.backends.decoder import (
     ACTIVATIONS,
     MOST_BEAMS,
+    DecoderAttention,
     DecoderLayer,
     DecoderStack,
     Dense,
@@ -36,6 +44,8 @@ from heed.ops.observe import watched
 
 # Options of `generate` that a search of the engine has too.
 _SEARCH = ("method", "temperature", "top_k", "top_p", "beam_size", "length_penalty")
+
+_PROJECTIONS = ("query", "key", "value", "output")
 
 _LAYERS = {
     TransformerDecoder: TransformerDecoderLayer,
@@ -62,14 +72,10 @@ def _of_call(options: dict[str, Any]) -> Iterator[str]:
 
 def _of_stack(stack: Stack, kind: type) -> Iterator[str]:
     """Why the engine does not run a decoder or an encoder: what a person may have changed in it, above all."""
-    expected: list[tuple[Any, type]] = [(stack, kind), (stack.embedding.tokens, TokenEmbedding)]
-    layer_kind = _LAYERS[kind]
-    for block in stack.blocks:
-        expected += [(block, layer_kind)]
-        expected += [(attention, MultiHeadAttention) for attention in _attentions(block)]
-    for part, wanted in expected:
-        if type(part) is not wanted:
-            yield f"{part.name} is a {type(part).__name__}, not a heed {wanted.__name__}"
+    for part, wanted in _parts(stack, kind):
+        if type(part) not in wanted:
+            names = " or ".join(x.__name__ for x in wanted)
+            yield f"{part.name} is a {type(part).__name__}, not a heed {names}"
             return
     for layer in stack._flatten_layers():
         if layer.compute_dtype != "float32" or layer.variable_dtype != "float32":
@@ -81,21 +87,89 @@ def _of_stack(stack: Stack, kind: type) -> Iterator[str]:
         if getattr(layer, "lora_enabled", False):
             yield f"{layer.name} has LoRA weights"
             return
-    activation = _activation(stack)
+    output = getattr(stack, "output_layer", None)
+    if output is not None and _activation(output) != "linear":
+        yield f"{output.name} has an activation, {_activation(output)!r}"
+    for block in stack.blocks:
+        if reasons := [*_of_block(stack, block)]:
+            yield from reasons
+            return
+
+
+def _parts(stack: Stack, kind: type) -> Iterator[tuple[Any, tuple[type, ...]]]:
+    """What a stack is made of, outer parts first, and which classes the engine knows there; subclasses may differ."""
+    yield stack, (kind,)
+    yield stack.embedding, (InputEmbedding,)
+    yield stack.embedding.tokens, (TokenEmbedding,)
+    if stack.embedding.positions is not None:
+        yield stack.embedding.positions, (SinusoidalPositions, LearnedPositions)
+    if stack.embedding.bias is not None:
+        yield stack.embedding.bias, (RelativePositionBias,)
+    norms = [] if stack.final_norm is None else [stack.final_norm]
+    dense = [] if getattr(stack, "output_layer", None) is None else [stack.output_layer]
+    for block in stack.blocks:
+        yield block, (_LAYERS[kind],)
+        for attention, norm in _attentions(block):
+            yield attention, (MultiHeadAttention,)
+            dense += [getattr(attention, f"{name}_dense") for name in _PROJECTIONS]
+            norms.append(norm)
+        yield block.feed_forward, (FeedForward,)
+        dense += [x for x in _feed_forward(block) if x is not None]
+        norms.append(block.feed_forward_norm)
+    for norm in norms:
+        yield norm, (LayerNormalization, RMSNormalization)
+    for layer in dense:
+        yield layer, (FlatDense, FlatEinsumDense)
+
+
+def _of_block(stack: Stack, block: Any) -> Iterator[str]:
+    """Why the engine does not run one layer of a stack."""
+    hidden, up, back = _feed_forward(block)
+    activation = _activation(hidden)
     if activation not in ACTIVATIONS:
         yield f"the engine has no activation {activation!r}, only {', '.join(ACTIVATIONS)}"
+    for layer in (up, back):
+        if layer is not None and _activation(layer) != "linear":
+            yield f"{layer.name} of {block.name} has an activation, {_activation(layer)!r}"
+    sizes = _sizes(_attentions(stack.blocks[0])[0][0])
+    for attention, _ in _attentions(block):
+        name = f"{attention.name} of {block.name}"
+        if _sizes(attention) != sizes:
+            yield f"{name} has other numbers or widths of heads than the first layer"
+        if attention._position is not None:
+            yield f"{name} has a `position` of its own"
+    if len(_attentions(block)) > 1 and block.encoded_attention._sliding_window is not None:
+        yield f"{block.encoded_attention.name} of {block.name} has a sliding window"
 
 
-def _attentions(block: Any) -> list[Any]:
-    """Of a layer: the attention to its own sequence, and of a decoder's layer that to the other."""
+def _attentions(block: Any) -> list[tuple[Any, Any]]:
+    """Of a layer: the attention to its own sequence, and of a decoder's layer that to the other; their norms."""
     if hasattr(block, "attention"):
-        return [block.attention]
-    return [block.self_attention, block.encoded_attention]
+        return [(block.attention, block.attention_norm)]
+    own = [(block.self_attention, block.self_attention_norm)]
+    if block.cross_attention:
+        own.append((block.encoded_attention, block.encoded_attention_norm))
+    return own
 
 
-def _activation(stack: Stack) -> str:
-    activation = keras.activations.get(stack.config.activation)
-    return getattr(activation, "__name__", str(activation))
+def _feed_forward(block: Any) -> tuple[Any, Any, Any]:
+    """What is activated, what multiplies that or None, and the way back."""
+    part = block.feed_forward
+    return part.hidden_dense, part.up_dense, part.output_dense
+
+
+def _sizes(attention: MultiHeadAttention) -> tuple[int, int, int, int]:
+    """N, K, H, V."""
+    heads = (attention.num_heads, attention.num_key_value_heads)
+    return (*heads, attention.key_dim, attention.value_dim)
+
+
+def _activation(layer: Any) -> str:
+    """The name that Keras has for the activation of a layer, or what another one calls itself, in brackets."""
+    name = getattr(layer.activation, "__name__", str(layer.activation))
+    if layer.activation is None:
+        return "linear"
+    return name if getattr(keras.activations, name, None) is layer.activation else f"({name})"
 
 
 def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -105,7 +179,13 @@ def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) 
     if options["method"] == "sample" and options["top_k"] == 1:
         own = {"method": "greedy"}
     search = Search(
-        length, config.pad_id, config.start_id, config.end_id, uniform=inputs.get("uniform"), **own
+        length,
+        config.pad_id,
+        config.start_id,
+        config.end_id,
+        prompt=inputs.get("prompt"),
+        uniform=inputs.get("uniform"),
+        **own,
     )
     source = inputs["source"]
     mask = model.source_mask(source)
@@ -116,7 +196,7 @@ def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) 
     encoder, encoded, source_positions = None, None, Positions()
     if type(model) is Transformer and not [*_of_stack(model.encoder, TransformerEncoder)]:
         room = ops.shape(source)[1]
-        encoder = _encoder(model.encoder)
+        encoder = _stack(model.encoder, None)
         source_positions = _positions(model.encoder, room, room, 2 * room)
     else:
         encoded = ops.cast(model.encode(source, training=False), "float32")
@@ -126,21 +206,19 @@ def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) 
     )
 
 
-def _stack(stack: Stack, logits: Dense | None, layers: tuple[DecoderLayer, ...]) -> DecoderStack:
-    config, tokens = stack.config, stack.embedding.tokens
+def _stack(stack: Stack, logits: Dense | None) -> DecoderStack:
+    tokens = stack.embedding.tokens
+    heads, kv_heads, head_dim, value_dim = _sizes(_attentions(stack.blocks[0])[0][0])
     return DecoderStack(
-        heads=config.num_heads,
-        kv_heads=config.num_key_value_heads or config.num_heads,
-        head_dim=config.head_dim,
-        value_dim=config.head_dim,
-        norm_first=config.norm_first,
-        activation=_activation(stack),
-        epsilon=stack.blocks[0].norm_epsilon,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
         embedding=tokens.embeddings,
         embedding_scale=tokens.width**0.5 if tokens.scale else 1.0,
         final_norm=_norm(stack.final_norm),
         logits=logits,
-        layers=layers,
+        layers=tuple(map(_layer, stack.blocks)),
     )
 
 
@@ -149,36 +227,37 @@ def _decoder(decoder: TransformerDecoder) -> DecoderStack:
         logits = Dense(decoder.embedding.tokens.embeddings, transposed=True)
     else:
         logits = _dense(decoder.output_layer)
-    return _stack(decoder, logits, tuple(map(_decoder_layer, decoder.blocks)))
+    return _stack(decoder, logits)
 
 
-def _decoder_layer(block: TransformerDecoderLayer) -> DecoderLayer:
+def _layer(block: Any) -> DecoderLayer:
+    hidden, up, back = _feed_forward(block)
+    (own, own_norm), *cross = _attentions(block)
     return DecoderLayer(
-        **_layer(block, block.self_attention, block.self_attention_norm),
-        **_projections(block.encoded_attention, "cross_"),
-        cross_norm=_norm(block.encoded_attention_norm),
+        norm_first=block.norm_first,
+        activation=_activation(hidden),
+        self_norm=_norm(own_norm),
+        self_attention=_attention(own),
+        feed_forward_norm=_norm(block.feed_forward_norm),
+        hidden=_dense(hidden),
+        up=None if up is None else _dense(up),
+        back=_dense(back),
+        cross_norm=_norm(cross[0][1]) if cross else None,
+        cross_attention=_attention(cross[0][0]) if cross else None,
     )
 
 
-def _encoder(encoder: TransformerEncoder) -> DecoderStack:
-    layers = (_layer(block, block.attention, block.attention_norm) for block in encoder.blocks)
-    return _stack(encoder, None, tuple(DecoderLayer(**parts) for parts in layers))
-
-
-def _layer(block: Any, attention: MultiHeadAttention, norm: Any) -> dict[str, Any]:
-    """What layers of encoders and decoders share."""
-    return {
-        **_projections(attention),
-        "self_norm": _norm(norm),
-        "feed_forward_norm": _norm(block.feed_forward_norm),
-        "hidden": _dense(block.feed_forward.hidden_dense),
-        "back": _dense(block.feed_forward.output_dense),
-    }
-
-
-def _projections(attention: MultiHeadAttention, prefix: str = "") -> dict[str, Any]:
-    names = ("query", "key", "value", "output")
-    return {prefix + name: _dense(getattr(attention, f"{name}_dense")) for name in names}
+def _attention(attention: MultiHeadAttention) -> DecoderAttention:
+    normed = attention._qk_norm
+    return DecoderAttention(
+        **{name: _dense(getattr(attention, f"{name}_dense")) for name in _PROJECTIONS},
+        gate=_dense(attention._gate_dense) if attention._use_gate else None,
+        query_norm=_norm(attention._query_norm) if normed else None,
+        key_norm=_norm(attention._key_norm) if normed else None,
+        sinks=attention.sinks,
+        soft_cap=attention._soft_cap,
+        window=attention._sliding_window,
+    )
 
 
 def _dense(layer: Any) -> Dense:
@@ -186,7 +265,11 @@ def _dense(layer: Any) -> Dense:
 
 
 def _norm(layer: Any) -> Any:
-    return None if layer is None else Norm(layer.gamma, layer.beta)
+    if layer is None:
+        return None
+    if isinstance(layer, RMSNormalization):
+        return Norm(layer.scale, None, layer.epsilon, root_mean_square=True)
+    return Norm(layer.gamma, layer.beta, layer.epsilon)
 
 
 def _positions(stack: Stack, length: Any, start: Any, room: Any) -> Positions:
@@ -201,7 +284,8 @@ def _positions(stack: Stack, length: Any, start: Any, room: Any) -> Positions:
     arguments = embedding.attention_arguments(1, room, start)
     if "rotary_positions" in arguments:
         # Turned by an angle, (1, 0) becomes its cosine and its sine.
-        ones = ops.ones((1, length, 1, config.head_dim // 2))
+        half = _attentions(stack.blocks[0])[0][0].key_dim // 2
+        ones = ops.ones((1, length, 1, half))
         pairs = ops.concatenate([ones, ops.zeros_like(ones)], axis=-1)
         rotation = rotary_embedding(pairs)[0, :, 0]
     if "alibi_slopes" in arguments:

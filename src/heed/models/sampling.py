@@ -57,12 +57,20 @@ def draw(
     return ops.cast(ops.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], "int32")
 
 
-def decode_rows(decoder: IncrementalDecoder, choose: Callable[[Any, Any], Any]) -> Any:
+def column(x: Any, index: Any) -> Any:
+    """Column `index` () of (B, L), (B,)."""
+    return ops.take(x, ops.reshape(index, (1,)), axis=1)[:, 0]
+
+
+def decode_rows(
+    decoder: IncrementalDecoder, choose: Callable[[Any, Any], Any], prompt: Any = None
+) -> Any:
     """Decodes until every row has ended or `decoder.length` tokens stand.
 
     Args:
         decoder: Runs the model, one row for each source.
         choose: Logits (B, vocabulary) and the step () to tokens (B,).
+        prompt: (B, length) int32, what each row begins with, then padding; or None.
 
     Returns:
         (B, length) int32, padded after the end.
@@ -74,7 +82,11 @@ def decode_rows(decoder: IncrementalDecoder, choose: Callable[[Any, Any], Any]) 
 
     def step(tokens: Any, done: Any, output: Any, state: DecodingState) -> tuple[Any, ...]:
         logits, new = decoder.step(state, tokens)
-        tokens = ops.where(done, config.pad_id, choose(logits, state.index))
+        chosen = choose(logits, state.index)
+        if prompt is not None:
+            given = column(prompt, state.index)
+            chosen = ops.where(given == config.pad_id, chosen, given)
+        tokens = ops.where(done, config.pad_id, chosen)
         output = write(output, state.index, tokens)
         return tokens, ops.logical_or(done, tokens == config.end_id), output, new
 

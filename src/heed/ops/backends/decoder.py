@@ -20,6 +20,21 @@ ACTIVATIONS = (
     "leaky_relu",
     "elu",
     "softplus",
+    "celu",
+    "selu",
+    "softsign",
+    "squareplus",
+    "exponential",
+    "mish",
+    "log_sigmoid",
+    "tanh_shrink",
+    "soft_shrink",
+    "hard_shrink",
+    "sparse_plus",
+    "sparse_sigmoid",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_tanh",
 )
 
 METHODS = ("greedy", "sample", "beam")
@@ -39,32 +54,63 @@ class Dense:
 
 @dataclass(frozen=True)
 class Norm:
-    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with (D,) each."""
+    """y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with a number for each feature.
+
+    With `root_mean_square` it is y = x / sqrt(mean(x^2) + epsilon) * gamma + beta.
+    """
 
     gamma: Any
     beta: Any
+    epsilon: float
+    root_mean_square: bool = False
+
+
+@dataclass(frozen=True)
+class DecoderAttention:
+    """Scores q.k / sqrt(H), bounded, plus a bias, through a softmax; heads times the gate; projected back.
+
+    Attributes:
+        query, key, value, output: D to N H; what is attended to, to K H and K V; N V to D.
+        gate: D to N V: sigmoid(x W + b) multiplies the heads; or None.
+        query_norm, key_norm: over the H features of each head, before it is rotated; or None.
+        sinks: (N,), a score of each head that takes part in the softmax and has no value; or None.
+        soft_cap: c bounds scores x to c tanh(x / c); or None.
+        window: W lets the query at i see the key at j only if |i - j| < W, in self-attention; or None.
+    """
+
+    query: Dense
+    key: Dense
+    value: Dense
+    output: Dense
+    gate: Dense | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    sinks: Any = None
+    soft_cap: float | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
     """Self-attention, attention to what is encoded, and a feed-forward part.
 
-    Without attention to what is encoded, as in an encoder, `cross_norm` and the four projections are None.
+    Attributes:
+        norm_first: whether a part reads normalised input, or the sum is normalised.
+        activation: one of `ACTIVATIONS`.
+        self_attention, cross_attention: the latter is None in an encoder, and where nothing is encoded.
+        hidden, up, back: activation(x hidden) back, or with `up` (activation(x hidden) * (x up)) back.
     """
 
+    norm_first: bool
+    activation: str
     self_norm: Norm
+    self_attention: DecoderAttention
     feed_forward_norm: Norm
-    query: Dense
-    key: Dense
-    value: Dense
-    output: Dense
     hidden: Dense
     back: Dense
+    up: Dense | None = None
     cross_norm: Norm | None = None
-    cross_query: Dense | None = None
-    cross_key: Dense | None = None
-    cross_value: Dense | None = None
-    cross_output: Dense | None = None
+    cross_attention: DecoderAttention | None = None
 
 
 @dataclass(frozen=True)
@@ -72,27 +118,20 @@ class DecoderStack:
     """The weights of a decoder or an encoder, and how they are put together.
 
     Attributes:
-        heads, kv_heads, head_dim, value_dim: N, K, H, V.
-        norm_first: whether a part reads normalised input, or the sum is normalised.
-        activation: one of `ACTIVATIONS`.
-        epsilon: of all normalisations.
+        heads, kv_heads, head_dim, value_dim: N, K, H, V of all layers.
         embedding: (vocabulary, D).
         embedding_scale: multiplies its rows.
         final_norm: before `logits`, or None.
         logits: D to the vocabulary; None in an encoder.
         layers: one after the other.
         weights: what dense layers are kept in, one of `WEIGHTS`; those of the encoder too.
-        encoder: of a decoder, the stack that encodes the sources; None where they come encoded. It has the same
-            heads, activation, epsilon and order of normalisation.
+        encoder: of a decoder, the stack that encodes the sources; None where they come encoded.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
-    norm_first: bool
-    activation: str
-    epsilon: float
     embedding: Any
     embedding_scale: float
     final_norm: Norm | None
@@ -126,6 +165,7 @@ class Search:
         length: L, how many tokens at most.
         pad, start, end: their ids; the first two are never chosen.
         method: one of `METHODS`.
+        prompt: (B, L) int32, what each row begins with, then padding; or None.
         uniform: (B, L) in [0, 1), for "sample".
         temperature, top_k, top_p: of drawing, as `heed.models.generate` has them.
         beam_size, length_penalty: of a beam search, the same; at most `MOST_BEAMS`.
@@ -136,6 +176,7 @@ class Search:
     start: int
     end: int
     method: str = "greedy"
+    prompt: Any = None
     uniform: Any = None
     temperature: float = 1.0
     top_k: int | None = None

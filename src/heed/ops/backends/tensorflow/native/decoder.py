@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,8 @@ from heed.ops.backends.decoder import (
     ACTIVATIONS,
     METHODS,
     WEIGHTS,
+    DecoderAttention,
+    DecoderLayer,
     DecoderStack,
     Dense,
     Norm,
@@ -19,11 +20,6 @@ from heed.ops.backends.decoder import (
     Search,
 )
 from heed.ops.backends.tensorflow.native import library
-
-# The parts of a layer, in the order of native/adapters/tensorflow/decode.cc.
-_NORMS = ("self_norm", "cross_norm", "feed_forward_norm")
-_OWN = ("query", "key", "value", "output")
-_DENSE = (*_OWN, *(f"cross_{name}" for name in _OWN), "hidden", "back")
 
 
 class NativeDecoder:
@@ -47,7 +43,10 @@ class NativeDecoder:
         search: Search,
     ) -> tf.Tensor:
         """See `DecoderEngine`."""
-        slots, weights = _slots(stack)
+        told = _Told()
+        if stack.encoder is not None:
+            told.stack(stack.encoder)
+        told.stack(stack)
         optional = {
             "uniform": search.uniform,
             "positions": positions.table,
@@ -61,15 +60,7 @@ class NativeDecoder:
         # In the order of the numbers in native/adapters/tensorflow/decode.cc.
         sizes = [
             search.length,
-            stack.heads,
-            stack.kv_heads,
-            stack.head_dim,
-            stack.value_dim,
-            stack.norm_first,
-            ACTIVATIONS.index(stack.activation),
-            len(stack.layers),
-            0 if stack.encoder is None else len(stack.encoder.layers),
-            stack.logits is not None and stack.logits.transposed,
+            stack.encoder is not None,
             WEIGHTS.index(stack.weights),
             search.pad,
             search.start,
@@ -79,57 +70,82 @@ class NativeDecoder:
             search.beam_size,
             library.threads(),
         ]
-        settings = [
-            stack.embedding_scale,
-            stack.epsilon,
-            search.temperature,
-            search.top_p or 0.0,
-            search.length_penalty,
-        ]
+        settings = [search.temperature, search.top_p or 0.0, search.length_penalty]
         tokens = library.ops().heed_decode(
             source=source,
             source_mask=source_mask,
             encoded=np.zeros((0, 0, 0), np.float32) if encoded is None else encoded,
             **{name: none if x is None else x for name, x in optional.items()},
+            prompt=np.zeros((0,), np.int32) if search.prompt is None else search.prompt,
             sizes=np.array(sizes, np.int64),
             settings=np.array(settings, np.float64),
-            slots=np.array(slots, np.int64),
-            weights=weights,
+            numbers=np.array(told.numbers, np.float64),
+            slots=np.array(told.slots, np.int64),
+            weights=[tf.convert_to_tensor(weight) for weight in told.weights.values()],
         )
         tokens.set_shape((source.shape[0], search.length))
         return tokens
 
 
-def _slots(stack: DecoderStack) -> tuple[list[int], list[tf.Tensor]]:
-    """Which of the weights stands in each slot, -1 for none; and the weights, each once."""
-    slots: list[int] = []
-    weights: dict[int, Any] = {}
-    for weight in _in_order(stack):
-        if weight is None:
-            slots.append(-1)
-            continue
-        weights.setdefault(id(weight), weight)
-        slots.append(list(weights).index(id(weight)))
-    return slots, [tf.convert_to_tensor(weight) for weight in weights.values()]
+class _Told:
+    """What native/adapters/tensorflow/decode.cc is told of a stack, in the order in which it asks.
 
+    Attributes:
+        numbers: sizes and choices.
+        slots: which of the weights, -1 for none.
+        weights: each once, by its identity.
+    """
 
-def _in_order(stack: DecoderStack) -> Iterator[Any]:
-    """The weights of a stack as native/adapters/tensorflow/decode.cc reads them, None where there is none."""
-    if stack.encoder is not None:
-        yield from _in_order(stack.encoder)
-    yield stack.embedding
-    yield from _norm(stack.final_norm)
-    yield from _dense(stack.logits)
-    for layer in stack.layers:
-        for name in _NORMS:
-            yield from _norm(getattr(layer, name))
-        for name in _DENSE:
-            yield from _dense(getattr(layer, name))
+    def __init__(self) -> None:
+        self.numbers: list[float] = []
+        self.slots: list[int] = []
+        self.weights: dict[int, Any] = {}
 
+    def stack(self, stack: DecoderStack) -> None:
+        self._tell(stack.heads, stack.kv_heads, stack.head_dim, stack.value_dim)
+        self._tell(stack.embedding_scale, len(stack.layers))
+        self._weigh(stack.embedding)
+        self._norm(stack.final_norm)
+        self._tell(stack.logits is not None and stack.logits.transposed)
+        self._dense(stack.logits)
+        for layer in stack.layers:
+            self._layer(layer)
 
-def _norm(norm: Norm | None) -> tuple[Any, Any]:
-    return (None, None) if norm is None else (norm.gamma, norm.beta)
+    def _layer(self, layer: DecoderLayer) -> None:
+        self._tell(layer.norm_first, ACTIVATIONS.index(layer.activation))
+        self._norm(layer.self_norm)
+        self._attention(layer.self_attention)
+        self._tell(layer.cross_attention is not None)
+        if layer.cross_attention is not None:
+            self._norm(layer.cross_norm)
+            self._attention(layer.cross_attention)
+        self._norm(layer.feed_forward_norm)
+        self._dense(layer.hidden, layer.up, layer.back)
 
+    def _attention(self, attention: DecoderAttention) -> None:
+        self._dense(attention.query, attention.key, attention.value, attention.output)
+        self._dense(attention.gate)
+        self._norm(attention.query_norm)
+        self._norm(attention.key_norm)
+        self._weigh(attention.sinks)
+        self._tell(attention.soft_cap or 0.0, attention.window or 0)
 
-def _dense(dense: Dense | None) -> tuple[Any, Any]:
-    return (None, None) if dense is None else (dense.weight, dense.bias)
+    def _norm(self, norm: Norm | None) -> None:
+        norm = norm or Norm(None, None, 0.0)
+        self._weigh(norm.gamma, norm.beta)
+        self._tell(norm.epsilon, norm.root_mean_square)
+
+    def _dense(self, *layers: Dense | None) -> None:
+        for layer in layers:
+            self._weigh(*((None, None) if layer is None else (layer.weight, layer.bias)))
+
+    def _tell(self, *numbers: float) -> None:
+        self.numbers.extend(map(float, numbers))
+
+    def _weigh(self, *weights: Any) -> None:
+        for weight in weights:
+            if weight is None:
+                self.slots.append(-1)
+                continue
+            self.weights.setdefault(id(weight), weight)
+            self.slots.append(list(self.weights).index(id(weight)))
