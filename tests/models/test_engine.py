@@ -104,8 +104,15 @@ def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> 
 
 def run(model: Any, source: Any, max_length: int = 7, prompt: Any = None, **options: Any) -> Any:
     """Tokens of the engine and of the graph, op by op: no graph is traced."""
-    names = ("method", "max_length", "use_cache")
-    defaults = {"beam_size": 3, "length_penalty": 0.6, "temperature": 1.0, "top_k": 4, "top_p": 0.9}
+    names = ("method", "max_length", "use_cache", "weights")
+    defaults = {
+        "weights": "float32",
+        "beam_size": 3,
+        "length_penalty": 0.6,
+        "temperature": 1.0,
+        "top_k": 4,
+        "top_p": 0.9,
+    }
     options = {"max_length": max_length, "use_cache": True, **defaults, **options}
     names += decoding._OPTIONS[options["method"]]
     assert engine.unsupported_reasons(model, options) == []
@@ -323,6 +330,24 @@ def test_weights_that_do_not_fit_are_named_with_what_was_expected() -> None:
     half = dataclasses.replace(layer, back=Dense(tf.zeros((16, 8), tf.float64)))
     with pytest.raises((tf.errors.InvalidArgumentError, TypeError), match="float"):
         run_with(dataclasses.replace(stack, layers=(half,)))
+
+
+@pytest.mark.parametrize(("weights", "least"), [("bfloat16", 0.9), ("int8", 0.8)])
+def test_narrow_weights_change_few_tokens(weights: str, least: float) -> None:
+    model = small_model(seed=4, width=64, num_heads=4, target_vocabulary_size=40)
+    source = sources(40)
+    tokens, narrow = decode(model, source, 4), decode(model, source, 4, weights=weights)
+    share = np.mean(tokens[:, 0] == narrow[:, 0])  # of the first token: later ones follow from it
+    assert least < share
+    assert {len({*tokens[:, 0]}) > 4, weights == "bfloat16" or share < 1} == {True}
+
+
+def test_narrow_weights_need_the_engine() -> None:
+    model = small_model(seed=3, activation="softmax")
+    with pytest.raises(ValueError, match=r"`weights` must be \"float32\" .*'softmax'.*'int8'"):
+        decode(model, sources(), weights="int8")
+    with pytest.raises(ValueError, match="`weights` must be one of 'float32', 'bfloat16', 'int8'"):
+        decode(model, sources(), weights="int4")
 
 
 def test_it_is_one_op() -> None:
