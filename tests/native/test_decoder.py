@@ -48,6 +48,13 @@ CASES: dict[str, dict[str, Any]] = {
     "positions": {"table": True},
     "rotary": {"rotary": True, "head_dim": 6},
     "bias": {"bias": True},
+    "nothing encoded, prompted": {
+        "encoded_width": 0,
+        "prompted": True,
+        "window": 3,
+        "rotary": True,
+        "gated": True,
+    },
     "no layers": {"layers": 0},
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
