@@ -48,6 +48,13 @@ CASES: dict[str, dict[str, Any]] = {
     "positions": {"table": True},
     "rotary": {"rotary": True, "head_dim": 6},
     "bias": {"bias": True},
+    "nothing encoded, prompted": {
+        "encoded_width": 0,
+        "prompted": True,
+        "window": 3,
+        "rotary": True,
+        "gated": True,
+    },
     "no layers": {"layers": 0},
     "bfloat16 weights": {"pack": "bfloat16", "width": 33, "hidden": 170, "vocabulary": 90},
     "int8 weights, tied": {"pack": "int8", "width": 33, "hidden": 170, "tied": True},
