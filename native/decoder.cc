@@ -3,6 +3,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,11 +26,14 @@ void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
           n);
 }
 
-void check_dense(const HeedDense& dense, int64_t inputs, int64_t outputs, const char* name) {
+void check_dense(const HeedDense& dense, int64_t inputs, int64_t outputs, int pack, const char* name) {
   require(dense.weight, "the weights of `%s` are missing", name);
   require(dense.inputs == inputs && dense.outputs == outputs,
           "`%s` must have %" PRId64 " inputs and %" PRId64 " outputs. Received: %" PRId64 " and %" PRId64, name, inputs,
           outputs, dense.inputs, dense.outputs);
+  require(pack != HEED_PACK_INT8 || inputs <= HEED_MOST_INT8,
+          "`%s` must have at most %d inputs where weights are kept as int8. Received: %" PRId64, name, HEED_MOST_INT8,
+          inputs);
 }
 
 void check_norm(const HeedNorm& norm, const char* name) {
@@ -41,11 +45,11 @@ void check_norm(const HeedNorm& norm, const char* name) {
 void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, int64_t width, const char* part) {
   const auto named = [&](const char* name) { return std::string(part) + "." + name; };
   const int64_t keys = s.kv_heads * s.head_dim, attended = s.heads * s.value_dim;
-  check_dense(a.query, s.width, s.heads * s.head_dim, named("query").c_str());
-  check_dense(a.key, width, keys, named("key").c_str());
-  check_dense(a.value, width, s.kv_heads * s.value_dim, named("value").c_str());
-  check_dense(a.output, attended, s.width, named("output").c_str());
-  if (a.gate.weight) check_dense(a.gate, s.width, attended, named("gate").c_str());
+  check_dense(a.query, s.width, s.heads * s.head_dim, s.pack, named("query").c_str());
+  check_dense(a.key, width, keys, s.pack, named("key").c_str());
+  check_dense(a.value, width, s.kv_heads * s.value_dim, s.pack, named("value").c_str());
+  check_dense(a.output, attended, s.width, s.pack, named("output").c_str());
+  if (a.gate.weight) check_dense(a.gate, s.width, attended, s.pack, named("gate").c_str());
   if (a.query_norm.gamma) check_norm(a.query_norm, named("query_norm").c_str());
   if (a.key_norm.gamma) check_norm(a.key_norm, named("key_norm").c_str());
   require(a.soft_cap >= 0 && std::isfinite(a.soft_cap), "`%s` must be at least 0", named("soft_cap").c_str());
@@ -58,9 +62,9 @@ void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
   check_norm(layer.feed_forward_norm, "feed_forward_norm");
   check_attention(s, layer.self, s.width, "self");
   check_size(hidden, 1, kMostFeatures, "outputs of hidden");
-  check_dense(layer.hidden, s.width, hidden, "hidden");
-  if (layer.up.weight) check_dense(layer.up, s.width, hidden, "up");
-  check_dense(layer.back, hidden, s.width, "back");
+  check_dense(layer.hidden, s.width, hidden, s.pack, "hidden");
+  if (layer.up.weight) check_dense(layer.up, s.width, hidden, s.pack, "up");
+  check_dense(layer.back, hidden, s.width, s.pack, "back");
   check_size(layer.activation, HEED_LINEAR, HEED_HARD_TANH, "activation");
   if (!layer.cross.query.weight) return;
   require(s.encoded_width > 0, "`encoded_width` must be given where a layer attends to what is encoded");
@@ -78,6 +82,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   check_size(s.value_dim, 1, kMostFeatures / s.heads, "value_dim");
   check_size(s.encoded_width, 0, kMostFeatures, "encoded_width");
   check_size(s.vocabulary, 1, kMostTokens, "vocabulary");
+  check_size(s.pack, HEED_PACK_FLOAT32, HEED_PACK_INT8, "pack");
   check_size(s.layer_count, 0, 1024, "layer_count");
   require(s.embedding, "the embedding is missing");
   require(std::isfinite(s.embedding_scale), "`embedding_scale` must be finite");
@@ -85,7 +90,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
   for (int i = 0; i < s.layer_count; ++i) check_layer(s, s.layers[i]);
   if (s.final_norm.gamma) check_norm(s.final_norm, "final_norm");
   if (is_encoder) return require(s.encoded_width == 0 && !s.encoder, "an encoder attends to nothing that is encoded");
-  check_dense(s.logits, s.width, s.vocabulary, "logits");
+  check_dense(s.logits, s.width, s.vocabulary, s.pack, "logits");
   if (!s.encoder) return;
   check(*s.encoder, true);
   require(s.encoder->width == s.encoded_width,
@@ -146,17 +151,18 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
 struct HeedDecoder {
  private:
   struct Free {
-    void operator()(float* p) const { std::free(p); }
+    void operator()(void* p) const { std::free(p); }
   };
   const heed::DecoderKernels& kernels_ = heed::decoder_kernels();
-  std::vector<std::unique_ptr<float, Free>> memory_;
+  const int32_t pack_;
+  std::vector<std::unique_ptr<void, Free>> memory_;
   std::vector<heed::PackedLayer> layers_, encoder_layers_;
   heed::PackedStack encoder_{};
 
  public:
   heed::PackedStack stack;
 
-  explicit HeedDecoder(const HeedDecoderStack& s) : stack(packed(s, layers_)) {
+  explicit HeedDecoder(const HeedDecoderStack& s) : pack_(s.pack), stack(packed(s, layers_)) {
     stack.logits = packed({&s.logits});
     if (!s.encoder) return;
     encoder_ = packed(*s.encoder, encoder_layers_);
@@ -183,16 +189,17 @@ struct HeedDecoder {
 
  private:
   // Zeros, in cache lines of their own.
-  float* zeros(int64_t count) {
-    const size_t bytes = heed::in_cache_lines(static_cast<size_t>(count) * sizeof(float));
-    memory_.emplace_back(static_cast<float*>(std::aligned_alloc(64, std::max<size_t>(bytes, 64))));
+  template <class T>
+  T* zeros(int64_t count) {
+    const size_t bytes = std::max<size_t>(heed::in_cache_lines(static_cast<size_t>(count) * sizeof(T)), 64);
+    memory_.emplace_back(std::aligned_alloc(64, bytes));
     if (!memory_.back()) throw std::bad_alloc();
-    std::fill_n(memory_.back().get(), count, 0.0f);
-    return memory_.back().get();
+    std::memset(memory_.back().get(), 0, bytes);
+    return static_cast<T*>(memory_.back().get());
   }
 
   const float* row(const float* from, int64_t count) {
-    float* to = zeros(kernels_.row_numbers(count));
+    float* to = zeros<float>(kernels_.row_numbers(count));
     if (from) std::copy_n(from, count, to);
     return to;
   }
@@ -226,14 +233,21 @@ struct HeedDecoder {
     const int64_t inputs = parts[0]->inputs;
     int64_t outputs = 0, column = 0;
     for (const HeedDense* part : parts) outputs += part->outputs;
-    float* weight = zeros(kernels_.packed_numbers(inputs, outputs));
-    float* bias = zeros(kernels_.row_numbers(outputs));
+    const int64_t columns = kernels_.row_numbers(outputs);
+    float* bias = zeros<float>(columns);
+    const heed::PackedDense made{zeros<char>(kernels_.packed_bytes(inputs, outputs, pack_)),
+                                 bias,
+                                 zeros<float>(pack_ == HEED_PACK_INT8 ? columns : 0),
+                                 zeros<int32_t>(pack_ == HEED_PACK_INT8 ? columns : 0),
+                                 static_cast<int>(inputs),
+                                 static_cast<int>(outputs),
+                                 pack_};
     for (const HeedDense* part : parts) {
-      kernels_.pack(*part, column, outputs, weight);
+      kernels_.pack(*part, column, made);
       if (part->bias) std::copy_n(part->bias, part->outputs, bias + column);
       column += part->outputs;
     }
-    return {weight, bias, static_cast<int>(inputs), static_cast<int>(outputs)};
+    return made;
   }
 
   // All but the logits and the encoder.

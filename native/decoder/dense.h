@@ -1,57 +1,120 @@
 // Dense layers of few rows: the weights are read once for all rows, as fast as memory gives them.
-//
-// Weights are packed in panels of as many columns as the micro-kernel keeps in registers: panel p holds, for each
-// input, its columns one after the other, so that a product reads memory from the first number to the last. The last
-// panel has as many columns as there are left, rounded up to full vectors with zeros.
 #pragma once
 
-#include "../kernels/block.h"
-#include "../kernels/product.h"
-#include "registry.h"
+#include "integers.h"
 
 namespace heed {
 namespace HEED_ISA {
 
-inline constexpr int kPanel = (kRegisters >= 32 ? 4 : 2) * kLanes<float>;
-
-// Columns of the panel that begins at this column.
-HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
-  return round_up(least(kPanel, outputs - begin), kLanes<float>);
+// Some rows of y (+)= x W for a full panel of float weights, while what follows them in memory is asked for: kAhead
+// lines of the cache for each row of weights. Nothing else would: each row of weights is used for less time than it
+// takes to come from the third-level cache.
+template <int kRows, int kAhead>
+inline void panel_tile(Rows x, const float* weights, int depth, Rows y, bool accumulate, const float* ahead) {
+  typedef Vector<float> V;
+  constexpr int kVectors = kPanel / kLanes<float>, kLine = 64 / static_cast<int>(sizeof(float));
+  V sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = V{};
+  for (int k = 0; k < depth; ++k, weights += kPanel, ahead += kAhead * kLine) {
+    V w[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) w[v] = load(weights + v * kLanes<float>);
+#pragma GCC unroll 8
+    for (int i = 0; i < kAhead; ++i) __builtin_prefetch(ahead + i * kLine);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const V s = broadcast(x[r][k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sum[r][v] += s * w[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = y[r] + v * kLanes<float>;
+      store(to, accumulate ? load(to) + sum[r][v] : sum[r][v]);
+    }
 }
 
-inline int64_t row_numbers(int64_t numbers) { return round_up(numbers, kLanes<float>); }
-
-inline int64_t packed_numbers(int64_t inputs, int64_t outputs) { return inputs * row_numbers(outputs); }
-
-inline void pack_dense(const HeedDense& dense, int64_t column, int64_t outputs, float* packed) {
-  const int64_t input_step = dense.transposed ? 1 : dense.outputs, output_step = dense.transposed ? dense.inputs : 1;
-  for (int64_t c = 0; c < dense.outputs; ++c) {
-    const int64_t at = column + c, begin = at / kPanel * kPanel;
-    const int columns = panel_columns(outputs, begin);
-    float* to = packed + begin * dense.inputs + (at - begin);
-    const float* from = dense.weight + c * output_step;
-    for (int64_t k = 0; k < dense.inputs; ++k) to[k * columns] = from[k * input_step];
+// All rows for some of the inputs. The first tiles ask for as much as there is now, whoever they are.
+inline void panel_rows(Rows x, int rows, const float* weights, int depth, Rows y, bool accumulate) {
+  constexpr int kMost = 6, kLine = 64 / static_cast<int>(sizeof(float)), kLines = kPanel / kLine;
+  const float *ahead = weights + depth * kPanel, *end = ahead + depth * kPanel;
+  const bool slowly = rows >= kLines * kMost;
+  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost)) {
+    if (ahead >= end)
+      panel_tile<kMost, 0>(x, weights, depth, y, accumulate, nullptr);
+    else if (slowly)
+      panel_tile<kMost, 1>(x, weights, depth, y, accumulate, ahead), ahead += depth * kLine;
+    else
+      panel_tile<kMost, kLines>(x, weights, depth, y, accumulate, ahead), ahead = end;
+  }
+  const bool asked = ahead >= end;
+  switch (rows) {
+#define HEED_REST(n)                                                           \
+  case n:                                                                      \
+    return asked ? panel_tile<n, 0>(x, weights, depth, y, accumulate, nullptr) \
+                 : panel_tile<n, kLines>(x, weights, depth, y, accumulate, ahead);
+    HEED_REST(5)
+    HEED_REST(4)
+    HEED_REST(3)
+    HEED_REST(2)
+    HEED_REST(1)
+#undef HEED_REST
+    default: return;
   }
 }
 
-// Rows of numbers, `stride` apart.
-struct Rows {
-  float* data;
-  ptrdiff_t stride;
+// y = x W for one panel of float weights, a few inputs at a time: so many rows of weights stay in the first-level
+// cache, and shorter sums are more accurate.
+inline void panel_product(const PackedDense& dense, const float* panel, Rows x, int rows, Rows y, int columns) {
+  if (columns < kPanel)
+    return product<float>({x.data, x.stride, 1}, rows, panel, columns, y.data, y.stride, columns, dense.inputs, false);
+  constexpr int kMost = 96, kFew = 64;
+  for (int k = 0; k < dense.inputs;) {
+    const int deep = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
+    panel_rows({x.data + k, x.stride}, rows, panel + static_cast<int64_t>(k) * kPanel, deep, y, k > 0);
+    k += deep;
+  }
+}
 
-  HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
-  HEED_INLINE Rows from(int64_t row) const { return {data + row * stride, stride}; }
-};
+// The same with bfloat16 weights, which become float a few rows at a time, in the first-level cache, as the
+// micro-kernel would go over them.
+inline void panel_product(const PackedDense& dense, const Bfloat16* panel, Rows x, int rows, Rows y, int columns) {
+  constexpr int kMost = 96, kFew = 64;  // as `product` cuts the depth
+  alignas(64) float wide[kMost * kPanel];
+  for (int k = 0; k < dense.inputs;) {
+    const int deep = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
+    for (int i = 0; i < deep * columns; i += kLanes<float>)
+      store(wide + i, load_wide(panel + static_cast<int64_t>(k) * columns + i));
+    product<float>({x.data + k, x.stride, 1}, rows, wide, columns, y.data, y.stride, columns, deep, k > 0);
+    k += deep;
+  }
+}
 
 // y = x W for all columns, a panel at a time: finish(first column, columns) is called while the panel's results are at
 // hand. `y` holds them from `y_column(first column)` on.
 template <class Column, class Finish>
 inline void dense_panels(const PackedDense& dense, Rows x, int rows, Rows y, const Column& y_column,
                          const Finish& finish) {
+  const bool as_bytes = dense.pack == HEED_PACK_INT8 && multiplies_bytes();
+  for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, as_bytes);
   for (int c = 0; c < dense.outputs; c += kPanel) {
     const int columns = panel_columns(dense.outputs, c);
-    product<float>({x.data, x.stride, 1}, rows, dense.weight + static_cast<ptrdiff_t>(c) * dense.inputs, columns,
-                   y.data + y_column(c), y.stride, columns, dense.inputs, false);
+    const int64_t at = static_cast<int64_t>(c) * dense.inputs;
+    const Rows to{y.data + y_column(c), y.stride};
+    if (as_bytes)
+      byte_product(dense, c, x, rows, to, columns);
+    else if (dense.pack == HEED_PACK_INT8)
+      whole_product(dense, c, x, rows, to, columns);
+    else if (dense.pack == HEED_PACK_BFLOAT16)
+      panel_product(dense, reinterpret_cast<const Bfloat16*>(dense.weight) + at, x, rows, to, columns);
+    else
+      panel_product(dense, reinterpret_cast<const float*>(dense.weight) + at, x, rows, to, columns);
     finish(c, columns);
   }
 }

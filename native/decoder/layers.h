@@ -7,7 +7,8 @@ namespace heed {
 namespace HEED_ISA {
 
 inline Rows take_rows(Arena& arena, int64_t rows, int64_t numbers) {
-  return {arena.take<float>(rows * row_numbers(numbers)), row_numbers(numbers)};
+  const int64_t stride = Rows::stride_of(numbers);
+  return {arena.take<float>(rows * stride), stride};
 }
 
 // A stack of layers, and memory for the rows that go through it together. Rows hold 0 up to the next full vector.

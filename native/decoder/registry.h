@@ -8,10 +8,14 @@
 
 namespace heed {
 
-// Several dense layers of the same input side by side, their weights in panels: see decoder/dense.h.
+// Several dense layers of the same input side by side, their weights in panels: see decoder/weights.h.
 struct PackedDense {
-  const float *weight, *bias;  // the bias has a number for each column, 0 where a layer has none
-  int inputs, outputs;         // outputs of all layers
+  char* weight;         // of the type that `pack` names
+  const float* bias;    // of each column, 0 where a layer has none
+  float* factor;        // of each column, what its int8 weights lack
+  int32_t* offset;      // of each column, minus 128 times the sum of its int8 weights
+  int inputs, outputs;  // outputs of all layers
+  int pack;             // HeedPack
 };
 
 struct PackedNorm {
@@ -56,12 +60,11 @@ struct SourceRange {
 };
 
 struct DecoderKernels {
-  // Numbers that the weights of a dense layer of these sizes take, and that a row of so many numbers takes.
-  int64_t (*packed_numbers)(int64_t inputs, int64_t outputs);
+  // Bytes that the weights of a dense layer of these sizes take, and numbers that a row of so many numbers takes.
+  int64_t (*packed_bytes)(int64_t inputs, int64_t outputs, int pack);
   int64_t (*row_numbers)(int64_t numbers);
-  // Writes the columns of one layer from `column` on among those of a packed one of `outputs` columns. What no layer
-  // writes must be 0.
-  void (*pack)(const HeedDense&, int64_t column, int64_t outputs, float* packed);
+  // Writes the columns of one layer from `column` on among those of a packed one. What no layer writes must be 0.
+  void (*pack)(const HeedDense&, int64_t column, const PackedDense& packed);
   size_t (*scratch_bytes)(const PackedStack&, const HeedDecoding&, int64_t sources);
   void (*decode)(const PackedStack&, const HeedDecoding&, SourceRange, int32_t* tokens, char* scratch);
 };

@@ -32,7 +32,7 @@ inline size_t decoding_bytes(const PackedStack& stack, const HeedDecoding& decod
   return arena.bytes();
 }
 
-static const DecoderKernels kDecoderKernels = {packed_numbers, row_numbers, pack_dense, decoding_bytes, decode_sources};
+static const DecoderKernels kDecoderKernels = {packed_bytes, row_numbers, pack_dense, decoding_bytes, decode_sources};
 
 }  // namespace HEED_ISA
 }  // namespace heed

@@ -5,7 +5,7 @@
 // batch.
 //
 // D is the width of the model, L the number of tokens to decode, S the length of the sources, F the hidden width of the
-// feed-forward part. Everything is float32.
+// feed-forward part. Everything is float32, but for packed weights of which less is asked for.
 #ifndef HEED_DECODER_H
 #define HEED_DECODER_H
 
@@ -39,6 +39,17 @@ enum HeedActivation {
   HEED_HARD_SILU = 23,
   HEED_HARD_TANH = 24
 };
+
+// How the weights of dense layers are kept once they are packed.
+enum HeedPack {
+  HEED_PACK_FLOAT32 = 0,
+  HEED_PACK_BFLOAT16 = 1,  // rounded to the nearest bfloat16, computed with in float32
+  // Whole numbers in [-127, 127] times a factor for each output, the largest magnitude / 127; what they are multiplied
+  // with is rounded likewise, with a factor for each row. Sums are exact: a layer has at most HEED_MOST_INT8 inputs.
+  HEED_PACK_INT8 = 2
+};
+
+#define HEED_MOST_INT8 131072
 
 // y = x W + b.
 typedef struct HeedDense {
@@ -84,6 +95,7 @@ typedef struct HeedDecoderStack {
   int64_t vocabulary;                                   // tokens 0 .. vocabulary - 1, at most 2^24
   const float* embedding;                               // (vocabulary, D), read in place
   double embedding_scale;                               // multiplies its rows
+  int32_t pack;                                         // HeedPack
   int32_t layer_count;
   const HeedDecoderLayer* layers;
   HeedNorm final_norm;

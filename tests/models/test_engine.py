@@ -105,7 +105,8 @@ def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> 
 def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **options: Any) -> Any:
     """Model, inputs and options for both ways of decoding, op by op: no graph is traced."""
     defaults = {"beam_size": 3, "length_penalty": 0.6, "temperature": 1.0, "top_k": 4, "top_p": 0.9}
-    options = {"max_length": max_length, "use_cache": True, **defaults, **options}
+    shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}
+    options = {**shared, **defaults, **options}
     assert engine.unsupported_reasons(model, options) == []
     inputs = {"source": tf.constant(source)}
     if prompt is not None:
@@ -113,7 +114,7 @@ def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **op
     if options["method"] == "sample":
         shape = (len(source), max_length)
         inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
-    names = ("method", "max_length", "use_cache", *decoding._OPTIONS[options["method"]])
+    names = ("method", *shared, *decoding._OPTIONS[options["method"]])
     return model, inputs, {name: options[name] for name in names}
 
 
@@ -189,12 +190,8 @@ def test_every_option_of_a_config_is_taken_or_named() -> None:
 
 
 def test_every_activation_of_keras_is_taken_or_named() -> None:
-    elementwise = {
-        name
-        for name in dir(keras.activations)
-        if callable(getattr(keras.activations, name)) and name not in ("get", "serialize")
-    }
-    names = {getattr(keras.activations, name).__name__ for name in elementwise - {"deserialize"}}
+    known = [getattr(keras.activations, name) for name in dir(keras.activations)]
+    names = {x.__name__ for x in known if callable(x)} - {"get", "serialize", "deserialize"}
     # The last two fit no feed-forward part: one halves the width, one needs arguments.
     assert names == {*ACTIVATIONS, *NAMED["activation"], "glu", "threshold"}
 
@@ -331,6 +328,24 @@ def test_weights_that_do_not_fit_are_named_with_what_was_expected() -> None:
     half = dataclasses.replace(layer, back=Dense(tf.zeros((16, 8), tf.float64)))
     with pytest.raises((tf.errors.InvalidArgumentError, TypeError), match="float"):
         run_with(dataclasses.replace(stack, layers=(half,)))
+
+
+@pytest.mark.parametrize(("weights", "least"), [("bfloat16", 0.9), ("int8", 0.8)])
+def test_narrow_weights_change_few_tokens(weights: str, least: float) -> None:
+    model = small_model(seed=4, width=64, num_heads=4, target_vocabulary_size=40)
+    source = sources(40)
+    tokens, narrow = decode(model, source, 4), decode(model, source, 4, weights=weights)
+    share = np.mean(tokens[:, 0] == narrow[:, 0])  # of the first token: later ones follow from it
+    assert least < share
+    assert {len({*tokens[:, 0]}) > 4, weights == "bfloat16" or share < 1} == {True}
+
+
+def test_narrow_weights_need_the_engine() -> None:
+    model = small_model(seed=3, activation="softmax")
+    with pytest.raises(ValueError, match=r"`weights` must be \"float32\" .*'softmax'.*'int8'"):
+        decode(model, sources(), weights="int8")
+    with pytest.raises(ValueError, match="`weights` must be one of 'float32', 'bfloat16', 'int8'"):
+        decode(model, sources(), weights="int4")
 
 
 def test_it_is_one_op() -> None:

@@ -7,13 +7,15 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int
 from math import erf
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 PAD, START, END = 0, 1, 2
+PACKS = ("float32", "bfloat16", "int8")
 ACTIVATIONS = {
     "linear": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / np.sqrt(2))),
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(erf, otypes=[float])(x / np.sqrt(2))),
     "silu": lambda x: x / (1 + np.exp(-x)),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
@@ -91,6 +93,7 @@ class StackStruct(Structure):
         ("vocabulary", c_int64),
         ("embedding", c_void_p),
         ("embedding_scale", c_double),
+        ("pack", c_int32),
         ("layer_count", c_int32),
         ("layers", POINTER(LayerStruct)),
         ("final_norm", NormStruct),
@@ -125,14 +128,28 @@ class Dense(NamedTuple):
     weight: np.ndarray
     bias: np.ndarray | None
     transposed: bool = False
+    pack: str = "float32"
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         weight = self.weight.T if self.transposed else self.weight
-        return x @ weight.astype(float) + (0 if self.bias is None else self.bias)
+        if self.pack == "int8":
+            x = rounded(x.T, "int8").T
+        return x @ rounded(weight, self.pack) + (0 if self.bias is None else self.bias)
 
     def struct(self) -> DenseStruct:
         shape = self.weight.shape[::-1] if self.transposed else self.weight.shape
         return DenseStruct(address(self.weight), address(self.bias), *shape, self.transposed)
+
+
+def rounded(weight: np.ndarray, pack: str) -> np.ndarray:
+    """Weights (inputs, outputs) as they are once they are packed; of int8 each column has a factor."""
+    if pack == "bfloat16":
+        return weight.astype(ml_dtypes.bfloat16).astype(float)
+    if pack == "int8":
+        factor = np.abs(weight).max(0, keepdims=True) / weight.dtype.type(127)
+        whole = np.rint(weight / np.where(factor == 0, weight.dtype.type(1), factor))
+        return whole.astype(float) * factor
+    return weight.astype(float)
 
 
 class Norm(NamedTuple):
@@ -198,6 +215,7 @@ class Stack:
         self.encoded_width = sizes.get("encoded_width", 8)
         self.norm_first, self.biased = sizes.get("norm_first", True), sizes.get("biased", True)
         self.activation = sizes.get("activation", "relu")
+        self.pack = sizes.get("pack", "float32")
         self.options = sizes
         self.encoder: Stack | None = None
         if sizes.get("encoder"):
@@ -207,7 +225,7 @@ class Stack:
         self.layers = [self.layer(sizes.get("hidden", 12)) for _ in range(sizes.get("layers", 2))]
         self.final_norm = self.norm() if sizes.get("final_norm", True) else None
         if sizes.get("tied", False):
-            self.logits = Dense(self.embedding, None, True)
+            self.logits = Dense(self.embedding, None, True, self.pack)
         else:
             self.logits = self.dense(self.width, self.vocabulary)
 
@@ -218,7 +236,7 @@ class Stack:
     def dense(self, inputs: int, outputs: int) -> Dense:
         weight = self.numbers(inputs, outputs)
         weight *= (8 / inputs) ** 0.5
-        return Dense(weight, self.numbers(outputs) if self.biased else None)
+        return Dense(weight, self.numbers(outputs) if self.biased else None, False, self.pack)
 
     def norm(self) -> Norm:
         return self.norm_of(self.width, self.options.get("root_mean_square", False))
@@ -274,6 +292,7 @@ class Stack:
             self.vocabulary,
             address(self.embedding),
             self.scale,
+            PACKS.index(self.pack),
             len(layers),
             (LayerStruct * max(1, len(layers)))(*layers),
             NormStruct() if self.final_norm is None else self.final_norm.struct(),
@@ -478,7 +497,11 @@ def check(problem: bytes | None) -> None:
 
 
 def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
-    """Each token is the best one after those before it, but for rounding; rows end once and are padded."""
+    """Each token is the best one after those before it, but for rounding; rows end once and are padded.
+
+    A number between two whole ones may become either: int8 has rounding of its own.
+    """
+    slack = 0.05 if stack.pack == "int8" else 1e-4
     for b, row in enumerate(tokens):
         for t, token in enumerate(row):
             if t and (row[:t] == END).any():
@@ -488,7 +511,7 @@ def assert_best(stack: Stack, call: Call, tokens: np.ndarray) -> None:
                 assert token == call.prompt[b, t]
                 continue
             scores = stack.scores([START, *row[:t]], call, b)
-            assert scores[token] >= scores.max() - 1e-4 * np.abs(scores[2:]).max(), (b, t)
+            assert scores[token] >= scores.max() - slack * np.abs(scores[2:]).max(), (b, t)
 
 
 def assert_drawn(stack: Stack, call: Call, tokens: np.ndarray) -> None:
@@ -555,7 +578,7 @@ def beams_decided(stack: Stack, call: Call, tokens: np.ndarray) -> int:
     decided = 0
     for b, row in enumerate(tokens):
         sequence, _, margin = searched(stack, call, b)
-        if margin > 1e-5:
+        if margin > (0.3 if stack.pack == "int8" else 1e-5):
             decided += 1
             assert [*row] == [*sequence, *[PAD] * (call.length - len(sequence))]
     return decided

@@ -56,6 +56,9 @@ CASES: dict[str, dict[str, Any]] = {
         "gated": True,
     },
     "no layers": {"layers": 0},
+    "bfloat16 weights": {"pack": "bfloat16", "width": 33, "hidden": 170, "vocabulary": 90},
+    "int8 weights, tied": {"pack": "int8", "width": 33, "hidden": 170, "tied": True},
+    "int8 weights, encoder": {"pack": "int8", "width": 100, "encoder": True, "vocabulary": 90},
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
         "encoder": True,
@@ -136,6 +139,18 @@ def test_many_and_long_sources_are_encoded(library: Any) -> None:
         call.run(library, stack)
     call.source_mask[3, 4] = False
     call.run(library, stack)
+
+
+@pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
+def test_odd_int8_weights(library: Any, value: float) -> None:
+    """A column of zeros stays one; one that is not finite leads to some token."""
+    stack = Stack(np.random.default_rng(0), pack="int8")
+    stack.layers[0]["hidden"].weight[:, 3] = value
+    call = Call(stack, 3, 4, 4)
+    tokens = call.run(library, stack)
+    assert ((tokens >= 0) & (tokens < stack.vocabulary)).all()
+    if value == 0:
+        assert_best(stack, call, tokens)
 
 
 def test_a_long_sequence_and_a_large_batch(library: Any) -> None:
@@ -302,6 +317,7 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "heads", stack("heads", 3), None, "`self.query` must have 8 inputs and 12 outputs"
     yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
     yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
+    yield "pack", stack("pack", 3), None, "`pack` must be in [0, 2]"
     yield "activation", field("activation", 99), None, "`activation` must be in [0, 24]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"

@@ -51,6 +51,7 @@ enum Input {
 enum Sizes {
   kLength,
   kEncodes,  // whether there is an encoder
+  kPack,
   kPad,
   kStart,
   kEnd,
@@ -83,6 +84,7 @@ class Stacks {
     HeedDecoderStack stack{};
     stack.heads = size(), stack.kv_heads = size(), stack.head_dim = size(), stack.value_dim = size();
     stack.encoded_width = encoded_width;
+    stack.pack = static_cast<int32_t>(inputs_[kSizes].data<int64_t>()[kPack]);
     stack.embedding_scale = number();
     const int64_t count = size();
     const Tensor* embedding = next();
@@ -184,7 +186,8 @@ struct Packed {
 // What tells the stacks of calls apart: numbers, slots, and where the weights lie.
 std::vector<int64_t> version_of(const std::vector<Tensor>& inputs) {
   const Tensor &slots = inputs[kSlots], &numbers = inputs[kNumbers];
-  std::vector<int64_t> version = {inputs[kSizes].data<int64_t>()[kEncodes], inputs[kEncoded].dim(2), slots.dim(0)};
+  const int64_t* sizes = inputs[kSizes].data<int64_t>();
+  std::vector<int64_t> version = {sizes[kEncodes], sizes[kPack], inputs[kEncoded].dim(2), slots.dim(0)};
   version.insert(version.end(), slots.data<int64_t>(), slots.data<int64_t>() + slots.dim(0));
   for (int64_t i = 0; i < numbers.dim(0); ++i) {
     int64_t bits = 0;

@@ -15,6 +15,7 @@ from heed.models.config import TransformerConfig
 from heed.models.incremental_decoder import IncrementalDecoder
 from heed.models.sampling import column, decode_rows, draw, greedy
 from heed.models.transformer import Transformer
+from heed.ops.backends.decoder import WEIGHTS
 from heed.ops.dispatch import Dispatch
 
 # The options of each method, beside those that all have.
@@ -40,6 +41,7 @@ def generate(
     top_p: float | None = None,
     seed: int | None = None,
     use_cache: bool = True,
+    weights: str = "float32",
 ) -> Any:
     """Decodes a target for each source.
 
@@ -76,6 +78,10 @@ def generate(
             has draws of its own); None draws afresh.
         use_cache: Whether to keep keys and values. False reads the whole target again in each
             step: the same result, slower.
+        weights: How the weights of dense layers are kept: "float32", or in the engine alone "bfloat16",
+            half the memory, computed with in float32; or "int8", a quarter: whole numbers in
+            [-127, 127] times a factor for each output, multiplied with numbers that are rounded
+            likewise, with a factor for each token. The model's own weights stay as they are.
 
     Returns:
         (B, max_length) int32, the prompt first, without the start token: each row ends with `end_id`, unless it was
@@ -111,11 +117,16 @@ def generate(
         "top_k": check_integer("top_k", top_k, least=1, optional=True),
         "top_p": check_real("top_p", top_p, least=0, exclusive=True, optional=True),
         "use_cache": bool(use_cache),
+        "weights": weights,
         "seed": check_integer("seed", seed, least=None, optional=True),
     }
     if method not in METHODS:
         raise ValueError(
             f"`method` must be one of {', '.join(map(repr, METHODS))}. Received: method={method!r}"
+        )
+    if weights not in WEIGHTS:
+        raise ValueError(
+            f"`weights` must be one of {', '.join(map(repr, WEIGHTS))}. Received: weights={weights!r}"
         )
     if (options["top_p"] or 1) > 1:
         raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={top_p!r}")
@@ -142,8 +153,14 @@ def generate(
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
     if source.shape[0] == 0:
         return ops.zeros((0, options["max_length"]), dtype="int32")
-    names = ("method", "max_length", "use_cache", *_OPTIONS[method])
-    function = _decode if engine.unsupported_reasons(model, options) else engine.decode
+    names = ("method", "max_length", "use_cache", "weights", *_OPTIONS[method])
+    reasons = engine.unsupported_reasons(model, options)
+    if reasons and weights != "float32":
+        raise ValueError(
+            f'`weights` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
+            f"Received: weights={weights!r}"
+        )
+    function = _decode if reasons else engine.decode
     return program(model, {name: options[name] for name in names}, function)(inputs)
 
 

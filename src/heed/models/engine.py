@@ -201,7 +201,7 @@ def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) 
         source_positions = _positions(model.encoder, room, room, 2 * room)
     else:
         encoded = ops.cast(model.encode(source, training=False), "float32")
-    stack = dataclasses.replace(stack, encoder=encoder)
+    stack = dataclasses.replace(stack, encoder=encoder, weights=options["weights"])
     return current().DECODER.decode(
         stack, source, mask, encoded, positions, source_positions, search
     )

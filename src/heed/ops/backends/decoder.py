@@ -38,6 +38,8 @@ ACTIVATIONS = (
 )
 
 METHODS = ("greedy", "sample", "beam")
+# How an engine may keep the weights of dense layers.
+WEIGHTS = ("float32", "bfloat16", "int8")
 MOST_BEAMS = 32
 
 
@@ -122,6 +124,7 @@ class DecoderStack:
         final_norm: before `logits`, or None.
         logits: D to the vocabulary; None in an encoder.
         layers: one after the other.
+        weights: what dense layers are kept in, one of `WEIGHTS`; those of the encoder too.
         encoder: of a decoder, the stack that encodes the sources; None where they come encoded.
     """
 
@@ -134,6 +137,7 @@ class DecoderStack:
     final_norm: Norm | None
     logits: Dense | None
     layers: tuple[DecoderLayer, ...]
+    weights: str = "float32"
     encoder: DecoderStack | None = None
 
 

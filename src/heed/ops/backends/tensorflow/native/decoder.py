@@ -10,6 +10,7 @@ import tensorflow as tf
 from heed.ops.backends.decoder import (
     ACTIVATIONS,
     METHODS,
+    WEIGHTS,
     DecoderAttention,
     DecoderLayer,
     DecoderStack,
@@ -60,6 +61,7 @@ class NativeDecoder:
         sizes = [
             search.length,
             stack.encoder is not None,
+            WEIGHTS.index(stack.weights),
             search.pad,
             search.start,
             search.end,

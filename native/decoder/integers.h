@@ -1,0 +1,201 @@
+// Products of whole numbers: rows are rounded to int8 with a factor for each row, as weights are with one for each
+// column. Sums are exact, so they are the same whatever instructions made them.
+#pragma once
+
+#include "weights.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+// Rows of numbers, `stride` apart; the second half of each is room for its whole numbers, see `round_row`.
+struct Rows {
+  float* data;
+  ptrdiff_t stride;
+
+  HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
+  HEED_INLINE Rows from(int64_t row) const { return {data + row * stride, stride}; }
+  // Its whole numbers, as float, or plus 128 as bytes; and, in a vector before them, the factor that they lack.
+  HEED_INLINE float* rounded(int64_t row) const { return data + row * stride + stride / 2 + kLanes<float>; }
+  HEED_INLINE float* factor(int64_t row) const { return rounded(row) - kLanes<float>; }
+
+  // The stride of rows of so many numbers.
+  static int64_t stride_of(int64_t numbers) { return 2 * (row_numbers(numbers) + kLanes<float>); }
+};
+
+// Rounds a row to whole numbers in [-127, 127].
+inline void round_row(Rows x, int row, int count, bool as_bytes) {
+  typedef Vector<float> V;
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes<float>)));
+  const float* from = x[row];
+  V highest{}, nonfinite{};
+  for (int c = 0; c < count; c += kLanes<float>) {
+    const V v = load_some(from + c, count - c);
+    highest = larger(v < 0 ? -v : v, highest);
+    nonfinite += v - v;
+  }
+  float most_of = 0;
+  for (int lane = 0; lane < kLanes<float>; ++lane) most_of = highest[lane] > most_of ? highest[lane] : most_of;
+  const float is_nan = sum_of_lanes<float>(nonfinite);  // or 0
+  const bool is_zero = most_of == 0 || is_nan != 0;
+  const float inverse = is_zero ? 0 : 127 / most_of;
+  *x.factor(row) = is_nan != 0 ? is_nan : most_of / 127;
+  float* to = x.rounded(row);
+  uint8_t* bytes = reinterpret_cast<uint8_t*>(to);
+  for (int c = 0; c < count; c += kLanes<float>) {
+    const V scaled = is_zero ? V{} : load_some(from + c, count - c) * inverse, whole = scaled + kRounder;
+    if (as_bytes)
+      store(bytes + c, __builtin_convertvector((Words)whole - (Words)broadcast(kRounder) + 128, Bytes));
+    else
+      store(to + c, whole - kRounder);
+  }
+}
+
+#if defined(__AVX512F__) || (defined(__AVX2__) && (__GNUC__ >= 11 || __clang_major__ >= 12))
+#define HEED_MULTIPLIES_BYTES
+// Instructions that not every machine of this instruction set has: sums += four products of bytes.
+#if defined(__AVX512F__)
+#define HEED_BYTES __attribute__((target("avx512vnni")))
+HEED_BYTES HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
+  return (Integers<float>)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
+}
+inline bool multiplies_bytes() { return __builtin_cpu_supports("avx512vnni"); }
+#else
+#define HEED_BYTES __attribute__((target("avxvnni")))
+HEED_BYTES HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
+  return (Integers<float>)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, (__m256i)weights);
+}
+inline bool multiplies_bytes() { return __builtin_cpu_supports("avxvnni"); }
+#endif
+
+// Some rows of y = x W for some vectors of columns, whose weights begin at `weights`, a group of inputs every
+// `columns`.
+// Each group asks for some lines of the cache from `ahead` on, where the next panel lies.
+template <int kRows, int kVectors, int kAhead>
+HEED_BYTES inline void byte_tile(Rows x, const int8_t* weights, int columns, int inputs, const int32_t* offset,
+                                 const float* factor, Rows y, const char* ahead) {
+  typedef Integers<float> I;
+  I sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = load_as<I>(offset + v * kLanes<float>);
+  for (int k = 0; k < inputs; k += kGroup, weights += kGroup * columns) {
+    I w[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) w[v] = load_as<I>(weights + v * kGroup * kLanes<float>);
+    if constexpr (kAhead > 0) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kAhead; ++i) __builtin_prefetch(ahead + i * 64);
+      ahead += kAhead * 64;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const I four = load_as<int32_t>(reinterpret_cast<const uint8_t*>(x.rounded(r)) + k) - I{};
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products(sum[r][v], four, w[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+      store(y[r] + v * kLanes<float>,
+            __builtin_convertvector(sum[r][v], Vector<float>) * (load(factor + v * kLanes<float>) * *x.factor(r)));
+}
+
+// As many rows at a time as registers hold the sums of. What follows the panel in memory is asked for meanwhile: by the
+// first tile or, where there are rows enough, by the first few.
+template <int kVectors>
+HEED_BYTES inline void byte_rows(Rows x, int rows, const int8_t* weights, int columns, int inputs,
+                                 const int32_t* offset, const float* factor, Rows y) {
+  constexpr int kMost = 6, kLines = kVectors * kGroup * kLanes<float> / 64;  // of a group of inputs
+  const int groups = (inputs + kGroup - 1) / kGroup;
+  const char* ahead = reinterpret_cast<const char*>(weights) + static_cast<int64_t>(groups) * kGroup * columns;
+  int wanted = kVectors > 1 ? kLines : 0;  // of each group
+  const bool slowly = rows >= kLines * kMost;
+  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost)) {
+    if (wanted == 0) {
+      byte_tile<kMost, kVectors, 0>(x, weights, columns, inputs, offset, factor, y, nullptr);
+    } else if (slowly) {
+      byte_tile<kMost, kVectors, 1>(x, weights, columns, inputs, offset, factor, y, ahead);
+      ahead += groups * 64, --wanted;
+    } else {
+      byte_tile<kMost, kVectors, kLines>(x, weights, columns, inputs, offset, factor, y, ahead);
+      wanted = 0;
+    }
+  }
+  switch (rows) {
+#define HEED_REST(n)                                                                                      \
+  case n:                                                                                                 \
+    return wanted ? byte_tile<n, kVectors, kLines>(x, weights, columns, inputs, offset, factor, y, ahead) \
+                  : byte_tile<n, kVectors, 0>(x, weights, columns, inputs, offset, factor, y, nullptr);
+    HEED_REST(5)
+    HEED_REST(4)
+    HEED_REST(3)
+    HEED_REST(2)
+    HEED_REST(1)
+#undef HEED_REST
+    default: return;
+  }
+}
+
+// Rows of bytes through one panel.
+HEED_BYTES inline void byte_product(const PackedDense& dense, int first, Rows x, int rows, Rows y, int columns) {
+  constexpr int kWide = kPanel / kLanes<float>;
+  const int8_t* weights =
+      reinterpret_cast<const int8_t*>(dense.weight) + first * static_cast<int64_t>(round_up(dense.inputs, kGroup));
+  const int32_t* offset = dense.offset + first;
+  const float* factor = dense.factor + first;
+  if (columns == kPanel) return byte_rows<kWide>(x, rows, weights, columns, dense.inputs, offset, factor, y);
+  for (int c = 0; c < columns; c += kLanes<float>)
+    byte_rows<1>(x, rows, weights + kGroup * c, columns, dense.inputs, offset + c, factor + c, {y.data + c, y.stride});
+}
+#undef HEED_BYTES
+#else
+inline bool multiplies_bytes() { return false; }
+inline void byte_product(const PackedDense&, int, Rows, int, Rows, int) {}
+#endif
+
+// int8 weights of some inputs, beginning with a whole group, as float: [input][column].
+inline void widen_panel(const int8_t* from, int inputs, int columns, float* to) {
+  typedef Integers<float> I;
+  for (int k = 0; k < inputs; k += kGroup)
+    for (int c = 0; c < columns; c += kLanes<float>) {
+      const I four = load_as<I>(from + (k * columns + kGroup * c));
+#pragma GCC unroll 4
+      for (int i = 0; i < kGroup; ++i)
+        store(to + (k + i) * columns + c,
+              __builtin_convertvector((I)((Words)four << (24 - 8 * i)) >> 24, Vector<float>));
+    }
+}
+
+// The same with float: sums of so few products of whole numbers that float has them exactly.
+inline void whole_product(const PackedDense& dense, int first, Rows x, int rows, Rows y, int columns) {
+  constexpr int kRows = 32, kExact = 1024, kDeep = 64;  // kExact 127^2 < 2^24
+  const int inputs = round_up(dense.inputs, kGroup);
+  const int8_t* weights = reinterpret_cast<const int8_t*>(dense.weight) + static_cast<int64_t>(first) * inputs;
+  alignas(64) float wide[kDeep * kPanel], part[kRows * kPanel];
+  alignas(64) int32_t sums[kRows * kPanel];
+  for (int at = 0; at < rows; at += kRows) {
+    const int some = static_cast<int>(least(kRows, rows - at));
+    for (int i = 0; i < some * columns; ++i) sums[i] = 0;
+    for (int k = 0; k < inputs;) {
+      const int end = static_cast<int>(least(k + kExact, inputs));
+      for (int from = k; k < end; k += kDeep) {
+        const int deep = static_cast<int>(least(kDeep, end - k));
+        widen_panel(weights + static_cast<int64_t>(k) * columns, deep, columns, wide);
+        product<float>({x.rounded(at) + k, x.stride, 1}, some, wide, columns, part, columns, columns, deep, k > from);
+      }
+      k = end;
+      for (int i = 0; i < some * columns; i += kLanes<float>)
+        store(sums + i, load_as<Integers<float>>(sums + i) + __builtin_convertvector(load(part + i), Integers<float>));
+    }
+    for (int r = 0; r < some; ++r)
+      for (int c = 0; c < columns; c += kLanes<float>)
+        store(y[at + r] + c, __builtin_convertvector(load_as<Integers<float>>(sums + r * columns + c), Vector<float>) *
+                                 (load(dense.factor + first + c) * *x.factor(at + r)));
+  }
+}
+
+}  // namespace HEED_ISA
+}  // namespace heed

@@ -1,0 +1,86 @@
+// Weights of dense layers as they are kept: in panels of as many columns as the micro-kernel keeps in registers. Panel
+// p holds, for each input, its columns one after the other, so that a product reads memory from the first number to the
+// last. The last panel has as many columns as there are left, rounded up to full vectors with zeros.
+//
+// As int8 the four weights of one column that belong to inputs 4 k .. 4 k + 3 stand together, as instructions that
+// multiply bytes want them; inputs are rounded up with zeros.
+#pragma once
+
+#include "../kernels/block.h"
+#include "registry.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+inline constexpr int kPanel = (kRegisters >= 32 ? 4 : 2) * kLanes<float>;
+inline constexpr int kGroup = 4;  // inputs whose int8 weights stand together
+
+// Columns of the panel that begins at this column.
+HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
+  return round_up(least(kPanel, outputs - begin), kLanes<float>);
+}
+
+inline int64_t row_numbers(int64_t numbers) { return round_up(numbers, kLanes<float>); }
+
+inline int64_t packed_bytes(int64_t inputs, int64_t outputs, int pack) {
+  const int64_t columns = row_numbers(outputs);
+  switch (pack) {
+    case HEED_PACK_BFLOAT16: return inputs * columns * static_cast<int64_t>(sizeof(Bfloat16));
+    case HEED_PACK_INT8: return round_up(inputs, kGroup) * columns;
+    default: return inputs * columns * static_cast<int64_t>(sizeof(float));
+  }
+}
+
+// The weights of one output, `step` apart, into their column of a panel, whose rows are `columns` apart.
+inline void pack_column(const float* from, int64_t step, int64_t count, int columns, float* to) {
+  for (int64_t k = 0; k < count; ++k) to[k * columns] = from[k * step];
+}
+inline void pack_column(const float* from, int64_t step, int64_t count, int columns, Bfloat16* to) {
+  for (int64_t k = 0; k < count; ++k) {
+    Bfloat16 narrow[kLanes<float>];
+    store_narrow(narrow, broadcast(from[k * step]));
+    to[k * columns] = narrow[0];
+  }
+}
+
+// The same as whole numbers in [-127, 127], and what makes up for rows of numbers that are all 128 too high. Returns
+// the factor that the weights lack: of weights that are not finite it is not, and neither is a result.
+inline float pack_column(const float* from, int64_t step, int64_t count, int columns, int8_t* to, int32_t* offset) {
+  float highest = 0, nonfinite = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    const float magnitude = __builtin_fabsf(from[k * step]);
+    highest = magnitude > highest ? magnitude : highest;
+    nonfinite += magnitude - magnitude;
+  }
+  if (nonfinite != 0) return nonfinite;  // NaN
+  const float factor = highest / 127;
+  for (int64_t k = 0; k < count && factor > 0; ++k) {
+    const float x = __builtin_rintf(from[k * step] / factor);
+    const int8_t weight = static_cast<int8_t>(x > 127 ? 127 : x < -127 ? -127 : x);
+    to[k / kGroup * kGroup * columns + k % kGroup] = weight;
+    *offset -= 128 * weight;
+  }
+  return factor;
+}
+
+// Writes the columns of one layer from `column` on among those of a packed one.
+inline void pack_dense(const HeedDense& dense, int64_t column, const PackedDense& packed) {
+  const int64_t input_step = dense.transposed ? 1 : dense.outputs, output_step = dense.transposed ? dense.inputs : 1;
+  const int64_t bytes_of_column = packed_bytes(dense.inputs, kLanes<float>, packed.pack) / kLanes<float>;
+  for (int64_t c = 0; c < dense.outputs; ++c) {
+    const int64_t at = column + c, begin = at / kPanel * kPanel, place = at - begin;
+    const int columns = panel_columns(packed.outputs, begin);
+    const float* from = dense.weight + c * output_step;
+    char* panel = packed.weight + begin * bytes_of_column;
+    if (packed.pack == HEED_PACK_BFLOAT16)
+      pack_column(from, input_step, dense.inputs, columns, reinterpret_cast<Bfloat16*>(panel) + place);
+    else if (packed.pack == HEED_PACK_INT8)
+      packed.factor[at] = pack_column(from, input_step, dense.inputs, columns,
+                                      reinterpret_cast<int8_t*>(panel) + place * kGroup, packed.offset + at);
+    else
+      pack_column(from, input_step, dense.inputs, columns, reinterpret_cast<float*>(panel) + place);
+  }
+}
+
+}  // namespace HEED_ISA
+}  // namespace heed
