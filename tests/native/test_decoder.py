@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heed.ops.backends import decoder
 from tests.native.core import LIBRARY
 from tests.native.decoder import (
     ACTIVATIONS,
@@ -118,6 +119,11 @@ def test_greedy_takes_the_best_token(library: Any, case: str) -> None:
         assert_best(stack, call, tokens)
         found |= {*tokens.flat}
     assert len(found) > 3
+
+
+def test_activations_have_one_order() -> None:
+    """Their numbers are places in this list."""
+    assert tuple(ACTIVATIONS) == decoder.ACTIVATIONS
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
