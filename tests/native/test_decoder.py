@@ -59,6 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
     "no layers": {"layers": 0},
     "bfloat16 weights": {"pack": "bfloat16", "width": 33, "hidden": 170, "vocabulary": 90},
     "int8 weights, tied": {"pack": "int8", "width": 33, "hidden": 170, "tied": True},
+    # More inputs than float sums exactly.
+    "int8 weights, deep": {"pack": "int8", "width": 33, "hidden": 2102, "layers": 1},
     "int8 weights, encoder": {"pack": "int8", "width": 100, "encoder": True, "vocabulary": 90},
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
@@ -324,6 +326,11 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
     yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
     yield "pack", stack("pack", 3), None, "`pack` must be in [0, 2]"
+
+    def too_deep(s: Any, _: Any) -> None:
+        s.pack, s.layers[0].hidden.outputs, s.layers[0].back.inputs = 2, 131073, 131073
+
+    yield "deep", too_deep, None, "`back` must have at most 131072 inputs where weights are kept as"
     yield "activation", field("activation", 99), None, "`activation` must be in [0, 24]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"
