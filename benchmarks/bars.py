@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.cases import Case, Suite
 from benchmarks.results import Result, Results, median
@@ -124,7 +125,7 @@ TRAINING = (
     "hub-training-xla",
     "torch-training",
 )
-_TEXTS = {"heads": 4, "length": 32, "head_dim": 64, "keys": 32, "kind": "generate"}
+_TEXTS: dict[str, Any] = {"heads": 4, "length": 32, "head_dim": 64, "keys": 32, "kind": "generate"}
 SEQ2SEQ_BARS = [
     Bar(Case(batch=64, **_TEXTS), CTRANSLATE2, 1.2),
     Bar(Case(batch=64, beams=4, **_TEXTS), CTRANSLATE2, 1.0),

@@ -37,7 +37,7 @@ def prepare(case: Case) -> Prepared:
             compute_type=case.weights,
         )
     texts = [list(map(str, text)) for text in _generate.sources(case).tolist()]
-    options = {
+    options: dict[str, Any] = {
         "beam_size": case.beams,
         "length_penalty": 0,
         "max_decoding_length": case.length,

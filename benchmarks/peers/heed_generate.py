@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from benchmarks.cases import Case
@@ -14,7 +16,7 @@ _tensorflow.set_threads()
 def prepare(case: Case) -> Prepared:
     """Greedily, or by a beam search without a penalty: all texts are of one length."""
     model, sources = _generate.model(case), _generate.sources(case)
-    options = {"max_length": case.length, "weights": case.weights}
+    options: dict[str, Any] = {"max_length": case.length, "weights": case.weights}
     if case.beams > 1:
         options |= {"method": "beam", "beam_size": case.beams, "length_penalty": 0.0}
     return Prepared(

@@ -580,7 +580,7 @@ def test_a_prompt_counts_for_nothing_in_a_search(exhausted, alpha):
 @pytest.mark.parametrize(
     ("prompt", "text"),
     [
-        ([[3], [4]], r"`prompt` must be integers .* \(2, 1\).*source.shape=\(5, 6\)"),
+        ([[3], [4]], r"`prompt` must be integers .*=\(2, 1\).*source.shape=\(5, 6\)"),
         (np.zeros((5, 2)), r"`prompt` must be integers .*float"),
         ([3, 4, 5, 6, 7], r"`prompt` must be integers of shape \(B, P\).*prompt.shape=\(5,\)"),
         (np.full((5, 9), 3), r"`prompt` must not be longer .*\(5, 9\), max_length=8"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heed.ops.backends import decoder
 from tests.native.core import LIBRARY
 from tests.native.decoder import (
     ACTIVATIONS,
@@ -58,6 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
     "no layers": {"layers": 0},
     "bfloat16 weights": {"pack": "bfloat16", "width": 33, "hidden": 170, "vocabulary": 90},
     "int8 weights, tied": {"pack": "int8", "width": 33, "hidden": 170, "tied": True},
+    # More inputs than float sums exactly.
+    "int8 weights, deep": {"pack": "int8", "width": 33, "hidden": 2102, "layers": 1},
     "int8 weights, encoder": {"pack": "int8", "width": 100, "encoder": True, "vocabulary": 90},
     "encoder": {"encoder": True, "masked": True},
     "encoder, post-norm, positions": {
@@ -118,6 +121,11 @@ def test_greedy_takes_the_best_token(library: Any, case: str) -> None:
         assert_best(stack, call, tokens)
         found |= {*tokens.flat}
     assert len(found) > 3
+
+
+def test_activations_have_one_order() -> None:
+    """Their numbers are places in this list."""
+    assert tuple(ACTIVATIONS) == decoder.ACTIVATIONS
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -318,6 +326,11 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "kv_heads", stack("kv_heads", 5), None, "`kv_heads` must be in"
     yield "vocabulary", stack("vocabulary", 0), None, "`vocabulary` must be in"
     yield "pack", stack("pack", 3), None, "`pack` must be in [0, 2]"
+
+    def too_deep(s: Any, _: Any) -> None:
+        s.pack, s.layers[0].hidden.outputs, s.layers[0].back.inputs = 2, 131073, 131073
+
+    yield "deep", too_deep, None, "`back` must have at most 131072 inputs where weights are kept as"
     yield "activation", field("activation", 99), None, "`activation` must be in [0, 24]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"
