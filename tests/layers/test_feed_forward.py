@@ -17,6 +17,26 @@ def test_it_follows_the_formula(use_bias):
     np.testing.assert_allclose(result, np.maximum(X @ w1 + b1, 0) @ w2 + b2, atol=1e-5)
 
 
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_a_gated_one_follows_the_formula(use_bias):
+    """SwiGLU: what is activated is multiplied by another projection."""
+    options = {"use_bias": use_bias, "bias_initializer": "random_normal"}
+    layer = FeedForward(16, activation="silu", gated=True, **options)
+    result = layer(X)
+
+    def through(dense, x):
+        return x @ np.asarray(dense.kernel) + (np.asarray(dense.bias) if use_bias else 0)
+
+    hidden = through(layer.hidden_dense, X)
+    inner = hidden / (1 + np.exp(-hidden)) * through(layer.up_dense, X)
+    expected = through(layer.output_dense, inner)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+    twin = FeedForward.from_config(layer.get_config())
+    twin.build(X.shape)
+    twin.set_weights(layer.get_weights())
+    np.testing.assert_array_equal(twin(X), result)
+
+
 def test_positions_do_not_mix():
     layer = FeedForward(16)
     whole = np.asarray(layer(X))

@@ -95,7 +95,23 @@ CASES = [
     LayerCase("sinusoidal", make(SinusoidalPositions), SEQUENCE),
     LayerCase("learned", make(LearnedPositions, 9), SEQUENCE),
     LayerCase("feed_forward", make(FeedForward, 12, activation="gelu"), SEQUENCE),
+    LayerCase("gated feed-forward", make(FeedForward, 12, gated=True), SEQUENCE),
     LayerCase("encoder", make(TransformerEncoderLayer, 2, 12), SEQUENCE, scores=True),
+    LayerCase(
+        "encoder with all options",
+        make(
+            TransformerEncoderLayer,
+            2,
+            12,
+            normalization="rms",
+            gated=True,
+            qk_norm=True,
+            sinks=True,
+            soft_cap=5.0,
+        ),
+        SEQUENCE,
+        scores=True,
+    ),
     LayerCase(
         "encoder_post_norm",
         make(TransformerEncoderLayer, 4, 12, norm_first=False, num_key_value_heads=2),

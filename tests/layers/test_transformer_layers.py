@@ -61,6 +61,32 @@ def test_the_encoder_layer_follows_the_formula(norm_first):
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
+def test_normalisation_by_the_root_mean_square():
+    layer = encoder(normalization="rms", norm_epsilon=0.1)
+    result = layer(X)
+
+    def rms(x):
+        return x / np.sqrt((np.asarray(x, "float64") ** 2).mean(-1, keepdims=True) + 0.1)
+
+    x = X + np.asarray(layer.attention(*[rms(X).astype("float32")] * 2))
+    expected = x + np.asarray(layer.feed_forward(rms(x).astype("float32")))
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [encoder, decoder])
+def test_options_reach_the_parts_and_the_config(make):
+    layer = make(gated=True, qk_norm=True, sinks=True, normalization="rms")
+    args = (X, ENCODED) if make is decoder else (X,)
+    expected = layer(*args)
+    names = {x.path.split("/", 1)[1] for x in layer.weights}
+    own = "self_attention" if make is decoder else "attention"
+    assert {f"{own}/sinks", f"{own}/query_norm/scale", "feed_forward/up/kernel"} <= names
+    twin = type(layer).from_config(layer.get_config())
+    twin(*args)
+    twin.set_weights(layer.get_weights())
+    np.testing.assert_array_equal(twin(*args), expected)
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_the_decoder_layer_follows_the_formula(norm_first):
     layer = decoder(norm_first=norm_first)
@@ -353,6 +379,7 @@ def test_a_decoder_layer_needs_something_to_read():
         ({"feed_forward_width": 2.5}, "feed_forward_width"),
         ({"dropout": 1.0}, "dropout"),
         ({"attention_dropout": -0.5}, "attention_dropout"),
+        ({"normalization": "batch"}, "normalization"),
     ],
 )
 def test_bad_arguments_are_named(make, options, name):

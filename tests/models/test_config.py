@@ -38,6 +38,16 @@ from tests.models.builders import small_config
         ("pad_id", 1),  # is the start
         ("start_id", 2),  # is the end
         ("end_id", 9),  # outside the target vocabulary
+        ("key_dim", 0),
+        ("value_dim", 2.5),
+        ("use_bias", 1),
+        ("soft_cap", 0),
+        ("soft_cap", float("inf")),
+        ("sliding_window", 0),
+        ("normalization", "batch"),
+        ("gated", None),
+        ("qk_norm", "yes"),
+        ("sinks", 2),
     ],
 )
 def test_a_bad_value_is_named_with_what_was_received(field, value):
@@ -51,6 +61,13 @@ def test_rotary_positions_need_heads_of_even_width():
     with pytest.raises(ValueError, match=r"`width` must .*rotary.*width=6, num_heads=2"):
         small_config(width=6, position="rotary")
     assert small_config(width=6, position="alibi").head_dim == 3
+
+
+def test_widths_of_heads_may_be_given():
+    config = small_config(width=7, num_heads=2, key_dim=6, position="rotary")
+    assert (config.head_dim, config.value_dim) == (6, None)
+    with pytest.raises(ValueError, match=r"rotary.*key_dim=5"):
+        small_config(key_dim=5, position="rotary")
 
 
 def test_sinusoidal_positions_need_an_even_width():

@@ -541,6 +541,67 @@ def test_padding_other_than_zero(method):
         assert np.all(row[length:] == 7)
 
 
+def test_a_prompt_is_gone_on_from():
+    """Token by token, rows with prompts of their own lengths, of which one has none and one has ended."""
+    model, source = small_model(seed=4, end_bias=END_BIAS), sources(4)
+    prompt = [[5, 0, 0], [7, 4, 3], [0, 6, 6], [3, 2, 5]]
+    given = [[5], [7, 4, 3], [], [3, 2]]
+    for use_cache in (True, False):
+        tokens = decode(model, source, prompt=prompt, use_cache=use_cache)
+        for row, found, prefix in zip(source, tokens, given, strict=True):
+            while len(prefix) < 8 and 2 not in prefix:
+                logs = allowed_log_probabilities(model, row[None], prefix)
+                prefix = [*prefix, int(np.argmax(logs))]
+            np.testing.assert_array_equal(found, [*prefix, *[0] * (8 - len(prefix))])
+    whole = decode(model, source, prompt=np.full((4, 8), 5))
+    np.testing.assert_array_equal(whole, np.full((4, 8), 5))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+def test_a_prompt_counts_for_nothing_in_a_search(exhausted, alpha):
+    """The best sequence that begins with it, by the probability and the length of what comes after."""
+    model, cases = exhausted
+    weights, source, tables = cases[0]
+    model.set_weights(weights)
+    options = {"method": "beam", "beam_size": 81, "length_penalty": alpha}
+    for token in range(3, VOCABULARY):
+        found = decode(model, source, STEPS, prompt=[[token], [token]], **options)
+        for row, finished, tokens in zip(source, tables, found, strict=True):
+            given = allowed_log_probabilities(model, row[None], [])[token]
+            scores = {
+                y: (log - given) / penalty(len(y) - 1, alpha)
+                for y, log in finished.items()
+                if y[0] == token
+            }
+            best = max(scores, key=scores.get)
+            assert tuple(tokens) == best + (0,) * (STEPS - len(best))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ([[3], [4]], r"`prompt` must be integers .*=\(2, 1\).*source.shape=\(5, 6\)"),
+        (np.zeros((5, 2)), r"`prompt` must be integers .*float"),
+        ([3, 4, 5, 6, 7], r"`prompt` must be integers of shape \(B, P\).*prompt.shape=\(5,\)"),
+        (np.full((5, 9), 3), r"`prompt` must not be longer .*\(5, 9\), max_length=8"),
+    ],
+)
+def test_bad_prompts_are_named(prompt, text):
+    with pytest.raises(ValueError, match=text):
+        decode(small_model(), sources(), prompt=prompt)
+
+
+def test_a_block_put_in_the_place_of_another_is_seen():
+    model, source = small_model(seed=4, decoder_layers=2), sources()
+    before = decode(model, source)
+    other = small_model(seed=5, decoder_layers=2)
+    model.decoder.blocks[1] = other.decoder.blocks[1]
+    after = decode(model, source)
+    assert np.any(after != before)
+    model.decoder.blocks[1] = other.decoder.blocks[1]
+    np.testing.assert_array_equal(decode(model, source), after)
+
+
 def test_lists_and_empty_batches():
     model = small_model(seed=3)
     np.testing.assert_array_equal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,13 +10,30 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import heed
-from heed.layers import MultiHeadAttention
-from heed.models import Transformer, engine, explain_generate, generate
+from heed.layers import (
+    FeedForward,
+    MultiHeadAttention,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+from heed.layers.flat_dense import FlatEinsumDense
+from heed.layers.normalization import LayerNormalization
+from heed.models import (
+    Transformer,
+    TransformerConfig,
+    decoding,
+    engine,
+    explain_generate,
+    generate,
+)
 from heed.models.config import POSITIONS
 from heed.ops.backends import current
-from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS
+from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS, Dense, Norm, Positions, Search
+from heed.ops.backends.tensorflow.native import library
 from heed.ops.observe import watching
 from tests.graphs import traced
 from tests.models.builders import small_config, small_model, sources
@@ -84,6 +102,235 @@ def test_beams_are_those_of_the_graph(beam_size: int, length_penalty: float) -> 
     np.testing.assert_array_equal(tokens, decode_in_graph(model, sources(20), **options))
 
 
+def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **options: Any) -> Any:
+    """Model, inputs and options for both ways of decoding, op by op: no graph is traced."""
+    defaults = {"beam_size": 3, "length_penalty": 0.6, "temperature": 1.0, "top_k": 4, "top_p": 0.9}
+    shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}
+    options = {**shared, **defaults, **options}
+    assert engine.unsupported_reasons(model, options) == []
+    inputs = {"source": tf.constant(source)}
+    if prompt is not None:
+        inputs["prompt"] = decoding._prompt(prompt, inputs["source"], model.config, max_length)
+    if options["method"] == "sample":
+        shape = (len(source), max_length)
+        inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
+    names = ("method", *shared, *decoding._OPTIONS[options["method"]])
+    return model, inputs, {name: options[name] for name in names}
+
+
+def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
+    return np.asarray(engine.decode(*eager(*arguments, **options)))
+
+
+def by_both(*arguments: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    call = eager(*arguments, **options)
+    return np.asarray(engine.decode(*call)), np.asarray(decoding._decode(*call))
+
+
+METHODS = ({"method": "greedy"}, {"method": "beam"}, {"method": "sample"})
+
+# Of each field of a config, other values than those of `small_config`: all are taken.
+TAKEN: dict[str, Any] = {
+    "source_vocabulary_size": [12, 40],
+    "target_vocabulary_size": [4, 70],
+    "width": [2, 70],
+    "num_heads": [1, 4],
+    "num_key_value_heads": [1, 2],
+    "encoder_layers": [2],
+    "decoder_layers": [3],
+    "feed_forward_width": [1, 33],
+    "dropout": [0.5],
+    "attention_dropout": [0.5],
+    # The formulas of all are compared in tests/native/test_decoder.py.
+    "activation": ["gelu", "silu", "mish", ACTIVATIONS[-1]],
+    "norm_first": [False],
+    "position": list(POSITIONS),
+    "max_length": [7],
+    "tie_embeddings": [False],
+    "share_embeddings": [True],
+    "pad_id": [5],
+    "start_id": [6],
+    "end_id": [4],
+    "key_dim": [6, 1],
+    "value_dim": [5, 17],
+    "use_bias": [False],
+    "soft_cap": [0.5],
+    "sliding_window": [1, 3],
+    "normalization": ["rms"],
+    "gated": [True],
+    "qk_norm": [True],
+    "sinks": [True],
+}
+# What no engine does: they are no functions of one number, or halve the width.
+NAMED = {"activation": ["softmax", "log_softmax", "sparsemax"]}
+
+
+def varied(**changes: Any) -> Any:
+    """A model with these changes, and those that they need to make sense."""
+    if "key_dim" in changes and changes["key_dim"] % 2 and changes.get("position") == "rotary":
+        changes["position"] = "alibi"
+    if changes.get("share_embeddings"):
+        changes["target_vocabulary_size"] = changes.setdefault("source_vocabulary_size", 11)
+    return small_model(seed=4, **changes)
+
+
+def test_every_option_of_a_config_is_taken_or_named() -> None:
+    assert set(TAKEN) == {field.name for field in dataclasses.fields(TransformerConfig)}
+    found = set()
+    for name, values in TAKEN.items():
+        for value in values:
+            model = varied(**{name: value})
+            batch = sources(4, vocabulary=model.config.source_vocabulary_size)
+            mine, graphs = by_both(model, batch, max_length=4, method="greedy")
+            np.testing.assert_array_equal(mine, graphs, err_msg=f"{name}={value}")
+            found.add(mine.tobytes())
+        for value in NAMED.get(name, ()):
+            (reason,) = explain_generate(varied(**{name: value})).reasons
+            assert repr(value) in reason
+    assert len(found) > len(TAKEN) // 2  # options change tokens
+
+
+def test_every_activation_of_keras_is_taken_or_named() -> None:
+    known = [getattr(keras.activations, name) for name in dir(keras.activations)]
+    names = {x.__name__ for x in known if callable(x)} - {"get", "serialize", "deserialize"}
+    # The last two fit no feed-forward part: one halves the width, one needs arguments.
+    assert names == {*ACTIVATIONS, *NAMED["activation"], "glu", "threshold"}
+
+
+@given(
+    changes=st.fixed_dictionaries(
+        {}, optional={name: st.sampled_from(x) for name, x in TAKEN.items() if name[-3:] != "_id"}
+    ),
+    method=st.sampled_from(METHODS),
+    data=st.data(),
+)
+@settings(max_examples=settings.default.max_examples * 2)
+def test_tokens_are_those_of_the_graph_whatever_is_combined(
+    changes: Any, method: Any, data: Any
+) -> None:
+    try:
+        model = varied(**changes)
+    except ValueError as error:
+        assert "must" in str(error)  # noqa: PT017 (no such config)
+        return
+    config = model.config
+    batch = sources(4, vocabulary=config.source_vocabulary_size)
+    prompt = None
+    if data.draw(st.booleans()):
+        row = st.lists(st.integers(0, config.target_vocabulary_size - 1), min_size=3, max_size=3)
+        prompt = data.draw(st.lists(row, min_size=4, max_size=4))
+    mine, graphs = by_both(model, batch, prompt=prompt, **method)
+    np.testing.assert_array_equal(mine, graphs)
+
+
+def test_each_layer_has_settings_of_its_own() -> None:
+    """As when some layers see a window and others all, or when one is put in the place of another."""
+    model = small_model(seed=4, decoder_layers=3, encoder_layers=2, sliding_window=2)
+    model.decoder.blocks[1] = TransformerDecoderLayer(
+        2, 24, soft_cap=0.5, gated=True, normalization="rms", activation="gelu", norm_first=False
+    )
+    model.encoder.blocks[0] = TransformerEncoderLayer(2, 5, use_bias=False, norm_epsilon=0.1)
+    for block in (model.decoder.blocks[1], model.encoder.blocks[0]):
+        block.build((None, None, 8))
+    for method in METHODS:
+        np.testing.assert_array_equal(*by_both(model, sources(8), **method))
+
+
+def test_heads_that_are_gated() -> None:
+    model = small_model(seed=4, num_heads=4, num_key_value_heads=2)
+    rng = np.random.default_rng(0)
+    for stack in (model.decoder, model.encoder):
+        for block in stack.blocks:
+            for name in ("attention", "self_attention", "encoded_attention"):
+                if hasattr(block, name):
+                    gated = MultiHeadAttention(4, 2, num_key_value_heads=2, use_gate=True)
+                    gated.build((None, None, 8), (None, None, 8))
+                    gated.set_weights([rng.normal(size=x.shape) for x in gated.weights])
+                    block.__dict__[name] = gated
+    np.testing.assert_array_equal(*by_both(model, sources(8), method="beam"))
+
+
+def test_prompts_are_those_of_the_graph() -> None:
+    model, source = small_model(seed=4, end_bias=0.7, position="relative"), sources(12)
+    rng = np.random.default_rng(0)
+    prompt = np.where(np.arange(5) < rng.integers(0, 6, (12, 1)), rng.integers(2, 9, (12, 5)), 0)
+    prompt[3] = [5, 0, 4, 4, 0]
+    for method in METHODS:
+        mine, graphs = by_both(model, source, prompt=prompt, **method)
+        np.testing.assert_array_equal(mine, graphs)
+        assert mine[3, 0] == 5
+        for row in range(12):  # of its own, whatever stands beside it
+            rows = slice(row, row + 1)
+            if method["method"] != "sample":  # whose numbers belong to places
+                alone = by_engine(model, source[rows], prompt=prompt[rows], **method)
+                np.testing.assert_array_equal(alone[0], mine[row])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"`prompt` must hold tokens from 0"):
+        decode(model, source, prompt=np.full((12, 2), 9))
+
+
+def test_prompts_of_unknown_sizes() -> None:
+    model = small_model(seed=4)
+    spec = [tf.TensorSpec((None, None), tf.int32)] * 2
+
+    @tf.function(input_signature=spec)
+    def inside(x: Any, prompt: Any) -> Any:
+        return generate(model, x, prompt=prompt, max_length=8)
+
+    for prompt in (np.full((5, 2), 3), np.zeros((5, 0))):
+        prompt = prompt.astype("int32")
+        np.testing.assert_array_equal(
+            inside(sources(), prompt), decode(model, sources(), prompt=prompt)
+        )
+    assert inside(np.zeros((0, 4), "int32"), np.zeros((0, 3), "int32")).shape == (0, 8)
+
+
+def test_threads_change_nothing(monkeypatch: Any) -> None:
+    """0 is as many as the process may use; more than there are do as many as there are rows."""
+    model, source = small_model(seed=4, end_bias=0.7), sources(9)
+    expected = by_engine(model, source, method="beam")
+    for threads in (0, 1, 2, 5, 1000, 2**31 - 1, -3):
+        monkeypatch.setattr(library, "threads", lambda threads=threads: threads)
+        np.testing.assert_array_equal(by_engine(model, source, method="beam"), expected)
+
+
+def test_threads_are_fixed_once_tensorflow_runs() -> None:
+    model = small_model(seed=4)
+    expected = decode(model, sources())
+    with pytest.raises(RuntimeError, match="cannot be modified after initialization"):
+        tf.config.threading.set_intra_op_parallelism_threads(1 + library.threads())
+    np.testing.assert_array_equal(decode(model, sources()), expected)
+
+
+def test_weights_that_do_not_fit_are_named_with_what_was_expected() -> None:
+    model, source = small_model(seed=4), tf.constant(sources())
+    stack = engine._decoder(model.decoder)
+    search, none = Search(4, 0, 1, 2), Positions()
+    mask, encoded = tf.ones(source.shape, tf.bool), tf.zeros((*source.shape, 8))
+
+    def run_with(stack: Any, positions: Any = none, encoded: Any = encoded) -> Any:
+        return current().DECODER.decode(
+            stack, source, mask, encoded, positions, Positions(), search
+        )
+
+    assert run_with(stack).shape == (5, 4)
+    (layer,) = stack.layers
+    for changed, text in (
+        ({"back": Dense(tf.zeros((15, 8)))}, r"must hold 128 numbers. Received: shape \(15, 8\)"),
+        ({"self_norm": Norm(tf.ones(9), None, 1e-6)}, r"must hold 8 numbers.*\(9\)"),
+    ):
+        bad = dataclasses.replace(stack, layers=(dataclasses.replace(layer, **changed),))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            run_with(bad)
+    text = r"makes it shape \(4, 8\)\. Received: shape \(4, 9\)"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        run_with(stack, Positions(table=tf.zeros((4, 9))))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"must hold 72 numbers.*\(8, 2, 4\)"):
+        run_with(stack, encoded=tf.zeros((*source.shape, 9)))
+    half = dataclasses.replace(layer, back=Dense(tf.zeros((16, 8), tf.float64)))
+    with pytest.raises((tf.errors.InvalidArgumentError, TypeError), match="float"):
+        run_with(dataclasses.replace(stack, layers=(half,)))
+
+
 @pytest.fixture(scope="module")
 def trained() -> tuple[Any, np.ndarray]:
     """A model that has learned to write its source backwards, and sources that it has not seen."""
@@ -97,8 +344,8 @@ def trained() -> tuple[Any, np.ndarray]:
     rng = np.random.default_rng(0)
     source = rng.integers(3, 11, (9000, 5)).astype("int32")
     target = np.concatenate([source[:, ::-1], np.full((9000, 1), model.config.end_id)], 1)
-    given = np.concatenate([np.full((9000, 1), model.config.start_id), target[:, :-1]], 1)
-    known = {"source": source[:8000], "target": given[:8000]}
+    shifted = np.concatenate([np.full((9000, 1), model.config.start_id), target[:, :-1]], 1)
+    known = {"source": source[:8000], "target": shifted[:8000]}
     model.fit(known, target[:8000], batch_size=64, epochs=6, verbose=0)
     right = decode(model, source[8000:], 6) == target[8000:]
     assert right.mean() > 0.95
@@ -127,8 +374,8 @@ def test_weights_of_several_kinds_stand_side_by_side() -> None:
 
 
 def test_narrow_weights_need_the_engine() -> None:
-    model = small_model(seed=3, dtype="bfloat16")
-    with pytest.raises(ValueError, match=r"`weights` must be \"float32\" .*bfloat16.*'int8'"):
+    model = small_model(seed=3, activation="softmax")
+    with pytest.raises(ValueError, match=r"`weights` must be \"float32\" .*'softmax'.*'int8'"):
         decode(model, sources(), weights="int8")
     with pytest.raises(ValueError, match="`weights` must be one of 'float32', 'bfloat16', 'int8'"):
         decode(model, sources(), weights="int4")
@@ -217,7 +464,7 @@ def subclassed(model: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"activation": "mish"}, "no activation 'mish'"),
+        ({"activation": "softmax"}, "no activation 'softmax'"),
         ({"dtype": "mixed_bfloat16"}, "computes in mixed_bfloat16"),
         ({"dtype": "float64"}, "computes in float64"),
     ],
@@ -268,6 +515,61 @@ def test_a_reason_of_the_call() -> None:
     assert "XLA" in reasons[0]
 
 
-def test_every_activation_is_one_of_keras() -> None:
-    for name in ACTIVATIONS:
-        assert keras.activations.get(name).__name__ == name
+def reclassed(part: Any, kind: type) -> None:
+    part.__class__ = type("Own", (kind,), {})
+
+
+def relu(x: Any) -> Any:
+    return x * x
+
+
+LOCAL: tuple[tuple[Any, str], ...] = (
+    (lambda block: reclassed(block.feed_forward, FeedForward), "is a Own, not a heed FeedForward"),
+    (
+        lambda block: reclassed(block.feed_forward_norm, LayerNormalization),
+        "is a Own, not a heed LayerNormalization or RMSNormalization",
+    ),
+    (
+        lambda block: reclassed(block.self_attention.key_dense, FlatEinsumDense),
+        "is a Own, not a heed FlatDense or FlatEinsumDense",
+    ),
+    (
+        lambda block: setattr(block.feed_forward.hidden_dense, "activation", relu),
+        "no activation '(relu)'",
+    ),
+    (
+        lambda block: setattr(
+            block.feed_forward.output_dense, "activation", keras.activations.relu
+        ),
+        "output of layer_1 has an activation, 'relu'",
+    ),
+    (
+        lambda block: setattr(block.self_attention, "_position", {"kind": "alibi"}),
+        "self_attention of layer_1 has a `position` of its own",
+    ),
+    (
+        lambda block: setattr(block.self_attention, "_key_dim", 3),
+        "other numbers or widths of heads than the first layer",
+    ),
+    (
+        lambda block: setattr(block.encoded_attention, "_sliding_window", 3),
+        "cross_attention of layer_1 has a sliding window",
+    ),
+)
+
+
+@pytest.mark.parametrize(("change", "reason"), LOCAL)
+def test_a_reason_of_one_layer(change: Any, reason: str) -> None:
+    model = small_model(seed=3, decoder_layers=2)
+    change(model.decoder.blocks[1])
+    assert reason in str(explain_generate(model))
+
+
+def test_a_reason_of_the_output_layer_and_of_a_layer_of_another_dtype() -> None:
+    model = small_model(seed=3, tie_embeddings=False, decoder_layers=2)
+    model.decoder.output_layer.activation = keras.activations.tanh
+    assert "output has an activation, 'tanh'" in str(explain_generate(model))
+    model = small_model(seed=3, decoder_layers=2)
+    other = small_model(seed=3, decoder_layers=2, dtype="float64")
+    model.decoder.blocks[1] = other.decoder.blocks[1]
+    assert "computes in float64" in str(explain_generate(model))

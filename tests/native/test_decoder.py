@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from heed.ops.backends import decoder
 from tests.native.core import LIBRARY
 from tests.native.decoder import (
     ACTIVATIONS,
@@ -48,6 +49,13 @@ CASES: dict[str, dict[str, Any]] = {
     "positions": {"table": True},
     "rotary": {"rotary": True, "head_dim": 6},
     "bias": {"bias": True},
+    "nothing encoded, prompted": {
+        "encoded_width": 0,
+        "prompted": True,
+        "window": 3,
+        "rotary": True,
+        "gated": True,
+    },
     "no layers": {"layers": 0},
     "bfloat16 weights": {"pack": "bfloat16", "width": 33, "hidden": 170, "vocabulary": 90},
     "int8 weights, tied": {"pack": "int8", "width": 33, "hidden": 170, "tied": True},
@@ -113,6 +121,11 @@ def test_greedy_takes_the_best_token(library: Any, case: str) -> None:
         assert_best(stack, call, tokens)
         found |= {*tokens.flat}
     assert len(found) > 3
+
+
+def test_activations_have_one_order() -> None:
+    """Their numbers are places in this list."""
+    assert tuple(ACTIVATIONS) == decoder.ACTIVATIONS
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

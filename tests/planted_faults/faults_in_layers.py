@@ -171,8 +171,8 @@ FAULTS = (
     Fault(
         "beam search compares open hypotheses by their current length",
         f"{_MODELS}/beam.py",
-        "attainable = scores[:, 0] / penalty(float(length), length_penalty)",
-        'attainable = scores[:, 0] / penalty(ops.cast(index, "float32") + 1.0, length_penalty)',
+        "attainable = (scores / penalty(float(length) - given_length, length_penalty))[:, 0]",
+        "attainable = (scores / penalty(count, length_penalty))[:, 0]",
         (f"{_OF_MODELS}/test_decoding.py",),
     ),
     Fault(
@@ -185,15 +185,15 @@ FAULTS = (
     Fault(
         "the length penalty counts one token too few",
         f"{_MODELS}/beam.py",
-        'new = totals / penalty(ops.cast(index, "float32") + 1.0, length_penalty)',
-        'new = totals / penalty(ops.cast(index, "float32"), length_penalty)',
+        'count = ops.maximum(ops.cast(index, "float32") + 1.0 - given_length, 0.0)',
+        'count = ops.maximum(ops.cast(index, "float32") - given_length, 0.0)',
         (f"{_OF_MODELS}/test_decoding.py",),
     ),
     Fault(
         "one uniform number serves all sampling steps",
         f"{_MODELS}/decoding.py",
-        "column = ops.take(uniform, ops.reshape(index, (1,)), axis=1)[:, 0]",
-        "column = uniform[:, 0]",
+        'uniform = column(inputs["uniform"], index)',
+        'uniform = inputs["uniform"][:, 0]',
         (f"{_OF_MODELS}/test_decoding.py",),
     ),
     Fault(

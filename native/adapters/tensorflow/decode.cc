@@ -252,7 +252,9 @@ std::shared_ptr<const Packed> packed_for(Kernel& kernel, std::vector<Tensor>& in
 template <class T = float>
 const T* optional(const Tensor& x, const char* name, const Dims& dims) {
   if (x.count() == 0) return nullptr;
-  if (x.dims() != dims) fail(std::string("`") + name + "` does not fit the other inputs" + x.described());
+  if (x.dims() != dims)
+    fail(std::string("`") + name + "` must fit the other inputs and the weights, which makes it " + described(dims) +
+         x.described());
   return x.data<T>();
 }
 

@@ -20,6 +20,13 @@ using Owned = std::unique_ptr<T, Release>;
 
 using Dims = std::vector<int64_t>;
 
+// "shape (2, 3)"
+inline std::string described(const Dims& dims) {
+  std::string text = "shape (";
+  for (size_t axis = 0; axis < dims.size(); ++axis) text += (axis ? ", " : "") + std::to_string(dims[axis]);
+  return text + ")";
+}
+
 // An input or an output of an op.
 struct Tensor {
   Owned<TF_Tensor> tensor;
@@ -38,11 +45,7 @@ struct Tensor {
     return numbers;
   }
   // ". Received: shape (2, 3)"
-  std::string described() const {
-    std::string text = ". Received: shape (";
-    for (int axis = 0; axis < rank(); ++axis) text += (axis ? ", " : "") + std::to_string(dim(axis));
-    return text + ")";
-  }
+  std::string described() const { return ". Received: " + tf::described(dims()); }
   template <class T = void>
   T* data() const {
     return static_cast<T*>(TF_TensorData(tensor.get()));

@@ -44,6 +44,7 @@ class RMSNormalization(KernelLayer, keras.layers.RMSNormalization):
 
     def __init__(self, epsilon: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(epsilon=epsilon, **kwargs)
+        self.supports_masking = True  # which Keras' own does not say
         _check_axis(self)
 
     def call(self, inputs: Any) -> Any:

@@ -60,14 +60,17 @@ def _state(model: Any) -> tuple[Any, ...]:
 
     LoRA and quantisation change variables, or what a layer does with them; a policy changes dtypes.
     """
-    variables = tuple((_Same(x), str(x.dtype)) for x in model.variables)
+    # A layer that has been put in the place of another one in `blocks` is none that Keras tells of.
+    parts = [model, *model.encoder.blocks, *model.decoder.blocks]
+    variables = tuple((_Same(x), str(x.dtype)) for part in parts for x in part.variables)
     layers = tuple(
         (
             layer.dtype_policy.name,
             getattr(layer, "quantization_mode", None),
             getattr(layer, "lora_enabled", False),
         )
-        for layer in model._flatten_layers()
+        for part in parts
+        for layer in part._flatten_layers()
     )
     return variables, layers
 

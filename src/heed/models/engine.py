@@ -77,7 +77,8 @@ def _of_stack(stack: Stack, kind: type) -> Iterator[str]:
             names = " or ".join(x.__name__ for x in wanted)
             yield f"{part.name} is a {type(part).__name__}, not a heed {names}"
             return
-    for layer in stack._flatten_layers():
+    # A list of layers forgets to tell its owner of one that has been put in the place of another.
+    for layer in (x for part in (stack, *stack.blocks) for x in part._flatten_layers()):
         if layer.compute_dtype != "float32" or layer.variable_dtype != "float32":
             yield f"{layer.name} computes in {layer.dtype_policy.name}, the engine in float32"
             return
