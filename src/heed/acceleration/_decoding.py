@@ -26,7 +26,7 @@ from keras import ops
 from heed.acceleration import _loop, _models, _switch
 from heed.acceleration._patches import Method
 from heed.acceleration._unstacked import Unstacked, is_part_of_cache, part_of_cache
-from heed.ops.dispatch import choose_for_rows
+from heed.ops.dispatch import choose_for_rows, explain
 
 Function = Callable[..., Any]
 
@@ -120,7 +120,8 @@ def _reads_all(model: Any, inputs: Any) -> bool:
     reader = getattr(type(model), _READERS[0], None)
     sampler = getattr(model, "sampler", None)
     return (
-        reader is None
+        explain().implementation != "native"  # what others compile may want known lengths
+        or reader is None
         or not reader.__module__.startswith(f"{PACKAGE}.")
         or tuple(inspect.signature(reader).parameters) != _READ
         or not isinstance(inputs, dict)
@@ -231,7 +232,9 @@ def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
     if len(index.shape):
         return None
     result = choose_for_rows().write(inputs, updates, index)
-    return part_of_cache(result) if is_part_of_cache(inputs) else result
+    if result is None or not is_part_of_cache(inputs):
+        return result
+    return part_of_cache(result)
 
 
 _WRITTEN = ("float32", "float64", "bfloat16", "float16", "int32")
