@@ -193,7 +193,10 @@ def test_all_of_it_is_undone() -> None:
     from keras.src.backend.tensorflow import core, numpy
 
     def state() -> list[Any]:
-        places = [(core, ("slice_update",)), (numpy, ("stack", "matmul", "einsum", "argmax", "transpose"))]
+        places = [
+            (core, ("slice_update",)),
+            (numpy, ("stack", "matmul", "einsum", "argmax", "transpose")),
+        ]
         places += [(keras_hub.samplers.Sampler, ("__call__", "run_loop"))]
         places += [(keras_hub.models.GPT2CausalLM, ("call_with_cache", "make_generate_function"))]
         return [getattr(owner, name) for owner, names in places for name in names]

@@ -85,7 +85,10 @@ def _parts(cache: Any) -> tuple[tuple[Any, Any], ...]:
     if not isinstance(cache, Unstacked):
         cache = Unstacked(ops.unstack(cache, axis=1), 1)
     layers = (x if isinstance(x, Unstacked) else ops.unstack(x, axis=1) for x in cache.parts)
-    return tuple((layer[:, 0], layer[:, 1]) if isinstance(layer, Unstacked) else tuple(layer) for layer in layers)
+    return tuple(
+        (layer[:, 0], layer[:, 1]) if isinstance(layer, Unstacked) else tuple(layer)
+        for layer in layers
+    )
 
 
 def generating(original: Function) -> Function:
@@ -226,7 +229,9 @@ def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
     if ops.is_tensor(start_indices) or inputs.dtype.name not in _WRITTEN:
         return None
     others = (*start_indices[:1], *start_indices[2:])
-    if len(start_indices) != len(inputs.shape) or not all(type(x) is int and x == 0 for x in others):
+    if len(start_indices) != len(inputs.shape) or not all(
+        type(x) is int and x == 0 for x in others
+    ):
         return None
     index = ops.cast(start_indices[1], "int32")
     if len(index.shape):

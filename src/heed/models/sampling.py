@@ -7,9 +7,8 @@ from typing import Any
 
 from keras import ops
 
-from heed.ops.dispatch import choose_for_rows
-
 from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
+from heed.ops.dispatch import choose_for_rows
 
 
 def greedy(logits: Any, index: Any) -> Any:
