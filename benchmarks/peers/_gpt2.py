@@ -1,4 +1,4 @@
-"""KerasHub's GPT-2 with four layers, which goes on with texts greedily: what its stock and its accelerated side share."""
+"""KerasHub's GPT-2 with four layers goes on with texts, greedily: what its stock and its accelerated side share."""
 
 from __future__ import annotations
 
