@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.cases import Case, Suite
+from benchmarks.cases import CONTINUED, Case, Suite
 from benchmarks.results import Result, Results, median
 
 SGEMM = ("sgemm-torch", "sgemm-tensorflow", "sgemm-numpy")
@@ -132,13 +132,15 @@ SEQ2SEQ_BARS = [
     Bar(Case(batch=1, **_TEXTS), CTRANSLATE2, 1.0),
     Bar(Case(batch=64, weights="int8", **_TEXTS), CTRANSLATE2, 0.9),
     Bar(Case(batch=64, **{**_TEXTS, "kind": "training"}), TRAINING, 1.4),
+    Bar(CONTINUED[0], ("hub-gpt2",), 2.0),
+    Bar(CONTINUED[1], ("hub-gpt2",), 4.0),
 ]
 SEQ2SEQ = "seq2seq"
 SEQ2SEQ_SUITE = Suite(
     "an encoder-decoder writes whole texts and is trained, and whether the bars for that are met",
     [bar.case for bar in SEQ2SEQ_BARS],
     [],
-    ("heed-generate", *CTRANSLATE2, "heed-training", *TRAINING),
+    ("heed-generate", *CTRANSLATE2, "heed-training", *TRAINING, "heed-gpt2", "hub-gpt2"),
 )
 
 NAME = "bars"
@@ -155,6 +157,7 @@ OWN = {
     "model": "heed-model",
     "generate": "heed-generate",
     "training": "heed-training",
+    "continue": "heed-gpt2",
 }
 
 

@@ -29,7 +29,8 @@ class Case:
             Transformer of that width with four layers, a decoder if causal, else an encoder, whose backward is a
             training step; or "generate": an encoder and a decoder of that width with three layers each, which write
             T tokens for each text of S, never ending before; or "training": a training step of such a model on texts
-            of S and T tokens.
+            of S and T tokens; or "continue": a GPT-2 of that width with four layers, which writes T tokens after
+            each prompt of S.
         keys: S, where it is not T.
         key_heads: K, where it is not N.
         window: how many keys a query of a causal attention sees, up to itself; None for all.
@@ -61,7 +62,7 @@ class Case:
         if self.window is not None and not self.causal:
             raise ValueError("`window` must come with `causal`. Received: causal=False")
         if self.chain > 1 and (
-            self.kind in ("layer", "model", "generate", "training") or self.backward
+            self.kind in ("layer", "model", "generate", "continue", "training") or self.backward
         ):
             raise ValueError(
                 "`chain` must come with the forward pass of an op. "
@@ -86,6 +87,8 @@ class Case:
                 "decoder" if self.causal else "encoder",
                 "training step" if self.backward else "forward",
             ]
+        if self.kind == "continue":
+            words = ["greedy after a prompt"]
         if self.kind == "generate":
             words = [
                 self.weights if self.weights != "float32" else "",
@@ -185,6 +188,9 @@ def _two(batch: int, heads: int, length: int, head_dim: int, **options: Any) -> 
 LONG = [Case(1, 8, 2**power, 64, backward=True) for power in range(9, 16)]
 LAYERS = _four(2, 8, 512, 64, kind="layer") + _four(1, 8, 4096, 64, kind="layer")
 
+# A GPT-2 of width 768 that goes on with prompts, for a while and until its cache is long.
+CONTINUED = [Case(8, 12, new, 64, keys=32, kind="continue") for new in (64, 480)]
+
 SUITES = {
     "ops": Suite(
         "dot-product attention in four sizes, forward and backward, causal and not",
@@ -254,9 +260,10 @@ SUITES = {
             Case(64, 4, 32, 64, keys=32, kind="generate"),
             Case(1, 4, 32, 64, keys=32, kind="generate"),
             Case(8, 4, 128, 64, keys=32, kind="generate"),
+            *CONTINUED,
         ],
         [],
-        ("heed-generate", "hub-generate", "hub-generate-xla"),
+        ("heed-generate", "hub-generate", "hub-generate-xla", "heed-gpt2", "hub-gpt2"),
     ),
     "layers": Suite(
         "multi-head self-attention with projections, as a layer",

@@ -25,6 +25,7 @@ SHAPE = {
     "layer": "(B, N, T, H)",
     "model": "(B, N, T, H)",
     "generate": "(B, N, T/S, H)",
+    "continue": "(B, N, T/S, H)",
 }
 MARKS = {True: "yes", False: "**no**", None: "not measured"}
 

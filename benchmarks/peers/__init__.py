@@ -174,6 +174,8 @@ PEERS: dict[str, Peer] = {
         is_limit=True,
         environment={COMPILED: "1"},
     ),
+    "heed-gpt2": Peer("accelerated GPT-2", _HERE + "heed_gpt2", "continue", is_heed=True),
+    "hub-gpt2": Peer("KerasHub GPT-2", _HERE + "hub_gpt2", "continue"),
     "heed-training": Peer("heed", _HERE + "heed_training", "training", is_heed=True),
     # Models with weights of their own.
     "keras-training": Peer(

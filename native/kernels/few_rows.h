@@ -107,7 +107,9 @@ void sum_along(const Real* x, int64_t rows, int64_t width, Weights<Stored> w, in
       for (int i = 0; i < kRows; ++i) from[i] = x + (r + i < rows ? r + i : r) * width;
       for (int j = 0; j < kColumns; ++j) weights[j] = w.data + (n + j < columns ? n + j : n) * w.stride;
       V sum[kLanes<Real>] = {};
-      along<Real>(0, width, [&](int64_t k, int count) {
+      // One loop, its end included: apart, the end of some rows would be rounded in other places than that of others.
+      for (int64_t k = 0; k < width; k += kLanes<Real>) {
+        const int count = static_cast<int>(least(kLanes<Real>, width - k));
         V weight[kColumns];
 #pragma GCC unroll 2
         for (int j = 0; j < kColumns; ++j) weight[j] = load_some(weights[j] + k, count);
@@ -117,7 +119,7 @@ void sum_along(const Real* x, int64_t rows, int64_t width, Weights<Stored> w, in
 #pragma GCC unroll 2
           for (int j = 0; j < kColumns; ++j) sum[j * kRows + i] += row * weight[j];
         }
-      });
+      }
       Real totals[kLanes<Real>];
       store(totals, sums_of_lanes<Real>(sum));
       for (int j = 0; j < kColumns && n + j < columns; ++j)

@@ -136,6 +136,23 @@ class Dropout(Structure):
     )
 
 
+class Product(Structure):
+    _fields_ = (
+        ("rows", Rows),
+        ("groups", c_int64),
+        ("columns", c_int64),
+        ("transposed", c_int32),
+        *((name, c_void_p) for name in ("x", "weights", "bias")),
+    )
+
+
+class CacheWrite(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "length", "written", "bytes", "index")),
+        *((name, c_void_p) for name in ("cache", "update")),
+    )
+
+
 def library_path() -> Path | None:
     """The core library of the heed that is installed, or None. Nothing is imported for it."""
     spec = find_spec("heed")
@@ -163,10 +180,13 @@ def load(path: Path | str) -> ctypes.CDLL:
         ("heed_normalization", Normalization, 2),
         ("heed_normalization_gradient", Normalization, 5),
         ("heed_dropout", Dropout, 1),
+        ("heed_product", Product, 1),
     ):
         function = getattr(library, name)
         function.argtypes = [POINTER(call), *[c_void_p] * pointers, c_int]
         function.restype = c_char_p
+    library.heed_cache_write.argtypes = [POINTER(CacheWrite), c_void_p]
+    library.heed_cache_write.restype = c_char_p
     for name in ("heed_check", "heed_instruction_set", "heed_instruction_set_name"):
         getattr(library, name).restype = c_char_p
     return library

@@ -8,9 +8,46 @@ _KERNELS = "native/kernels"
 _CORE, _ADDITIVE, _FUZZ, _ROWS, _DECODER = (
     f"tests/native/test_{name}.py" for name in ("core", "additive", "fuzz", "rows", "decoder")
 )
+_STEPS = "tests/native/test_decoding_steps.py"
 _ENGINE = "tests/models/test_engine.py"
 
 FAULTS = (
+    # Steps of decoding
+    Fault(
+        "a product forgets the blocks of k before the last",
+        f"{_KERNELS}/few_rows.h",
+        "sum[r][v] = load(sums + r * kProductColumns + v * kLanes<Real>);",
+        "sum[r][v] = V{};",
+        (_STEPS,),
+    ),
+    Fault(
+        "columns past the end of a product's weights are read",
+        f"{_KERNELS}/few_rows.h",
+        "        if (c + kColumns <= columns)",
+        "        if (c <= columns)",
+        (_STEPS,),
+    ),
+    Fault(
+        "a group of a product takes the weights of the first",
+        f"{_KERNELS}/few_rows.h",
+        " + group * width * p.columns;",
+        ";",
+        (_STEPS,),
+    ),
+    Fault(
+        "positions are written past the end of a cache",
+        "native/rows.cc",
+        "std::max<int64_t>(0, std::min(c.index, c.length - c.written))",
+        "std::max<int64_t>(0, c.index)",
+        (_STEPS,),
+    ),
+    Fault(
+        "a cache is copied for every token",
+        "native/adapters/tensorflow/decode_ops.cc",
+        "context, &kCache, 1, 0, dims.data()",
+        "context, &kCache, 0, 0, dims.data()",
+        ("tests/ops/test_decoding_steps.py",),
+    ),
     # Rows
     Fault(
         "the gradient of the label is made of what took its place",

@@ -26,7 +26,7 @@ from keras import ops
 from heed.acceleration import _loop, _models, _switch
 from heed.acceleration._patches import Method
 from heed.acceleration._unstacked import Unstacked, is_part_of_cache, part_of_cache
-from heed.ops.dispatch import choose_for_rows
+from heed.ops.dispatch import choose_for_rows, explain
 
 Function = Callable[..., Any]
 
@@ -85,7 +85,10 @@ def _parts(cache: Any) -> tuple[tuple[Any, Any], ...]:
     if not isinstance(cache, Unstacked):
         cache = Unstacked(ops.unstack(cache, axis=1), 1)
     layers = (x if isinstance(x, Unstacked) else ops.unstack(x, axis=1) for x in cache.parts)
-    return tuple((layer[:, 0], layer[:, 1]) if isinstance(layer, Unstacked) else tuple(layer) for layer in layers)
+    return tuple(
+        (layer[:, 0], layer[:, 1]) if isinstance(layer, Unstacked) else tuple(layer)
+        for layer in layers
+    )
 
 
 def generating(original: Function) -> Function:
@@ -120,7 +123,8 @@ def _reads_all(model: Any, inputs: Any) -> bool:
     reader = getattr(type(model), _READERS[0], None)
     sampler = getattr(model, "sampler", None)
     return (
-        reader is None
+        explain().implementation != "native"  # what others compile may want known lengths
+        or reader is None
         or not reader.__module__.startswith(f"{PACKAGE}.")
         or tuple(inspect.signature(reader).parameters) != _READ
         or not isinstance(inputs, dict)
@@ -225,13 +229,17 @@ def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
     if ops.is_tensor(start_indices) or inputs.dtype.name not in _WRITTEN:
         return None
     others = (*start_indices[:1], *start_indices[2:])
-    if len(start_indices) != len(inputs.shape) or not all(type(x) is int and x == 0 for x in others):
+    if len(start_indices) != len(inputs.shape) or not all(
+        type(x) is int and x == 0 for x in others
+    ):
         return None
     index = ops.cast(start_indices[1], "int32")
     if len(index.shape):
         return None
     result = choose_for_rows().write(inputs, updates, index)
-    return part_of_cache(result) if is_part_of_cache(inputs) else result
+    if result is None or not is_part_of_cache(inputs):
+        return result
+    return part_of_cache(result)
 
 
 _WRITTEN = ("float32", "float64", "bfloat16", "float16", "int32")

@@ -16,6 +16,7 @@ from heed._numbers import check_integer
 from heed.layers.masks import Spread
 from heed.layers.shapes import Shape, agree
 from heed.ops.checks import cache_slot
+from heed.ops.dispatch import choose_for_rows
 
 Cache = dict[str, Any]
 
@@ -63,10 +64,14 @@ def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
     """
     index = cache_slot(cache_index, ops.shape(key)[1], ops.shape(cache["key"])[1])
     start = ops.stack([0, index, 0, 0])
-    return {
-        name: ops.slice_update(cache[name], start, ops.cast(new, cache[name].dtype))
-        for name, new in (("key", key), ("value", value))
-    }
+
+    def written(old: Any, new: Any) -> Any:
+        new = ops.cast(new, old.dtype)
+        # In place where the cache is nobody else's: a loop over tokens copies nothing but the new ones.
+        result = choose_for_rows().write(old, new, ops.cast(index, "int32"))
+        return ops.slice_update(old, start, new) if result is None else result
+
+    return {"key": written(cache["key"], key), "value": written(cache["value"], value)}
 
 
 def spread(cache: Cache, new: Any, cache_index: Any) -> Spread:

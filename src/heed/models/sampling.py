@@ -8,11 +8,12 @@ from typing import Any
 from keras import ops
 
 from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
+from heed.ops.dispatch import choose_for_rows
 
 
 def greedy(logits: Any, index: Any) -> Any:
     """The token with the highest score, (B, vocabulary) to (B,), in whatever step."""
-    return ops.cast(ops.argmax(logits, axis=-1), "int32")
+    return choose_for_rows().argmax(logits)
 
 
 def draw(

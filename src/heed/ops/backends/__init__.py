@@ -119,8 +119,8 @@ class RowImplementation(Protocol):
         """
         ...
 
-    def write(self, cache: Any, update: Any, index: Any) -> Any:
-        """The cache (B, L, ...) with `update` (B, T, ...) from the position `index` on.
+    def write(self, cache: Any, update: Any, index: Any) -> Any | None:
+        """The cache (B, L, ...) with `update` (B, T, ...) from the position `index` on, or None as above.
 
         Where nobody else holds the cache the update is written into it, and nothing else of it is touched or copied.
 

@@ -203,8 +203,11 @@ def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 def _of_cache_write(op: tf.Operation, gradient: tf.Tensor) -> list[Any]:
     """What was written over counts for nothing; what was written gets what stands there."""
     cache, update, index = op.inputs
-    written = tf.shape(update)
-    index = tf.clip_by_value(index, 0, tf.shape(cache)[1] - written[1])
+    length, written = tf.shape(cache)[1], tf.shape(update)
+    index = tf.clip_by_value(index, 0, length - written[1])
+    positions = tf.range(length) - index
+    over = tf.logical_and(positions >= 0, positions < written[1])
+    over = tf.reshape(over, [-1, *[1] * (len(cache.shape) - 2)])
+    of_cache = tf.where(over, tf.zeros((), gradient.dtype), gradient)
     begin = tf.one_hot(1, len(cache.shape), index)
-    of_cache = PortableRows().write(gradient, tf.zeros_like(update), index)
     return [of_cache, tf.slice(gradient, begin, written), None]

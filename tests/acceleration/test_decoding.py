@@ -1,0 +1,257 @@
+"""KerasHub's `generate` writes the same tokens accelerated, and copies no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from tests.graphs import allocated
+
+pytest.importorskip("keras_hub", exc_type=ImportError)
+pytestmark = pytest.mark.slow
+
+WORDS, LENGTH = 50, 14
+TEXT = {"vocabulary_size": WORDS, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32}
+HEADS = {**TEXT, "num_heads": 2}
+LEARNT = {**HEADS, "max_sequence_length": LENGTH, "dropout": 0.0}
+GROUPS = {**TEXT, "num_query_heads": 4, "num_key_value_heads": 2}
+WIDE = {**GROUPS, "head_dim": 8}
+GEMMA_2 = {
+    "attention_logit_soft_cap": 5.0,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 4,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Bloom": ("Bloom", HEADS),
+    "Falcon": ("Falcon", {**TEXT, "num_attention_heads": 2}),
+    "Gemma": ("Gemma", WIDE),
+    "Gemma 2": ("Gemma", {**WIDE, **GEMMA_2}),
+    "GPT-2": ("GPT2", LEARNT),
+    "GPT-NeoX": ("GPTNeoX", HEADS),
+    "Llama": ("Llama", GROUPS),
+    "Llama 3": ("Llama3", GROUPS),
+    "Mistral": ("Mistral", {**GROUPS, "sliding_window": 5}),
+    "Mixtral": ("Mixtral", {**GROUPS, "num_experts": 2}),
+    "OPT": ("OPT", LEARNT),
+    "Phi-3": ("Phi3", GROUPS),
+    "Qwen": ("Qwen", GROUPS),
+    "Qwen 3": ("Qwen3", WIDE),
+}
+
+
+@pytest.fixture(autouse=True)
+def _off_again() -> Iterator[None]:
+    yield
+    heed.decelerate()
+
+
+def build(name: str, cls: Any = None, dtype: str = "float32", **changes: Any) -> Any:
+    """A model whose likeliest tokens are far apart."""
+    import keras_hub
+
+    prefix, options = MODELS[name]
+    keras.utils.set_random_seed(3)
+    backbone = getattr(keras_hub.models, f"{prefix}Backbone")(**{**options, **changes}, dtype=dtype)
+    rng = np.random.default_rng(5)
+    for weight in backbone.weights:
+        weight.assign(keras.ops.convert_to_numpy(weight) + 0.3 * rng.normal(size=weight.shape))
+    model = (cls or getattr(keras_hub.models, f"{prefix}CausalLM"))(backbone, preprocessor=None)
+    model.compile(sampler="greedy")
+    return model
+
+
+def prompts(*lengths: int, longest: int = LENGTH) -> dict[str, np.ndarray]:
+    rng, known = np.random.default_rng(0), np.arange(longest)[None] < np.array(lengths)[:, None]
+    ids = np.where(known, rng.integers(1, WORDS, known.shape), 0)
+    return {"token_ids": ids.astype("int32"), "padding_mask": known}
+
+
+def written(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    model.generate_function = None
+    return model.generate(dict(inputs), stop_token_ids=None)["token_ids"]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_each_model_writes_the_same(name: str) -> None:
+    model, inputs = build(name), prompts(5, 3, 8)
+    stock = written(model, inputs)
+    with heed.accelerate() as acceleration:
+        fast = written(model, inputs)
+        report = acceleration.report()
+    np.testing.assert_array_equal(fast, stock)
+    assert len(np.unique(fast)) > 5
+    assert report.calls["keras_hub.samplers.Sampler"] == 1
+    assert not any("Sampler" in reason for reason in report.left_to_keras)
+    np.testing.assert_array_equal(written(model, inputs), stock)
+
+
+@pytest.mark.parametrize("sampler", ["beam", "contrastive", "top_k", "top_p", "random"])
+def test_each_sampler_chooses_the_same(sampler: str) -> None:
+    import keras_hub
+
+    samplers = keras_hub.samplers
+    made = {
+        "beam": lambda: samplers.BeamSampler(num_beams=3),
+        "contrastive": lambda: samplers.ContrastiveSampler(k=3, alpha=0.4),
+        "top_k": lambda: samplers.TopKSampler(k=4, seed=11),
+        "top_p": lambda: samplers.TopPSampler(p=0.8, seed=11),
+        "random": lambda: samplers.RandomSampler(seed=11),
+    }[sampler]
+    found = []
+    for fast in (False, True):
+        model = build("GPT-2")
+        model.compile(sampler=made())
+        if fast:
+            heed.accelerate(model)
+        found.append(written(model, prompts(4, 6)))
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_weights(dtype: str) -> None:
+    model, inputs = build("GPT-2", dtype=dtype), prompts(5, 5)
+    stock = written(model, inputs)
+    with heed.accelerate():
+        fast = written(model, inputs)
+    # Roundings differ, so rows may part where two tokens are close; they begin alike.
+    np.testing.assert_array_equal(fast[:, :6], stock[:, :6])
+
+
+def test_stop_tokens_and_early_ends() -> None:
+    model, inputs = build("GPT-2"), prompts(3, 3)
+    stops = tuple(int(x) for x in written(model, inputs)[:, 6])
+    stock = model.generate(dict(inputs), stop_token_ids=stops)
+    heed.accelerate(model)
+    fast = model.generate(dict(inputs), stop_token_ids=stops)
+    for name, found in fast.items():
+        np.testing.assert_array_equal(found, stock[name])
+
+
+def test_eagerly() -> None:
+    model, inputs = build("Llama"), prompts(4, 5)
+    stock = written(model, inputs)
+    model.compile(sampler="greedy", run_eagerly=True)
+    with heed.accelerate():
+        np.testing.assert_array_equal(written(model, inputs), stock)
+
+
+def test_with_the_portable_form_and_under_xla() -> None:
+    model, inputs = build("GPT-2"), prompts(4, 5)
+    stock = written(model, inputs)
+    with heed.accelerate(), heed.set_implementation("portable"):
+        np.testing.assert_array_equal(written(model, inputs), stock)
+        model.compile(sampler="greedy", jit_compile=True)
+        np.testing.assert_array_equal(written(model, inputs), stock)
+
+
+def test_a_model_of_somebody_else_reads_its_cache_as_it_likes() -> None:
+    import keras_hub
+
+    class Own(keras_hub.models.GPT2CausalLM):
+        def call_with_cache(self, token_ids: Any, cache: Any, cache_update_index: Any) -> Any:
+            logits, hidden, cache = super().call_with_cache(
+                token_ids, cache * 1.0, cache_update_index
+            )
+            return logits, hidden, cache * 1.0
+
+    model, inputs = build("GPT-2", Own), prompts(4, 6)
+    stock = written(model, inputs)
+    with heed.accelerate() as acceleration:
+        np.testing.assert_array_equal(written(model, inputs), stock)
+        left = acceleration.report().left_to_keras
+    assert left == {"keras_hub.samplers.Sampler: Own reads its cache by itself": 1}
+
+
+def test_an_attention_of_somebody_else_gets_tensors() -> None:
+    model, inputs = build("GPT-2"), prompts(4, 6)
+    layer = type(model.backbone.transformer_layers[0])
+    stock, seen, call = written(model, inputs), [], layer.call
+
+    def looked_at(self: Any, x: Any, self_attention_cache: Any = None, **options: Any) -> Any:
+        if self_attention_cache is not None:
+            self_attention_cache = keras.ops.convert_to_tensor(self_attention_cache)
+            seen.append(self_attention_cache.shape)
+        return call(self, x, self_attention_cache=self_attention_cache, **options)
+
+    layer.call = looked_at
+    try:
+        with heed.accelerate():
+            np.testing.assert_array_equal(written(model, inputs), stock)
+    finally:
+        layer.call = call
+    assert set(map(tuple, seen)) == {(2, 2, LENGTH, 2, 8)}
+
+
+def test_all_of_it_is_undone() -> None:
+    import keras_hub
+    from keras.src.backend.tensorflow import core, numpy
+
+    def state() -> list[Any]:
+        places = [
+            (core, ("slice_update",)),
+            (numpy, ("stack", "matmul", "einsum", "argmax", "transpose")),
+        ]
+        places += [(keras_hub.samplers.Sampler, ("__call__", "run_loop"))]
+        places += [(keras_hub.models.GPT2CausalLM, ("call_with_cache", "make_generate_function"))]
+        return [getattr(owner, name) for owner, names in places for name in names]
+
+    before, model = state(), build("GPT-2")
+    with heed.accelerate(model):
+        written(model, prompts(4))
+        assert all(one is not other for one, other in zip(before, state(), strict=True))
+    assert state() == before
+    assert "generate_step" not in vars(model)
+
+
+def test_another_model_is_left_alone() -> None:
+    one, other, inputs = build("GPT-2"), build("GPT-2"), prompts(4, 5)
+    with heed.accelerate(one) as acceleration:
+        np.testing.assert_array_equal(written(other, inputs), written(one, inputs))
+        assert acceleration.report().calls["keras_hub.samplers.Sampler"] == 1
+
+
+def test_what_is_behind_the_shortest_prompt_is_not_read_before_the_loop() -> None:
+    model, inputs, seen = build("GPT-2"), prompts(5, 3, 8), []
+    add = model.backbone.embeddings_add
+
+    class Watching(type(add)):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            seen.append(keras.ops.shape(inputs[0])[1])
+            return super().call(inputs)
+
+    add.__class__ = Watching
+    model.compile(sampler="greedy", run_eagerly=True)
+    with heed.accelerate():
+        model.generate(dict(inputs), stop_token_ids=None)
+    assert [int(n) for n in seen] == [3] + [1] * (LENGTH - 3)
+
+
+def bytes_of_a_step(longest: int, fast: bool) -> float:
+    """What TensorFlow allocates for a token of two texts, in the loop of a GPT-2 with a cache of that length."""
+    options = {**LEARNT, "max_sequence_length": longest}
+    model, inputs = build("GPT-2", **options), prompts(3, 4, longest=longest)
+    if fast:
+        heed.accelerate(model)
+    generate = model.make_generate_function().python_function
+    function = tf.function(
+        lambda ids, known: generate({"token_ids": ids, "padding_mask": known})["token_ids"]
+    )
+    tensors = [tf.constant(inputs[name]) for name in ("token_ids", "padding_mask")]
+    return allocated(function.get_concrete_function(*tensors), *tensors) / (longest - 3)
+
+
+def test_a_step_allocates_no_caches() -> None:
+    grown = {}
+    for fast in (False, True):
+        grown[fast] = bytes_of_a_step(264, fast) - bytes_of_a_step(64, fast)
+        heed.decelerate()
+    cache = 2 * 2 * 2 * 16 * 4 * 200  # layers, keys and values, texts, width, float32, positions
+    assert grown[False] > 2 * cache
+    # A mask of booleans, and numbers to find its end.
+    assert grown[True] < 2 * 200 * 24 < cache / 10

@@ -1,0 +1,170 @@
+"""What a decoding step in a graph needs of the native core: products of few rows, and writing into a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.native import core, rows
+from tests.native.core import LIBRARY, Rows
+from tests.native.fuzz import GUARD, Guards
+from tests.native.rows import draw, exact
+from tests.tolerances import assert_values
+
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
+# R, G, K, N
+SHAPES = (
+    (1, 1, 1, 1),
+    (2, 1, 33, 40),
+    (3, 3, 31, 7),
+    (5, 1, 200, 193),
+    (8, 2, 64, 65),
+    (13, 1, 97, 400),
+    (64, 1, 5, 16),
+)
+
+
+@pytest.fixture(params=core.INSTRUCTION_SETS)
+def library(request: pytest.FixtureRequest) -> Iterator[Any]:
+    library = core.load(LIBRARY)
+    if not library.heed_use_instruction_set(request.param.encode()):
+        pytest.skip(f"this machine has no {request.param}")
+    yield library
+    library.heed_use_instruction_set(None)
+
+
+@pytest.fixture
+def guards() -> Iterator[Guards]:
+    """Makes arrays among guard bytes, which must be there in the end."""
+    made = Guards(np.random.default_rng(0))
+    yield made
+    made.check()
+
+
+def product(
+    library: Any,
+    x: np.ndarray,
+    weights: np.ndarray,
+    bias: np.ndarray | None = None,
+    *,
+    transposed: bool = False,
+    threads: int = 2,
+    make: rows.Make = core.filled,
+) -> np.ndarray:
+    """(R, G, N), of weights (G, K, N) or, transposed, (G, N, K)."""
+    groups, columns = weights.shape[0], weights.shape[1 if transposed else 2]
+    held = [None if v is None else rows._placed(v, make) for v in (x, weights, bias)]
+    addresses = (None if v is None else v.ctypes.data for v in held)
+    y = make((x.shape[0], groups, columns), x.dtype)
+    call = core.Product(Rows.of(x), groups, columns, transposed, *addresses)
+    rows.run(library.heed_product, call, y, threads=threads)
+    return y
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", core.DTYPES)
+def test_a_product_is_that_of_its_definition(
+    library: Any, guards: Guards, dtype: str, shape: tuple[int, ...], transposed: bool
+) -> None:
+    count, groups, inner, columns = shape
+    x, bias = draw((count, inner), dtype, 0), draw((groups, columns), dtype, 1)
+    weights = draw((groups, inner, columns), dtype, 2, inner**-0.5)
+    expected = np.einsum("rk,gkn->rgn", exact(x), exact(weights))
+    lying = np.ascontiguousarray(weights.swapaxes(1, 2)) if transposed else weights
+    alone = product(library, x, lying, transposed=transposed, make=guards)
+    assert_values(alone, expected, dtype)
+    added = product(library, x, lying, bias, transposed=transposed, make=guards)
+    assert_values(added, expected + exact(bias), dtype)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", core.DTYPES)
+def test_a_row_has_the_same_bits_beside_any_others_and_for_any_number_of_threads(
+    library: Any, dtype: str, transposed: bool
+) -> None:
+    x, weights = draw((17, 301), dtype, 0), draw((1, 301, 517), dtype, 1)
+    weights = weights.reshape(1, 517, 301) if transposed else weights
+    whole = product(library, x, weights, transposed=transposed)
+    for threads in (0, 1, 7):
+        again = product(library, x, weights, transposed=transposed, threads=threads)
+        assert again.tobytes() == whole.tobytes()
+    for r in range(17):
+        alone = product(library, x[r : r + 1], weights, transposed=transposed)
+        assert alone.tobytes() == whole[r : r + 1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("dtype must be", {"rows": Rows(4, 2, 5)}),
+        ("at most 64 rows", {"rows": Rows(0, 65, 5)}),
+        ("width of a row must be", {"rows": Rows(0, 2, 0)}),
+        ("groups and columns must be", {"groups": 0}),
+        ("groups and columns must be", {"columns": 2**31 + 1}),
+        ("at most 2", {"groups": 2**31, "columns": 2**31}),
+        ("`x` is missing", {"x": None}),
+        ("`weights` is missing", {"weights": None}),
+    ],
+)
+def test_a_product_refuses_what_it_cannot_do(
+    guards: Guards, match: str, changes: dict[str, Any]
+) -> None:
+    library, x, weights = core.load(LIBRARY), np.zeros((2, 5), "f4"), np.zeros((1, 5, 3), "f4")
+    call = core.Product(Rows(0, 2, 5), 1, 3, 0, x.ctypes.data, weights.ctypes.data, None)
+    for name, value in changes.items():
+        setattr(call, name, value)
+    result = guards((2, 1, 3), np.float32)
+    with pytest.raises(ValueError, match=match):
+        rows.run(library.heed_product, call, result)
+    assert (result.view(np.uint8) == GUARD).all()
+
+
+def write(
+    cache: np.ndarray, update: np.ndarray, index: int, in_place: bool, make: rows.Make
+) -> np.ndarray:
+    library = core.load(LIBRARY)
+    held, new = rows._placed(cache, make), rows._placed(update, make)
+    size = int(np.prod(cache.shape[2:])) * cache.itemsize
+    sizes = cache.shape[0], cache.shape[1], update.shape[1], size
+    call = core.CacheWrite(*sizes, index, held.ctypes.data, new.ctypes.data)
+    result = held if in_place else make(cache.shape, cache.dtype)
+    problem = library.heed_cache_write(call, result.ctypes.data)
+    assert problem is None, problem
+    return result
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 3, 6])
+@pytest.mark.parametrize("index", [-(2**40), -1, 0, 2, 5, 6, 2**40])
+def test_positions_are_written_where_they_fit(
+    guards: Guards, index: int, count: int, in_place: bool
+) -> None:
+    cache, update = draw((2, 6, 15), "float32", 0), draw((2, count, 15), "float32", 1)
+    expected, at = cache.copy(), min(max(index, 0), 6 - count)
+    expected[:, at : at + count] = update
+    np.testing.assert_array_equal(write(cache, update, index, in_place, guards), expected)
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("as many as fit", {"written": 7}),
+        ("as many as fit", {"written": -1}),
+        ("as many as fit", {"batch": -1}),
+        ("at most 2", {"batch": 2**40, "length": 2**40}),
+        ("`cache` is missing", {"cache": None}),
+        ("`update` is missing", {"update": None}),
+    ],
+)
+def test_a_write_refuses_what_it_cannot_do(match: str, changes: dict[str, Any]) -> None:
+    library, x = core.load(LIBRARY), np.zeros((2, 6, 4), "f4")
+    call = core.CacheWrite(2, 6, 1, 16, 0, x.ctypes.data, x.ctypes.data)
+    for name, value in changes.items():
+        setattr(call, name, value)
+    problem = library.heed_cache_write(call, x.ctypes.data)
+    assert problem is not None
+    assert match in problem.decode()
