@@ -17,7 +17,12 @@ from benchmarks.measure import Side, Sides, memory_case, time_case
 from benchmarks.peers import BEFORE, PEERS, WITH, Peer
 from benchmarks.results import Record, about
 
-ALL = {bars.NAME: bars.SUITE, bars.MODELS: bars.MODEL_SUITE, **SUITES}
+ALL = {
+    bars.NAME: bars.SUITE,
+    bars.MODELS: bars.MODEL_SUITE,
+    bars.SEQ2SEQ: bars.SEQ2SEQ_SUITE,
+    **SUITES,
+}
 ROUNDS = 25
 
 

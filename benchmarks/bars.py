@@ -115,6 +115,31 @@ MODEL_SUITE = Suite(
     ("heed-model", "keras-model", "model-rest"),
 )
 
+# Whole texts by one model, whose weights are the same on all sides; and a step of its training.
+CTRANSLATE2 = ("ctranslate2", "ctranslate2-together")
+TRAINING = (
+    "keras-training",
+    "keras-training-xla",
+    "hub-training",
+    "hub-training-xla",
+    "torch-training",
+)
+_TEXTS = {"heads": 4, "length": 32, "head_dim": 64, "keys": 32, "kind": "generate"}
+SEQ2SEQ_BARS = [
+    Bar(Case(batch=64, **_TEXTS), CTRANSLATE2, 1.2),
+    Bar(Case(batch=64, beams=4, **_TEXTS), CTRANSLATE2, 1.0),
+    Bar(Case(batch=1, **_TEXTS), CTRANSLATE2, 1.0),
+    Bar(Case(batch=64, weights="int8", **_TEXTS), CTRANSLATE2, 0.9),
+    Bar(Case(batch=64, **{**_TEXTS, "kind": "training"}), TRAINING, 1.4),
+]
+SEQ2SEQ = "seq2seq"
+SEQ2SEQ_SUITE = Suite(
+    "an encoder-decoder writes whole texts and is trained, and whether the bars for that are met",
+    [bar.case for bar in SEQ2SEQ_BARS],
+    [],
+    ("heed-generate", *CTRANSLATE2, "heed-training", *TRAINING),
+)
+
 NAME = "bars"
 SUITE = Suite(
     "the bars that heed sets itself, and whether they are met",
@@ -123,7 +148,13 @@ SUITE = Suite(
 )
 
 
-OWN = {"dot-product": "heed", "additive": "heed-additive", "model": "heed-model"}
+OWN = {
+    "dot-product": "heed",
+    "additive": "heed-additive",
+    "model": "heed-model",
+    "generate": "heed-generate",
+    "training": "heed-training",
+}
 
 
 def sides_of(case: Case) -> tuple[str, ...]:

@@ -28,7 +28,8 @@ class Case:
         kind: "dot-product", "additive", "layer": self-attention of width N*H with projections, "model": a
             Transformer of that width with four layers, a decoder if causal, else an encoder, whose backward is a
             training step; or "generate": an encoder and a decoder of that width with three layers each, which write
-            T tokens for each text of S.
+            T tokens for each text of S, never ending before; or "training": a training step of such a model on texts
+            of S and T tokens.
         keys: S, where it is not T.
         key_heads: K, where it is not N.
         window: how many keys a query of a causal attention sees, up to itself; None for all.
@@ -36,6 +37,8 @@ class Case:
         dtype: "float32" or "bfloat16".
         chain: how many are computed in a row, in one graph where a side has graphs, each with the output of the one
             before as its query. The time is then that of one more: calling the graph is not in it.
+        beams: of kind "generate": how many hypotheses a beam search keeps; 1 is greedy.
+        weights: of kind "generate": what weights are kept in, "float32" or "int8".
     """
 
     batch: int
@@ -51,11 +54,15 @@ class Case:
     padded: bool = False
     dtype: str = "float32"
     chain: int = 1
+    beams: int = 1
+    weights: str = "float32"
 
     def __post_init__(self) -> None:
         if self.window is not None and not self.causal:
             raise ValueError("`window` must come with `causal`. Received: causal=False")
-        if self.chain > 1 and (self.kind in ("layer", "model", "generate") or self.backward):
+        if self.chain > 1 and (
+            self.kind in ("layer", "model", "generate", "training") or self.backward
+        ):
             raise ValueError(
                 "`chain` must come with the forward pass of an op. "
                 f"Received: kind={self.kind!r}, backward={self.backward}"
@@ -80,7 +87,12 @@ class Case:
                 "training step" if self.backward else "forward",
             ]
         if self.kind == "generate":
-            words = ["greedy"]
+            words = [
+                self.weights if self.weights != "float32" else "",
+                "greedy" if self.beams == 1 else f"beam {self.beams}",
+            ]
+        if self.kind == "training":
+            words = ["training step"]
         if self.kind == "additive":
             middle = [str(self.length), str(self.key_length)]
         else:

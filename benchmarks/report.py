@@ -6,7 +6,16 @@ import math
 from pathlib import Path
 
 from benchmarks import bars
-from benchmarks.bars import BARS, MEMORY_BARS, MODEL_BARS, MODEL_MEMORY_BARS, Verdict, judge
+from benchmarks.bars import (
+    BARS,
+    MEMORY_BARS,
+    MODEL_BARS,
+    MODEL_MEMORY_BARS,
+    SEQ2SEQ_BARS,
+    Bar,
+    Verdict,
+    judge,
+)
 from benchmarks.peers import PEERS
 from benchmarks.results import Record, Result, Results, median
 
@@ -24,7 +33,9 @@ def tables(record: Record) -> str:
     """All tables of a run and how it was made. Markdown."""
     with_itself = any(PEERS[name].is_variant for name in _names(record.timed + record.weighed))
     if record.suite == bars.NAME and not with_itself:
-        parts = [bar_table(record.timed), memory_bar_table(record.weighed)]
+        parts = [bar_table(BARS, record.timed), memory_bar_table(record.weighed)]
+    elif record.suite == bars.SEQ2SEQ and not with_itself:
+        parts = [bar_table(SEQ2SEQ_BARS, record.timed)]
     elif record.suite == bars.MODELS and not with_itself:
         parts = [model_table(record.timed), model_memory_table(record.weighed)]
     else:
@@ -44,12 +55,13 @@ def made_by(record: Record) -> str:
     total, aside, kept = record.samples()
     packages = [f"heed {about['heed']}" + (f" at {about['commit']}" if about["commit"] else "")]
     packages += [
-        f"{name} {about[key]}"
+        f"{name} {about.get(key, 'not installed')}"
         for name, key in (
             ("TensorFlow", "tensorflow"),
             ("Keras", "keras"),
             ("PyTorch", "torch"),
             ("JAX", "jax"),
+            ("CTranslate2", "ctranslate2"),
             ("NumPy", "numpy"),
             ("Python", "python"),
         )
@@ -64,11 +76,11 @@ def made_by(record: Record) -> str:
     ).rstrip("\n")
 
 
-def bar_table(timed: Results) -> str:
+def bar_table(kept: list[Bar], timed: Results) -> str:
     """Each bar: heed's time, the time to beat, their ratio, and whether the bar is met."""
     header = ["case", "to beat", "heed, ms", "peer, ms", "ratio", "bar", "met"]
     rows = []
-    for bar in BARS:
+    for bar in kept:
         verdict = judge(bar, timed)
         rows.append(
             [

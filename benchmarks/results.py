@@ -185,6 +185,7 @@ def about(command: str, threads: int) -> dict[str, Any]:
         **json.loads(info.stdout),
         "torch": _version("torch"),
         "jax": _version("jax"),
+        "ctranslate2": _version("ctranslate2"),
         "numpy": _version("numpy"),
     }
 

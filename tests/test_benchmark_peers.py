@@ -8,7 +8,7 @@ import pytest
 import heed
 from benchmarks.cases import Case
 from benchmarks.measure import difference
-from benchmarks.peers import PEERS, _inputs, _model, _sgemm, prepare
+from benchmarks.peers import PEERS, _generate, _inputs, _model, _sgemm, prepare
 from tests import reference
 
 
@@ -114,6 +114,17 @@ def test_models_compute_the_same(case):
     rest = computed("model-rest", case)
     assert rest[0].shape == stock[0].shape
     assert difference(rest, fast, case.dtype) is not None
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_are_the_same(beams):
+    case = Case(3, 2, 6, 4, keys=5, kind="generate", beams=beams)
+    (texts,) = computed("heed-generate", case)
+    assert texts.shape == (3, 6)
+    assert (texts >= _generate.FIRST_WORD).all()
+    pytest.importorskip("ctranslate2")
+    (others,) = computed("ctranslate2", case)
+    np.testing.assert_array_equal(texts, others)
 
 
 def test_half_of_the_tokens_of_a_padded_model_are_padding():

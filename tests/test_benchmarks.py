@@ -15,7 +15,15 @@ import pytest
 import heed
 from benchmarks import bars, picture, report
 from benchmarks.__main__ import ALL, main, sides
-from benchmarks.bars import BARS, MEMORY_BARS, MODEL_BARS, MODEL_MEMORY_BARS, Bar, judge
+from benchmarks.bars import (
+    BARS,
+    MEMORY_BARS,
+    MODEL_BARS,
+    MODEL_MEMORY_BARS,
+    SEQ2SEQ_BARS,
+    Bar,
+    judge,
+)
 from benchmarks.cases import OPTIONS, SUITES, Case
 from benchmarks.measure import (
     Side,
@@ -279,7 +287,7 @@ def test_the_table_of_bars_has_a_mark_for_each(monkeypatch):
     ]
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in report.bar_table(results).splitlines()
+        for line in report.bar_table(BARS, results).splitlines()
     ]
     assert len(rows) == len(BARS) + 2
     assert rows[2] == [
@@ -432,6 +440,8 @@ def test_cases_are_named_apart():
     assert Case(2, 1, 3, 4, kind="additive").name == "additive fwd (2, 3, 3, 4)"
     assert Case(2, 4, 1, 64, keys=9, chain=12).name == "one of 12: decoding (2, 4, 1/9, 64)"
     assert Case(2, 4, 8, 64, keys=9, kind="generate").name == "greedy (2, 4, 8/9, 64)"
+    texts = Case(2, 4, 8, 64, keys=9, kind="generate", weights="int8", beams=3)
+    assert texts.name == "int8 beam 3 (2, 4, 8/9, 64)"
     assert Case(1, 2, 8, 4, True, True, kind="model").name == "decoder training step (1, 2, 8, 4)"
     assert Case(1, 2, 8, 4, padded=True, kind="model").name == "padded encoder forward (1, 2, 8, 4)"
     with pytest.raises(ValueError, match="`window` must come with `causal`"):
@@ -455,6 +465,9 @@ def test_each_case_has_one_side_of_heed_first():
     for bar in MODEL_BARS:
         peers = sides(bars.MODELS, bars.MODEL_SUITE, bar.case, None)
         assert list(peers) == ["heed-model", "keras-model", "model-rest"]
+    for bar in SEQ2SEQ_BARS:
+        peers = sides(bars.SEQ2SEQ, bars.SEQ2SEQ_SUITE, bar.case, None)
+        assert [*peers] == ["heed-generate", *bar.peers]
     assert list(sides("ops", SUITES["ops"], CASE, ["naive", "heed"])) == ["heed", "naive"]
 
 

@@ -24,6 +24,7 @@ from benchmarks.cases import OPTION_SIDES, OPTIONS, Case
 
 OPTION = "HEED_BENCHMARK_OPTION"
 COMPILED = "HEED_BENCHMARK_XLA"
+TOGETHER = "HEED_BENCHMARK_TOGETHER"
 THREADS = "HEED_BENCHMARK_THREADS"
 
 
@@ -151,6 +152,19 @@ PEERS: dict[str, Peer] = {
     "heed-model": Peer("accelerated", _HERE + "heed_model", "model", is_heed=True),
     "keras-model": Peer("stock Keras", _HERE + "keras_model", "model", builds_scores=True),
     "heed-generate": Peer("heed", _HERE + "heed_generate", "generate", is_heed=True),
+    # Threads that decode a share of the texts each, or that share all work on all texts.
+    **{
+        name: Peer(
+            f"CTranslate2, {split}",
+            _HERE + "ctranslate2_generate",
+            "generate",
+            environment={TOGETHER: together},
+        )
+        for name, split, together in (
+            ("ctranslate2", "texts split", "0"),
+            ("ctranslate2-together", "threads together", "1"),
+        )
+    },
     # Another model with weights of its own: what it writes is not what heed does.
     "hub-generate": Peer("KerasHub BART", _HERE + "hub_generate", "generate", is_limit=True),
     "hub-generate-xla": Peer(
@@ -159,6 +173,30 @@ PEERS: dict[str, Peer] = {
         "generate",
         is_limit=True,
         environment={COMPILED: "1"},
+    ),
+    "heed-training": Peer("heed", _HERE + "heed_training", "training", is_heed=True),
+    # Models with weights of their own.
+    "keras-training": Peer(
+        "stock Keras", _HERE + "keras_training", "training", is_limit=True, builds_scores=True
+    ),
+    "keras-training-xla": Peer(
+        "stock Keras with XLA",
+        _HERE + "keras_training",
+        "training",
+        is_limit=True,
+        builds_scores=True,
+        environment={COMPILED: "1"},
+    ),
+    "hub-training": Peer("KerasHub", _HERE + "hub_training", "training", is_limit=True),
+    "hub-training-xla": Peer(
+        "KerasHub with XLA",
+        _HERE + "hub_training",
+        "training",
+        is_limit=True,
+        environment={COMPILED: "1"},
+    ),
+    "torch-training": Peer(
+        "PyTorch nn.Transformer", _HERE + "torch_training", "training", is_limit=True
     ),
     "model-rest": Peer("without attention", _HERE + "model_rest", "model", is_limit=True),
 }

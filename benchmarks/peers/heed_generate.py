@@ -1,8 +1,7 @@
-"""`heed.models.generate` with a `heed.models.Transformer`, greedily."""
+"""`heed.models.generate` with a `heed.models.Transformer`."""
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 
 from benchmarks.cases import Case
@@ -13,20 +12,12 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """Weights are random, so the end hardly ever comes before the last token."""
-    keras.utils.set_random_seed(0)
-    width = case.heads * case.head_dim
-    config = models.TransformerConfig(
-        _generate.VOCABULARY,
-        _generate.VOCABULARY,
-        width=width,
-        num_heads=case.heads,
-        encoder_layers=_generate.LAYERS,
-        decoder_layers=_generate.LAYERS,
-        feed_forward_width=4 * width,
-    )
-    model, sources = models.Transformer(config), _generate.sources(case)
+    """Greedily, or by a beam search without a penalty: all texts are of one length."""
+    model, sources = _generate.model(case), _generate.sources(case)
+    options = {"max_length": case.length}
+    if case.beams > 1:
+        options |= {"method": "beam", "beam_size": case.beams, "length_penalty": 0.0}
     return Prepared(
-        lambda: models.generate(model, sources, max_length=case.length),
-        lambda tokens: [np.asarray(tokens, np.float32)],
+        lambda: models.generate(model, sources, **options),
+        lambda tokens: [_generate.compared(case, np.asarray(tokens, np.float32))],
     )

@@ -1,0 +1,24 @@
+"""What the sides that train a Transformer share: sizes, one batch of texts, and a model of Keras."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.cases import Case
+
+VOCABULARY, LAYERS, DROPOUT, CLIP_NORM = 8000, 3, 0.1, 1.0
+START = 1
+_FIRST_WORD = 4
+
+
+def batch(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Source and target token ids, (B, S) and (B, T), none of them padding."""
+    rng = np.random.default_rng(0)
+    shapes = ((case.batch, case.key_length), (case.batch, case.length))
+    source, target = (rng.integers(_FIRST_WORD, VOCABULARY, shape) for shape in shapes)
+    return source.astype("int32"), target.astype("int32")
+
+
+def shifted(target: np.ndarray) -> np.ndarray:
+    """What the decoder is given: the start, and the target but for its last token."""
+    return np.concatenate([np.full_like(target[:, :1], START), target[:, :-1]], axis=1)

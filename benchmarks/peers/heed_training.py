@@ -1,0 +1,41 @@
+"""A step of `heed train`, determinism included: `heed.models.Transformer` and its optimizer."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.cases import Case
+from benchmarks.peers import Prepared, _tensorflow, _training
+from heed.models import Transformer, TransformerConfig
+from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.task import Batch
+from heed.seq2seq.training_step import TrainingStep
+
+_tensorflow.set_threads()
+
+
+def prepare(case: Case) -> Prepared:
+    """The rate is 0: each step is of the same work, from weights that stay as they are."""
+    keras.utils.set_random_seed(0)
+    tf.config.experimental.enable_op_determinism()
+    width = case.heads * case.head_dim
+    config = TransformerConfig(
+        _training.VOCABULARY,
+        _training.VOCABULARY,
+        width=width,
+        num_heads=case.heads,
+        encoder_layers=_training.LAYERS,
+        decoder_layers=_training.LAYERS,
+        feed_forward_width=4 * width,
+        dropout=_training.DROPOUT,
+        attention_dropout=_training.DROPOUT,
+        tie_embeddings=False,
+    )
+    model = Transformer(config)
+    model.build()
+    options = TrainingOptions(clip_norm=_training.CLIP_NORM)
+    step = TrainingStep(model, options, tf.distribute.get_strategy(), one_shape=True)
+    batch = Batch(*_training.batch(case))
+    return Prepared(lambda: step(batch, 0, 0.0).numpy(), lambda loss: [np.asarray(loss)])
