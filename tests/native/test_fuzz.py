@@ -212,7 +212,11 @@ for x in (key, value):
     for j in range(first_protected, KEYS, DILATION):
         at = ctypes.c_void_p(x.ctypes.data + j * 64)
         assert protect(at, ctypes.c_size_t(BLOCK * 64), 0) == 0
-rules = [{"rule": core.DILATED, "left": DILATION, "align": first - 7 * DILATION}]
+rules = {
+    "dilated": {"rule": core.DILATED, "left": DILATION, "align": first - 7 * DILATION},
+    "dense": {"rule": core.DENSE, "dense": (np.arange(KEYS) % DILATION == first)[None, None, None]},
+}
+rules = [rules[sys.argv[4]]]
 output, _ = core.Call(library, query, key, value, rules=rules).forward()
 np.testing.assert_allclose(output, wanted, atol=1e-6)
 """
@@ -222,11 +226,12 @@ np.testing.assert_allclose(output, wanted, atol=1e-6)
 @pytest.mark.parametrize(
     ("block", "status"), [(1, 0), (0, -signal.SIGSEGV)], ids=["none is seen", "one is seen"]
 )
-def test_decoding_skips_blocks_that_dilation_rules_out(
-    block: int, status: int, instruction_set: str
+@pytest.mark.parametrize("rule", ["dilated", "dense"])
+def test_decoding_skips_blocks_that_a_mask_rules_out(
+    rule: str, block: int, status: int, instruction_set: str
 ) -> None:
     """Memory lacks every other block of the keys."""
-    command = [sys.executable, "-c", SKIPPED, str(LIBRARY), instruction_set, str(block)]
+    command = [sys.executable, "-c", SKIPPED, str(LIBRARY), instruction_set, str(block), rule]
     child = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     if child.returncode == 77:
         pytest.skip(f"this machine has no {instruction_set}")

@@ -303,7 +303,7 @@ FAULTS = (
         f"{_KERNELS}/decode.h",
         "if (of_all == BlockMask::kEmpty || (!alike && ruled_out(a, {b, 0, queries, keys}))) continue;",
         "",
-        (f"{_FUZZ}::test_decoding_skips_blocks_that_dilation_rules_out",),
+        (f"{_FUZZ}::test_decoding_skips_blocks_that_a_mask_rules_out",),
     ),
     Fault(
         "decoding takes the mask of the first head for all",
