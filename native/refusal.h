@@ -1,4 +1,5 @@
-// How a call that is not as the C interface asks is refused: with words, and without an exception that leaves the library.
+// How a call that is not as the C interface asks is refused: with words, and without an exception that leaves the
+// library.
 #pragma once
 
 #include <algorithm>
