@@ -115,9 +115,9 @@ class Peer:
     python: str | None = None
 
 
-def alone(case: Case) -> Case:
-    """A peer that has no graph for several in a row."""
-    return dataclasses.replace(case, chain=1)
+def one_plain_call(case: Case) -> Case:
+    """A peer that has no graph, neither for several in a row nor for gradients, and is plain or causal."""
+    return dataclasses.replace(case, chain=1, backward=False, padded=False, window=None)
 
 
 def _limit(library: str, title: str) -> Peer:
@@ -138,7 +138,7 @@ PEERS: dict[str, Peer] = {
     "sgemm-torch": _limit("torch", "PyTorch"),
     "sgemm-tensorflow": _limit("tensorflow", "TensorFlow"),
     "sgemm-numpy": _limit("numpy", "NumPy"),
-    "heed-eager": Peer("heed, no graph", _HERE + "heed_eager", computes=alone),
+    "heed-eager": Peer("heed, no graph", _HERE + "heed_eager", computes=one_plain_call),
     "matmul": Peer("tf.matmul node", _HERE + "matmul_node", is_limit=True),
     "heed-additive": Peer("heed", _HERE + "heed_additive", "additive", is_heed=True),
     "additive-naive": Peer(

@@ -14,8 +14,6 @@ _tensorflow.set_threads()
 
 def prepare(case: Case) -> Prepared:
     """The forward pass of plain or causal cases; inputs are (B, N, T, H), as for `heed_op`."""
-    if case.backward or case.padded or case.window is not None:
-        raise NotImplementedError("it computes the forward pass of plain and causal attention")
     dtype = tf.as_dtype(case.dtype)
     arguments = [tf.cast(tf.constant(_inputs.heads_first(x)), dtype) for x in _inputs.inputs(case)]
 
