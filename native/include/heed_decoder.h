@@ -1,8 +1,6 @@
 // heed's decoder engine as a plain C interface: a whole decoding loop of a stack of Transformer layers in one call,
-// from the encoded sources (or none) to tokens. The rules of heed.h hold here too: letters, errors, threads, zeroed
-// structs
-// ("0: none"), and that results are the same bits whatever the number of threads and whatever the other rows of a
-// batch.
+// from the sources (or none) to tokens. The rules of heed.h hold here too: letters, errors, threads, zeroed structs
+// ("0: none"), and that results are the same bits whatever the number of threads and the other rows of a batch.
 //
 // D is the width of the model, L the number of tokens to decode, S the length of the sources, F the hidden width of the
 // feed-forward part. Everything is float32, but for packed weights of which less is asked for.

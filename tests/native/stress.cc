@@ -1,6 +1,7 @@
 // Many threads call the core at once, and processes fork, as a program of its own: sanitizers watch it.
 //
 //   heed_stress callers    8 threads, each with calls of its own
+//   heed_stress decoders   8 threads, each with decodings of its own by one decoder
 //   heed_stress fork       children made after calls, while no call runs
 //   heed_stress fork-busy  children made while other threads call
 //   heed_stress fork-early children made while another thread is in the very first call of the process
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "heed.h"
+#include "heed_decoder.h"
 
 namespace {
 
@@ -34,14 +36,18 @@ using Results = std::vector<float>;  // output, log-sum-exp, what is kept of the
 
 HeedTensor tensor(float* data) { return {data, kLength * kHeads * kWidth, kHeads * kWidth, kWidth}; }
 
-void fill(Problem* p, uint32_t seed) {
-  for (auto& tensor : p->tensors) {
-    tensor.resize(kCount);
-    for (float& x : tensor) {
-      seed = seed * 1664525u + 1013904223u;
-      x = static_cast<float>(seed >> 8) / 8388608.0f - 1;
-    }
+// So many numbers in [-1, 1).
+std::vector<float> drawn(size_t count, uint32_t& seed) {
+  std::vector<float> numbers(count);
+  for (float& x : numbers) {
+    seed = seed * 1664525u + 1013904223u;
+    x = static_cast<float>(seed >> 8) / 8388608.0f - 1;
   }
+  return numbers;
+}
+
+void fill(Problem* p, uint32_t seed) {
+  for (auto& tensor : p->tensors) tensor = drawn(kCount, seed);
   p->lengths = {kLength, static_cast<int32_t>(seed % kLength)};
   HeedAttention& a = p->attention;
   a.batch = kBatch, a.heads = a.kv_heads = kHeads;
@@ -91,6 +97,88 @@ int call_at_once(int callers, int rounds) {
   return wrong;
 }
 
+constexpr int64_t kModel = 16, kHidden = 24, kVocabulary = 40;
+constexpr int64_t kTexts = 9, kTokens = 12, kSource = 7;
+
+// An encoder and a decoder of one layer each, with weights of their own.
+struct Model {
+  std::vector<std::vector<float>> numbers;
+  HeedDecoderLayer layers[2] = {};
+  HeedDecoderStack encoder{}, decoder{};
+  HeedDecoder* made = nullptr;
+
+  explicit Model(int32_t pack) {
+    encoder = stack(layers[0], 0, pack);
+    decoder = stack(layers[1], kModel, pack);
+    decoder.logits = dense(kModel, kVocabulary);
+    decoder.encoder = &encoder;
+    if (heed_decoder_make(&decoder, &made)) made = nullptr;
+  }
+  Model(const Model&) = delete;
+  ~Model() { heed_decoder_free(made); }
+
+ private:
+  const float* some(int64_t count) {
+    uint32_t seed = static_cast<uint32_t>(numbers.size());
+    numbers.push_back(drawn(static_cast<size_t>(count), seed));
+    return numbers.back().data();
+  }
+  HeedDense dense(int64_t inputs, int64_t outputs) {
+    return {some(inputs * outputs), some(outputs), inputs, outputs, 0};
+  }
+  HeedNorm norm() { return {some(kModel), some(kModel), 1e-6, 0}; }
+  HeedDecoderAttention attention() {
+    HeedDecoderAttention a{};
+    a.query = dense(kModel, kModel), a.key = dense(kModel, kModel), a.value = dense(kModel, kModel);
+    a.output = dense(kModel, kModel);
+    return a;
+  }
+  HeedDecoderStack stack(HeedDecoderLayer& layer, int64_t encoded_width, int32_t pack) {
+    layer.self_norm = norm(), layer.self = attention();
+    if (encoded_width) layer.cross_norm = norm(), layer.cross = attention();
+    layer.feed_forward_norm = norm(), layer.hidden = dense(kModel, kHidden), layer.back = dense(kHidden, kModel);
+    layer.activation = HEED_RELU, layer.norm_first = 1;
+    HeedDecoderStack s{};
+    s.width = kModel, s.heads = s.kv_heads = 2, s.head_dim = s.value_dim = kModel / 2;
+    s.encoded_width = encoded_width, s.vocabulary = kVocabulary;
+    s.embedding = some(kVocabulary * kModel), s.embedding_scale = 1, s.pack = pack;
+    s.layer_count = 1, s.layers = &layer;
+    return s;
+  }
+};
+
+// Empty if a call was refused.
+std::vector<int32_t> decode(const Model& model, uint32_t seed, int32_t search, int threads) {
+  std::vector<int32_t> source(kTexts * kSource), tokens(kTexts * kTokens);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = 3 + static_cast<int32_t>((seed + 7 * i) % (kVocabulary - 3));
+  std::vector<float> uniform = drawn(tokens.size(), seed);
+  for (float& x : uniform) x = (x + 1) / 2;
+  HeedDecoding d{};
+  d.batch = kTexts, d.length = kTokens, d.source_length = kSource, d.source = source.data();
+  d.pad_token = 0, d.start_token = 1, d.end_token = 2;
+  d.search = search, d.uniform = uniform.data(), d.temperature = 1, d.beams = 3;
+  if (heed_decode(model.made, &d, tokens.data(), threads)) return {};
+  return tokens;
+}
+
+int decode_at_once(int callers, int rounds) {
+  std::atomic<int> wrong{0};
+  for (int32_t pack : {HEED_PACK_FLOAT32, HEED_PACK_BFLOAT16, HEED_PACK_INT8}) {
+    const Model model(pack);
+    std::vector<std::thread> threads;
+    for (int caller = 0; caller < callers; ++caller)
+      threads.emplace_back([&wrong, &model, caller, rounds] {
+        const uint32_t seed = static_cast<uint32_t>(caller);
+        const int32_t search = caller % 3;  // greedy, sampled, beams
+        const std::vector<int32_t> expected = decode(model, seed, search, 1);
+        for (int round = 0; round < rounds; ++round)
+          wrong += expected.empty() || decode(model, seed, search, 1 + round % 5) != expected;
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+  return wrong;
+}
+
 // Runs `work` in a child; whether it went wrong there. A child that hangs is ended by its alarm.
 template <class Work>
 bool wrong_in_child(const Work& work) {
@@ -134,6 +222,8 @@ int main(int count, char** arguments) {
   int wrong = -1;
   if (std::strcmp(mode, "callers") == 0) {
     wrong = call_at_once(8, 200);
+  } else if (std::strcmp(mode, "decoders") == 0) {
+    wrong = decode_at_once(8, 40);
   } else if (std::strcmp(mode, "fork") == 0) {
     wrong = call_at_once(2, 5) + fork_children(10);
   } else if (std::strcmp(mode, "fork-early") == 0) {
