@@ -39,7 +39,7 @@ void additive_forward(const HeedAttention& a, const HeedForward& results, int th
   };
   for_each(count * parts, threads, [&](int64_t task, int worker) {
     char* own = states[parts > 1 ? task : worker];
-    kernels.additive.forward(a, finite.data(), part_of(task / parts, task % parts), own, scratch[worker]);
+    kernels.additive.forward(a, results, finite.data(), part_of(task / parts, task % parts), own, scratch[worker]);
     if (parts == 1) combine(task, own);
   });
   if (parts > 1) for_each(count, threads, [&](int64_t i, int) { combine(i, states[i * parts]); });

@@ -137,6 +137,11 @@ const char* run(const HeedAttention& a, const Results& results,
 
 int heed_version() { return HEED_VERSION; }
 
+int64_t heed_softmax_size(const HeedAttention* a) {
+  const int64_t scores = heed::keeps_scores(*a) ? a->batch * heed::score_columns(*a) * heed::score_rows(*a) : 0;
+  return 2 * a->batch * a->heads * a->query_length + scores;
+}
+
 const char* heed_check(const HeedAttention* a) {
   return heed::refusal(heed::kNoMemory, [&] { heed::check(*a); });
 }

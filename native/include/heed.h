@@ -118,16 +118,16 @@ typedef struct HeedAttention {
 typedef struct HeedForward {
   HeedTensor output;  // (B,T,N,V)
   void* lse;          // (B,N,T): log-sum-exp of the scores
-  // (2,B,N,T), for the backward pass alone: the score that weights are relative to, close to the largest of the row and
-  // in the units that a kernel computes in, and the sum of exp(score - that one); 0 for a row that sees nothing, NaN
-  // for one that sees what is not finite.
+  // heed_softmax_size numbers, for the backward pass alone. First (2,B,N,T): the score that weights are relative to,
+  // close to the largest of the row and in the units that a kernel computes in, and the sum of exp(score - that one);
+  // 0 for a row that sees nothing, NaN for one that sees what is not finite. Then the scores, if they are kept.
   void* softmax;
 } HeedForward;
 
 // What the backward pass reads (of the forward pass and from above) and writes.
 typedef struct HeedBackward {
   HeedTensor output;                                        // (B,T,N,V)
-  const void* softmax;                                      // (2,B,N,T)
+  const void* softmax;                                      // heed_softmax_size numbers
   HeedTensor output_gradient;                               // (B,T,N,V)
   const void* lse_gradient;                                 // (B,N,T) in the compute type, contiguous, or NULL for 0
   HeedTensor query_gradient, key_gradient, value_gradient;  // shaped as what they are the gradients of
@@ -216,6 +216,11 @@ HEED_API int heed_version(void);
 
 // Why an attention cannot be computed; the functions below ask this too.
 HEED_API const char* heed_check(const HeedAttention* attention);
+
+// How many numbers of the compute type `softmax` is, of an attention that heed_check lets pass: 2 B N T and, of
+// additive attention, room for all scores if they take 64 MiB or less: making them once more takes a fifth of both
+// passes.
+HEED_API int64_t heed_softmax_size(const HeedAttention* attention);
 
 HEED_API const char* heed_forward(const HeedAttention* attention, const HeedForward* results, int threads);
 

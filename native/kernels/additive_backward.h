@@ -1,7 +1,7 @@
 // Additive attention, backward: one query tile against the keys that it may see.
 //
-// Scores are computed once more. All gradients but that of the tile itself are summed in scratch of the compute type
-// that one task owns, so no order of threads can change a result.
+// Scores that were not kept are computed once more. All gradients but that of the tile itself are summed in scratch of
+// the compute type that one task owns, so no order of threads can change a result.
 #pragma once
 
 #include "additive_forward.h"
@@ -102,7 +102,11 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, const u
   if (a.dropout > 0) dropout.begin(a, part.b, 0, queries);
 
   for (int64_t at = tile.lo / kKeyBlock; at * kKeyBlock < tile.hi; ++at) {
-    if (at % part.parts != part.part || !tile.score(at)) continue;
+    if (at % part.parts != part.part || !tile.load(at)) continue;
+    if (keeps_scores(a))
+      tile.recall(tile.kept(static_cast<const Real*>(pass.softmax)));
+    else
+      tile.score();
     const Span keys = tile.keys;
     product(tile.value(), keys.length, incoming.gradient, kQueryTile, s.gradients, kQueryTile, columns, value_dim,
             false);

@@ -1,8 +1,9 @@
 // Additive attention, forward: one query tile against the keys that it may see.
 //
 // As in forward.h, with scores from additive.h in place of a matrix product: keys down and queries across in a block of
-// scores, which is all that is held of pairs. The keys of a tile can be shared out among several tasks; each leaves the
-// state of its softmax, and the states are joined.
+// scores. These are kept for the backward pass where they are few, see `keeps_scores`; else a block is all that is held
+// of pairs. The keys of a tile can be shared out among several tasks; each leaves the state of its softmax, and the
+// states are joined.
 #pragma once
 
 #include "additive.h"
@@ -76,8 +77,8 @@ struct AdditiveTile {
 
   Block block() const { return {b, 0, queries, keys}; }
 
-  // Makes a block of keys ready and computes its scores, -inf where hidden. False if there is nothing to see.
-  bool score(int64_t at) {
+  // Makes a block of keys ready. False if there is nothing to see.
+  bool load(int64_t at) {
     keys = block_keys(at, lo, hi);
     mask = classify_block(a, block(), hidden);
     if (mask == BlockMask::kEmpty) return false;
@@ -91,13 +92,32 @@ struct AdditiveTile {
     prepare(range, key, rows, units, Real(1), key);
     if (range != prepared_for) prepare(range, query, queries.length, units, Real(0.5), prepared);
     prepared_for = range;
+    return true;
+  }
+
+  // Computes the scores of the block, -inf where hidden.
+  void score() {
     with_range([&](auto constant) {
       additive_scores<decltype(constant)::value>(query_rows(), queries.length, key, keys.length, vector, units, scores);
     });
     for (int y = 0; y < keys.length; ++y)
       for (int x = queries.length; x < columns; ++x) scores[y * kQueryTile + x] = 0;
     apply_score_mods<Real>(a, block(), columns, mask, hidden, Real(1), scores, nullptr);
-    return true;
+  }
+
+  // Where the scores of the block are among those that follow the numbers of rows in `softmax`.
+  template <class Number>
+  Number* kept(Number* softmax) const {
+    const int64_t rows = score_rows(a), at = keys.begin / kKeyBlock * kKeyBlock;
+    return softmax + 2 * a.batch * a.query_length + (b * score_columns(a) + queries.begin) * rows + at * columns;
+  }
+  void keep(Real* to) const {
+    for (int y = 0; y < keys.length; ++y)
+      __builtin_memcpy(to + y * columns, scores + y * kQueryTile, static_cast<size_t>(columns) * sizeof(Real));
+  }
+  void recall(const Real* from) {
+    for (int y = 0; y < keys.length; ++y)
+      __builtin_memcpy(scores + y * kQueryTile, from + y * columns, static_cast<size_t>(columns) * sizeof(Real));
   }
 
   Strided<Real> value() const {
@@ -122,8 +142,8 @@ struct AdditiveState {
 };
 
 template <class Stored>
-void additive_forward(const HeedAttention& a, const uint8_t* finite, const AdditivePart& part, char* state_memory,
-                      char* scratch) {
+void additive_forward(const HeedAttention& a, const HeedForward& results, const uint8_t* finite,
+                      const AdditivePart& part, char* state_memory, char* scratch) {
   typedef typename Compute<Stored>::Type Real;
   Arena arena(scratch), state_arena(state_memory);
   AdditiveTile<Stored> tile(a, arena);
@@ -137,7 +157,9 @@ void additive_forward(const HeedAttention& a, const uint8_t* finite, const Addit
   if (a.dropout > 0) dropout.begin(a, part.b, 0, tile.queries);
 
   for (int64_t at = tile.lo / kKeyBlock; at * kKeyBlock < tile.hi; ++at) {
-    if (at % part.parts != part.part || !tile.score(at)) continue;
+    if (at % part.parts != part.part || !tile.load(at)) continue;
+    tile.score();
+    if (keeps_scores(a)) tile.keep(tile.kept(static_cast<Real*>(results.softmax)));
     const Span keys = tile.keys;
     if (tile.has_nonfinite) mark_nonfinite<Stored>(a, tile.block(), 0, tile.mask, tile.hidden, sees_nonfinite);
     online_softmax_columns<Real, false>(*state.running, columns, tile.scores, keys.length, Real(1), tile.scores,

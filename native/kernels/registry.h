@@ -24,6 +24,21 @@ inline __attribute__((always_inline)) int64_t query_tiles(const HeedAttention& a
   return (a.query_length + kQueryTile - 1) / kQueryTile;
 }
 
+// Of one batch entry of additive attention, room for the scores of each key with each query: whole blocks of keys, and
+// queries up to a multiple of the lanes of any vector.
+inline __attribute__((always_inline)) int64_t score_columns(const HeedAttention& a) {
+  return (a.query_length + 15) / 16 * 16;
+}
+inline __attribute__((always_inline)) int64_t score_rows(const HeedAttention& a) { return key_blocks(a) * kKeyBlock; }
+
+// Whether the forward pass leaves these for the backward pass.
+inline __attribute__((always_inline)) bool keeps_scores(const HeedAttention& a) {
+  constexpr double kMostBytes = 67108864;
+  const double numbers =
+      static_cast<double>(a.batch) * static_cast<double>(score_columns(a)) * static_cast<double>(score_rows(a));
+  return a.score == HEED_ADDITIVE && numbers * (a.dtype == HEED_FLOAT64 ? 8 : 4) <= kMostBytes;
+}
+
 // Whether the queries that one key head serves at once are few enough to be bound by the memory's speed: a few tokens,
 // or one or so of several heads, which tiles would read the keys for one by one. From five of one head on a tile of
 // them is faster (twice at 8, three to four times at 16).
@@ -67,7 +82,8 @@ struct AdditiveKernels {
   size_t (*forward_bytes)(const HeedAttention&);
   size_t (*backward_bytes)(const HeedAttention&);
   int (*units_row)(int64_t units);  // numbers from one row of units to the next in the sums
-  void (*forward)(const HeedAttention&, const uint8_t* finite, const AdditivePart&, char* state, char* scratch);
+  void (*forward)(const HeedAttention&, const HeedForward&, const uint8_t* finite, const AdditivePart&, char* state,
+                  char* scratch);
   // Joins the states of the parts of a query tile, `distance` bytes apart, and writes its results.
   void (*combine)(const HeedAttention&, const HeedForward&, const AdditivePart&, char* states, int64_t distance);
   void (*backward)(const HeedAttention&, const HeedBackward&, const uint8_t* finite, const AdditivePart&,

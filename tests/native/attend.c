@@ -3,12 +3,13 @@
 // whose batch entries have keys of their own lengths; then additive attention on the same numbers.
 #include <heed.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { B = 2, T = 5, S = 7, N = 4, K = 2, H = 8, V = 6 };
 
 static float query[B][T][N][H], key[B][S][K][H], value[B][S][K][V], bias[N][T][S], output_gradient[B][T][N][V];
-static float output[B][T][N][V], lse[B][N][T], softmax[2][B][N][T];
+static float output[B][T][N][V], lse[B][N][T];
 static float query_gradient[B][T][N][H], key_gradient[B][S][K][H], value_gradient[B][S][K][V], bias_gradient[N][T][S];
 
 #define READ(array) (fread(array, sizeof(array), 1, stdin) == 1)
@@ -47,7 +48,9 @@ int main(void) {
       .rule_count = 2,
       .rules = rules,
   };
-  const HeedForward results = {TENSOR(output), lse, softmax};
+  float* softmax = malloc((size_t)heed_softmax_size(&attention) * sizeof(float));
+  if (!softmax) return failed("no memory");
+  HeedForward results = {TENSOR(output), lse, softmax};
   const HeedBackward pass = {
       .output = TENSOR(output),
       .softmax = softmax,
@@ -71,7 +74,11 @@ int main(void) {
   const char* problem = heed_check(&attention);
   if (!problem || strcmp(problem, "the score vector is missing") != 0) return failed("what is missing is not said");
   attention.score_vector = query;
+  // It may keep its scores, for a backward pass.
+  results.softmax = realloc(softmax, (size_t)heed_softmax_size(&attention) * sizeof(float));
+  if (!results.softmax) return failed("no memory");
   if (failed(heed_forward(&attention, &results, 1)) || !WRITE(output)) return 1;
+  free(results.softmax);
 
   for (int i = 0; heed_instruction_set_name(i); ++i)
     if (strcmp(heed_instruction_set_name(i), heed_instruction_set()) == 0) return 0;

@@ -173,7 +173,8 @@ def load(path: Path | str) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = [POINTER(Attention), POINTER(results), c_int]
         function.restype = c_char_p
-    library.heed_check.argtypes = [POINTER(Attention)]
+    library.heed_check.argtypes = library.heed_softmax_size.argtypes = [POINTER(Attention)]
+    library.heed_softmax_size.restype = c_int64
     for name, call, pointers in (
         ("heed_cross_entropy", CrossEntropy, 2),
         ("heed_cross_entropy_gradient", CrossEntropy, 3),
@@ -262,6 +263,7 @@ class Call:
         a.seed = (c_uint32 * 2)(*options.get("seed", (0, 0)))
         rules = [self.rule(shape, **rule) for rule in options.get("rules", ())]
         a.rule_count, a.rules = len(rules), (MaskRule * MAX_RULES)(*rules)
+        self.softmax_size = library.heed_softmax_size(a)
 
     def keep(self, x: np.ndarray) -> np.ndarray:
         self.kept.append(x)
@@ -287,7 +289,7 @@ class Call:
         batch, queries, heads, _ = self.query.shape
         output = self.make((batch, queries, heads, self.value.shape[3]), self.query.dtype)
         lse = self.make((batch, heads, queries), self.compute)
-        self.softmax = self.make((2 * batch, heads, queries), self.compute)  # without gaps
+        self.softmax = self.make((self.softmax_size,), self.compute)
         results = Forward(tensor(output), lse.ctypes.data, self.softmax.ctypes.data)
         self._run("heed_forward", results, threads)
         return output, lse
@@ -354,6 +356,7 @@ class AdditiveCall(Call):
         self.attention.score_vector = self.score_vector.ctypes.data
         if bias is not None:
             self.attention.unit_bias = self.keep(np.asarray(bias, self.compute)).ctypes.data
+        self.softmax_size = library.heed_softmax_size(self.attention)
 
     def forward(self, threads: int = 2) -> tuple[np.ndarray, np.ndarray]:
         """Output (B,T,V) and log-sum-exp (B,T)."""

@@ -343,7 +343,7 @@ def additive_illegal(library: Any, seed: int) -> None:
     guards = Guards(rng)
     call = core.AdditiveCall(library, *problem.inputs, make=guards, **problem.options)
     mistake(call, rng)
-    call.softmax = guards((2, *problem.d_lse.shape), problem.d_lse.dtype)
+    call.softmax = guards((call.softmax_size,), problem.d_lse.dtype)
     received = (guards(problem.d_out.shape, problem.d_out.dtype), problem.d_out, problem.d_lse)
     _refuses(call.forward, mistake, rng)
     _refuses(lambda n: call.backward(*received, n), mistake, rng)

@@ -134,6 +134,22 @@ def test_threads_and_repeats_do_not_change_a_bit(
             np.testing.assert_array_equal(a, b)
 
 
+def test_scores_too_many_to_keep_are_made_again(library) -> None:
+    """To the bit: of eight batch entries they take 64 MiB, which are kept, of nine more."""
+    tensors = normal((9, 256, 8192, 3, 2))
+    rules = [{"rule": LENGTHS, "first": 8000}]
+    results = []
+    for batch in (8, 9):
+        *heads, vector, bias, d_out = (x[:batch] if x.ndim == 3 else x for x in tensors)
+        call = core.AdditiveCall(library, *heads, vector, bias, rules=rules, dropout=0.1)
+        kept = call.softmax_size - 2 * batch * 256
+        assert kept == (2**24 if batch == 8 else 0)
+        output, _ = call.forward()
+        results.append([output, *call.backward(output, d_out)[:3]])
+    for few, many in zip(*results, strict=True):
+        np.testing.assert_array_equal(many[:8], few)
+
+
 def check_range(library: Any, query: np.ndarray, key: np.ndarray) -> None:
     """Output and all gradients are exact to a few roundings, whatever the tanh is computed by."""
     units = query.shape[2]

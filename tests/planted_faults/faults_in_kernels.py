@@ -508,6 +508,13 @@ FAULTS = (
     ),
     # Additive attention
     Fault(
+        "additive: the scores of all blocks of keys are kept in one place",
+        f"{_KERNELS}/additive_forward.h",
+        "+ queries.begin) * rows + at * columns;",
+        "+ queries.begin) * rows;",
+        (_ADDITIVE,),
+    ),
+    Fault(
         "additive: a NaN key in a later split is not seen",
         f"{_KERNELS}/additive_forward.h",
         "store(nonfinite, larger(load(nonfinite), load(more.nonfinite + x)));",

@@ -85,11 +85,7 @@ class Call {
     return layout_.additive() ? Dims{a.batch, a.query_length} : Dims{a.batch, a.heads, a.query_length};
   }
 
-  Dims softmax_dims() const {
-    Dims result = lse_dims();
-    result.insert(result.begin(), 2);
-    return result;
-  }
+  Dims softmax_dims() const { return {heed_softmax_size(&attention)}; }
 
   // A whole tensor of the layout.
   HeedTensor rows(const Tensor& x) const {

@@ -44,7 +44,8 @@ def additive_attention(
     Raises:
         ValueError, TypeError: for shapes, dtypes or ranges that do not fit.
 
-    Numerics: as `dot_product_attention`. Differentiable twice in query, key, value, score_vector and bias.
+    Numerics: as `dot_product_attention`. Differentiable twice in query, key, value, score_vector and bias. The native
+        kernels keep the scores (B, T, S) for the gradient where they take 64 MiB or less.
 
     Source: Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate", 2015, section
         A.1.2 (v_a is score_vector, W_a s and U_a h are query and key).
