@@ -271,7 +271,9 @@ def _notes(results: Results) -> list[str]:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return f"{seconds * 1e3:.2f}" if seconds is not None else "-"
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.{2 if seconds >= 1e-4 else 4}f}"
 
 
 def _mebibytes(result: Result) -> str:
