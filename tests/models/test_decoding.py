@@ -14,7 +14,7 @@ from heed.models.beam import beam_search, penalty
 from heed.models.config import POSITIONS
 from heed.models.incremental_decoder import DecodingState, IncrementalDecoder
 from heed.models.sampling import draw
-from tests.graphs import traced
+from tests.graphs import allocated, traced
 from tests.models.builders import small_config, small_model, sources
 
 METHODS = {
@@ -652,3 +652,20 @@ def test_learned_positions_bound_the_length():
         ValueError, match=r"`max_length` must .* max_length=25, config.max_length=24"
     ):
         decode(model, sources(), 25)
+
+
+def test_a_step_in_the_graph_allocates_no_caches():
+    """Whatever the length of the caches: an op that copied one, even one layer's keys, would show."""
+
+    def bytes_of_a_step(length):
+        model = small_model(seed=4, end_bias=-1e4, width=16)
+        options = {"method": "greedy", "max_length": length, "use_cache": True}
+
+        def decode_in_graph(source):
+            return decoding_module._decode(model, {"source": source}, options)
+
+        function = tf.function(decode_in_graph, input_signature=[tf.TensorSpec((2, 5), tf.int32)])
+        return allocated(function.get_concrete_function(), tf.fill((2, 5), 4)) / length
+
+    keys = 2 * 16 * 4  # of two texts at one position, in float32
+    assert abs(bytes_of_a_step(264) - bytes_of_a_step(64)) < 200 * keys / 10
