@@ -19,8 +19,7 @@ class Tolerance:
     rtol: float
 
 
-# Inputs are of order 1 and a few dozen keys are summed. Gradients add up more terms than values: of keys in bfloat16
-# those of up to 300 queries, each rounded (naive PyTorch is off by 7e-2 where the kernels are by 5e-2).
+# Inputs are of order 1 and a few dozen keys are summed. Gradients add up more terms than values.
 VALUES: dict[str, Tolerance] = {
     "float64": Tolerance(1e-12, 1e-12),
     "float32": Tolerance(2e-6, 1e-5),
@@ -31,7 +30,9 @@ GRADIENTS: dict[str, Tolerance] = {
     "float64": Tolerance(1e-11, 1e-11),
     "float32": Tolerance(2e-5, 5e-5),
     "float16": Tolerance(4e-3, 4e-3),
-    "bfloat16": Tolerance(5e-2, 3e-2),
+    "bfloat16": Tolerance(3e-2, 3e-2),
+    # Of keys that up to 300 queries see: naive PyTorch is off by 7e-2 where the kernels are by 5e-2.
+    "bfloat16, many queries": Tolerance(5e-2, 3e-2),
 }
 # Weights and log-sum-exp leave in float32 (float64 for float64), whatever the inputs are.
 STATISTICS: dict[str, Tolerance] = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.native import core
+from tests.native.fuzz import Guards
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,11 @@ def library(any_library: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
         pytest.skip(f"this machine has no {request.param}")
     yield any_library
     any_library.heed_use_instruction_set(None)
+
+
+@pytest.fixture
+def guards() -> Iterator[Guards]:
+    """Makes arrays among guard bytes, which must be there in the end."""
+    made = Guards(np.random.default_rng(0))
+    yield made
+    made.check()

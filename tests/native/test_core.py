@@ -141,8 +141,9 @@ def test_random_calls_of_two_bytes_equal_the_reference(library, seed: int, dtype
     backward = reference.dot_product_attention_backward(
         *wide, d_out=d_out.astype(np.float32), **expected
     )
+    allowed = "bfloat16, many queries" if name == "bfloat16" else name
     for which, actual in zip(("query", "key", "value"), gradients, strict=True):
-        assert_gradients(actual, getattr(backward, which), name)
+        assert_gradients(actual, getattr(backward, which), allowed)
 
 
 @pytest.mark.parametrize("queries", [1, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,23 +24,6 @@ SHAPES = (
     (13, 1, 97, 400),
     (64, 1, 5, 16),
 )
-
-
-@pytest.fixture(params=core.INSTRUCTION_SETS)
-def library(request: pytest.FixtureRequest) -> Iterator[Any]:
-    library = core.load(LIBRARY)
-    if not library.heed_use_instruction_set(request.param.encode()):
-        pytest.skip(f"this machine has no {request.param}")
-    yield library
-    library.heed_use_instruction_set(None)
-
-
-@pytest.fixture
-def guards() -> Iterator[Guards]:
-    """Makes arrays among guard bytes, which must be there in the end."""
-    made = Guards(np.random.default_rng(0))
-    yield made
-    made.check()
 
 
 def product(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,23 +16,6 @@ from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 SHAPES = ((0, 5), (1, 1), (3, 7), (2, 16), (5, 33), (3, 129), (40, 1000), (2, 9001))
-
-
-@pytest.fixture(params=core.INSTRUCTION_SETS)
-def library(request: pytest.FixtureRequest) -> Iterator[Any]:
-    library = core.load(LIBRARY)
-    if not library.heed_use_instruction_set(request.param.encode()):
-        pytest.skip(f"this machine has no {request.param}")
-    yield library
-    library.heed_use_instruction_set(None)
-
-
-@pytest.fixture
-def guards() -> Iterator[Guards]:
-    """Makes arrays among guard bytes, which must be there in the end."""
-    made = Guards(np.random.default_rng(0))
-    yield made
-    made.check()
 
 
 def refused(function: Any, call: Any, results: list[Any], match: str, **changes: Any) -> None:
