@@ -61,7 +61,8 @@ def _state(model: Any) -> tuple[Any, ...]:
     LoRA and quantisation change variables, or what a layer does with them; a policy changes dtypes.
     """
     # A layer that has been put in the place of another one in `blocks` is none that Keras tells of.
-    parts = [model, *model.encoder.blocks, *model.decoder.blocks]
+    stacks = (getattr(model, name, None) for name in ("encoder", "decoder"))
+    parts = [model, *(block for stack in stacks for block in getattr(stack, "blocks", ()))]
     variables = tuple((_Same(x), str(x.dtype)) for part in parts for x in part.variables)
     layers = tuple(
         (

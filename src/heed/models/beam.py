@@ -6,8 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
-from heed.models.sampling import column
+from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, column, write
 
 _NONE = -1e30
 

@@ -1,11 +1,12 @@
-"""The sizes and choices that define a Transformer."""
+"""The sizes and choices that define a model of Transformer layers."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import field
+from typing import Any, TypeVar
 
 import keras
 
@@ -16,9 +17,150 @@ POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 
 _TOKENS = ("pad_id", "start_id", "end_id")
 
+_Made = TypeVar("_Made", bound="Config")
+
+
+class Config:
+    """A dataclass of sizes and choices, checked when it is made; to a dict of plain values and back."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dict of plain values, ready for JSON."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls: type[_Made], values: Mapping[str, Any]) -> _Made:
+        """The config with these fields.
+
+        Args:
+            values: What `to_dict` returned. Missing fields take their defaults.
+
+        Raises:
+            ValueError: If there is a field that this version does not know, or a value is bad.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        unknown = sorted(set(values) - set(fields))
+        if unknown:
+            raise ValueError(
+                f"`values` must hold fields of {cls.__name__} only. Received: {', '.join(unknown)}"
+            )
+        missing = sorted(
+            name
+            for name, field in fields.items()
+            if field.default is dataclasses.MISSING and name not in values
+        )
+        if missing:
+            raise ValueError(
+                f"`values` must hold {' and '.join(missing)}. Received: {sorted(values)}"
+            )
+        return cls(**values)
+
+    def _check_kinds(self, from_zero: tuple[str, ...] = ()) -> None:
+        """Checks each field by its type: sizes begin at 1, those named at 0, and a float is a rate, unless optional."""
+        for name, kind in typing.get_type_hints(type(self)).items():
+            if kind is bool:
+                self._require(isinstance(getattr(self, name), bool), "be True or False", name)
+            elif kind is float:
+                self._check(name, check_real, least=0, most=1)
+            elif kind == float | None:
+                self._check(name, check_real, least=0, exclusive=True, optional=True)
+            elif kind is not str:
+                least, optional = int(name not in from_zero), kind is not int
+                self._check(name, check_integer, least=least, optional=optional)
+
+    def _check_tokens(self, size: str) -> None:
+        """Checks that the special tokens lie inside the vocabulary whose size is the field of that name, and differ."""
+        for name in _TOKENS:
+            inside = getattr(self, name) < getattr(self, size)
+            self._require(inside, f"be below `{size}`", name, size)
+        differ = "differ from `start_id` and `end_id`, and they from each other"
+        self._require(len({getattr(self, name) for name in _TOKENS}) == 3, differ, *_TOKENS)
+
+    def _require_one_of(self, allowed: Collection[str], name: str) -> None:
+        self._require(
+            getattr(self, name) in allowed, f"be one of {', '.join(map(repr, allowed))}", name
+        )
+
+    def _require(self, holds: bool, requirement: str, name: str, *others: str) -> None:
+        if not holds:
+            received = ", ".join(f"{field}={getattr(self, field)!r}" for field in (name, *others))
+            raise ValueError(f"`{name}` must {requirement}. Received: {received}")
+
+    def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
+        # NumPy's numbers become plain ones, so that `to_dict` can be written as JSON.
+        object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayersConfig(Config):
+    """What is to be said of Transformer layers, whichever model they are in; see `TransformerConfig` for the fields."""
+
+    width: int = 128
+    num_heads: int = 4
+    num_key_value_heads: int | None = None
+    feed_forward_width: int = 512
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation: str = "relu"
+    norm_first: bool = True
+    key_dim: int | None = None
+    value_dim: int | None = None
+    use_bias: bool = True
+    soft_cap: float | None = None
+    sliding_window: int | None = None
+    normalization: str = "layer"
+    gated: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_kinds(from_zero=_TOKENS)
+        self._require(
+            _is_activation(self.activation), "be the name of a Keras activation", "activation"
+        )
+        self._require_one_of(NORMALIZATIONS, "normalization")
+        D, N, K = self.width, self.num_heads, self.num_key_value_heads
+        whole = self.key_dim is not None or D % N == 0
+        self._require(whole, "divide `width` (or `key_dim` be given)", "num_heads", "width")
+        self._require(
+            N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads"
+        )
+
+    @property
+    def head_dim(self) -> int:
+        """Width H of a query and key head, D / N unless it is given."""
+        return self.key_dim or self.width // self.num_heads
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokensConfig(LayersConfig):
+    """What is to be said where the layers read tokens; see `TransformerConfig` for the fields."""
+
+    position: str = "sinusoidal"
+    max_length: int = 512
+    tie_embeddings: bool = True
+    pad_id: int = 0
+    start_id: int = 1
+    end_id: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_one_of(POSITIONS, "position")
+        even = "be an even multiple of `num_heads` for rotary positions, or `key_dim` be even"
+        turned = self.position == "rotary"
+        self._require(
+            not turned or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim"
+        )
+        even = "be even for sinusoidal positions"
+        self._require(self.position != "sinusoidal" or self.width % 2 == 0, even, "width")
+
+    @property
+    def longest_target(self) -> int | None:
+        """Number of tokens of a target at most, None where there is no bound."""
+        return self.max_length if self.position == "learned" else None
+
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(TokensConfig):
     """Everything that defines a Transformer, checked when it is made.
 
     Args:
@@ -73,115 +215,66 @@ class TransformerConfig:
 
     source_vocabulary_size: int
     target_vocabulary_size: int
-    width: int = 128
-    num_heads: int = 4
-    num_key_value_heads: int | None = None
-    encoder_layers: int = 2
-    decoder_layers: int = 2
-    feed_forward_width: int = 512
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation: str = "relu"
-    norm_first: bool = True
-    position: str = "sinusoidal"
-    max_length: int = 512
-    tie_embeddings: bool = True
-    share_embeddings: bool = False
-    pad_id: int = 0
-    start_id: int = 1
-    end_id: int = 2
-    key_dim: int | None = None
-    value_dim: int | None = None
-    use_bias: bool = True
-    soft_cap: float | None = None
-    sliding_window: int | None = None
-    normalization: str = "layer"
-    gated: bool = False
-    qk_norm: bool = False
-    sinks: bool = False
+    encoder_layers: int = field(default=2, kw_only=True)
+    decoder_layers: int = field(default=2, kw_only=True)
+    share_embeddings: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        # Tokens begin at 0, sizes at 1, and every float is a rate, but for the one that may be left out.
-        for name, kind in typing.get_type_hints(type(self)).items():
-            if kind is bool:
-                self._require(isinstance(getattr(self, name), bool), "be True or False", name)
-            elif kind is float:
-                self._check(name, check_real, least=0, most=1)
-            elif kind == float | None:
-                self._check(name, check_real, least=0, exclusive=True, optional=True)
-            elif kind is not str:
-                least, optional = int(name not in _TOKENS), kind is not int
-                self._check(name, check_integer, least=least, optional=optional)
-        positions = ", ".join(map(repr, POSITIONS))
-        self._require(self.position in POSITIONS, f"be one of {positions}", "position")
-        self._require(
-            _is_activation(self.activation), "be the name of a Keras activation", "activation"
-        )
-        kinds = ", ".join(map(repr, NORMALIZATIONS))
-        self._require(self.normalization in NORMALIZATIONS, f"be one of {kinds}", "normalization")
-        self._check_sizes()
-
-    def _check_sizes(self) -> None:
-        require, (D, N, K) = self._require, (self.width, self.num_heads, self.num_key_value_heads)
-        whole = self.key_dim is not None or D % N == 0
-        require(whole, "divide `width` (or `key_dim` be given)", "num_heads", "width")
-        require(N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads")
-        even = "be an even multiple of `num_heads` for rotary positions, or `key_dim` be even"
-        turned = self.position == "rotary"
-        require(not turned or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim")
-        even = "be even for sinusoidal positions"
-        require(self.position != "sinusoidal" or D % 2 == 0, even, "width")
+        super().__post_init__()
         sizes = ("source_vocabulary_size", "target_vocabulary_size")
         same = self.source_vocabulary_size == self.target_vocabulary_size
         apart = "be False where the vocabularies differ in size"
-        require(same or not self.share_embeddings, apart, "share_embeddings", *sizes)
-        for name in _TOKENS:
-            inside = getattr(self, name) < self.target_vocabulary_size
-            require(inside, "be below `target_vocabulary_size`", name, "target_vocabulary_size")
-        differ = "differ from `start_id` and `end_id`, and they from each other"
-        require(len({getattr(self, name) for name in _TOKENS}) == 3, differ, *_TOKENS)
+        self._require(same or not self.share_embeddings, apart, "share_embeddings", *sizes)
+        self._check_tokens("target_vocabulary_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class OneStackConfig(TokensConfig):
+    """What is to be said of one stack of layers over one vocabulary."""
+
+    vocabulary_size: int
+    layers: int = field(default=2, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_tokens("vocabulary_size")
 
     @property
-    def head_dim(self) -> int:
-        """Width H of a query and key head, D / N unless it is given."""
-        return self.key_dim or self.width // self.num_heads
+    def target_vocabulary_size(self) -> int:
+        """The size of the vocabulary that is decoded: there is but one."""
+        return self.vocabulary_size
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dict of plain values, ready for JSON."""
-        return dataclasses.asdict(self)
+    def of_transformer(self) -> TransformerConfig:
+        """The config of an encoder or a decoder of these layers."""
+        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(TokensConfig)}
+        size, layers = self.vocabulary_size, self.layers
+        return TransformerConfig(size, size, encoder_layers=layers, decoder_layers=layers, **shared)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
-        """The config with these fields.
 
-        Args:
-            values: What `to_dict` returned. Missing fields take their defaults.
+@dataclasses.dataclass(frozen=True)
+class LanguageModelConfig(OneStackConfig):
+    """Everything that defines a language model, checked when it is made.
 
-        Raises:
-            ValueError: If there is a field that this version does not know, or a value is bad.
-        """
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(
-                "`values` must hold fields of TransformerConfig only. "
-                f"Received: {', '.join(unknown)}"
-            )
-        missing = sorted({"source_vocabulary_size", "target_vocabulary_size"} - set(values))
-        if missing:
-            raise ValueError(
-                f"`values` must hold {' and '.join(missing)}. Received: {sorted(values)}"
-            )
-        return cls(**values)
+    Args:
+        vocabulary_size: Number of tokens, a positive integer.
+        layers: Number of layers. Default 2.
+        position: As in `TransformerConfig`. Default "rotary".
+        **others: The fields of `TransformerConfig` that are not of two vocabularies or stacks: `width`, `num_heads`,
+            `num_key_value_heads`, `feed_forward_width`, `dropout`, `attention_dropout`, `activation`, `norm_first`,
+            `max_length`, `tie_embeddings`, `pad_id`, `start_id`, `end_id`, `key_dim`, `value_dim`, `use_bias`,
+            `soft_cap`, `sliding_window`, `normalization`, `gated`, `qk_norm`, `sinks`.
 
-    def _require(self, holds: bool, requirement: str, name: str, *others: str) -> None:
-        if not holds:
-            received = ", ".join(f"{field}={getattr(self, field)!r}" for field in (name, *others))
-            raise ValueError(f"`{name}` must {requirement}. Received: {received}")
+    Raises:
+        ValueError: If a value is out of its range or does not go with the others; the message
+            names it.
 
-    def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
-        # NumPy's numbers become plain ones, so that `to_dict` can be written as JSON.
-        object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
+    Example:
+        >>> config = LanguageModelConfig(vocabulary_size=260, num_key_value_heads=1, sliding_window=64)
+        >>> config.layers, config.position
+        (2, 'rotary')
+    """
+
+    position: str = field(default="rotary", kw_only=True)
 
 
 def _is_activation(name: Any) -> bool:

@@ -25,6 +25,7 @@ from heed.models._input import InputEmbedding
 from heed.models._stack import Stack
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
+from heed.models.language_model import LanguageModel
 from heed.models.transformer import Transformer
 from heed.ops import rotary_embedding
 from heed.ops.backends import current
@@ -53,9 +54,11 @@ _LAYERS = {
 }
 
 
-def unsupported_reasons(model: Transformer, options: dict[str, Any]) -> list[str]:
+def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
     """Why the engine does not decode this model with these options of `generate`; empty if it does."""
     own = [*current().DECODER.unsupported_reasons(), *_of_call(options)]
+    if not isinstance(model, (Transformer, LanguageModel)):
+        return [*own, f"{type(model).__name__} is neither a Transformer nor a LanguageModel"]
     return [*own, *_of_stack(model.decoder, TransformerDecoder)]
 
 
@@ -173,7 +176,7 @@ def _activation(layer: Any) -> str:
     return name if getattr(keras.activations, name, None) is layer.activation else f"({name})"
 
 
-def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
+def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     """The decoding itself: one op, after the encoder in the graph where the engine does not run that too."""
     config, length = model.config, options["max_length"]
     own = {name: options[name] for name in _SEARCH if name in options}
@@ -188,20 +191,21 @@ def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) 
         uniform=inputs.get("uniform"),
         **own,
     )
-    source = inputs["source"]
-    mask = model.source_mask(source)
-    stack, positions = (
-        _decoder(model.decoder),
-        _positions(model.decoder, length, length - 1, length),
-    )
-    encoder, encoded, source_positions = None, None, Positions()
-    if type(model) is Transformer and not [*_of_stack(model.encoder, TransformerEncoder)]:
+    stack = dataclasses.replace(_decoder(model.decoder), weights=options["weights"])
+    positions = _positions(model.decoder, length, length - 1, length)
+    source_positions, encoded = Positions(), None
+    if "source" not in inputs:
+        source = ops.zeros((ops.shape(inputs["prompt"])[0], 0), dtype="int32")
+        mask = source == 0
+    elif type(model) is Transformer and not [*_of_stack(model.encoder, TransformerEncoder)]:
+        source, mask = inputs["source"], model.source_mask(inputs["source"])
         room = ops.shape(source)[1]
-        encoder = _stack(model.encoder, None)
+        stack = dataclasses.replace(stack, encoder=_stack(model.encoder, None))
         source_positions = _positions(model.encoder, room, room, 2 * room)
     else:
-        encoded = ops.cast(model.encode(source, training=False), "float32")
-    stack = dataclasses.replace(stack, encoder=encoder, weights=options["weights"])
+        memory = model.encode_source(inputs["source"])
+        encoded, mask = ops.cast(memory["encoded"], "float32"), memory["mask"]
+        source = ops.zeros(ops.shape(encoded)[:2], dtype="int32")  # of which nothing is read
     return current().DECODER.decode(
         stack, source, mask, encoded, positions, source_positions, search
     )

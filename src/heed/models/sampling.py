@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
+from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, column, write
 from heed.ops.dispatch import choose_for_rows
 
 
@@ -56,11 +56,6 @@ def draw(
     if tokens is None:
         return choice
     return ops.cast(ops.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], "int32")
-
-
-def column(x: Any, index: Any) -> Any:
-    """Column `index` () of (B, L), (B,)."""
-    return ops.take(x, ops.reshape(index, (1,)), axis=1)[:, 0]
 
 
 def decode_rows(

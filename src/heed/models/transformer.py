@@ -109,6 +109,38 @@ class Transformer(ConfiguredModel):
         """
         return self.decoder.make_caches(batch_size, length, encoded)
 
+    # What `generate` asks for, see `Decodable`.
+    def check_source(self, source: Any) -> Any:
+        """The source as an int32 tensor (B, S)."""
+        source = ops.convert_to_tensor(source)
+        if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
+            raise ValueError(
+                "`source` must be integers of shape (B, S). Received: "
+                f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
+            )
+        return ops.cast(source, "int32")
+
+    def encode_source(self, source: Any) -> dict[str, Any]:
+        """What is encoded, its mask, and what each layer's cross-attention reads of it."""
+        encoded = self.encode(source, training=False)
+        return {
+            "encoded": encoded,
+            "mask": self.source_mask(source),
+            "cross": self.decoder.project(encoded),
+        }
+
+    def make_state(self, rows: Any, length: int, memory: Any) -> Any:
+        """The keys and values of no tokens."""
+        return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
+
+    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any) -> tuple[Any, Any]:
+        """Reads tokens, see `Decodable`."""
+        return self.decoder.next_logits(tokens, index, state, memory["cross"], memory["mask"])
+
+    def decode_all(self, tokens: Any, memory: Any) -> Any:
+        """Scores for the token after each, see `Decodable`."""
+        return self.decode(tokens, memory["encoded"], memory["mask"], training=False)
+
     def call(
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool = False
     ) -> Any:
