@@ -1,7 +1,8 @@
-"""A program in C that knows nothing of the library but its installed header."""
+"""Programs in C that know nothing of the library but its installed headers."""
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,13 +21,13 @@ pytestmark = pytest.mark.skipif(
 B, T, S, N, K, H, V = 2, 5, 7, 4, 2, 8, 6
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("c") / "attend"
+@pytest.fixture(scope="module", params=["attend"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("c") / request.param
     strict = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     header = LIBRARY.parents[1] / "include"
     places = [f"-I{header}", f"-L{LIBRARY.parent}", f"-Wl,-rpath,{LIBRARY.parent}"]
-    command = [COMPILER, *strict, *places, str(Path(__file__).with_name("attend.c"))]
+    command = [COMPILER, *strict, *places, str(Path(__file__).with_name(f"{request.param}.c"))]
     told = subprocess.run(
         [*command, "-lheed_core", "-o", str(made)], capture_output=True, text=True, check=False
     )
@@ -63,3 +64,24 @@ def test_a_c_program_computes_attention_forward_and_backward(program: Path) -> N
     additive = reference.additive_attention(*heads, query[0, 0, 0], mask=mask[:, 0])
     assert_values(read(B, T, N, V)[:, :, 0], additive.out, "float32")
     assert next(numbers, None) is None
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="counts in the place of glibc's functions")
+@pytest.mark.parametrize("program", ["decode"], indirect=True)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_decoding_allocates_once_and_for_each_token_no_more_than_its_keys_and_values(
+    program: Path, beams: int
+) -> None:
+    def allocated(length: int) -> tuple[int, int]:
+        told = subprocess.run(
+            [program, str(length), str(beams)], capture_output=True, text=True, check=False
+        )
+        assert told.returncode == 0, told.stderr
+        total, calls = map(int, told.stdout.split())
+        return total, calls
+
+    (short, once), (longer, again), (longest, still) = map(allocated, (256, 512, 768))
+    assert once == again == still == 1
+    assert longest - longer == longer - short  # no copy of what was there before
+    kept = 3 * beams * 2 * 2 * 64 * 4  # rows, layers, key and value, width, bytes
+    assert kept <= (longer - short) / 256 < 1.05 * kept
