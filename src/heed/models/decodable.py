@@ -14,11 +14,15 @@ class Decodable(Protocol):
     Attributes:
         config: with the integers `pad_id`, `start_id`, `end_id` and `target_vocabulary_size`, and if the length of a
             target is bound, that bound as `longest_target` (else None).
-        built: whether the variables are there; `build()` creates them.
+        built: whether the variables are there.
     """
 
     config: Any
     built: bool
+
+    def build(self) -> None:
+        """Creates the variables."""
+        ...
 
     def check_source(self, source: Any) -> Any:
         """The source as a tensor whose first axis is B, or None where the model takes none.

@@ -154,11 +154,11 @@ class TransformerDecoder(Stack):
         caches = [{"self": own} for own in state]
         for cache, encoded in zip(caches, cross or (), strict=False):
             cache["cross"] = encoded
-        hidden, _, caches = self.hidden(
+        hidden, _, new = self.hidden(
             tokens, source_mask=source_mask, caches=caches, cache_index=index, training=False
         )
         logits = ops.squeeze(self.logits(hidden[:, -1:]), axis=1)
-        return logits, [cache["self"] for cache in caches]
+        return logits, [cache["self"] for cache in new or ()]
 
     def logits(self, hidden: Any) -> Any:
         """Scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""

@@ -15,11 +15,11 @@ from heed.models.decoder import TransformerDecoder
 class LanguageModel(ConfiguredModel):
     """A decoder by itself: tokens, to scores for the token that follows each.
 
-    `p(token t + 1 | tokens 0 .. t)`: sequences begin with `config.start_id`, and to train it, the label of each token is
-    the one after it. Padding stands at the end of a row, where no other token sees it; give it no weight in the loss
+    `p(token t + 1 | tokens 0 .. t)`: sequences begin with `config.start_id`, and the label of each token is the one
+    after it. Padding stands at the end of a row, where no other token sees it; give it no weight in the loss
     (`ignore_class=config.pad_id` of Keras' crossentropy).
 
-    `generate(model, prompt=tokens, max_length=...)` goes on where the prompts end, by the decoder engine where that can.
+    `generate(model, prompt=tokens, max_length=...)` goes on where the prompts end.
 
     Args:
         config: Sizes and choices.
@@ -91,9 +91,7 @@ class LanguageModel(ConfiguredModel):
         """The keys and values of no tokens."""
         return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
 
-    def decode_step(
-        self, tokens: Any, index: Any, state: Any, memory: Any = ()
-    ) -> tuple[Any, Any]:
+    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any = ()) -> tuple[Any, Any]:
         """Reads tokens, see `Decodable`."""
         return self.decoder.next_logits(tokens, index, state)
 
