@@ -141,6 +141,26 @@ def keeps(rate: float, shape: tuple[int, int]) -> np.ndarray:
         return multiplied(row[:, None] ^ column) >= np.uint32(round(rate * 2**32))
 
 
+def product(
+    library: Any,
+    x: np.ndarray,
+    weights: np.ndarray,
+    bias: np.ndarray | None = None,
+    *,
+    transposed: bool = False,
+    threads: int = 2,
+    make: Make = core.filled,
+) -> np.ndarray:
+    """(R, G, N), of weights (G, K, N) or, transposed, (G, N, K)."""
+    groups, columns = weights.shape[0], weights.shape[1 if transposed else 2]
+    held = [None if v is None else _placed(v, make) for v in (x, weights, bias)]
+    addresses = (None if v is None else v.ctypes.data for v in held)
+    y = make((x.shape[0], groups, columns), x.dtype)
+    call = core.Product(Rows.of(x), groups, columns, transposed, *addresses)
+    run(library.heed_product, call, y, threads=threads)
+    return y
+
+
 def check(library: Any, rng: np.random.Generator, make: Make) -> None:
     """One random call of each, beside the reference."""
     dtype = str(rng.choice([*core.DTYPES]))
@@ -170,6 +190,14 @@ def check(library: Any, rng: np.random.Generator, make: Make) -> None:
     over = str(rng.choice(["x", "residual"])) if in_place else None
     found = dropout(library, x, residual, over=over, **options)
     assert_values(found, exact(residual) + np.where(keep, exact(x) / 0.6, 0.0), dtype)
+
+    count, groups, inner, columns = (int(rng.integers(1, most)) for most in (12, 3, 150, 300))
+    x, weights = draw((count, inner), dtype, 0), draw((groups, inner, columns), dtype, 1)
+    transposed = bool(rng.integers(0, 2))
+    lying = np.ascontiguousarray(weights.swapaxes(1, 2)) if transposed else weights
+    found = product(library, x, lying, transposed=transposed, **options)
+    wanted = np.einsum("rk,gkn->rgn", exact(x), exact(weights))
+    assert_values(exact(found) / inner**0.5, wanted / inner**0.5, dtype)
 
 
 def check_normalization(

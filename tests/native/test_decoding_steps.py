@@ -26,26 +26,6 @@ SHAPES = (
 )
 
 
-def product(
-    library: Any,
-    x: np.ndarray,
-    weights: np.ndarray,
-    bias: np.ndarray | None = None,
-    *,
-    transposed: bool = False,
-    threads: int = 2,
-    make: rows.Make = core.filled,
-) -> np.ndarray:
-    """(R, G, N), of weights (G, K, N) or, transposed, (G, N, K)."""
-    groups, columns = weights.shape[0], weights.shape[1 if transposed else 2]
-    held = [None if v is None else rows._placed(v, make) for v in (x, weights, bias)]
-    addresses = (None if v is None else v.ctypes.data for v in held)
-    y = make((x.shape[0], groups, columns), x.dtype)
-    call = core.Product(Rows.of(x), groups, columns, transposed, *addresses)
-    rows.run(library.heed_product, call, y, threads=threads)
-    return y
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", core.DTYPES)
@@ -57,9 +37,9 @@ def test_a_product_is_that_of_its_definition(
     weights = draw((groups, inner, columns), dtype, 2, inner**-0.5)
     expected = np.einsum("rk,gkn->rgn", exact(x), exact(weights))
     lying = np.ascontiguousarray(weights.swapaxes(1, 2)) if transposed else weights
-    alone = product(library, x, lying, transposed=transposed, make=guards)
+    alone = rows.product(library, x, lying, transposed=transposed, make=guards)
     assert_values(alone, expected, dtype)
-    added = product(library, x, lying, bias, transposed=transposed, make=guards)
+    added = rows.product(library, x, lying, bias, transposed=transposed, make=guards)
     assert_values(added, expected + exact(bias), dtype)
 
 
@@ -70,12 +50,12 @@ def test_a_row_has_the_same_bits_beside_any_others_and_for_any_number_of_threads
 ) -> None:
     x, weights = draw((17, 301), dtype, 0), draw((1, 301, 517), dtype, 1)
     weights = weights.reshape(1, 517, 301) if transposed else weights
-    whole = product(library, x, weights, transposed=transposed)
+    whole = rows.product(library, x, weights, transposed=transposed)
     for threads in (0, 1, 7):
-        again = product(library, x, weights, transposed=transposed, threads=threads)
+        again = rows.product(library, x, weights, transposed=transposed, threads=threads)
         assert again.tobytes() == whole.tobytes()
     for r in range(17):
-        alone = product(library, x[r : r + 1], weights, transposed=transposed)
+        alone = rows.product(library, x[r : r + 1], weights, transposed=transposed)
         assert alone.tobytes() == whole[r : r + 1].tobytes()
 
 

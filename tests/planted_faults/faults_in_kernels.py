@@ -25,7 +25,7 @@ FAULTS = (
         f"{_KERNELS}/few_rows.h",
         "        if (c + kColumns <= columns)",
         "        if (c <= columns)",
-        (_STEPS,),
+        ("tests/native/test_fuzz.py",),
     ),
     Fault(
         "a group of a product takes the weights of the first",
