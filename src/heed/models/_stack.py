@@ -23,11 +23,18 @@ class Stack(ConfiguredModel):
         vocabulary_size: int,
         tokens: TokenEmbedding | None,
         bidirectional: bool,
+        num_segments: int = 1,
     ) -> None:
         """Makes the embedding, so many layers, and the normalisation, from the config."""
         config, policy = self.config, self.dtype_policy
         self.embedding = InputEmbedding(
-            config, vocabulary_size, bidirectional, tokens, dtype=policy, name="embedding"
+            config,
+            vocabulary_size,
+            bidirectional,
+            tokens,
+            num_segments,
+            dtype=policy,
+            name="embedding",
         )
         self.blocks = [
             make_layer(

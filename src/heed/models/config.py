@@ -23,6 +23,8 @@ _Made = TypeVar("_Made", bound="Config")
 class Config:
     """A dataclass of sizes and choices, checked when it is made; to a dict of plain values and back."""
 
+    _special_tokens = _TOKENS
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dict of plain values, ready for JSON."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]
@@ -69,11 +71,13 @@ class Config:
 
     def _check_tokens(self, size: str) -> None:
         """Checks that the special tokens lie inside the vocabulary whose size is the field of that name, and differ."""
-        for name in _TOKENS:
+        names = self._special_tokens
+        for name in names:
             inside = getattr(self, name) < getattr(self, size)
             self._require(inside, f"be below `{size}`", name, size)
-        differ = "differ from `start_id` and `end_id`, and they from each other"
-        self._require(len({getattr(self, name) for name in _TOKENS}) == 3, differ, *_TOKENS)
+        others = " and ".join(f"`{name}`" for name in names[1:])
+        differ = f"differ from {others}, and they from each other"
+        self._require(len({getattr(self, name) for name in names}) == len(names), differ, *names)
 
     def _require_one_of(self, allowed: Collection[str], name: str) -> None:
         self._require(
@@ -113,7 +117,7 @@ class LayersConfig(Config):
     sinks: bool = False
 
     def __post_init__(self) -> None:
-        self._check_kinds(from_zero=_TOKENS)
+        self._check_kinds(from_zero=self._special_tokens)
         self._require(
             _is_activation(self.activation), "be the name of a Keras activation", "activation"
         )
@@ -273,6 +277,55 @@ class LanguageModelConfig(OneStackConfig):
     """
 
     position: str = field(default="rotary", kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLanguageModelConfig(OneStackConfig):
+    """Everything that defines a masked language model, and what goes on from its encoder, checked when it is made.
+
+    `start_id` is BERT's [CLS], `end_id` its [SEP], `mask_id` its [MASK].
+
+    Args:
+        vocabulary_size: Number of tokens, the four special ones among them, an integer from 5.
+        layers: Number of layers. Default 2.
+        mask_id: Token id that stands where a token is hidden. Default 3.
+        num_segments: Number of kinds of text that a row may hold, such as 2 for a question and the text that
+            answers it; each adds a learned vector to its tokens (BERT's token types). Default 1, which adds none.
+        activation, position: As in `TransformerConfig`. Default "gelu" and "learned", as in BERT.
+        **others: The fields of `TransformerConfig` that are not of two vocabularies or stacks, see
+            `LanguageModelConfig`.
+
+    Raises:
+        ValueError: If a value is out of its range or does not go with the others; the message
+            names it.
+
+    Source:
+        Devlin et al. 2019 (L = layers, H = width, A = num_heads), whose models are post-norm: `norm_first=False`.
+
+    Example:
+        >>> config = MaskedLanguageModelConfig(vocabulary_size=260, num_segments=2)
+        >>> config.mask_id, config.position
+        (3, 'learned')
+        >>> config.special_ids
+        (0, 1, 2, 3)
+    """
+
+    mask_id: int = field(default=3, kw_only=True)
+    num_segments: int = field(default=1, kw_only=True)
+    activation: str = field(default="gelu", kw_only=True)
+    position: str = field(default="learned", kw_only=True)
+
+    _special_tokens = (*_TOKENS, "mask_id")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ordinary = self.vocabulary_size > len(self._special_tokens)
+        self._require(ordinary, "leave room for an ordinary token", "vocabulary_size")
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of the special tokens, in ascending order: they are never masked, nor put in another one's place."""
+        return tuple(sorted(getattr(self, name) for name in self._special_tokens))
 
 
 def _is_activation(name: Any) -> bool:
