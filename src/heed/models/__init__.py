@@ -2,6 +2,7 @@
 
 - `TransformerConfig`: sizes and choices, checked.
 - `Transformer`, `TransformerEncoder`, `TransformerDecoder`: Keras models.
+- `VisionTransformer` and `VisionTransformerConfig`: images to classes, or to what a `Transformer` describes.
 - `LanguageModel` and `LanguageModelConfig`: a decoder by itself.
 - `Decodable`: what a model of your own offers to be decoded.
 - `generate`: greedy, sampled and beam-search decoding with a key/value cache; `explain_generate` says what runs it.
@@ -12,13 +13,14 @@ from __future__ import annotations
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-from heed.models.config import LanguageModelConfig, TransformerConfig
+from heed.models.config import LanguageModelConfig, TransformerConfig, VisionTransformerConfig
 from heed.models.decodable import Decodable
 from heed.models.decoder import TransformerDecoder
 from heed.models.decoding import explain_generate, generate
 from heed.models.encoder import TransformerEncoder
 from heed.models.language_model import LanguageModel
 from heed.models.transformer import Transformer
+from heed.models.vision_transformer import VisionTransformer
 
 __all__ = [
     "Decodable",
@@ -28,6 +30,8 @@ __all__ = [
     "TransformerConfig",
     "TransformerDecoder",
     "TransformerEncoder",
+    "VisionTransformer",
+    "VisionTransformerConfig",
     "explain_generate",
     "generate",
 ]
