@@ -294,7 +294,12 @@ def test_plot_image_attention_shows_a_map_for_each_token():
     capture, image = described(), np.random.default_rng(0).random((4, 6, 3))
     figure = plot_image_attention(capture, None, image, tokens=["a", "$red", "circle"], example=1)
     assert_saves(figure)
-    assert [axes.get_title(loc="left") for axes in figure.axes[:4]] == ["image", "a", "$red", "circle"]
+    assert [axes.get_title(loc="left") for axes in figure.axes[:4]] == [
+        "image",
+        "a",
+        "$red",
+        "circle",
+    ]
     np.testing.assert_array_equal(image_of(figure.axes[0]), image)
     mean = np.mean([capture.weights[name][1] for name in capture.names], axis=(0, 1))
     for axes, expected in zip(figure.axes[1:4], mean, strict=True):

@@ -46,7 +46,9 @@ def test_shapes_dtypes_and_scores(variant):
     np.testing.assert_array_equal(model(images()), output)
     assert [tuple(x.shape) for x in scores] == [(3, 2, length, length)] * 2
     np.testing.assert_allclose(np.sum(scores[-1], -1), 1, rtol=1e-5)
-    assert np.ptp(np.asarray(output), axis=0).max() > 1e-2  # images differ, and so does what is made of them
+    assert (
+        np.ptp(np.asarray(output), axis=0).max() > 1e-2
+    )  # images differ, and so does what is made of them
 
 
 @given(data=st.data())
@@ -189,7 +191,9 @@ def test_every_weight_gets_a_gradient():
 def test_dropout_acts_in_training_only():
     model = model_of(dropout=0.5)
     np.testing.assert_array_equal(model(images()), model(images(), training=False))
-    assert np.abs(np.asarray(model(images(), training=True)) - np.asarray(model(images()))).max() > 0.1
+    assert (
+        np.abs(np.asarray(model(images(), training=True)) - np.asarray(model(images()))).max() > 0.1
+    )
 
 
 def test_a_functional_model_and_a_tf_function_of_unknown_batches():

@@ -308,7 +308,9 @@ def plot_image_attention(
             drawn = axes.imshow(one, fog, norm, extent=extent, interpolation="nearest")
             axes.set_title(titles[number - 1], fontsize=9, loc="left", pad=3, parse_math=False)
             if first:
-                axes.set_title(f"{one.sum():.0%} on it", fontsize=7, loc="right", pad=3, color=_MUTED)
+                axes.set_title(
+                    f"{one.sum():.0%} on it", fontsize=7, loc="right", pad=3, color=_MUTED
+                )
             if one.any():
                 row, column = np.unravel_index(one.argmax(), one.shape)
                 corner = (column * width / columns, row * height / rows)

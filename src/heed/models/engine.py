@@ -67,7 +67,11 @@ def encoder_reasons(model: Any) -> list[str]:
     if isinstance(model, LanguageModel):
         return []
     own = [*_of_stack(model.encoder, TransformerEncoder)]
-    return own if type(model) is Transformer else [f"{type(model).__name__} may encode otherwise", *own]
+    return (
+        own
+        if type(model) is Transformer
+        else [f"{type(model).__name__} may encode otherwise", *own]
+    )
 
 
 def _of_call(options: dict[str, Any]) -> Iterator[str]:
