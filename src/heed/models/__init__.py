@@ -2,6 +2,7 @@
 
 - `TransformerConfig`: sizes and choices, checked.
 - `Transformer`, `TransformerEncoder`, `TransformerDecoder`: Keras models.
+- `VisionTransformer` and `VisionTransformerConfig`: images to classes, or to what a `Transformer` describes.
 - `LanguageModel` and `LanguageModelConfig`: a decoder by itself.
 - `MaskedLanguageModel` and `MaskedLanguageModelConfig`: pre-training like BERT, with `mask_tokens`.
 - `SequenceClassifier`, `TokenClassifier`, `SpanClassifier`: what goes on from its encoder; `best_spans` finds answers.
@@ -14,7 +15,12 @@ from __future__ import annotations
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-from heed.models.config import LanguageModelConfig, MaskedLanguageModelConfig, TransformerConfig
+from heed.models.config import (
+    LanguageModelConfig,
+    MaskedLanguageModelConfig,
+    TransformerConfig,
+    VisionTransformerConfig,
+)
 from heed.models.decodable import Decodable
 from heed.models.decoder import TransformerDecoder
 from heed.models.decoding import explain_generate, generate
@@ -26,6 +32,7 @@ from heed.models.sequence_classifier import SequenceClassifier
 from heed.models.span_classifier import SpanClassifier, best_spans
 from heed.models.token_classifier import TokenClassifier
 from heed.models.transformer import Transformer
+from heed.models.vision_transformer import VisionTransformer
 
 __all__ = [
     "Decodable",
@@ -40,6 +47,8 @@ __all__ = [
     "TransformerConfig",
     "TransformerDecoder",
     "TransformerEncoder",
+    "VisionTransformer",
+    "VisionTransformerConfig",
     "best_spans",
     "explain_generate",
     "generate",

@@ -6,14 +6,16 @@ import dataclasses
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import keras
 
-from heed._numbers import check_integer, check_real
+from heed._numbers import check_integer, check_real, integer
 from heed.layers.transformer_layers import NORMALIZATIONS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
+IMAGE_POSITIONS = ("learned", "sinusoidal")
+POOLINGS = ("class", "mean")
 
 _TOKENS = ("pad_id", "start_id", "end_id")
 
@@ -23,7 +25,7 @@ _Made = TypeVar("_Made", bound="Config")
 class Config:
     """A dataclass of sizes and choices, checked when it is made; to a dict of plain values and back."""
 
-    _special_tokens = _TOKENS
+    _special_tokens: ClassVar[tuple[str, ...]] = _TOKENS
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dict of plain values, ready for JSON."""
@@ -58,13 +60,17 @@ class Config:
 
     def _check_kinds(self, from_zero: tuple[str, ...] = ()) -> None:
         """Checks each field by its type: sizes begin at 1, those named at 0, and a float is a rate, unless optional."""
-        for name, kind in typing.get_type_hints(type(self)).items():
+        kinds = typing.get_type_hints(type(self))
+        for name in (field.name for field in dataclasses.fields(self)):  # type: ignore[arg-type]
+            kind = kinds[name]
             if kind is bool:
                 self._require(isinstance(getattr(self, name), bool), "be True or False", name)
             elif kind is float:
                 self._check(name, check_real, least=0, most=1)
             elif kind == float | None:
                 self._check(name, check_real, least=0, exclusive=True, optional=True)
+            elif kind == int | tuple[int, int]:
+                self._check(name, _check_size)
             elif kind is not str:
                 least, optional = int(name not in from_zero), kind is not int
                 self._check(name, check_integer, least=least, optional=optional)
@@ -164,7 +170,8 @@ class TransformerConfig(TokensConfig):
     """Everything that defines a Transformer, checked when it is made.
 
     Args:
-        source_vocabulary_size: Number of source tokens, a positive integer.
+        source_vocabulary_size: Number of source tokens, a positive integer; None where something else than tokens is
+            read, by a `Transformer` with an `encoder` of its own.
         target_vocabulary_size: Number of target tokens, a positive integer.
         width: Model width D, a positive integer that `num_heads` divides.
         num_heads: Number of query heads N.
@@ -213,7 +220,7 @@ class TransformerConfig(TokensConfig):
         ValueError: `dropout` must be a finite number with 0 <= dropout < 1. Received: dropout=1.5
     """
 
-    source_vocabulary_size: int
+    source_vocabulary_size: int | None
     target_vocabulary_size: int
     encoder_layers: int = field(default=2, kw_only=True)
     decoder_layers: int = field(default=2, kw_only=True)
@@ -326,6 +333,95 @@ class MaskedLanguageModelConfig(OneStackConfig):
     def special_ids(self) -> tuple[int, ...]:
         """The ids of the special tokens, in ascending order: they are never masked, nor put in another one's place."""
         return tuple(sorted(getattr(self, name) for name in self._special_tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionTransformerConfig(LayersConfig):
+    """Everything that defines a vision Transformer, checked when it is made.
+
+    Args:
+        image_size: Height and width of an image in pixels, an integer for both or the pair (height, width).
+        patch_size: Height and width of a patch in pixels, likewise; they divide those of the image.
+        channels: Number of channels C: 3 for RGB, 1 for grey. Default 3.
+        num_classes: Number of classes, a positive integer; None for a model without a head, which gives features.
+        layers: Number of layers. Default 2.
+        pooling: What the head reads: "class", a learned token that stands before the patches and looks at them, or
+            "mean" over the patches, without such a token. Default "class".
+        position: How patches know where they stand: "learned" vectors, or "sinusoidal" ones, half of whose features
+            tell the row and half the column. Default "learned".
+        activation: As in `TransformerConfig`. Default "gelu".
+        **others: Of the fields of `TransformerConfig` those of the layers: `width`, `num_heads`,
+            `num_key_value_heads`, `feed_forward_width`, `dropout`, `attention_dropout`, `norm_first`, `key_dim`,
+            `value_dim`, `use_bias`, `soft_cap`, `sliding_window` (patches count row by row), `normalization`,
+            `gated`, `qk_norm`, `sinks`.
+
+    Raises:
+        ValueError: If a value is out of its range or does not go with the others; the message
+            names it.
+
+    Example:
+        >>> config = VisionTransformerConfig(image_size=(32, 48), patch_size=8, num_classes=10)
+        >>> config.grid, config.length
+        ((4, 6), 25)
+        >>> VisionTransformerConfig(image_size=28, patch_size=8)
+        Traceback (most recent call last):
+        ...
+        ValueError: `patch_size` must divide `image_size`. Received: patch_size=8, image_size=28
+    """
+
+    image_size: int | tuple[int, int]
+    patch_size: int | tuple[int, int]
+    channels: int = field(default=3, kw_only=True)
+    num_classes: int | None = field(default=None, kw_only=True)
+    layers: int = field(default=2, kw_only=True)
+    pooling: str = field(default="class", kw_only=True)
+    position: str = field(default="learned", kw_only=True)
+    activation: str = field(default="gelu", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = all(n % m == 0 for n, m in zip(self.image_shape, self.patch_shape, strict=False))
+        self._require(whole, "divide `image_size`", "patch_size", "image_size")
+        self._require_one_of(POOLINGS, "pooling")
+        self._require_one_of(IMAGE_POSITIONS, "position")
+        pairs = self.position != "sinusoidal" or self.width % 4 == 0
+        self._require(pairs, "be a multiple of 4 for sinusoidal positions of images", "width")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
+        return (*_both(self.image_size), self.channels)
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return _both(self.patch_size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many rows and columns of patches an image has."""
+        (height, width, _), (rows, columns) = self.image_shape, self.patch_shape
+        return height // rows, width // columns
+
+    @property
+    def length(self) -> int:
+        """How many positions the layers read: P patches, and the class token where there is one."""
+        rows, columns = self.grid
+        return rows * columns + (self.pooling == "class")
+
+
+def _check_size(name: str, value: Any) -> Any:
+    """An integer, or a pair of them as a tuple, all 1 or more."""
+    sizes = value if isinstance(value, list | tuple) else (value, value)
+    numbers = tuple(map(integer, sizes))
+    if len(numbers) != 2 or any(n is None or n < 1 for n in numbers):
+        text = f"`{name}` must be an integer >= 1 or a pair of such, (height, width)"
+        raise ValueError(f"{text}. Received: {name}={value!r}")
+    return numbers if sizes is value else numbers[0]
+
+
+def _both(size: int | tuple[int, int]) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
 
 
 def _is_activation(name: Any) -> bool:

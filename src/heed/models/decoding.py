@@ -59,8 +59,9 @@ def generate(
 
     Args:
         model: A `Transformer`, a `LanguageModel`, or any other `Decodable` model.
-        source: What the model decodes: of a `Transformer` (B, S) integers, padded with the config's `pad_id`; of a
-            `LanguageModel` nothing (None), for it goes on where `prompt` ends.
+        source: What the model decodes: of a `Transformer` (B, S) integers, padded with the config's `pad_id`, or
+            what its `encoder` takes, such as images; of a `LanguageModel` nothing (None), for it goes on where `prompt`
+            ends.
         max_length: Number of tokens of a target at most, prompt and end included. A positive integer.
         prompt: (B, P) integers, P <= `max_length`: what each target begins with (after the start token), for a row
             what stands before its first `pad_id`, which may be nothing. Whatever the method, these tokens are taken
@@ -212,7 +213,9 @@ def explain_generate(
     reasons = engine.unsupported_reasons(model, options)
     if reasons:
         return Dispatch("graph", tuple(reasons))
-    return Dispatch("engine", ("the decoder engine takes this model and these options",))
+    taken = "the decoder engine takes this model and these options"
+    encoder = (f"the encoder runs in the graph: {x}" for x in engine.encoder_reasons(model))
+    return Dispatch("engine", (taken, *encoder))
 
 
 def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> Any:

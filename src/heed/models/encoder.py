@@ -57,6 +57,11 @@ class TransformerEncoder(Stack):
     ) -> None:
         super().__init__(config, **kwargs)
         self.num_segments = check_integer("num_segments", num_segments, least=1)
+        if config.source_vocabulary_size is None:
+            raise ValueError(
+                "`config` must have a `source_vocabulary_size` for an encoder of tokens; a Transformer may be given "
+                "another `encoder`. Received: source_vocabulary_size=None"
+            )
         self.make_parts(
             TransformerEncoderLayer,
             config.encoder_layers,
@@ -65,6 +70,20 @@ class TransformerEncoder(Stack):
             bidirectional=True,
             num_segments=self.num_segments,
         )
+
+    def check_source(self, source: Any) -> Any:
+        """The source as an int32 tensor (B, S)."""
+        source = ops.convert_to_tensor(source)
+        if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
+            raise ValueError(
+                "`source` must be integers of shape (B, S). Received: "
+                f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
+            )
+        return ops.cast(source, "int32")
+
+    def source_mask(self, source: Any) -> Any:
+        """(B, S) booleans, True where `source` (B, S) is not padding."""
+        return ops.not_equal(source, self.config.pad_id)
 
     def call(
         self,
@@ -81,7 +100,7 @@ class TransformerEncoder(Stack):
             )
         # As a mask of the scores, not of the positions: rows of padding are computed like others,
         # and nobody reads them. That saves a pass over every layer's input.
-        mask = ops.not_equal(source, self.config.pad_id)[:, None, None, :]
+        mask = self.source_mask(source)[:, None, None, :]
         length = ops.shape(source)[1]
         arguments = self.embedding.attention_arguments(length, length)
         x = self.embedding(source, training=training, segments=segments)

@@ -48,7 +48,7 @@ _SEARCH = ("method", "temperature", "top_k", "top_p", "beam_size", "length_penal
 
 _PROJECTIONS = ("query", "key", "value", "output")
 
-_LAYERS = {
+_LAYERS: dict[type, type] = {
     TransformerDecoder: TransformerDecoderLayer,
     TransformerEncoder: TransformerEncoderLayer,
 }
@@ -60,6 +60,18 @@ def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
     if not isinstance(model, (Transformer, LanguageModel)):
         return [*own, f"{type(model).__name__} is neither a Transformer nor a LanguageModel"]
     return [*own, *_of_stack(model.decoder, TransformerDecoder)]
+
+
+def encoder_reasons(model: Any) -> list[str]:
+    """Why the graph encodes the sources of a model that the engine decodes; empty if the engine does that, too."""
+    if isinstance(model, LanguageModel):
+        return []
+    own = [*_of_stack(model.encoder, TransformerEncoder)]
+    return (
+        own
+        if type(model) is Transformer
+        else [f"{type(model).__name__} may encode otherwise", *own]
+    )
 
 
 def _of_call(options: dict[str, Any]) -> Iterator[str]:
@@ -197,15 +209,16 @@ def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     if "source" not in inputs:
         source = ops.zeros((ops.shape(inputs["prompt"])[0], 0), dtype="int32")
         mask = source == 0
-    elif type(model) is Transformer and not [*_of_stack(model.encoder, TransformerEncoder)]:
+    elif not encoder_reasons(model):
         source, mask = inputs["source"], model.source_mask(inputs["source"])
         room = ops.shape(source)[1]
         stack = dataclasses.replace(stack, encoder=_stack(model.encoder, None))
         source_positions = _positions(model.encoder, room, room, 2 * room)
     else:
         memory = model.encode_source(inputs["source"])
-        encoded, mask = ops.cast(memory["encoded"], "float32"), memory["mask"]
+        encoded = ops.cast(memory["encoded"], "float32")
         source = ops.zeros(ops.shape(encoded)[:2], dtype="int32")  # of which nothing is read
+        mask = memory.get("mask", source == 0)
     return current().DECODER.decode(
         stack, source, mask, encoded, positions, source_positions, search
     )
