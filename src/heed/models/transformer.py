@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 from keras import ops
 
-from heed.models._model import ConfiguredModel
+from heed.models._model import ConfiguredModel, check_token_source, check_translation
 from heed.models.config import TransformerConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
@@ -112,13 +111,7 @@ class Transformer(ConfiguredModel):
     # What `generate` asks for, see `Decodable`.
     def check_source(self, source: Any) -> Any:
         """The source as an int32 tensor (B, S)."""
-        source = ops.convert_to_tensor(source)
-        if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
-            raise ValueError(
-                "`source` must be integers of shape (B, S). Received: "
-                f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
-            )
-        return ops.cast(source, "int32")
+        return check_token_source(source)
 
     def encode_source(self, source: Any) -> dict[str, Any]:
         """What is encoded, its mask, and what each layer's cross-attention reads of it."""
@@ -145,12 +138,7 @@ class Transformer(ConfiguredModel):
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool = False
     ) -> Any:
         """See the class for the arguments."""
-        if not isinstance(inputs, Mapping) or not {"source", "target"} <= set(inputs):
-            received = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
-            raise ValueError(
-                f'`inputs` must be a dict with "source" and "target". Received: {received}'
-            )
-        source, target = inputs["source"], inputs["target"]
+        source, target = check_translation(inputs)
         encoded = self.encode(source, training, return_attention_scores)
         scores: dict[str, Any] = {}
         if return_attention_scores:
