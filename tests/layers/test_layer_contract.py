@@ -165,7 +165,15 @@ def test_mixed_precision(case, policy):
 
 
 # Compiling by XLA takes seconds: by default one case of each layer that learns something.
-QUICK = ("multi_head_full", "additive", "location_aware", "luong_general", "embedding", "encoder", "decoder")
+QUICK = (
+    "multi_head_full",
+    "additive",
+    "location_aware",
+    "luong_general",
+    "embedding",
+    "encoder",
+    "decoder",
+)
 
 
 some_quick_cases = pytest.mark.parametrize(

@@ -27,8 +27,8 @@ class RecurrentDecoder(keras.layers.Layer):
     """Token ids, and the memory of a source, to scores for the token that follows each.
 
     Attention is part of the recurrence ("additive", "location": the state s_{t-1} asks, and what it finds goes into the
-    cells with token t) or stands behind it ("dot", "general", "scaled": the states s_t of all steps ask at once). Either
-    way `tanh(W [s_t; context_t] + b)` is what the output layer reads.
+    cells with token t) or stands behind it ("dot", "general", "scaled": the states s_t of all steps ask at once).
+    Either way `tanh(W [s_t; context_t] + b)` is what the output layer reads.
 
     What is known before a token, its state, is a dictionary: "cells", for each layer the list of its states (rows, D);
     and where attention is part of the recurrence "context" (rows, D) and, if they are needed, "weights" (rows, S).
@@ -240,7 +240,7 @@ class RecurrentDecoder(keras.layers.Layer):
 
 
 def repeated(tensors: Any, rows: Any) -> Any:
-    """A structure of tensors (B, ...) with `rows`, a multiple of B, in place of B: as many of each one after the other."""
+    """A structure of tensors (B, ...) with `rows`, a multiple of B, in place of B: copies of each stand together."""
     return keras.tree.map_structure(
         lambda x: ops.repeat(x, rows // ops.shape(x)[0], axis=0), tensors
     )

@@ -52,9 +52,7 @@ class RecurrentEncoder(keras.layers.Layer):
             return_state=True,
             dtype=self.dtype_policy,
         )
-        return keras.layers.Bidirectional(
-            one_side, dtype=self.dtype_policy, name=f"layer_{number}"
-        )
+        return keras.layers.Bidirectional(one_side, dtype=self.dtype_policy, name=f"layer_{number}")
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""
