@@ -34,14 +34,20 @@ def small_model(seed: int = 0, end_bias: float = 0.0, dtype: Any = None, **chang
     config = small_config(**changes)
     model = Transformer(config, dtype=dtype)
     model.build()
-    rng = np.random.default_rng(seed)
-    for weight in model.trainable_weights:
-        scale = 0.1 if weight.name in ("gamma", "beta", "bias") else 0.7
-        weight.assign(weight + scale * rng.normal(size=weight.shape))
+    randomise(model, seed)
     if end_bias:
         bias = np.zeros(config.target_vocabulary_size)
         bias[config.end_id] = end_bias
         model.decoder.output_layer.bias.assign(bias)
+    return model
+
+
+def randomise(model: Any, seed: int = 0) -> Any:
+    """The model, with weights of order 1."""
+    rng = np.random.default_rng(seed)
+    for weight in model.trainable_weights:
+        scale = 0.1 if weight.name in ("gamma", "beta", "bias") else 0.7
+        weight.assign(weight + scale * rng.normal(size=weight.shape))
     return model
 
 
