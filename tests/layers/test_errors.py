@@ -247,7 +247,7 @@ def test_numbers_of_numpy_are_numbers():
     ]
     for layer in layers:
         x = np.ones((2, 5, 8), "float32")
-        arguments = (x, x) if hasattr(layer, "_scoring") or "multi" in layer.name else (x,)
+        arguments = (x, x) if hasattr(layer, "_project_query") or "multi" in layer.name else (x,)
         layer(*arguments, **({"training": True} if "positions" not in layer.name else {}))
         config = layer.get_config()
         assert json.loads(json.dumps(config, default=str)) == json.loads(

@@ -10,6 +10,7 @@ from heed.layers import (
     DotProductAttention,
     FeedForward,
     LearnedPositions,
+    LocationAwareAttention,
     LuongAttention,
     MultiHeadAttention,
     SinusoidalPositions,
@@ -79,6 +80,12 @@ CASES = [
         make(AdditiveAttention, 5, use_bias=False),
         STATE,
         scores=True,
+        carries_mask=False,
+    ),
+    LayerCase(
+        "location_aware",
+        make(LocationAwareAttention, 5, filters=3, kernel_size=3),
+        {**STATE, "previous_weights": Tensor((3, 7), positions=True)},
         carries_mask=False,
     ),
     LayerCase("luong_dot", make(LuongAttention), CROSS, scores=True),
@@ -158,7 +165,15 @@ def test_mixed_precision(case, policy):
 
 
 # Compiling by XLA takes seconds: by default one case of each layer that learns something.
-QUICK = ("multi_head_full", "additive", "luong_general", "embedding", "encoder", "decoder")
+QUICK = (
+    "multi_head_full",
+    "additive",
+    "location_aware",
+    "luong_general",
+    "embedding",
+    "encoder",
+    "decoder",
+)
 
 
 some_quick_cases = pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def small_model(seed: int = 0, end_bias: float = 0.0, dtype: Any = None, **chang
         changes["tie_embeddings"] = False
     config = small_config(**changes)
     model = Transformer(config, dtype=dtype)
-    stir(model, seed)
+    randomise(model, seed)
     if end_bias:
         bias = np.zeros(config.target_vocabulary_size)
         bias[config.end_id] = end_bias
@@ -41,8 +41,8 @@ def small_model(seed: int = 0, end_bias: float = 0.0, dtype: Any = None, **chang
     return model
 
 
-def stir(model: Any, seed: int = 0) -> Any:
-    """Gives a model weights of order 1; builds it first."""
+def randomise(model: Any, seed: int = 0) -> Any:
+    """The model, built, with weights of order 1."""
     if not model.built:
         model.build()
     rng = np.random.default_rng(seed)

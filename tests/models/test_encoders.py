@@ -18,7 +18,7 @@ from heed.models import (
     generate,
 )
 from heed.ops.backends import current
-from tests.models.builders import SMALL, sources, stir
+from tests.models.builders import SMALL, randomise, sources
 
 TARGET = np.array([[1, 3, 4, 5], [1, 7, 7, 0], [1, 8, 3, 2]], "int32")
 METHODS = {
@@ -83,7 +83,7 @@ ENCODERS = {
 
 def model_of(encoder, seed=4, dtype=None, **changes):
     config = config_of(tie_embeddings=False, **changes)
-    model = stir(Transformer(config, encoder=encoder, dtype=dtype), seed)
+    model = randomise(Transformer(config, encoder=encoder, dtype=dtype), seed)
     model.decoder.output_layer.bias.assign(END_BIAS * (np.arange(9) == config.end_id))
     return model
 
@@ -120,7 +120,7 @@ def test_what_the_encoder_masks_changes_nothing(encoder):
     model = Transformer(config_of(), encoder=encoder())
     batch = {"source": features(3), "target": TARGET}
     model(batch)
-    stir(model)
+    randomise(model)
     logits, scores = model(batch, return_attention_scores=True)
     hidden = np.arange(5) >= LENGTHS[:3, None]
     assert not np.any(np.moveaxis(np.asarray(scores["cross"][0]), 3, 1)[hidden])
@@ -175,7 +175,7 @@ def test_saved_models_come_back(encoder, tmp_path):
     source = images(3) if encoder is vision else features(3)
     batch = {"source": source, "target": TARGET}
     model(batch)
-    stir(model)
+    randomise(model)
     expected, tokens = model(batch), decode(model, source)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import heed
 from heed.models import VisionTransformer, VisionTransformerConfig
-from tests.models.builders import stir
+from tests.models.builders import randomise
 
 SMALL = {"width": 8, "num_heads": 2, "feed_forward_width": 16, "layers": 1}
 
@@ -19,7 +19,7 @@ def config_of(image_size=(4, 6), patch_size=2, **changes):
 
 
 def model_of(seed=0, dtype=None, **changes):
-    return stir(VisionTransformer(config_of(**changes), dtype=dtype), seed)
+    return randomise(VisionTransformer(config_of(**changes), dtype=dtype), seed)
 
 
 def images(batch=3, height=4, width=6, channels=2, seed=0):

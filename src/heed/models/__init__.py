@@ -1,4 +1,4 @@
-"""Transformer models from one config, and decoding with them.
+"""Models from one config, and decoding with them.
 
 - `TransformerConfig`: sizes and choices, checked.
 - `Transformer`, `TransformerEncoder`, `TransformerDecoder`: Keras models.
@@ -6,6 +6,7 @@
 - `LanguageModel` and `LanguageModelConfig`: a decoder by itself.
 - `MaskedLanguageModel` and `MaskedLanguageModelConfig`: pre-training like BERT, with `mask_tokens`.
 - `SequenceClassifier`, `TokenClassifier`, `SpanClassifier`: what goes on from its encoder; `best_spans` finds answers.
+- `RecurrentTranslator` and `RecurrentTranslatorConfig`: LSTM or GRU encoder and decoder, with attention between them.
 - `Decodable`: what a model of your own offers to be decoded.
 - `generate`: greedy, sampled and beam-search decoding with a key/value cache; `explain_generate` says what runs it.
 """
@@ -18,6 +19,7 @@ import heed.ops  # noqa: F401  (first: it says what is missing)
 from heed.models.config import (
     LanguageModelConfig,
     MaskedLanguageModelConfig,
+    RecurrentTranslatorConfig,
     TransformerConfig,
     VisionTransformerConfig,
 )
@@ -28,6 +30,7 @@ from heed.models.encoder import TransformerEncoder
 from heed.models.language_model import LanguageModel
 from heed.models.masked_language_model import MaskedLanguageModel
 from heed.models.masking import mask_tokens
+from heed.models.recurrent_translator import RecurrentTranslator
 from heed.models.sequence_classifier import SequenceClassifier
 from heed.models.span_classifier import SpanClassifier, best_spans
 from heed.models.token_classifier import TokenClassifier
@@ -40,6 +43,8 @@ __all__ = [
     "LanguageModelConfig",
     "MaskedLanguageModel",
     "MaskedLanguageModelConfig",
+    "RecurrentTranslator",
+    "RecurrentTranslatorConfig",
     "SequenceClassifier",
     "SpanClassifier",
     "TokenClassifier",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import keras
+from keras import ops
 
 from heed.models.config import Config, TransformerConfig
 
@@ -53,3 +55,32 @@ class ConfiguredModel(keras.Model):
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates the variables."""
         self.build()
+
+
+def check_translation(inputs: Any) -> tuple[Any, Any]:
+    """The source and the target of a call.
+
+    Raises:
+        ValueError: if `inputs` is no dict of both.
+    """
+    if not isinstance(inputs, Mapping) or not {"source", "target"} <= set(inputs):
+        received = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+        raise ValueError(
+            f'`inputs` must be a dict with "source" and "target". Received: {received}'
+        )
+    return inputs["source"], inputs["target"]
+
+
+def check_token_source(source: Any) -> Any:
+    """The source of `generate` as an int32 tensor (B, S).
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    source = ops.convert_to_tensor(source)
+    if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
+        raise ValueError(
+            "`source` must be integers of shape (B, S). Received: "
+            f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
+        )
+    return ops.cast(source, "int32")

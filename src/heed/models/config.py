@@ -13,6 +13,8 @@ import keras
 from heed._numbers import check_integer, check_real, integer
 from heed.layers.transformer_layers import NORMALIZATIONS
 
+ATTENTIONS = ("additive", "dot", "general", "scaled", "location", "none")
+CELLS = ("lstm", "gru")
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 IMAGE_POSITIONS = ("learned", "sinusoidal")
 POOLINGS = ("class", "mean")
@@ -61,7 +63,7 @@ class Config:
     def _check_kinds(self, from_zero: tuple[str, ...] = ()) -> None:
         """Checks each field by its type: sizes begin at 1, those named at 0, and a float is a rate, unless optional."""
         kinds = typing.get_type_hints(type(self))
-        for name in (field.name for field in dataclasses.fields(self)):  # type: ignore[arg-type]
+        for name in (one.name for one in dataclasses.fields(self)):  # type: ignore[arg-type]
             kind = kinds[name]
             if kind is bool:
                 self._require(isinstance(getattr(self, name), bool), "be True or False", name)
@@ -422,6 +424,78 @@ def _check_size(name: str, value: Any) -> Any:
 
 def _both(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentTranslatorConfig(Config):
+    """Everything that defines a recurrent translator, checked when it is made.
+
+    Args:
+        source_vocabulary_size: Number of source tokens, a positive integer.
+        target_vocabulary_size: Number of target tokens, a positive integer.
+        width: Width D of embeddings and states, an even positive integer: each side of the encoder has half of it.
+            Default 128.
+        cell: "lstm" (default) or "gru", in encoder and decoder.
+        encoder_layers: Number of layers of the encoder. Default 1.
+        decoder_layers: Number of layers of the decoder. Default 1.
+        attention: "additive" (Bahdanau; default) or "location" (the same, knowing where it looked before), whose
+            context goes into the decoder's cells; "dot", "general" or "scaled" (Luong), which look from the new state;
+            or "none": the encoder's last states are all that the decoder knows of the source.
+        attention_units: Number U of tanh units of "additive" and "location"; None (default) means D.
+        location_filters: For "location": features of the weights before, a positive integer. Default 10.
+        location_kernel_size: For "location": how many positions of them one feature sees. Default 31.
+        dropout: Rate in [0, 1) for embeddings, the output of each encoder layer and what the output layer reads.
+            Default 0.
+        tie_embeddings: Whether the output layer is the target embedding's table. Default True.
+        pad_id: Token id of padding. Padding of the source changes nothing. Default 0.
+        start_id: Token id that a target starts with. Default 1.
+        end_id: Token id that a target ends with. Default 2.
+
+    Raises:
+        ValueError: If a value is out of its range or does not go with the others; the message
+            names it.
+
+    Example:
+        >>> RecurrentTranslatorConfig(20, 30, cell="gru", attention="general").attends_inside
+        False
+        >>> RecurrentTranslatorConfig(20, 30, width=7)
+        Traceback (most recent call last):
+        ...
+        ValueError: `width` must be even. Received: width=7
+    """
+
+    source_vocabulary_size: int
+    target_vocabulary_size: int
+    width: int = field(default=128, kw_only=True)
+    cell: str = field(default="lstm", kw_only=True)
+    encoder_layers: int = field(default=1, kw_only=True)
+    decoder_layers: int = field(default=1, kw_only=True)
+    attention: str = field(default="additive", kw_only=True)
+    attention_units: int | None = field(default=None, kw_only=True)
+    location_filters: int = field(default=10, kw_only=True)
+    location_kernel_size: int = field(default=31, kw_only=True)
+    dropout: float = field(default=0.0, kw_only=True)
+    tie_embeddings: bool = field(default=True, kw_only=True)
+    pad_id: int = field(default=0, kw_only=True)
+    start_id: int = field(default=1, kw_only=True)
+    end_id: int = field(default=2, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._check_kinds(from_zero=_TOKENS)
+        self._require_one_of(CELLS, "cell")
+        self._require_one_of(ATTENTIONS, "attention")
+        self._require(self.width % 2 == 0, "be even", "width")
+        self._check_tokens("target_vocabulary_size")
+
+    @property
+    def attends_inside(self) -> bool:
+        """Whether attention is part of the decoder's recurrence."""
+        return self.attention in ("additive", "location")
+
+    @property
+    def longest_target(self) -> None:
+        """Number of tokens of a target at most: there is no bound."""
+        return None
 
 
 def _is_activation(name: Any) -> bool:

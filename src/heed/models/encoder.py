@@ -9,6 +9,7 @@ from keras import ops
 
 from heed._numbers import check_integer
 from heed.layers import TokenEmbedding, TransformerEncoderLayer
+from heed.models._model import check_token_source
 from heed.models._stack import Stack
 from heed.models.config import TransformerConfig
 
@@ -73,13 +74,7 @@ class TransformerEncoder(Stack):
 
     def check_source(self, source: Any) -> Any:
         """The source as an int32 tensor (B, S)."""
-        source = ops.convert_to_tensor(source)
-        if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
-            raise ValueError(
-                "`source` must be integers of shape (B, S). Received: "
-                f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
-            )
-        return ops.cast(source, "int32")
+        return check_token_source(source)
 
     def source_mask(self, source: Any) -> Any:
         """(B, S) booleans, True where `source` (B, S) is not padding."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -11,7 +10,7 @@ from keras import ops
 
 from heed.layers.masks import implicit_mask
 from heed.layers.shapes import agree
-from heed.models._model import ConfiguredModel
+from heed.models._model import ConfiguredModel, check_translation
 from heed.models.config import TransformerConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
@@ -206,12 +205,7 @@ class Transformer(ConfiguredModel):
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool = False
     ) -> Any:
         """See the class for the arguments."""
-        if not isinstance(inputs, Mapping) or not {"source", "target"} <= set(inputs):
-            received = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
-            raise ValueError(
-                f'`inputs` must be a dict with "source" and "target". Received: {received}'
-            )
-        source, target = inputs["source"], inputs["target"]
+        source, target = check_translation(inputs)
         encoded = self.encode(source, training, return_attention_scores)
         scores: dict[str, Any] = {}
         if return_attention_scores:
