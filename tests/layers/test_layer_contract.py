@@ -66,6 +66,24 @@ CASES = [
         {"query": Tensor((3, 2, 5, 8)), "value": Tensor((3, 2, 7, 8))},
         scores=True,
     ),
+    LayerCase(
+        "multi_head_shared_side_by_side",
+        make(MultiHeadAttention, 2, [3, 6], shared_projection=True, output_projection=False),
+        SELF,
+        scores=True,
+    ),
+    LayerCase(
+        "multi_head_own_widths",
+        make(MultiHeadAttention, 2, [3, 6], value_dim=(5, 4), use_gate=True, position="alibi"),
+        WIDTHS,
+        scores=True,
+    ),
+    LayerCase(
+        "multi_head_side_by_side_axes",
+        make(MultiHeadAttention, 2, 4, output_projection=False, attention_axes=2),
+        {"query": Tensor((3, 2, 5, 8)), "value": Tensor((3, 2, 7, 8))},
+        scores=True,
+    ),
     LayerCase("dot_product", make(DotProductAttention), CROSS, scores=True),
     LayerCase(
         "dot_product_causal",

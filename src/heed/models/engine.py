@@ -127,7 +127,8 @@ def _parts(stack: Stack, kind: type) -> Iterator[tuple[Any, tuple[type, ...]]]:
         yield block, (_LAYERS[kind],)
         for attention, norm in _attentions(block):
             yield attention, (MultiHeadAttention,)
-            dense += [getattr(attention, f"{name}_dense") for name in _PROJECTIONS]
+            made = [getattr(attention, f"{name}_dense", None) for name in _PROJECTIONS]
+            dense += [x for x in made if x is not None]
             norms.append(norm)
         yield block.feed_forward, (FeedForward,)
         dense += [x for x in _feed_forward(block) if x is not None]
@@ -152,6 +153,10 @@ def _of_block(stack: Stack, block: Any) -> Iterator[str]:
         name = f"{attention.name} of {block.name}"
         if _sizes(attention) != sizes:
             yield f"{name} has other numbers or widths of heads than the first layer"
+        if attention.own_widths:
+            yield f"{name} has heads of own widths"
+        if attention.output_dense is None:
+            yield f"{name} has no output projection"
         if attention._position is not None:
             yield f"{name} has a `position` of its own"
     if len(_attentions(block)) > 1 and block.encoded_attention._sliding_window is not None:
