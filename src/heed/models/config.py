@@ -121,9 +121,7 @@ class LayersConfig(Config):
         D, N, K = self.width, self.num_heads, self.num_key_value_heads
         whole = self.key_dim is not None or D % N == 0
         self._require(whole, "divide `width` (or `key_dim` be given)", "num_heads", "width")
-        self._require(
-            N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads"
-        )
+        self._require(N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads")
 
     @property
     def head_dim(self) -> int:
@@ -147,9 +145,7 @@ class TokensConfig(LayersConfig):
         self._require_one_of(POSITIONS, "position")
         even = "be an even multiple of `num_heads` for rotary positions, or `key_dim` be even"
         turned = self.position == "rotary"
-        self._require(
-            not turned or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim"
-        )
+        self._require(not turned or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim")
         even = "be even for sinusoidal positions"
         self._require(self.position != "sinusoidal" or self.width % 2 == 0, even, "width")
 
@@ -246,7 +242,9 @@ class OneStackConfig(TokensConfig):
 
     def of_transformer(self) -> TransformerConfig:
         """The config of an encoder or a decoder of these layers."""
-        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(TokensConfig)}
+        shared = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(TokensConfig)
+        }
         size, layers = self.vocabulary_size, self.layers
         return TransformerConfig(size, size, encoder_layers=layers, decoder_layers=layers, **shared)
 
