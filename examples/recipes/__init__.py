@@ -1,1 +1,1 @@
-"""Where tutorials say to go next, each as one script that trains, is measured beside a baseline, and draws its attention."""
+"""Where tutorials say to go next, each a script that trains, is measured beside a baseline, and draws its attention."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
+
 from heed.ops.backends import current
 from heed.ops.dispatch import choice
 
@@ -64,6 +66,7 @@ def _state(model: Any) -> tuple[Any, ...]:
     stacks = (getattr(model, name, None) for name in ("encoder", "decoder"))
     parts = [model, *(block for stack in stacks for block in getattr(stack, "blocks", ()))]
     variables = tuple((_Same(x), str(x.dtype)) for part in parts for x in part.variables)
+    parts = [part for part in parts if isinstance(part, keras.layers.Layer)]
     layers = tuple(
         (
             layer.dtype_policy.name,

@@ -15,11 +15,12 @@ from heed.models.decoder import TransformerDecoder
 class LanguageModel(ConfiguredModel):
     """A decoder by itself: tokens, to scores for the token that follows each.
 
-    `p(token t + 1 | tokens 0 .. t)`: sequences begin with `config.start_id`, and to train it, the label of each token is
-    the one after it. Padding stands at the end of a row, where no other token sees it; give it no weight in the loss
-    (`ignore_class=config.pad_id` of Keras' crossentropy).
+    `p(token t + 1 | tokens 0 .. t)`: sequences begin with `config.start_id`, and to train it, the label of each token
+    is the one after it. Padding stands at the end of a row, where no other token sees it; give it no weight in the
+    loss (`ignore_class=config.pad_id` of Keras' crossentropy).
 
-    `generate(model, prompt=tokens, max_length=...)` goes on where the prompts end, by the decoder engine where that can.
+    `generate(model, prompt=tokens, max_length=...)` goes on where the prompts end, by the decoder engine where that
+    can.
 
     Args:
         config: Sizes and choices.
