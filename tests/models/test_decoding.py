@@ -230,7 +230,7 @@ class Script:
         self.length, self.batch_size, self.rows = len(probabilities), 1, beams
         self.logits = tf.math.log(tf.constant(probabilities, tf.float32))
 
-    def start(self):
+    def start(self, prompt=None):
         return tf.ones((self.rows,), tf.int32), DecodingState(tf.constant(0), tf.zeros(self.rows))
 
     def step(self, state, tokens):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
+
 from heed.models._stack import Stack
 from heed.ops.backends import current
 from heed.ops.dispatch import choice
@@ -65,6 +67,7 @@ def _state(model: Any) -> tuple[Any, ...]:
     stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
     parts = [model, *(block for x in stacks if isinstance(x, Stack) for block in x.blocks)]
     variables = tuple((_Same(x), str(x.dtype)) for part in parts for x in part.variables)
+    parts = [part for part in parts if isinstance(part, keras.layers.Layer)]
     layers = tuple(
         (
             layer.dtype_policy.name,

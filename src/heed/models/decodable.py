@@ -10,17 +10,21 @@ class Decodable(Protocol):
     """A model that gives scores for the next token, one step after the other.
 
     `generate` takes any model with these methods, whatever its source is: text, an image, features, or nothing at all.
+    They are traced: `generate` compiles them into one graph, and keeps it while the variables are the same ones.
 
     Attributes:
         config: with the integers `pad_id`, `start_id`, `end_id` and `target_vocabulary_size`, and if the length of a
             target is bound, that bound as `longest_target` (else None).
         built: whether the variables are there.
+        variables: those that it computes with. What else a model holds is a constant of the graph: a change to it goes
+            unseen.
     """
 
     config: Any
     built: bool
+    variables: Any
 
-    def build(self) -> None:
+    def build(self) -> Any:
         """Creates the variables."""
         ...
 
@@ -50,7 +54,8 @@ class Decodable(Protocol):
         """Reads tokens.
 
         Args:
-            tokens: (rows, T) integers.
+            tokens: (rows, T) integers, one of each row; of prompts several, whose number may be unknown while a graph
+                is traced. `rows` is then B.
             index: (), how many tokens have been read before.
             state: what `make_state` or the step before returned. It is not changed.
             memory: what `encode_source` returned.
@@ -71,3 +76,10 @@ class Decodable(Protocol):
             (rows, T, vocabulary) float32.
         """
         ...
+
+
+def lacking(model: Any) -> list[str]:
+    """The names that a model would have to have to be `Decodable`, and has not."""
+    methods = (name for name in vars(Decodable) if not name.startswith("_"))
+    names = sorted({*Decodable.__annotations__, *methods})
+    return [name for name in names if not hasattr(model, name)]

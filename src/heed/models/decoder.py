@@ -157,7 +157,7 @@ class TransformerDecoder(Stack):
         hidden, _, new = self.hidden(
             tokens, source_mask=source_mask, caches=caches, cache_index=index, training=False
         )
-        logits = ops.squeeze(self.logits(hidden[:, -1:]), axis=1)
+        logits = ops.squeeze(self.logits(ops.expand_dims(hidden[:, -1], 1)), axis=1)
         return logits, [cache["self"] for cache in new or ()]
 
     def logits(self, hidden: Any) -> Any:

@@ -11,7 +11,7 @@ from heed._numbers import check_integer, check_real
 from heed.models import engine
 from heed.models._programs import program
 from heed.models.beam import beam_search
-from heed.models.decodable import Decodable
+from heed.models.decodable import Decodable, lacking
 from heed.models.incremental_decoder import IncrementalDecoder, column
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.ops.backends.decoder import WEIGHTS
@@ -52,6 +52,9 @@ def generate(
     The loop is one native op, the decoder engine, where that takes the model and the options, which `explain_generate`
     tells; its tokens are those of the graph, but where two are as likely but for rounding.
 
+    Prompts are not read token by token: the engine reads each in passes of many tokens, the graph what all prompts
+    share in length in one.
+
     Called with arrays, the whole loop runs as one compiled graph, which is kept for the next
     call with the same options, as long as the model keeps its variables and their dtypes and
     `heed.set_implementation` its choice. A model keeps its 8 latest graphs. It can also be called
@@ -59,13 +62,14 @@ def generate(
 
     Args:
         model: A `Transformer`, a `LanguageModel`, or any other `Decodable` model.
-        source: What the model decodes: of a `Transformer` (B, S) integers, padded with the config's `pad_id`, or
-            what its `encoder` takes, such as images; of a `LanguageModel` nothing (None), for it goes on where `prompt`
-            ends.
+        source: What the model decodes, as its `check_source` takes it: of a `Transformer` (B, S) integers, padded with
+            the config's `pad_id`, or what its `encoder` takes, such as images; of a `LanguageModel` nothing (None), for
+            it goes on where `prompt` ends.
         max_length: Number of tokens of a target at most, prompt and end included. A positive integer.
         prompt: (B, P) integers, P <= `max_length`: what each target begins with (after the start token), for a row
             what stands before its first `pad_id`, which may be nothing. Whatever the method, these tokens are taken
-            as they are; in a beam search neither their probability nor their length counts. None: nothing is given.
+            as they are; in a beam search neither their probability nor their length counts. None: nothing is given,
+            which a model without a source does not take: give it rows of no tokens, (B, 0), to begin from the start.
         method: "greedy", "beam" or "sample".
         beam_size: For "beam": number of hypotheses kept for each row, a positive integer.
         length_penalty: For "beam": exponent of the penalty, at least 0. Higher favours longer
@@ -90,7 +94,7 @@ def generate(
 
     Raises:
         TypeError: If `model` is none that can decode.
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of its range, or the model refuses the source.
 
     Source:
         Wu et al. 2016 (length penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 (top p).
@@ -107,11 +111,7 @@ def generate(
         >>> np.asarray(tokens)[0, :2].tolist()
         [7, 9]
     """
-    if not isinstance(model, Decodable):
-        raise TypeError(
-            "`model` must be a heed.models.Transformer, LanguageModel or another model that has the methods of "
-            f"heed.models.Decodable. Received: model={model!r}"
-        )
+    _check_model(model)
     options = {
         "max_length": check_integer("max_length", max_length, least=1),
         "method": method,
@@ -166,6 +166,14 @@ def generate(
     return program(model, {name: options[name] for name in names}, function)(inputs)
 
 
+def _check_model(model: Any) -> None:
+    if missing := lacking(model):
+        raise TypeError(
+            "`model` must be a heed.models.Transformer, LanguageModel or another model that has the methods of "
+            f"heed.models.Decodable. Received: model={model!r}, without {', '.join(missing)}"
+        )
+
+
 def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
     """(B, length) int32: the tokens that each target begins with, then padding."""
     prompt = ops.convert_to_tensor(prompt)
@@ -173,9 +181,12 @@ def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
     integers = "int" in keras.backend.standardize_dtype(prompt.dtype)
     rows = None if source is None else source.shape[0]
     if len(shape) != 2 or not integers or (None not in (shape[0], rows) and shape[0] != rows):
-        others = "" if source is None else f", source.shape={tuple(source.shape)}"
+        wanted, others = "", ""
+        if source is not None:
+            wanted = ", with as many rows as there are sources"
+            others = f", source.shape={tuple(source.shape)}"
         raise ValueError(
-            "`prompt` must be integers of shape (B, P), with as many rows as there are sources. "
+            f"`prompt` must be integers of shape (B, P){wanted}. "
             f"Received: prompt.shape={shape}, prompt.dtype={prompt.dtype}{others}"
         )
     if (shape[1] or 0) > length:
@@ -186,6 +197,7 @@ def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
     prompt, pad = ops.cast(prompt, "int32"), config.pad_id
     nothing = ops.full((ops.shape(prompt)[0], length), pad, dtype="int32")
     whole = ops.concatenate([prompt, nothing], axis=1)[:, :length]
+    whole = ops.reshape(whole, (-1, length))  # a length that is known, whatever P is
     going = ops.cumprod(ops.cast(whole != pad, "int32"), axis=1)
     return ops.where(going == 1, whole, pad)
 
@@ -201,12 +213,16 @@ def explain_generate(
 
     Returns: an object with `.implementation` ("engine" or "graph") and `.reasons`; print it.
 
+    Raises:
+        TypeError: If `model` is none that can decode.
+
     Example:
         >>> from heed.models import Transformer, TransformerConfig, explain_generate
         >>> model = Transformer(TransformerConfig(20, 30, width=8, num_heads=2, activation="mish"))
         >>> explain_generate(model, use_cache=False).implementation
         'graph'
     """
+    _check_model(model)
     if not model.built:
         model.build()
     options = {"method": method, "beam_size": beam_size, "use_cache": use_cache}

@@ -59,6 +59,7 @@ def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
     own = [*current().DECODER.unsupported_reasons(), *_of_call(options)]
     if not isinstance(model, (Transformer, LanguageModel)):
         return [*own, f"{type(model).__name__} is neither a Transformer nor a LanguageModel"]
+    own += _of_model(model)
     return [*own, *_of_stack(model.decoder, TransformerDecoder)]
 
 
@@ -83,6 +84,15 @@ def _of_call(options: dict[str, Any]) -> Iterator[str]:
         yield f"a beam of {options['beam_size']} is wider than the {MOST_BEAMS} that the engine takes"
     if not options["use_cache"]:
         yield "without a cache each step is a run of the whole decoder"
+
+
+def _of_model(model: Transformer | LanguageModel) -> Iterator[str]:
+    """What a subclass may have changed; what a Transformer encodes may come from anywhere."""
+    kind: Any = Transformer if isinstance(model, Transformer) else LanguageModel
+    methods = ["make_state", "decode_step", *(["encode_source"] if kind is LanguageModel else [])]
+    for name in methods:
+        if getattr(type(model), name) is not getattr(kind, name):
+            yield f"{type(model).__name__} has a `{name}` of its own"
 
 
 def _of_stack(stack: Stack, kind: type) -> Iterator[str]:

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from heed.models.decodable import Decodable
+from heed.ops.backends import current
 
 _IMPOSSIBLE = -1e30
 
@@ -17,6 +18,11 @@ def write(sequences: Any, index: Any, tokens: Any) -> Any:
     """`sequences` (..., L) with `tokens` (...) written at position `index`."""
     start = ops.stack([0] * (len(sequences.shape) - 1) + [ops.cast(index, "int32")])
     return ops.slice_update(sequences, start, ops.expand_dims(tokens, -1))
+
+
+def begun(prompt: Any, index: Any, pad: int) -> Any:
+    """The first `index` tokens of each prompt (B, L), then padding."""
+    return ops.where(ops.arange(prompt.shape[1], dtype="int32") < index, prompt, pad)
 
 
 def column(x: Any, index: Any) -> Any:
@@ -42,7 +48,7 @@ class IncrementalDecoder:
 
     `start` gives the first tokens and state, `step` the scores and the next state. A state is a
     value that a loop carries, and never changes. What depends on the source alone is worked out
-    once and does not travel through the loop.
+    once and does not travel through the loop; what all rows are given to begin with is read at once.
 
     Args:
         model: What decodes.
@@ -66,22 +72,44 @@ class IncrementalDecoder:
         self.batch_size, self.rows = batch_size, batch_size * beams
         self._model, self._use_cache = model, use_cache
         self._memory = model.encode_source(source)
-        if use_cache:
-            self._nothing = model.make_state(self.rows, length, self._memory)
-        else:
-            if beams > 1:
-                self._memory = keras.tree.map_structure(
-                    lambda x: ops.repeat(x, beams, axis=0), self._memory
-                )
-            self._nothing = ops.full((self.rows, length), self.config.pad_id, dtype="int32")
+        self._beams = beams
+        if not use_cache:
+            self._memory = self._of_beams(self._memory)
         # Padding and the start never follow a token: with them a decoded sequence would not be one.
         self._forbidden = np.zeros(self.config.target_vocabulary_size, "float32")
         self._forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE
 
-    def start(self) -> tuple[Any, DecodingState]:
-        """The start token of each row, (rows,), and the state before it is read."""
-        tokens = ops.full((self.rows,), self.config.start_id, dtype="int32")
-        return tokens, DecodingState(ops.zeros((), dtype="int32"), self._nothing)
+    def start(self, prompt: Any = None) -> tuple[Any, DecodingState]:
+        """The first tokens that are not read yet, (rows,), and the state before they are.
+
+        Args:
+            prompt: (B, length) int32, what each row begins with, then padding; or None.
+
+        Returns:
+            The start token of each row, and the state of nothing read. Of prompts that all have some tokens (the end
+            not among them): the last of these, and the state of all before it.
+        """
+        config = self.config
+        # Compiled for fixed sizes, prompts are read token by token.
+        if prompt is None or not current().dynamic_shapes():
+            tokens = ops.full((self.rows,), config.start_id, dtype="int32")
+            return tokens, DecodingState(ops.zeros((), dtype="int32"), self._nothing(self.rows))
+        going = ops.logical_and(prompt != config.pad_id, prompt != config.end_id)
+        given = ops.sum(ops.cumprod(ops.cast(going, "int32"), axis=1), axis=1)
+        shared = ops.minimum(ops.min(given), self.length)
+        start = ops.full((self.batch_size, 1), config.start_id, dtype="int32")
+        tokens = ops.concatenate([start, prompt], axis=1)
+
+        def read() -> Any:
+            known = self._nothing(self.batch_size)
+            if self._use_cache:
+                _, known = self._model.decode_step(tokens[:, :shared], 0, known, self._memory)
+            else:
+                known = tokens[:, : self.length]
+            return self._of_beams(known)
+
+        known = ops.cond(shared > 0, read, lambda: self._nothing(self.rows))
+        return self._of_beams(column(tokens, shared)), DecodingState(shared, known)
 
     def step(self, state: DecodingState, tokens: Any) -> tuple[Any, DecodingState]:
         """Reads a token of each row.
@@ -101,6 +129,18 @@ class IncrementalDecoder:
             known = write(known, index, tokens)
             logits = column(self._model.decode_all(known, self._memory), index)
         return logits + self._forbidden, DecodingState(index + 1, known)
+
+    def _nothing(self, rows: Any) -> Any:
+        """What is known of no tokens."""
+        if self._use_cache:
+            return self._model.make_state(rows, self.length, self._memory)
+        return ops.full((rows, self.length), self.config.pad_id, dtype="int32")
+
+    def _of_beams(self, structure: Any) -> Any:
+        """From tensors (B, ...) to (rows, ...)."""
+        if self._beams == 1:
+            return structure
+        return keras.tree.map_structure(lambda x: ops.repeat(x, self._beams, axis=0), structure)
 
     def select(self, state: DecodingState, rows: Any) -> DecodingState:
         """The state of other rows, (rows,) integers: what was in row rows[r] comes to row r."""
