@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,13 +93,23 @@ def batch_of_step(lengths: NDArray[np.int64], seed: int, step: int, size: int) -
     """
     per_epoch = -(-len(lengths) // size)
     epoch, place = divmod(step, per_epoch)
-    order = np.resize(permutation(len(lengths), _ORDER_KEY, seed, epoch), per_epoch * size)
-    batch = permutation(per_epoch, _BATCH_KEY, seed, epoch)[place]
+    order, batches = _epoch(len(lengths), size, seed, epoch)
+    batch = batches[place]
     first = batch // _POOL * _POOL * size
     pool = order[first : first + _POOL * size]
     pool = pool[np.argsort(lengths[pool], kind="stable")]
     start = batch * size - first
     return pool[start : start + size]
+
+
+@functools.lru_cache(maxsize=2)  # an epoch, and where it ends the next one
+def _epoch(
+    count: int, size: int, seed: int, epoch: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The order of the pairs of an epoch, filled up to whole batches, and the order of its batches."""
+    per_epoch = -(-count // size)
+    order = np.resize(permutation(count, _ORDER_KEY, seed, epoch), per_epoch * size)
+    return order, permutation(per_epoch, _BATCH_KEY, seed, epoch)
 
 
 def digest(path: Path) -> str:
