@@ -412,6 +412,43 @@ def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
     assert "<title>382,764 → " in text
 
 
+def test_translations_are_chosen_as_told(heed, run_path, tmp_path):
+    status, one, err = heed("translate", run_path, "12")
+    assert (status, err) == (0, "")
+    for options in (["--beam-size", "1"], ["--temperature", "1", "--top-k", "1"]):
+        assert heed("translate", run_path, "12", *options) == (0, one, "")
+    drawn = ["--temperature", "5", "--seed", "3"]
+    status, several, err = heed("translate", run_path, *drawn, stdin="12\n" * 9)
+    assert (status, err) == (0, "")
+    assert len(set(several.splitlines())) > 1
+    assert heed("translate", run_path, *drawn, stdin="12\n" * 9) == (0, several, "")
+    status, cut, _ = heed("translate", run_path, "12", "--max-length", "1")
+    assert status == 0
+    assert one.startswith(cut.strip())
+    assert cut != one
+    fails(heed("translate", run_path, "1", "--beam-size", "0"), 1, "`beam_size` must be an integer")
+    fails(heed("translate", run_path, "1", "--top-p", "0.5"), 1, "`top_p` is for drawing")
+    fails(heed("translate", run_path, "1", "--batch-size", "0"), 1, "--batch-size must be")
+    assert heed("evaluate", run_path, "--beam-size", "2")[0] == 0
+
+
+def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
+    (tmp_path / "in.txt").write_bytes("\ufeff1\r\n\nx\n\udcff\n22".encode(errors="surrogateescape"))
+    _, one, _ = heed("translate", run_path, "1")
+    _, two, _ = heed("translate", run_path, "22")
+    files = ["--input", "in.txt", "--output", "out.txt"]
+    status, out, err = heed("translate", run_path, *files, "--batch-size", "2")
+    assert (status, out) == (1, "")
+    assert err.splitlines()[0].startswith("heed: line 3: a number must be digits")
+    assert err.splitlines()[1].startswith("heed: line 4: a number must be digits")
+    assert (tmp_path / "out.txt").read_text() == f"{one}\n\n\n{two}"
+    assert heed("translate", run_path, "1", "--output", "out.txt") == (0, "", "")
+    assert (tmp_path / "out.txt").read_text() == one
+    fails(heed("translate", run_path, "1", *files), 1, "as an argument or by --input, not both")
+    fails(heed("translate", run_path, "--input", "none.txt"), 1, "none.txt: No such file")
+    fails(heed("translate", run_path, "1", "--output", "no/out.txt"), 1, "no/out.txt: No such file")
+
+
 def test_own_text(heed, tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     options = [*OPTIONS, "--patience", "0", "--vocabulary-size", "60"]

@@ -3,7 +3,7 @@
 - `NumbersTask`, `TextTask`: what is learned; `Task` is what they have in common.
 - `start_run(path, task)` makes a run folder; `train(run)` trains it, also after a stop.
 - `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
-- `Translator`, `evaluate`: use a trained run, and judge it on what it never saw.
+- `Translator`, `evaluate`: use a trained run, and judge it on what it never saw; `DecodingOptions`: how it chooses.
 - `attention_of`: where it looked, as weights, a picture and a page.
 - `run_demo`: all of it on numbers.
 - `TaskError`: the error that a person can put right.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heed.seq2seq.attention import TranslationAttention, attention_of
+    from heed.seq2seq.decoding_options import DecodingOptions
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
     from heed.seq2seq.evaluation import Evaluation, evaluate
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from heed.seq2seq.translate import Translator
 
 __all__ = [
+    "DecodingOptions",
     "Evaluation",
     "NumbersTask",
     "RunFolder",
@@ -51,6 +53,7 @@ __all__ = [
 
 _MODULES = {
     "attention": ("TranslationAttention", "attention_of"),
+    "decoding_options": ("DecodingOptions",),
     "demo": ("run_demo",),
     "errors": ("TaskError",),
     "evaluation": ("Evaluation", "evaluate"),
