@@ -449,6 +449,23 @@ def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
     fails(heed("translate", run_path, "1", "--output", "no/out.txt"), 1, "no/out.txt: No such file")
 
 
+def test_evaluation_on_pairs_that_are_given(heed, run_path, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("7\tseven\n8\teight\n")
+    options = ["--source", "pairs.tsv", "--compare", run_path]
+    status, out, err = heed("evaluate", run_path, *options)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert " of 2 answers are right" in lines[0]
+    assert lines[-3] == f"{run_path} and {run_path}:"
+    assert lines[-2].startswith("  BLEU ")
+    assert "+0.0 (p = " in lines[-1]
+    fails(heed("evaluate", run_path, "--target", "x"), 1, "--target goes with --source")
+    fails(heed("evaluate", run_path, "--language", "de"), 1, "--language goes with --source")
+    fails(heed("evaluate", run_path, "--source", "none.tsv"), 1, "cannot read none.tsv")
+    fails(heed("evaluate", run_path, "--source", "none.txt"), 1, "has one side")
+    fails(heed("evaluate", run_path, *options[:2], "--compare", "no"), 1, "no does not exist")
+
+
 def test_own_text(heed, tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     options = [*OPTIONS, "--patience", "0", "--vocabulary-size", "60"]

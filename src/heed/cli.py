@@ -213,6 +213,12 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     catalogs.epilog = "for example: heed data catalogs --to de"
 
     evaluate = add("evaluate", _evaluate, "Judge a run on pairs that it never saw.")
+    evaluate.add_argument(
+        "--source", type=Path, help="sentences to judge by, or a file of both sides"
+    )
+    evaluate.add_argument("--target", type=Path, help="their translations")
+    evaluate.add_argument("--language", help="numbers: which of the run's languages they are in")
+    evaluate.add_argument("--compare", type=Path, metavar="RUN2", help="judge this run too")
     translate = add("translate", _translate, "Translate the text given, or standard input.")
     explain = add("explain", _explain, "Translate, and show on one page where each head looked.")
     for made in (evaluate, translate, explain):
@@ -379,12 +385,26 @@ def _decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
-    translator = _translator(parsed.run, _decoding_options(parsed))
-    evaluation = seq2seq.evaluate(translator)
+    options, corpus = _decoding_options(parsed), None
+    if parsed.source is not None:
+        corpus = seq2seq.Corpus(parsed.source, parsed.target)
+    elif parsed.target is not None or parsed.language is not None:
+        name = "--target" if parsed.target is not None else "--language"
+        raise TaskError(f"{name} goes with --source: both say what to judge by")
+    if parsed.compare is not None:
+        seq2seq.RunFolder.open(parsed.compare)  # before the first one takes its time
+    translator = _translator(parsed.run, options)
+    evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
     for line in evaluation.report():
         _say(line)
     path = translator.run.write_json("evaluation.json", evaluation.to_dict())
     _say(f"all figures: {path}")
+    if parsed.compare is None:
+        return
+    other = seq2seq.evaluate(_translator(parsed.compare, options), corpus, parsed.language)
+    _say(f"{parsed.run} and {parsed.compare}:")
+    for one in seq2seq.compare(evaluation, other):
+        _say(f"  {one}")
 
 
 def _translate(parsed: argparse.Namespace) -> int | None:
