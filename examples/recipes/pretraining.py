@@ -39,7 +39,7 @@ from heed.models import (
 )
 
 LENGTH, VOCABULARY = 64, 2500
-STEPS, BATCH = 700, 32  # of the pre-training
+STEPS, BATCH = 400, 32  # of the pre-training
 LABELLED, EPOCHS = 32, 25  # rows with labels, and how often fine-tuning reads them
 SPECIAL = ["<pad>", "<start>", "<end>", "<mask>", "<unknown>"]
 UNKNOWN = SPECIAL.index("<unknown>")
