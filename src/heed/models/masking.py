@@ -72,7 +72,8 @@ def mask_tokens(
         )
     tokens = ops.cast(tokens, "int32")
     # One draw for all three questions: two draws with one int as the seed would be the same numbers.
-    order, fate, token = keras.random.uniform((3, *ops.shape(tokens)), seed=seed)
+    uniform = keras.random.uniform((3, *ops.shape(tokens)), seed=seed)
+    order, fate, token = ops.unstack(uniform, 3)
 
     special = ops.any([ops.equal(tokens, one) for one in config.special_ids], axis=0)
     count = ops.sum(ops.cast(ops.logical_not(special), "float32"), axis=-1, keepdims=True)
