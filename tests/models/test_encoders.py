@@ -140,7 +140,7 @@ def test_every_way_of_decoding_finds_the_same_tokens(kind, method):
     model, source, options = model_of(encoder()), source(), METHODS[method]
     explained = explain_generate(model, method=method)
     tokens = decode(model, source, **options)
-    assert len({tuple(row) for row in tokens}) > 1
+    assert method == "beam" or len({tuple(row) for row in tokens}) > 1
     np.testing.assert_array_equal(tokens, decode(model, source, use_cache=False, **options))
     np.testing.assert_array_equal(tokens, decode(model, source, in_graph=True, **options))
     if not current().DECODER.unsupported_reasons():

@@ -245,4 +245,32 @@ FAULTS = (
         "attention_dropout=0.0,",
         (f"{_OF_MODELS}/test_transformer.py",),
     ),
+    Fault(
+        "a patch is not a rectangle of the image",
+        f"{_MODELS}/_patches.py",
+        "x = ops.transpose(x, (0, 1, 3, 2, 4, 5))",
+        "x = ops.transpose(x, (0, 1, 2, 3, 4, 5))",
+        (f"{_OF_MODELS}/test_vision_transformer.py",),
+    ),
+    Fault(
+        "rows and columns of patches change places in sinusoidal positions",
+        f"{_MODELS}/_patches.py",
+        "table = [ops.repeat(down, columns, axis=0), ops.tile(across, (rows, 1))]",
+        "table = [ops.tile(across, (rows, 1)), ops.repeat(down, columns, axis=0)]",
+        (f"{_OF_MODELS}/test_vision_transformer.py",),
+    ),
+    Fault(
+        "what an encoder of features masks is attended to",
+        f"{_MODELS}/transformer.py",
+        "return implicit_mask(encoded)",
+        "return None",
+        (f"{_OF_MODELS}/test_encoders.py",),
+    ),
+    Fault(
+        "the engine attends to what an encoder of features masks",
+        f"{_MODELS}/engine.py",
+        'mask = memory.get("mask", source == 0)',
+        "mask = source == 0",
+        (f"{_OF_MODELS}/test_encoders.py",),
+    ),
 )

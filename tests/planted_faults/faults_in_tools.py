@@ -81,6 +81,13 @@ FAULTS = (
     ),
     # Inspect
     Fault(
+        "a class token is drawn as if it were a patch",
+        f"{_INSPECT}/_plots.py",
+        "maps = weights[:, first:].reshape(-1, rows, columns)",
+        "maps = weights[:, : rows * columns].reshape(-1, rows, columns)",
+        (f"{_OF_INSPECT}/test_plots.py",),
+    ),
+    Fault(
         "on_token asks layers of fewer keys",
         f"{_INSPECT}/_capture.py",
         "                if token < layer.lengths[1]\n",
