@@ -26,17 +26,18 @@ import gettext
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import sacrebleu
 
-from heed import inspect
+from heed import inspect, ops
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, generate
-from heed.seq2seq.tokenizer import START_ID, SubwordTokenizer
+from heed.seq2seq.tokenizer import PAD_ID, START_ID, SubwordTokenizer
 
-LENGTH = 16  # subwords of a message at most, its end included
-HELD_OUT, SUBWORDS, BATCH, EPOCHS = 500, 2500, 64, 6
+LENGTH = 14  # subwords of a message at most, its end included
+HELD_OUT, SUBWORDS, BATCH, EPOCHS = 500, 2000, 64, 8
 WORD = r"[^\W\d_]+(['’-][^\W\d_]+)*[,;:.!?…]?"
 
 Pairs = list[tuple[str, str]]
@@ -93,24 +94,27 @@ def split(pairs: Pairs) -> tuple[Pairs, Pairs]:
 
 def table(rows: list[list[int]]) -> np.ndarray:
     """Rows of tokens as one array, padded."""
-    return np.array([row + [0] * (LENGTH - len(row)) for row in rows], "int32")
+    return np.array([row + [PAD_ID] * (LENGTH - len(row)) for row in rows], "int32")
+
+
+def loss(labels: Any, logits: Any) -> Any:
+    """The cross-entropy (B, T) of each token, 0 for padding."""
+    # Keras hands over floats.
+    return ops.softmax_cross_entropy(logits, keras.ops.cast(labels, "int32"), ignore_class=PAD_ID)
 
 
 def trained(attention: str, size: int, sources: np.ndarray, targets: np.ndarray) -> keras.Model:
     """A network, trained to write each target token after those before it."""
     keras.utils.set_random_seed(0)
     config = RecurrentTranslatorConfig(
-        size, size, width=192, cell="gru", attention=attention, dropout=0.2
+        size, size, width=128, cell="gru", attention=attention, dropout=0.2
     )
     model = RecurrentTranslator(config)
     steps = EPOCHS * -(-len(sources) // BATCH)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, steps - 100, warmup_target=3e-3, warmup_steps=100
     )
-    model.compile(
-        keras.optimizers.Adam(rate, clipnorm=1.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=config.pad_id),
-    )
+    model.compile(keras.optimizers.Adam(rate, clipnorm=1.0), loss)
     read = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=START_ID)
     model.fit({"source": sources, "target": read}, targets, BATCH, EPOCHS, verbose=2)
     return model
