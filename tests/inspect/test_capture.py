@@ -567,7 +567,7 @@ def test_the_states_of_a_recurrent_decoder_are_one_attention():
     found = capture(model, x)
     assert found.names == ("attention",)
     assert found.kinds["attention"] == "cross"
-    assert found.weights["attention"].shape == (B, 1, 3, 5)
+    assert found.weights["attention"].shape == (len(x), 1, 3, 5)
     np.testing.assert_array_equal(found.outputs, wanted)
     state = x[:, -1]
     for row in np.moveaxis(found.weights["attention"][:, 0], 1, 0):
@@ -591,5 +591,5 @@ def test_interventions_reach_every_step_of_a_recurrent_decoder():
     assert costs.baseline > 0
     np.testing.assert_allclose(costs.costs["attention"], [-costs.baseline], rtol=1e-5)
     parts = gradient_times_attention(model, x, lambda y: keras.ops.sum(y))["attention"]
-    assert parts.shape == (B, 1, 3, 5)
+    assert parts.shape == (len(x), 1, 3, 5)
     assert np.all(np.abs(parts).sum((0, 1, 3)) > 0)
