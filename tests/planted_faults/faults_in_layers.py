@@ -27,8 +27,8 @@ FAULTS = (
     Fault(
         "a separate key keeps what lies in its padding, in layers with one head",
         f"{_LAYERS}/_single_head.py",
-        "key = value if key is None else masks.hide(key, columns)",
-        "key = value if key is None else key",
+        "self._project_key(values if key is None else masks.hide(key, columns))",
+        "self._project_key(values if key is None else key)",
         (f"{_OF_LAYERS}/test_poisoned_keys.py",),
     ),
     Fault(
@@ -58,6 +58,13 @@ FAULTS = (
         "            masks.padding(rows, columns, heads=False),\n            attention_mask,",
         "            masks.padding(rows, columns, heads=False),",
         (f"{_OF_LAYERS}/test_dot_product_attention.py", f"{_OF_LAYERS}/test_additive_attention.py"),
+    ),
+    Fault(
+        "where a decoder looked before in padding counts",
+        f"{_LAYERS}/location_aware_attention.py",
+        "shown = masks.hide(ops.expand_dims(previous_weights, -1), columns)",
+        "shown = ops.expand_dims(previous_weights, -1)",
+        (f"{_OF_LAYERS}/test_location_aware_attention.py",),
     ),
     Fault(
         "the output loses its mask",
@@ -237,6 +244,13 @@ FAULTS = (
         'ops.arange(query_length, dtype="int32") + start_index}',
         'ops.arange(query_length, dtype="int32")}',
         (f"{_OF_MODELS}/test_decoding.py", f"{_OF_MODELS}/test_transformer.py"),
+    ),
+    Fault(
+        "a recurrent encoder reads padding",
+        f"{_MODELS}/recurrent_encoder.py",
+        "block(x, mask=mask, training=training)",
+        "block(x, training=training)",
+        (f"{_OF_MODELS}/test_recurrent_translator.py",),
     ),
     Fault(
         "attention_dropout of the config is not used",

@@ -130,6 +130,13 @@ FAULTS = (
         (f"{_OF_INSPECT}/test_measures.py",),
     ),
     Fault(
+        "each state of a recurrent decoder is an attention of its own",
+        f"{_INSPECT}/_watch.py",
+        "if single and key in self.states:",
+        "if False and key in self.states:",
+        (f"{_OF_INSPECT}/test_capture.py",),
+    ),
+    Fault(
         "another head is switched off",
         f"{_INSPECT}/_seen.py",
         "kept = ops.reshape(ops.not_equal(ops.arange(x.shape[axis]), head), shape)",

@@ -50,6 +50,7 @@ class RecurrentEncoder(keras.layers.Layer):
             self.config.width // 2,
             return_sequences=True,
             return_state=True,
+            name=self.config.cell,
             dtype=self.dtype_policy,
         )
         return keras.layers.Bidirectional(one_side, dtype=self.dtype_policy, name=f"layer_{number}")
