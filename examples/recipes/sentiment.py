@@ -25,7 +25,8 @@ from pathlib import Path
 import keras
 import numpy as np
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegressionCV
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
 from heed import inspect, layers
@@ -122,6 +123,7 @@ def make_model(words: keras.layers.TextVectorization) -> keras.Model:
     """Tokens (B, T) to the probability that a review is favourable, (B, 1)."""
     tokens = keras.Input((None,), dtype="int32")
     states = layers.TokenEmbedding(words.vocabulary_size(), 32)(tokens)
+    states = keras.layers.Dropout(0.2)(states)
     states = keras.layers.Bidirectional(keras.layers.LSTM(48, return_sequences=True))(states)
     attention = layers.MultiHeadAttention(
         4,
@@ -145,13 +147,12 @@ def main(folder: str | Path = "heed-pictures", seed: int = 0) -> tuple[float, fl
     words.adapt(reviews)
     model = make_model(words)
     model.compile(keras.optimizers.Adam(4e-3), "binary_crossentropy", metrics=["accuracy"])
-    model.fit(words(reviews), favourable, batch_size=128, epochs=6, verbose=2)
+    model.fit(words(reviews), favourable, batch_size=128, epochs=5, verbose=2)
     judged = model.predict(words(held_out), verbose=0)[:, 0] > 0.5
 
     counts = CountVectorizer(ngram_range=(1, 2), token_pattern=r"\S+")
-    baseline = make_pipeline(
-        counts, LogisticRegressionCV(Cs=[0.1, 1.0, 10.0], cv=3, solver="liblinear")
-    )
+    classifier = make_pipeline(counts, LogisticRegression(max_iter=1000))
+    baseline = GridSearchCV(classifier, {"logisticregression__C": [0.1, 1.0, 10.0]}, cv=3)
     baseline.fit(reviews, favourable > 0.5)
     counted = baseline.predict(held_out)
 
@@ -167,7 +168,8 @@ def main(folder: str | Path = "heed-pictures", seed: int = 0) -> tuple[float, fl
     )
     found = inspect.capture(model, words([review]))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    picture = inspect.plot_heads(found, "attention", tokens=review.split())
+    sharpest = int(np.argmin(inspect.by_head(found, "entropy")["attention"]))
+    picture = inspect.plot_map(found, "attention", sharpest, tokens=review.split())
     picture.savefig(Path(folder) / "sentiment.png")
     return score, beside
 
