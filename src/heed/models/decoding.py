@@ -26,7 +26,6 @@ _OPTIONS = {
 METHODS = tuple(_OPTIONS)
 
 
-
 def generate(
     model: Decodable,
     source: Any = None,
