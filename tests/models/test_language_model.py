@@ -329,7 +329,7 @@ def test_what_cannot_be_written_is_named(arguments: Any, text: str) -> None:
 def test_learned_positions_bound_the_length() -> None:
     model = small_language_model(position="learned")
     assert write(model, prompts(), 24).shape == (5, 24)
-    with pytest.raises(ValueError, match="max_length=25, config.max_length=24"):
+    with pytest.raises(ValueError, match=r"max_length=25, config\.max_length=24"):
         write(model, prompts(), 25)
 
 
@@ -367,7 +367,9 @@ def test_bad_configs_name_field_and_value(changes: Any, text: str) -> None:
 def test_configs_are_plain_values() -> None:
     config = LanguageModelConfig(np.int64(9), width=8, num_heads=2)
     assert LanguageModelConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(ValueError, match="must hold fields of LanguageModelConfig only. .*: depth"):
+    with pytest.raises(
+        ValueError, match=r"must hold fields of LanguageModelConfig only\. .*: depth"
+    ):
         LanguageModelConfig.from_dict({**config.to_dict(), "depth": 2})
     with pytest.raises(TypeError, match="`config` must be a LanguageModelConfig"):
         LanguageModel({"vocabulary_size": 9})
