@@ -37,7 +37,7 @@ from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, generate
 from heed.seq2seq.tokenizer import PAD_ID, START_ID, SubwordTokenizer
 
 LENGTH = 14  # subwords of a message at most, its end included
-HELD_OUT, SUBWORDS, BATCH, EPOCHS = 500, 2000, 64, 6
+HELD_OUT, SUBWORDS, BATCH, EPOCHS = 500, 2000, 64, 8
 WORD = r"[^\W\d_]+(['’-][^\W\d_]+)*[,;:.!?…]?"
 
 Pairs = list[tuple[str, str]]
