@@ -254,6 +254,8 @@ class SingleHeadAttention(AttentionLayer):
                 _AXES.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         scores = keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
+        if cache is not None:  # as an output: what went in keeps its own history
+            cache = {name: keras.KerasTensor(x.shape, dtype=x.dtype) for name, x in cache.items()}
         return together(output, scores if call["return_attention_scores"] else None, cache)
 
     def _call_shapes(self, query: Any, value: Any, key: Any, cache: Any) -> tuple[Shape, ...]:
