@@ -208,7 +208,7 @@ def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float,
     return found["new", "model"][0], found["known", "nearest"][0]
 
 
-TRAINED, EPOCHS, RATE = 12000, 18, 2e-3
+TRAINED, EPOCHS, RATE = 12000, 12, 2e-3
 
 if __name__ == "__main__":
     main(*sys.argv[1:2])
