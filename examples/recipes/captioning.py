@@ -48,6 +48,7 @@ COLOURS = {
 SHAPES = ("circle", "square", "triangle")
 SIZES = {"small": 3.6, "": 5.2, "large": 7.4}  # half a side, in pixels
 SIDE, PATCH, LENGTH = 36, 6, 13
+TRAINED, EPOCHS, RATE = 12000, 12, 2e-3
 WORDS = [
     *("<pad>", "<start>", "<end>", "a", "left", "right", "of", "above", "below", "small", "large"),
     *COLOURS,
@@ -207,8 +208,6 @@ def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float,
     figure.savefig(Path(folder) / "captioning.png")
     return found["new", "model"][0], found["known", "nearest"][0]
 
-
-TRAINED, EPOCHS, RATE = 12000, 12, 2e-3
 
 if __name__ == "__main__":
     main(*sys.argv[1:2])
