@@ -127,7 +127,7 @@ def encode(captions: list[str]) -> np.ndarray:
     """Captions to numbers of words, (count, LENGTH): start, words, end, padding."""
     rows = np.full((len(captions), LENGTH), PAD, "int32")
     for row, caption in zip(rows, captions, strict=True):
-        numbers = [START, *map(WORDS.index, caption.split()), END]
+        numbers = [START, *map(WORDS.index, caption.split()), END][:LENGTH]
         row[: len(numbers)] = numbers
     return rows
 
