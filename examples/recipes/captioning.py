@@ -48,6 +48,7 @@ COLOURS = {
 SHAPES = ("circle", "square", "triangle")
 SIZES = {"small": 3.6, "": 5.2, "large": 7.4}  # half a side, in pixels
 SIDE, PATCH, LENGTH = 36, 6, 13
+TRAINED, EPOCHS, RATE = 12000, 12, 2e-3
 WORDS = [
     *("<pad>", "<start>", "<end>", "a", "left", "right", "of", "above", "below", "small", "large"),
     *COLOURS,
@@ -126,7 +127,7 @@ def encode(captions: list[str]) -> np.ndarray:
     """Captions to numbers of words, (count, LENGTH): start, words, end, padding."""
     rows = np.full((len(captions), LENGTH), PAD, "int32")
     for row, caption in zip(rows, captions, strict=True):
-        numbers = [START, *map(WORDS.index, caption.split()), END]
+        numbers = [START, *map(WORDS.index, caption.split()), END][:LENGTH]
         row[: len(numbers)] = numbers
     return rows
 
@@ -207,8 +208,6 @@ def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float,
     figure.savefig(Path(folder) / "captioning.png")
     return found["new", "model"][0], found["known", "nearest"][0]
 
-
-TRAINED, EPOCHS, RATE = 12000, 18, 2e-3
 
 if __name__ == "__main__":
     main(*sys.argv[1:2])

@@ -28,7 +28,7 @@ import numpy as np
 from heed import inspect
 from heed.models import VisionTransformer, VisionTransformerConfig
 
-EPOCHS, BATCH, RATE = 80, 128, 3e-3
+EPOCHS, BATCH, RATE = 60, 128, 3e-3
 
 
 def make_data(seed: int) -> list[Any]:
