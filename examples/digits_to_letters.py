@@ -108,7 +108,7 @@ def make_lists(count: int, seed: int = 0) -> list[list[int]]:
     return [lists[i] for i in generator.permutation(count)]
 
 
-def main(folder: str | Path = "heed-pictures", count: int = 9_000) -> float:
+def main(folder: str | Path = "heed-pictures", *, count: int = 12_000) -> float:
     """Trains and returns the share of held-out lists that are spelled without a mistake."""
     keras.utils.set_random_seed(0)
     folder = Path(folder)
@@ -117,7 +117,7 @@ def main(folder: str | Path = "heed-pictures", count: int = 9_000) -> float:
     lists = make_lists(count)
     held_out, validation, train = lists[:500], lists[500:1000], lists[1000:]
     model = make_model()
-    rate = keras.optimizers.schedules.CosineDecay(0.0, 650, warmup_target=2e-3, warmup_steps=100)
+    rate = keras.optimizers.schedules.CosineDecay(0.0, 1000, warmup_target=2e-3, warmup_steps=100)
     model.compile(
         keras.optimizers.Adam(rate, beta_2=0.98),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=PAD),
@@ -125,18 +125,18 @@ def main(folder: str | Path = "heed-pictures", count: int = 9_000) -> float:
     model.fit(
         *encode(train),
         batch_size=64,
-        epochs=5,
+        epochs=6,
         validation_data=encode(validation),
         callbacks=[
             keras.callbacks.TensorBoard(folder / "logs"),
-            keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),
+            keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
         ],
         verbose=2,
     )
     source = encode(held_out)[0]["source"]
     written = [read(row) for row in np.array(generate(model, source, max_length=MOST_LETTERS))]
-    for digits, letters in list(zip(held_out, written, strict=True))[:5]:
-        print(digits, "->", letters)
+    for digits, ours in list(zip(held_out, written, strict=True))[:5]:
+        print(digits, "->", ours)
     right = float(np.mean([a == spell(b) for a, b in zip(written, held_out, strict=True)]))
     print(f"spelled without a mistake: {right:.1%} of {len(held_out)} held-out lists")
 

@@ -51,13 +51,13 @@ def one_layer() -> None:
 
 def messages() -> Pairs:
     """Messages of this machine's programs, English and German, without markup and places for values."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(Path("/usr/share").glob(CATALOGS.removeprefix("/usr/share/"))):
         if path.name.startswith("iso_"):  # lists of names
             continue
         try:
             with path.open("rb") as file:
-                catalog = gettext.GNUTranslations(file)._catalog
+                catalog = vars(gettext.GNUTranslations(file))["_catalog"]
         except (OSError, ValueError):  # some catalogs are broken
             continue
         for english, german in catalog.items():
@@ -103,7 +103,7 @@ def rows(texts: list[str], tokenizer: SubwordTokenizer, length: int) -> np.ndarr
     return table
 
 
-def main(folder: str | Path = "heed-pictures", epochs: int = 8) -> float:
+def main(folder: str | Path = "heed-pictures", *, epochs: int = 8) -> float:
     """Trains and returns the BLEU of held-out text, in percent."""
     keras.utils.set_random_seed(0)
     one_layer()

@@ -20,7 +20,9 @@ What differs here:
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -87,13 +89,14 @@ def pairs(held_out: bool) -> list[tuple[str, str]]:
 def make_reviews(count: int, seed: int, held_out: bool = False) -> Reviews:
     """Reviews, all different, and whether each is favourable (count,)."""
     generator = np.random.default_rng(seed)
-    known = pairs(held_out)
+    subjects = pairs(held_out)
 
-    def choice(options):
-        return list(options)[generator.integers(len(options))]
+    def choice(options: Iterable[Any]) -> Any:
+        known = list(options)
+        return known[generator.integers(len(known))]
 
     def opinion() -> tuple[str, int]:
-        subject, word = choice(known)
+        subject, word = choice(subjects)
         degree = choice(DEGREES)
         negated = generator.random() < 0.25
         pattern = choice((NEGATED if negated else PLAIN)[held_out])
@@ -137,7 +140,7 @@ def make_model(words: keras.layers.TextVectorization) -> keras.Model:
     return keras.Model(tokens, keras.layers.Dense(1, activation="sigmoid")(pooled))
 
 
-def main(folder: str | Path = "heed-pictures", seed: int = 0) -> tuple[float, float]:
+def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float, float]:
     """Returns the shares of held-out reviews that the model and the baseline judge rightly."""
     keras.utils.set_random_seed(seed)
     reviews, favourable = make_reviews(10_000, seed=1)
