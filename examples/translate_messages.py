@@ -20,7 +20,6 @@ What differs here:
 from __future__ import annotations
 
 import datetime
-import gettext
 import re
 import sys
 from pathlib import Path
@@ -31,10 +30,10 @@ import sacrebleu
 
 from heed import inspect, layers
 from heed.models import Transformer, TransformerConfig, generate
+from heed.seq2seq import TaskError, catalogs
 from heed.seq2seq.tokenizer import SubwordTokenizer
 
 LENGTH = 14  # subwords of a message at most
-CATALOGS = "/usr/share/**/de/LC_MESSAGES/*.mo"
 
 Pairs = list[tuple[str, str]]
 
@@ -50,22 +49,12 @@ def one_layer() -> None:
 
 
 def messages() -> Pairs:
-    """Messages of this machine's programs, English and German, without markup and places for values."""
-    found: dict[str, str] = {}
-    for path in sorted(Path("/usr/share").glob(CATALOGS.removeprefix("/usr/share/"))):
-        if path.name.startswith("iso_"):  # lists of names
-            continue
-        try:
-            with path.open("rb") as file:
-                catalog = vars(gettext.GNUTranslations(file))["_catalog"]
-        except (OSError, ValueError):  # some catalogs are broken
-            continue
-        for english, german in catalog.items():
-            if isinstance(english, str) and not re.search(r"[%{}<>\\$_/=\x04]|\w\n\s*\w", english):
-                pair = tuple(" ".join(text.lower().split()) for text in (english, german))
-                if 2 <= len(pair[0].split()) <= 6 and pair[1] and pair[0] != pair[1]:
-                    found.setdefault(pair[0], pair[1])
-    return list(found.items())
+    """Short messages of this machine's programs, English and German, in lower case; none where it has none."""
+    try:
+        found = {source.lower(): target.lower() for source, target in catalogs.pairs("de")}
+    except TaskError:
+        return []
+    return [pair for pair in found.items() if 2 <= len(pair[0].split()) <= 6]
 
 
 def dates(count: int = 20_000) -> Pairs:

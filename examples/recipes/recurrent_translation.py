@@ -22,7 +22,6 @@ attention is worth shows all the same.
 
 from __future__ import annotations
 
-import gettext
 import re
 import sys
 from pathlib import Path
@@ -34,6 +33,7 @@ import sacrebleu
 
 from heed import inspect, ops
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, generate
+from heed.seq2seq import TaskError, catalogs
 from heed.seq2seq.tokenizer import PAD_ID, START_ID, SubwordTokenizer
 
 LENGTH = 14  # subwords of a message at most, its end included
@@ -44,23 +44,12 @@ Pairs = list[tuple[str, str]]
 
 
 def messages(language: str) -> Pairs:
-    """Messages of this machine's programs in English and in a language."""
-    found: dict[str, str] = {}
-    for path in sorted(Path("/usr/share").glob(f"locale*/{language}/LC_MESSAGES/*.mo")):
-        if path.name.startswith(("iso_", "xkeyboard")):  # lists of names
-            continue
-        try:
-            with path.open("rb") as file:
-                catalog = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
-        except (OSError, ValueError):
-            continue  # a broken one
-        for english, translation in catalog.items():
-            if isinstance(english, str):  # no plural forms
-                pair = (" ".join(x.lower().split()) for x in (english, translation))
-                source, target = pair
-                if is_plain(source) and is_plain(target) and source != target:
-                    found.setdefault(source, target)
-    return list(found.items())
+    """Messages of this machine's programs in English and in a language; none where it has none."""
+    try:
+        found = {source.lower(): target.lower() for source, target in catalogs.pairs(language)}
+    except TaskError:
+        return []
+    return [pair for pair in found.items() if is_plain(pair[0]) and is_plain(pair[1])]
 
 
 def is_plain(text: str) -> bool:
