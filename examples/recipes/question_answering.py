@@ -119,7 +119,8 @@ def read_library() -> tuple[list[Question], list[Question]]:
     """Questions to train on, and held-out ones, about signatures of three parameters or more."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[dict[str, list[Question]], ...] = ({}, {})  # by signature
-    paths = [p for p in sorted(folder.rglob("*.py")) if not SKIPPED & set(p.parts)]
+    paths = sorted(folder.rglob("*.py"))
+    paths = [p for p in paths if not SKIPPED & set(p.relative_to(folder).parts)]
     for number, path in enumerate(paths):
         try:
             nodes = list(ast.walk(ast.parse(path.read_bytes())))
@@ -227,12 +228,15 @@ def main(folder: str | Path = "heed-pictures", seed: int = 0) -> tuple[float, fl
         f"the model: {score:.1%} exact, F1 {f1:.3f}; nearby: {baseline:.1%}, F1 {baseline_f1:.3f}"
     )
 
-    # Drawn to its last token: a short one with a default.
+    # A question about a default, in the head whose answer looks most at the name that was asked for.
     shown = min((q for q in held_out if q.kind == "default"), key=lambda q: abs(len(q.tokens) - 24))
-    one: Any = {key: x[:, : len(shown.tokens)] for key, x in to_arrays([shown], seed)[0].items()}
-    figure = inspect.plot_heads(
-        inspect.capture(model, one), "layer_2/attention", tokens=shown.tokens
-    )
+    one: Any = {key: x[:, : len(shown.tokens)] for key, x in to_arrays([shown], 0)[0].items()}
+    found = inspect.capture(model, one)
+    asked, answer = len(shown.question), len(shown.question) + 2 + shown.answer[0]
+    looks = {
+        (x, n): w[0, n, answer, asked] for x, w in found.weights.items() for n in range(w.shape[1])
+    }
+    figure = inspect.plot_map(found, *max(looks, key=lambda head: looks[head]), tokens=shown.tokens)
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder) / "question_answering.png")
     return score, baseline
