@@ -10,7 +10,7 @@ RECIPES = {
     # the standard library's sources
     "language_model": 0.0,
     # pre-training on sources without labels, fine-tuning on a few with them
-    "pretraining": 0.0,
+    "pretraining": 0.7,
     # scikit-learn's digits
     "image_classification": 0.97,
     # scenes that are drawn and described by rules

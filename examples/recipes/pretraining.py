@@ -38,6 +38,7 @@ from heed.models import (
     mask_tokens,
 )
 
+SEED = 0
 LENGTH, VOCABULARY = 64, 2500
 STEPS, BATCH = 400, 32  # of the pre-training
 LABELLED, EPOCHS = 32, 25  # rows with labels, and how often fine-tuning reads them
@@ -183,10 +184,10 @@ def bag_of_words(train: list[Row], test: list[Row], reach: int) -> float:
     return float(classifier.score(vectors.transform(bags), labels))
 
 
-def main(folder: str | Path = "heed-pictures", seed: int = 0) -> tuple[float, float]:
+def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     """Trains, and returns the share of right names in held-out files: after pre-training, and without it."""
-    keras.utils.set_random_seed(seed)
-    generator = np.random.default_rng(seed)
+    keras.utils.set_random_seed(SEED)
+    generator = np.random.default_rng(SEED)
     train_files, held_out_files = read_library()
     text = [words_of(path.read_text(encoding="utf-8")) for path in train_files]
     rows = [words[i : i + LENGTH] for words in text for i in range(0, len(words), LENGTH)]

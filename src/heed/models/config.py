@@ -15,7 +15,7 @@ from heed.layers.transformer_layers import NORMALIZATIONS
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 
-_TOKENS = ("pad_id", "start_id", "end_id")
+_TOKENS: tuple[str, ...] = ("pad_id", "start_id", "end_id")
 
 _Made = TypeVar("_Made", bound="Config")
 
