@@ -16,7 +16,7 @@ RECIPES = {
     # scenes that are drawn and described by rules
     "captioning": 0.0,
     # questions about signatures of the standard library
-    "question_answering": 0.0,
+    "question_answering": 0.97,
     # reports that are written by rules, ROUGE
     "summarisation": 0.0,
     # gettext catalogs, or numbers and their words

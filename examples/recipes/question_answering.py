@@ -220,7 +220,7 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     starts = np.array([len(question.question) + 2 for question in held_out])
     answers = [(int(first), int(last)) for first, last in spans - starts[:, None]]
     nearby = Nearby(train)
-    for question, (first, last) in list(zip(held_out, answers, strict=True))[:6]:
+    for question, (first, last) in list(zip(held_out, answers, strict=True))[:: len(held_out) // 6]:
         print(" ".join(question.text), "\n   ", " ".join(question.question), "?", end=" ")
         print(" ".join(question.text[first : last + 1]))
     score, f1 = exact_and_f1(held_out, answers)
