@@ -229,15 +229,15 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
         f"the model: {score:.1%} exact, F1 {f1:.3f}; nearby: {baseline:.1%}, F1 {baseline_f1:.3f}"
     )
 
-    # A question about a default, in the head whose answer looks most at the name that was asked for.
+    # A question about a default, in the head that compares best: the name in the text looks at the one in the question.
     shown = min((q for q in held_out if q.kind == "default"), key=lambda q: abs(len(q.tokens) - 24))
     one: Any = {key: x[:, : len(shown.tokens)] for key, x in to_arrays([shown], 0)[0].items()}
     found = inspect.capture(model, one)
-    asked, answer = len(shown.question), len(shown.question) + 2 + shown.answer[0]
-    looks = {
-        (x, n): w[0, n, answer, asked] for x, w in found.weights.items() for n in range(w.shape[1])
+    asked, place = len(shown.question), len(shown.question) + 2 + nearby.place(shown)
+    heads = {
+        (x, n): w[0, n, place, asked] for x, w in found.weights.items() for n in range(w.shape[1])
     }
-    figure = inspect.plot_map(found, *max(looks, key=lambda head: looks[head]), tokens=shown.tokens)
+    figure = inspect.plot_map(found, *max(heads, key=lambda head: heads[head]), tokens=shown.tokens)
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder) / "question_answering.png")
     return score, baseline
