@@ -1,8 +1,8 @@
 """Pre-training as BERT's on sources without labels, then fine-tuning on a few that have them.
 
-The tutorials end with "pre-train a Transformer as BERT, then fine-tune it". This does both, in about two minutes, on
-text that every machine has: the sources of Python's standard library, cut into rows of 64 words. First a
-`MaskedLanguageModel` learns to tell hidden words, from a million words. Then a `TokenClassifier` that goes on from its
+The tutorials end with "pre-train a Transformer as BERT, then fine-tune it". This does both, on text that every machine
+has: the sources of Python's standard library, cut into rows of 64 words. First a `MaskedLanguageModel` learns to tell
+hidden words, from 800,000 words. Then a `TokenClassifier` that goes on from its
 encoder learns what each name is (a method, a parameter, a module, ...) from 32 rows, which hold some hundred names.
 
 - The labels are real: Python's own parser gives them (`ast`).
@@ -38,6 +38,7 @@ from heed.models import (
     mask_tokens,
 )
 
+SEED = 0
 LENGTH, VOCABULARY = 64, 2500
 STEPS, BATCH = 400, 32  # of the pre-training
 LABELLED, EPOCHS = 32, 25  # rows with labels, and how often fine-tuning reads them
@@ -92,12 +93,14 @@ def labelled_rows(path: Path) -> list[Row]:
 
 
 def read_library() -> tuple[list[Path], list[Path]]:
-    """The files of the standard library to train on, and those that are held out."""
+    """The files of the standard library to train on, and those that are held out; none that is all but empty."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
         for path in sorted(folder.rglob("*.py"))
-        if not SKIPPED & set(path.relative_to(folder).parts) and path.read_bytes().isascii()
+        if not SKIPPED & set(path.relative_to(folder).parts)
+        and len(content := path.read_bytes()) > 2000
+        and content.isascii()
     ]
     held_out = files[::8]
     return sorted(set(files) - set(held_out)), held_out
@@ -181,10 +184,10 @@ def bag_of_words(train: list[Row], test: list[Row], reach: int) -> float:
     return float(classifier.score(vectors.transform(bags), labels))
 
 
-def main(folder: str | Path = "heed-pictures", seed: int = 0) -> tuple[float, float]:
+def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     """Trains, and returns the share of right names in held-out files: after pre-training, and without it."""
-    keras.utils.set_random_seed(seed)
-    generator = np.random.default_rng(seed)
+    keras.utils.set_random_seed(SEED)
+    generator = np.random.default_rng(SEED)
     train_files, held_out_files = read_library()
     text = [words_of(path.read_text(encoding="utf-8")) for path in train_files]
     rows = [words[i : i + LENGTH] for words in text for i in range(0, len(words), LENGTH)]
@@ -199,10 +202,13 @@ def main(folder: str | Path = "heed-pictures", seed: int = 0) -> tuple[float, fl
     labelled = [
         max(labelled_rows(path), key=lambda row: sum(np.array(row[1]) >= 0)) for path in few
     ]
+    known = {tuple(row) for row in rows}
     held_out = [row for path in held_out_files for row in labelled_rows(path)[1:9]]
+    held_out = [row for row in held_out if tuple(row[0]) not in known]
     tokens = to_ids([words for words, _ in held_out], ids, config)
     labels = to_labels(held_out)
     names = labels != NO_ROLE
+    shown = max(range(len(held_out)), key=lambda row: len(set(held_out[row][1])))
     few_tokens, few_labels = (
         to_ids([words for words, _ in labelled], ids, config),
         to_labels(labelled),
@@ -220,20 +226,17 @@ def main(folder: str | Path = "heed-pictures", seed: int = 0) -> tuple[float, fl
         scores[name] = float((predicted == labels)[names].mean())
         print(f"{name:<13} {scores[name]:.1%} of the names are right")
         if encoder is not None:
-            for place in np.flatnonzero(names[5])[:12]:
-                word, role, wanted = (
-                    held_out[5][0][place - 1],
-                    predicted[5, place],
-                    labels[5, place],
-                )
-                print(f"    {word:<14} {ROLES[role]:<10} {'' if role == wanted else ROLES[wanted]}")
+            for place in np.flatnonzero(names[shown])[:12]:
+                role, wanted = predicted[shown, place], labels[shown, place]
+                wrong = "" if role == wanted else f"(is {ROLES[wanted]})"
+                print(f"    {held_out[shown][0][place - 1]:<14} {ROLES[role]:<10} {wrong}")
     for reach in (0, 2):
         share = bag_of_words(labelled, held_out, reach)
         print(f"logistic regression on the word and {reach} on each side: {share:.1%}")
 
-    words, few_words = held_out[5][0][:30], tokens[5:6, :32]
-    found = inspect.capture(taggers["fine-tuned"], few_words)
-    figure = inspect.plot_map(found, "layer_1/attention", 0, tokens=["start", *words, words[-1]])
+    found = inspect.capture(taggers["fine-tuned"], tokens[shown : shown + 1, :30])
+    words = ["start", *held_out[shown][0][:29]]
+    figure = inspect.plot_map(found, "layer_1/attention", 0, tokens=words)
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder) / "pretraining.png")
     return scores["fine-tuned"], scores["from scratch"]

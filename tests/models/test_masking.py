@@ -72,6 +72,14 @@ def test_of_ten_eight_are_masked_one_changed_and_one_kept():
     assert counts.max() < 50
 
 
+def test_a_row_without_ordinary_tokens_has_nothing_to_tell():
+    config = MaskedLanguageModelConfig(50)
+    tokens = np.array([[1, 2, 0, 0], [1, 9, 2, 0]])
+    masked, _, weights = (np.asarray(x) for x in mask_tokens(tokens, config, seed=0))
+    np.testing.assert_array_equal(weights, [[0, 0, 0, 0], [0, 1, 0, 0]])
+    np.testing.assert_array_equal(masked[0], tokens[0])
+
+
 def test_seeds():
     config = MaskedLanguageModelConfig(50)
     tokens = np.random.default_rng(0).integers(4, 50, (4, 40))

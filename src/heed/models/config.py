@@ -19,7 +19,7 @@ POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 IMAGE_POSITIONS = ("learned", "sinusoidal")
 POOLINGS = ("class", "mean")
 
-_TOKENS = ("pad_id", "start_id", "end_id")
+_TOKENS: tuple[str, ...] = ("pad_id", "start_id", "end_id")
 
 _Made = TypeVar("_Made", bound="Config")
 
