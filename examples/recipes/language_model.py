@@ -33,7 +33,7 @@ import sentencepiece
 from heed import inspect
 from heed.models import LanguageModel, LanguageModelConfig, explain_generate, generate
 
-PIECES, WINDOW, BATCH, STEPS, WIDTH = 1024, 128, 16, 1500, 128
+PIECES, WINDOW, BATCH, STEPS, WIDTH = 1024, 128, 16, 1000, 128
 MOST_ORDER = 5
 PAD, START, END = 0, 1, 2
 PROMPTS = (
@@ -50,7 +50,7 @@ def read_modules() -> tuple[list[str], list[str], list[str]]:
     texts = [text for text in dict.fromkeys(texts) if 2000 < len(text) < 80_000]
     order = np.random.default_rng(0).permutation(len(texts))
     shuffled = [texts[i] for i in order]
-    return shuffled[20:], shuffled[:8], shuffled[8:20]
+    return shuffled[20:80], shuffled[:8], shuffled[8:20]
 
 
 def make_tokenizer(texts: list[str]) -> sentencepiece.SentencePieceProcessor:

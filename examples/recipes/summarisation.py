@@ -1,4 +1,4 @@
-"""Abstractive summaries: an encoder-decoder reads a report of ten sentences and writes one that says what matters.
+"""Abstractive summaries: an encoder-decoder reads a report of nine sentences and writes one that says what matters.
 
 Tutorials on summarisation fine-tune a large model on news, and report ROUGE; or train a small one, and report a loss.
 
@@ -32,7 +32,7 @@ from sklearn.linear_model import Ridge
 from heed import inspect
 from heed.models import Transformer, TransformerConfig, generate
 
-TRAIN, TEST, BATCH, EPOCHS = 24_000, 300, 64, 3
+TRAIN, TEST, BATCH, EPOCHS = 32_000, 300, 64, 3
 TOWNS = "bern kiel york oslo riga graz lyon turin porto ghent".split()
 NAMES = "anna boris clara david emma felix greta henry".split()
 PRODUCTS = "lamps books chairs bikes radios shirts".split()
@@ -77,7 +77,7 @@ def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
 
     towns = generator.choice(TOWNS, 3, replace=False)
     names = generator.choice(NAMES, 2, replace=False)
-    numbers = 5 * generator.choice(np.arange(1, 21), 3, replace=False)
+    numbers = 10 * generator.choice(np.arange(1, 11), 3, replace=False)
     product, plan, cause = one(PRODUCTS), one(PLANS), one(CAUSES)
     led = generator.choice(towns, 2, replace=False)
     sentences = [
@@ -90,7 +90,7 @@ def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
     ]
     sentences.append(one(DECISIONS).format(name=names[0], plan=plan))
     sentences.append(one(REASONS).format(cause=cause, month=one(MONTHS)))
-    for other in generator.choice(OTHERS, 3, replace=False):
+    for other in generator.choice(OTHERS, 2, replace=False):
         filled = {
             "town": one(TOWNS),
             "month": one(MONTHS),
@@ -179,7 +179,12 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     target = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=1)
 
     config = TransformerConfig(
-        len(words.words), len(words.words), width=96, feed_forward_width=192, share_embeddings=True
+        len(words.words),
+        len(words.words),
+        width=96,
+        feed_forward_width=192,
+        position="rotary",
+        share_embeddings=True,
     )
     model = Transformer(config)
     steps = TRAIN // BATCH * EPOCHS
