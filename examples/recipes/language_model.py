@@ -33,7 +33,7 @@ import sentencepiece
 from heed import inspect
 from heed.models import LanguageModel, LanguageModelConfig, explain_generate, generate
 
-PIECES, WINDOW, BATCH, STEPS, WIDTH = 1024, 128, 16, 1000, 128
+PIECES, WINDOW, BATCH, STEPS, WIDTH = 1024, 128, 16, 1500, 128
 MOST_ORDER = 5
 PAD, START, END = 0, 1, 2
 PROMPTS = (
