@@ -112,7 +112,8 @@ def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
 def write_reports(count: int, held_out: bool) -> tuple[list[str], list[str]]:
     """So many reports and their summaries, of combinations that are held out or of the others."""
     generator = np.random.default_rng(int(held_out))
-    reports, summaries = [], []
+    reports: list[str] = []
+    summaries: list[str] = []
     while len(reports) < count:
         report, summary, combination = write_report(generator)
         if (zlib.crc32(combination.encode()) % 8 == 0) == held_out:
