@@ -8,7 +8,7 @@ import pytest
 # The least score on data that was not trained on, of each recipe.
 RECIPES = {
     # the standard library's sources
-    "language_model": 0.0,
+    "language_model": -1.76,
     # pre-training on sources without labels, fine-tuning on a few with them
     "pretraining": 0.7,
     # scikit-learn's digits
@@ -18,7 +18,7 @@ RECIPES = {
     # questions about signatures of the standard library
     "question_answering": 0.97,
     # reports that are written by rules, ROUGE
-    "summarisation": 0.0,
+    "summarisation": 0.85,
     # gettext catalogs, or numbers and their words
     "recurrent_translation": 5.0,
     # reviews that are written by rules

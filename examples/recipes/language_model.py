@@ -25,6 +25,7 @@ import io
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -36,6 +37,7 @@ from heed.models import LanguageModel, LanguageModelConfig, explain_generate, ge
 PIECES, WINDOW, BATCH, STEPS, WIDTH = 1024, 128, 16, 1500, 128
 MOST_ORDER = 5
 PAD, START, END = 0, 1, 2
+Counts = collections.Counter[tuple[int, ...]]
 PROMPTS = (
     "def read_lines(path):\n",
     "class Queue:\n    def __init__(self",
@@ -50,7 +52,7 @@ def read_modules() -> tuple[list[str], list[str], list[str]]:
     texts = [text for text in dict.fromkeys(texts) if 2000 < len(text) < 80_000]
     order = np.random.default_rng(0).permutation(len(texts))
     shuffled = [texts[i] for i in order]
-    return shuffled[20:], shuffled[:8], shuffled[8:20]
+    return shuffled[20:80], shuffled[:8], shuffled[8:20]
 
 
 def make_tokenizer(texts: list[str]) -> sentencepiece.SentencePieceProcessor:
@@ -86,14 +88,15 @@ class NGrams:
 
     def __init__(self, texts: list[list[int]], order: int, discount: float = 0.75) -> None:
         self.order, self.discount = order, discount
-        grams = collections.Counter(
+        grams: Counts = collections.Counter(
             tuple(tokens[end - order : end])
             for tokens in ([START] * (order - 1) + text for text in texts)
             for end in range(order, len(tokens) + 1)
         )
         self.levels = []
         for _ in range(order):
-            total, kinds = collections.Counter(), collections.Counter()
+            total: Counts = collections.Counter()
+            kinds: Counts = collections.Counter()
             for gram, count in grams.items():
                 total[gram[:-1]] += count
                 kinds[gram[:-1]] += 1
@@ -191,10 +194,11 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     rows = np.zeros((len(prompts), max(map(len, prompts))), "int32")
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt)] = prompt
-    for name, options in {
+    ways: dict[str, dict[str, Any]] = {
         "drawn": {"method": "sample", "top_p": 0.9, "temperature": 0.8, "seed": 0},
         "the likeliest": {},
-    }.items():
+    }
+    for name, options in ways.items():
         for text in np.asarray(generate(model, prompt=rows, max_length=WINDOW - 1, **options)):
             print(f"--- {name}\n{pieces.decode([int(token) for token in text if token > END])}")
 

@@ -1,4 +1,4 @@
-"""Abstractive summaries: an encoder-decoder reads a report of ten sentences and writes one that says what matters.
+"""Abstractive summaries: an encoder-decoder reads a report of nine sentences and writes one that says what matters.
 
 Tutorials on summarisation fine-tune a large model on news, and report ROUGE; or train a small one, and report a loss.
 
@@ -6,7 +6,9 @@ What differs here:
 - Reports are written by rules, so the script needs no download: branches of a shop, how much each sold, who leads
   them, what somebody plans and why, among sentences that matter to nobody, in any order and in several wordings each.
 - A summary cannot be copied. It compares three numbers ("Kiel sold far more lamps than Bern"), and joins what stands
-  in three sentences: the plan of a person, the branch that the person leads, the cause.
+  in three sentences: the plan of a person, the branch that the person leads, the cause. In these few minutes the model
+  learns all but one of that: which of two branches the person leads stays a guess, so about half of the summaries are
+  right to the last word. ROUGE hardly tells, which is why that share is printed too.
 - Held out are combinations: no summary of the test has its best branch, product and plan together in training.
 - ROUGE-1, 2 and L (rouge-score) stand beside those of the lead (the first two sentences) and of an extractive
   baseline that has seen the same data: ridge regression on the words of a sentence and its place foretells how much
@@ -32,7 +34,7 @@ from sklearn.linear_model import Ridge
 from heed import inspect
 from heed.models import Transformer, TransformerConfig, generate
 
-TRAIN, TEST, BATCH, EPOCHS = 24_000, 300, 64, 3
+TRAIN, TEST, BATCH, EPOCHS = 32_000, 300, 64, 3
 TOWNS = "bern kiel york oslo riga graz lyon turin porto ghent".split()
 NAMES = "anna boris clara david emma felix greta henry".split()
 PRODUCTS = "lamps books chairs bikes radios shirts".split()
@@ -77,7 +79,7 @@ def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
 
     towns = generator.choice(TOWNS, 3, replace=False)
     names = generator.choice(NAMES, 2, replace=False)
-    numbers = 5 * generator.choice(np.arange(1, 21), 3, replace=False)
+    numbers = 10 * generator.choice(np.arange(1, 11), 3, replace=False)
     product, plan, cause = one(PRODUCTS), one(PLANS), one(CAUSES)
     led = generator.choice(towns, 2, replace=False)
     sentences = [
@@ -90,7 +92,7 @@ def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
     ]
     sentences.append(one(DECISIONS).format(name=names[0], plan=plan))
     sentences.append(one(REASONS).format(cause=cause, month=one(MONTHS)))
-    for other in generator.choice(OTHERS, 3, replace=False):
+    for other in generator.choice(OTHERS, 2, replace=False):
         filled = {
             "town": one(TOWNS),
             "month": one(MONTHS),
@@ -110,7 +112,8 @@ def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
 def write_reports(count: int, held_out: bool) -> tuple[list[str], list[str]]:
     """So many reports and their summaries, of combinations that are held out or of the others."""
     generator = np.random.default_rng(int(held_out))
-    reports, summaries = [], []
+    reports: list[str] = []
+    summaries: list[str] = []
     while len(reports) < count:
         report, summary, combination = write_report(generator)
         if (zlib.crc32(combination.encode()) % 8 == 0) == held_out:
@@ -179,7 +182,12 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     target = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=1)
 
     config = TransformerConfig(
-        len(words.words), len(words.words), width=96, feed_forward_width=192, share_embeddings=True
+        len(words.words),
+        len(words.words),
+        width=96,
+        feed_forward_width=192,
+        position="rotary",
+        share_embeddings=True,
     )
     model = Transformer(config)
     steps = TRAIN // BATCH * EPOCHS

@@ -221,8 +221,8 @@ def test_the_engine_reads_long_prompts_at_once() -> None:
         mine, graphs = by_both(model, prompt, 96, method=method)
         np.testing.assert_array_equal(mine, graphs)
         for row in (0, 2):
-            alone, _ = by_both(model, prompt[row : row + 1], 96, method=method)
-            np.testing.assert_array_equal(alone[0], mine[row])
+            for alone in by_both(model, prompt[row : row + 1], 96, method=method):
+                np.testing.assert_array_equal(alone[0], mine[row])
 
 
 def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,20 +259,27 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
         return real(self, tokens, *arguments)
 
     monkeypatch.setattr(LanguageModel, "decode_step", counted)
-    prompt = [[3, 4, 5, 6, 7], [5, 6, 7, 0, 0], [8, 8, 8, 8, 0]]
-    options: dict[str, Any] = {"max_length": 8, "use_cache": True}
+    options: dict[str, Any] = {"max_length": 8, "use_cache": True, "method": method}
     if method == "beam":
         options.update(beam_size=3, length_penalty=0.6)
-    given = decoding._prompt(prompt, None, model.config, 8)
-    at_once = decoding._decode(model, {"prompt": given}, {**options, "method": method})
-    assert steps[0] == 3
-    assert set(steps[1:]) == {1}
-    assert len(steps) <= 1 + 8 - 3
-    steps.clear()
-    monkeypatch.setattr(current(), "dynamic_shapes", lambda: False)
-    one_by_one = decoding._decode(model, {"prompt": given}, {**options, "method": method})
-    assert set(steps) == {1}
-    np.testing.assert_array_equal(at_once, one_by_one)
+    for prompt, shared in (
+        ([[3, 4, 5, 6, 7], [5, 6, 7, 0, 0], [8, 8, 8, 8, 0]], 3),
+        ([[3, 4, 2, 6, 7], [5, 6, 7, 2, 0]], 2),  # with the end
+    ):
+        given = decoding._prompt(prompt, None, model.config, 8)
+        steps.clear()
+        at_once = np.asarray(decoding._decode(model, {"prompt": given}, options))
+        assert steps[0] == shared
+        assert set(steps[1:]) == {1}
+        assert len(steps) <= 1 + 8 - shared
+        steps.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(current(), "dynamic_shapes", lambda: False)
+            one_by_one = decoding._decode(model, {"prompt": given}, options)
+        assert set(steps) == {1}
+        np.testing.assert_array_equal(at_once, one_by_one)
+    np.testing.assert_array_equal(at_once[:, :4], [[3, 4, 2, 0], [5, 6, 7, 2]])
+    assert not at_once[:, 4:].any()
 
 
 def test_inside_a_tf_function() -> None:

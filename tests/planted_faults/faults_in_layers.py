@@ -264,14 +264,14 @@ FAULTS = (
         f"{_MODELS}/incremental_decoder.py",
         "self._model.decode_step(tokens[:, :shared]",
         "self._model.decode_step(prompt[:, :shared]",
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_MODELS}/test_language_model.py",),
     ),
     Fault(
         "the end in a prompt is read over",
         f"{_MODELS}/incremental_decoder.py",
         "going = ops.logical_and(prompt != config.pad_id, prompt != config.end_id)",
         "going = prompt != config.pad_id",
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_MODELS}/test_language_model.py",),
     ),
     Fault(
         "rotation in the decoder begins at 0 in each step",

@@ -18,6 +18,11 @@ class Decodable(Protocol):
         built: whether the variables are there.
         variables: those that it computes with. What else a model holds is a constant of the graph: a change to it goes
             unseen.
+
+    Example:
+        >>> from heed.models import Decodable, LanguageModel, LanguageModelConfig
+        >>> isinstance(LanguageModel(LanguageModelConfig(30, width=8, num_heads=2)), Decodable)
+        True
     """
 
     config: Any

@@ -151,7 +151,7 @@ class TransformerDecoder(Stack):
         Returns:
             Scores of the token after the last one, (B, target_vocabulary_size) float32, and the new state.
         """
-        caches = [{"self": own} for own in state]
+        caches: Any = [{"self": own} for own in state]
         for cache, encoded in zip(caches, cross or (), strict=False):
             cache["cross"] = encoded
         hidden, _, new = self.hidden(
