@@ -91,9 +91,7 @@ class LanguageModel(ConfiguredModel):
         """The keys and values of no tokens."""
         return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
 
-    def decode_step(
-        self, tokens: Any, index: Any, state: Any, memory: Any = ()
-    ) -> tuple[Any, Any]:
+    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any = ()) -> tuple[Any, Any]:
         """Reads tokens, see `Decodable`."""
         return self.decoder.next_logits(tokens, index, state)
 
