@@ -122,8 +122,8 @@ def test_wrong_arguments(heed, words, message):
         (["train", "numbers", "--resume", "x"], "say what to train"),
         (["train", "numbers", "--source", "a", "--target", "b"], "--source is for own text"),
         (["train", "--languages", "en"], "say what to train"),
-        (["train", "text"], "own text needs --source and --target"),
-        (["train", "--source", "a"], "needs --source and --target"),
+        (["train", "text"], "own text needs --source"),
+        (["train", "--source", "a"], "a has one side: give the file of the other one too"),
         (["train", "--source", "a", "--target", "b"], "cannot read a: No such file"),
         (
             ["train", "--source", "a", "--target", "b", "--languages", "en"],

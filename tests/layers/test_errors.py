@@ -162,7 +162,7 @@ def test_rotary_positions():
         layer(query, value, rotary_positions=np.arange(5))
     with pytest.raises(ValueError, match=r"`rotary_positions` must have one position.*=\(6,\)"):
         layer(query, query, rotary_positions=np.arange(6))
-    with pytest.raises(ValueError, match=r"`key_dim` must be even.*key_dim=3"):
+    with pytest.raises(ValueError, match=r"`key_dim` must be one even number.*key_dim=3"):
         MultiHeadAttention(2, 3)(query, query, rotary_positions=np.arange(5))
 
 

@@ -22,17 +22,3 @@ def test_kernels_have_the_gradient_without_it(make):
         gradients.append(tape.gradient(output, layer.trainable_variables))
     for clean, poisoned in zip(*gradients, strict=True):
         np.testing.assert_array_equal(clean, poisoned)
-
-
-def test_a_mask_of_the_value_alone_holds_where_query_and_value_are_one():
-    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
-    x[1, 4:] = np.nan
-    x, real = tf.constant(x), np.arange(6) < np.array([[6], [4]])
-    layer = MultiHeadAttention(2, 4)
-    layer.build(x.shape, x.shape)
-    kernels = [layer.key_dense.kernel.value, layer.value_dense.kernel.value]
-    with tf.GradientTape() as tape:
-        output = layer(x, x, value_mask=real)[:, :4]
-    assert np.all(np.isfinite(output))
-    for gradient in tape.gradient(output, kernels):
-        assert np.all(np.isfinite(gradient))

@@ -182,8 +182,8 @@ FAULTS = (
     Fault(
         "batches of text do not depend on the seed",
         f"{_SEQ2SEQ}/parallel_text.py",
-        "order = np.resize(permutation(len(lengths), _ORDER_KEY, seed, epoch), per_epoch * size)",
-        "order = np.resize(permutation(len(lengths), _ORDER_KEY, 0, epoch), per_epoch * size)",
+        "order = np.resize(permutation(count, _ORDER_KEY, seed, epoch), per_epoch * size)",
+        "order = np.resize(permutation(count, _ORDER_KEY, 0, epoch), per_epoch * size)",
         (f"{_OF_SEQ2SEQ}/test_parallel_text.py",),
     ),
     Fault(
@@ -246,8 +246,8 @@ FAULTS = (
     Fault(
         "the arguments of BLEU are swapped",
         f"{_SEQ2SEQ}/evaluation.py",
-        '"bleu": float(sacrebleu.corpus_bleu(said, references).score),',
-        '"bleu": float(sacrebleu.corpus_bleu(references[0], [said]).score),',
+        "one.corpus_score(said, references) for",
+        "one.corpus_score(references[0], [said]) for",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(
