@@ -5,8 +5,9 @@ projection that serves as query, key and value; heads may have different widths;
 concatenated, without a projection of the output.
 
 What differs here:
-- Each head is one call of `heed.ops.dot_product_attention`: no (T, T) scores are kept, whatever the
-  length, and the heads' widths are free because the projections are ordinary layers.
+- It is `heed.layers.MultiHeadAttention` with options, no layer of its own: `shared_projection=True` gives each head one
+  projection (with a bias, as the tutorial's), `output_projection=False` leaves the heads side by side, and `key_dim`
+  names the width of each. No (T, T) scores are kept, whatever the length.
 - The embedding's padding mask reaches the attention, so padding is never attended to.
 - The scale is that of each head's own width.
 
@@ -19,13 +20,10 @@ the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import keras
 import numpy as np
 
-from heed import Mask, ops
+from heed import layers
 
 WORDS = (
     "<pad> not good great lovely clever bright warm bad dull clumsy loud stale cold "
@@ -35,56 +33,15 @@ GOOD, BAD = range(2, 8), range(8, 14)
 LENGTH = 20
 
 
-@keras.saving.register_keras_serializable(package="heed_examples")
-class SharedProjectionAttention(keras.layers.Layer):
-    """Self-attention in which each head projects once, for query, key and value alike.
-
-    Args:
-        head_widths: the width of each head.
-
-    Call arguments:
-        states: (B, T, D).
-        mask: (B, T), true = a real position; Keras passes on what the embedding found.
-
-    Returns:
-        (B, T, sum of head_widths): the heads side by side.
-    """
-
-    def __init__(self, head_widths: Sequence[int], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.supports_masking = True
-        self.head_widths = list(head_widths)
-        self.projections = [keras.layers.Dense(width, use_bias=False) for width in head_widths]
-
-    def build(self, states_shape: Sequence[int | None]) -> None:
-        """Makes the projections' weights."""
-        for projection in self.projections:
-            projection.build(states_shape)
-
-    def call(self, states: Any, mask: Any = None) -> Any:
-        """One attention for each head, joined."""
-        keys = None if mask is None else Mask.dense(mask[:, None, None])  # (B, 1, 1, S)
-        heads = []
-        for projection in self.projections:
-            one = projection(states)[:, :, None]  # (B, T, 1, H): N = 1, H of this head
-            heads.append(ops.dot_product_attention(one, one, one, mask=keys)[:, :, 0])
-        return keras.ops.concatenate(heads, axis=-1)
-
-    def compute_output_shape(self, states_shape: Any) -> Any:
-        """The sequence with the heads' widths together."""
-        return (*states_shape[:-1], sum(self.head_widths))
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "head_widths": self.head_widths}
-
-
 def make_model() -> keras.Model:
     """Words (B, T) to the probability that the review is favourable, (B, 1)."""
     words = keras.Input((LENGTH,), dtype="int32")
     states = keras.layers.Embedding(len(WORDS), 32, mask_zero=True)(words)
     states = keras.layers.Bidirectional(keras.layers.LSTM(32, return_sequences=True))(states)
-    found = SharedProjectionAttention([16, 24, 32])(states)
+    attention = layers.MultiHeadAttention(
+        3, key_dim=[16, 24, 32], shared_projection=True, output_projection=False
+    )
+    found = attention(states, states)  # (B, T, 16 + 24 + 32)
     pooled = keras.layers.GlobalAveragePooling1D()(found)  # over the real words
     hidden = keras.layers.Dense(32, activation="relu")(pooled)
     return keras.Model(words, keras.layers.Dense(1, activation="sigmoid")(hidden))

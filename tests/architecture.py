@@ -40,7 +40,9 @@ EAGER = {"_loading"}
 FRAMEWORKS = {"tensorflow", "jax", "torch"}
 FRAMEWORK_FILES = ("ops/backends/*", "seq2seq/training*.py", "export/*")
 BASE_PACKAGES = {"keras", "numpy", "optree"}
-EXTRA_PACKAGES = {"matplotlib", "num2words", "sacrebleu", "sentencepiece", "tensorboard", "tqdm"}
+EXTRA_PACKAGES = {
+    *("matplotlib", "num2words", "polib", "sacrebleu", "sentencepiece", "tensorboard", "tqdm")
+}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from heed import cli
-from heed.seq2seq import RunFolder, number_words, train
+from heed.seq2seq import RunFolder, catalogs, number_words, train
 from heed.seq2seq.numbers_task import NumbersTask
 from tests.inspect import test_page as page_reader
 from tests.seq2seq import tiny
@@ -122,8 +122,8 @@ def test_wrong_arguments(heed, words, message):
         (["train", "numbers", "--resume", "x"], "say what to train"),
         (["train", "numbers", "--source", "a", "--target", "b"], "--source is for own text"),
         (["train", "--languages", "en"], "say what to train"),
-        (["train", "text"], "own text needs --source and --target"),
-        (["train", "--source", "a"], "needs --source and --target"),
+        (["train", "text"], "own text needs --source"),
+        (["train", "--source", "a"], "a has one side: give the file of the other one too"),
         (["train", "--source", "a", "--target", "b"], "cannot read a: No such file"),
         (
             ["train", "--source", "a", "--target", "b", "--languages", "en"],
@@ -412,6 +412,60 @@ def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
     assert "<title>382,764 → " in text
 
 
+def test_translations_are_chosen_as_told(heed, run_path, tmp_path):
+    status, one, err = heed("translate", run_path, "12")
+    assert (status, err) == (0, "")
+    for options in (["--beam-size", "1"], ["--temperature", "1", "--top-k", "1"]):
+        assert heed("translate", run_path, "12", *options) == (0, one, "")
+    drawn = ["--temperature", "5", "--seed", "3"]
+    status, several, err = heed("translate", run_path, *drawn, stdin="12\n" * 9)
+    assert (status, err) == (0, "")
+    assert len(set(several.splitlines())) > 1
+    assert heed("translate", run_path, *drawn, stdin="12\n" * 9) == (0, several, "")
+    status, cut, _ = heed("translate", run_path, "12", "--max-length", "1")
+    assert status == 0
+    assert one.startswith(cut.strip())
+    assert cut != one
+    fails(heed("translate", run_path, "1", "--beam-size", "0"), 1, "`beam_size` must be an integer")
+    fails(heed("translate", run_path, "1", "--top-p", "0.5"), 1, "`top_p` is for drawing")
+    fails(heed("translate", run_path, "1", "--batch-size", "0"), 1, "--batch-size must be")
+    assert heed("evaluate", run_path, "--beam-size", "2")[0] == 0
+
+
+def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
+    (tmp_path / "in.txt").write_bytes("\ufeff1\r\n\nx\n\udcff\n22".encode(errors="surrogateescape"))
+    _, one, _ = heed("translate", run_path, "1")
+    _, two, _ = heed("translate", run_path, "22")
+    files = ["--input", "in.txt", "--output", "out.txt"]
+    status, out, err = heed("translate", run_path, *files, "--batch-size", "2")
+    assert (status, out) == (1, "")
+    assert err.splitlines()[0].startswith("heed: line 3: a number must be digits")
+    assert err.splitlines()[1].startswith("heed: line 4: a number must be digits")
+    assert (tmp_path / "out.txt").read_text() == f"{one}\n\n\n{two}"
+    assert heed("translate", run_path, "1", "--output", "out.txt") == (0, "", "")
+    assert (tmp_path / "out.txt").read_text() == one
+    fails(heed("translate", run_path, "1", *files), 1, "as an argument or by --input, not both")
+    fails(heed("translate", run_path, "--input", "none.txt"), 1, "none.txt: No such file")
+    fails(heed("translate", run_path, "1", "--output", "no/out.txt"), 1, "no/out.txt: No such file")
+
+
+def test_evaluation_on_pairs_that_are_given(heed, run_path, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("7\tseven\n8\teight\n")
+    options = ["--source", "pairs.tsv", "--compare", run_path]
+    status, out, err = heed("evaluate", run_path, *options)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert " of 2 answers are right" in lines[0]
+    assert lines[-3] == f"{run_path} and {run_path}:"
+    assert lines[-2].startswith("  BLEU ")
+    assert "+0.0 (p = " in lines[-1]
+    fails(heed("evaluate", run_path, "--target", "x"), 1, "--target goes with --source")
+    fails(heed("evaluate", run_path, "--language", "de"), 1, "--language goes with --source")
+    fails(heed("evaluate", run_path, "--source", "none.tsv"), 1, "cannot read none.tsv")
+    fails(heed("evaluate", run_path, "--source", "none.txt"), 1, "has one side")
+    fails(heed("evaluate", run_path, *options[:2], "--compare", "no"), 1, "no does not exist")
+
+
 def test_own_text(heed, tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     options = [*OPTIONS, "--patience", "0", "--vocabulary-size", "60"]
@@ -435,6 +489,35 @@ def test_own_text(heed, tmp_path):
     result = heed("train", "--source", source, "--target", target, "--run", "other")
     fails(result, 1, "must have as many lines")
     assert not (tmp_path / "other").exists()
+
+
+def test_data_is_checked_before_training(heed, tmp_path):
+    source, target = tiny.write_parallel_text(tmp_path)
+    status, out, err = heed("data", "check", source, target)
+    assert (status, err) == (0, "")
+    assert out == "60 lines, different pairs among them: 60\nnothing is wrong with them\n"
+    target.write_text("\n" + target.read_text())
+    status, out, err = heed("data", "check", source, target)
+    assert (status, err) == (1, "")
+    assert "1 with an empty side, left out of training: line 1\n" in out
+    assert f"1 {source} ends before it, and both must have as many lines: line 61\n" in out
+    fails(heed("data", "check", "nowhere", target), 1, "cannot read nowhere: No such file")
+    fails(heed("data", "check", source), 1, "has one side")
+    fails(heed("data", "check"), 2, "required: source (see heed data check --help)")
+    fails(heed("data"), 2, "required: WHAT (see heed data --help)")
+
+
+def test_catalogs_become_parallel_text(heed, tmp_path, monkeypatch):
+    made = {"de": [("Open", "Öffnen"), ("Close", "Schließen")]}
+    monkeypatch.setattr(catalogs, "pairs", lambda language: made[language])
+    monkeypatch.setattr(catalogs, "languages", lambda: {"de": 3, "fr": 1})
+    assert heed("data", "catalogs") == (0, "de  3 catalogs\nfr  1 catalog\n", "")
+    expected = "2 pairs in texts/catalogs.en and texts/catalogs.de\n"
+    fails(heed("data", "catalogs", "--to", "de", "--out", "texts"), 1, "existing folder, not texts")
+    (tmp_path / "texts").mkdir()
+    assert heed("data", "catalogs", "--to", "de", "--out", "texts") == (0, expected, "")
+    written = [(tmp_path / "texts" / f"catalogs.{x}").read_text("utf-8") for x in ("en", "de")]
+    assert written == ["Open\nClose\n", "Öffnen\nSchließen\n"]
 
 
 def test_info(heed):

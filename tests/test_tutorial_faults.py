@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import heed
 from heed import Mask, layers, models, ops
 
 
@@ -182,3 +183,121 @@ def test_layers_take_query_value_key_and_ops_take_query_key_value():
     by_name = layer(query=query, key=key, value=value)
     np.testing.assert_array_equal(layer(query, value, key), by_name)
     assert np.abs(np.array(layer(query, key, value)) - np.array(by_name)).max() > 1e-3
+
+
+def test_a_reshape_to_heads_without_a_transpose_mixes_positions():
+    heads, width, length = 4, 8, 6
+    query, key, value = (_random(2, length, heads * width, seed=seed) for seed in range(3))
+
+    def attend_as(reshaped):
+        return usual_attention(*(reshaped(x) for x in (query, key, value)))[0]
+
+    # (B, T, N*H) as (B, N, T, H) at once: a "head" is a few positions with all their features.
+    mixed = attend_as(lambda x: x.reshape(2, heads, length, width)).numpy()
+    right = attend_as(lambda x: x.reshape(2, length, heads, width).transpose(0, 2, 1, 3)).numpy()
+    assert mixed.shape == right.shape
+    mixed = mixed.reshape(2, length, -1)
+    right = right.transpose(0, 2, 1, 3).reshape(2, length, -1)
+    assert np.abs(mixed - right).max() > 0.1
+    # In heed the reshape is all there is to do.
+    split = (x.reshape(2, length, heads, width) for x in (query, key, value))
+    output = np.array(ops.dot_product_attention(*split)).reshape(2, length, -1)
+    np.testing.assert_allclose(output, right, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_for_heads_on_inputs_without_them_mixes_the_batch():
+    query, key, value = _query_key_value()
+    ignore = np.zeros((2, 1, 1, 3), "float32")
+    ignore[1, ..., 1:] = 1  # the second sequence has one real position
+    usual, _ = usual_attention(query, key, value, ignore)
+    assert usual.shape == (2, 2, 3, 8)  # each sequence with the padding of each
+    with pytest.raises(ValueError, match=r"`mask` must broadcast.*\(2, 3, 3\).*\(2, 1, 1, 3\)"):
+        ops.scaled_dot_product_attention(query, key, value, Mask.blocked(ignore))
+    with pytest.raises(ValueError, match=r"`mask` must broadcast.*\(2, 3, 3\).*\(2, 1, 1, 3\)"):
+        ops.scaled_dot_product_attention(query, key, value, ignore == 0)
+    expected, _ = usual_attention(query, key, value, ignore[:, 0])
+    output = ops.scaled_dot_product_attention(query, key, value, Mask.blocked(ignore[:, 0]))
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
+    # A layer with heads takes the mask as it is.
+    layer = layers.MultiHeadAttention(2, 4)
+    by_mask = layer(query, value, attention_mask=ignore == 0)
+    np.testing.assert_allclose(by_mask, layer(query, value, value_mask=ignore[:, 0, 0] == 0))
+
+
+def test_keras_backend_has_no_softmax_any_more():
+    with pytest.raises(ImportError):
+        exec("from keras.backend import softmax")
+    query, key, value = _query_key_value()
+    expected, _ = usual_attention(query, key, value)
+    scores = keras.ops.matmul(query, keras.ops.swapaxes(key, 1, 2)) / 8**0.5
+    np.testing.assert_allclose(
+        keras.ops.matmul(keras.ops.softmax(scores), value), expected, rtol=1e-5, atol=1e-6
+    )
+    output = ops.scaled_dot_product_attention(query, key, value)
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_two_numbers_of_multi_head_attention():
+    states = _random(1, 3, 128)
+    for cls in (keras.layers.MultiHeadAttention, layers.MultiHeadAttention):
+        many = cls(128, 8)  # the tutorial's MultiHeadAttention(d_model, num_heads)
+        assert many(states, states, return_attention_scores=True)[1].shape == (1, 128, 3, 3)
+        right = cls(num_heads=8, key_dim=128 // 8)
+        assert right(states, states, return_attention_scores=True)[1].shape == (1, 8, 3, 3)
+        assert many.count_params() > 7 * right.count_params()
+
+
+def test_the_first_argument_of_keras_additive_attention_is_no_width():
+    query, value = _random(2, 3, 50), _random(2, 5, 60, seed=1)
+    usual = keras.layers.AdditiveAttention(70)  # use_scale=70, which counts as True
+    usual([value, value])
+    assert [tuple(weight.shape) for weight in usual.weights] == [(60,)]  # no projection
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        keras.layers.AdditiveAttention(70)([query, value])
+    layer = layers.AdditiveAttention(70)
+    assert layer(query, value).shape == (2, 3, 60)
+    assert (50, 70) in [tuple(weight.shape) for weight in layer.weights]
+    with pytest.raises(ValueError, match=r"`units` must be an integer >= 1.*units=True"):
+        layers.AdditiveAttention(True)
+
+
+def test_fit_does_not_take_jit_compile():
+    x = keras.Input((5, 8))
+    model = keras.Model(x, layers.MultiHeadAttention(2, 4)(x, x))
+    model.compile("sgd", "mse")
+    states = _random(4, 5, 8)
+    with pytest.raises(TypeError, match="jit_compile"):
+        model.fit(states, states, jit_compile=True, verbose=0)
+    with heed.set_implementation("portable"):  # the native kernels turn XLA off
+        model.compile("sgd", "mse", jit_compile=True)
+        assert model.jit_compile
+        history = model.fit(states, states, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+@pytest.mark.slow
+def test_for_litert_heeds_layers_become_those_of_keras(tmp_path):
+    def exported(model):
+        model.export(tmp_path / "model.tflite", format="litert", verbose=False)
+        return (tmp_path / "model.tflite").read_bytes()
+
+    x = keras.Input((5, 8), batch_size=1)
+    model = keras.Model(x, layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))
+    stock = layers.replace_attention(model, by="keras")
+    try:
+        content = exported(stock)
+    except (ValueError, ImportError, AttributeError) as error:
+        pytest.skip(f"this version of Keras or TensorFlow does not write LiteRT: {error}")
+    for implementation in ("auto", "portable"):
+        with (
+            heed.set_implementation(implementation),
+            pytest.raises(Exception, match=r"custom op|does not dominate"),
+        ):
+            exported(model)
+    interpreter = tf.lite.Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    states = _random(1, 5, 8)
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], states)
+    interpreter.invoke()
+    output = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    np.testing.assert_allclose(output, model(states), rtol=1e-4, atol=1e-5)

@@ -75,6 +75,7 @@ class Beams {
         most_(2 * decoding.beams),  // at most one extension of each ends: among these there are enough that do not
         s_(stack, decoding, sources, arena),
         sources_(stack, decoding, s_, sources, arena),
+        prompts_(stack, decoding, s_, sources, arena),
         step_(stack, decoding, s_),
         panel_{arena.take<float>(sources * beams_ * kPanel), kPanel},
         best_(sources * beams_, most_, arena),
@@ -89,45 +90,27 @@ class Beams {
 
   void decode(SourceRange range, int32_t* tokens) const {
     const int64_t length = decoding_.length;
-    const int sources = static_cast<int>(range.end - range.begin);
-    for (int64_t i = range.begin * length; i < range.end * length; ++i) tokens[i] = decoding_.pad_token;
-    for (int i = 0; i < sources; ++i) {
-      s_.source[i] = i, finished_[i] = kNoScore, prompt_length_[i] = 0;
-      while (prompt_length_[i] < length &&
-             prompted(decoding_, range.begin + i, prompt_length_[i]) != decoding_.pad_token)
-        ++prompt_length_[i];
-      // All beams start alike: only the first one counts, or they would stay alike.
-      for (int k = 0; k < beams_; ++k)
-        s_.token[i * beams_ + k] = decoding_.start_token, scores_[i * beams_ + k] = k == 0 ? 0 : kNoScore;
-    }
     sources_.read(range);
-    int open = sources;
-    for (int position = 0; position < length && open > 0; ++position) {
-      for (int64_t row = 0; beams_ > 1 && row < sources * beams_; ++row)
-        s_.ancestors[row * length + position] = static_cast<uint8_t>(row % beams_);
+    int open = prompts_.read(range, tokens);
+    for (int place = 0; place < open; ++place) start(s_.source[place], place, tokens + range.begin * length);
+    for (int still_open; open > 0; open = still_open) {
+      for (int place = 0; beams_ > 1 && place < open; ++place)
+        for (int64_t k = 0; k < beams_; ++k)
+          s_.ancestors[(s_.source[place] * beams_ + k) * length + s_.position[place]] = static_cast<uint8_t>(k);
       best_.clear(open * beams_);
-      const Rows hidden = step_(open, position);
-      if (!all_prompted(decoding_, s_, range.begin, open, position))
-        look_at_scores(stack_, decoding_, hidden, open * beams_, panel_,
-                       [&](int r, int first, const float* scores, int count) { best_.offer(r, first, scores, count); });
-      int still_open = 0;
+      look_at_scores(stack_, decoding_, step_(open), open * beams_, panel_,
+                     [&](int r, int first, const float* scores, int count) { best_.offer(r, first, scores, count); });
+      still_open = 0;
       for (int place = 0; place < open; ++place) {
-        const int32_t source = s_.source[place];
+        const int32_t source = s_.source[place], position = s_.position[place];
         int32_t* to = tokens + (range.begin + source) * length;
-        const int32_t given = prompted(decoding_, range.begin + source, position);
-        if (given == decoding_.pad_token ? grow(source, place, still_open, position, to)
-                                         : follow(source, still_open, position, given, to))
+        if (grow(source, place, still_open, position, to)) continue;
+        if (position + 1 == length) {
+          finish(source, to);
           continue;
-        s_.source[still_open++] = source;
+        }
+        s_.source[still_open] = source, s_.position[still_open++] = position + 1;
       }
-      open = still_open;
-    }
-    // Those that are full and have no finished hypothesis give the best open one.
-    for (int place = 0; place < open; ++place) {
-      const int32_t source = s_.source[place];
-      if (finished_[source] > kNoScore / 2) continue;
-      const int32_t* sequence = sequences_ + source * beams_ * length;
-      for (int64_t j = 0; j < length; ++j) tokens[(range.begin + source) * length + j] = sequence[j];
     }
   }
 
@@ -155,14 +138,24 @@ class Beams {
     }
   }
 
-  // All beams of a source go on with the token of its prompt, each with its own keys. Returns whether that is the end.
-  bool follow(int32_t source, int to, int position, int32_t token, int32_t* tokens) const {
-    int32_t* sequences = sequences_ + int64_t{source} * beams_ * decoding_.length;
-    for (int k = 0; k < beams_; ++k) s_.token[to * beams_ + k] = sequences[k * decoding_.length + position] = token;
-    if (token != decoding_.end_token) return false;
-    for (int j = 0; j <= position; ++j) tokens[j] = sequences[j];
-    finished_[source] = 0;
-    return true;
+  // All beams of a source begin with its prompt, whose keys the first of them has. Only that one counts at first, or
+  // all would stay alike.
+  void start(int32_t source, int place, const int32_t* tokens) const {
+    const int64_t length = decoding_.length, first_row = int64_t{source} * beams_;
+    finished_[source] = kNoScore, prompt_length_[source] = s_.position[place];
+    for (int64_t k = 0; k < beams_; ++k) {
+      scores_[first_row + k] = k == 0 ? 0 : kNoScore;
+      for (int j = 0; j < s_.position[place]; ++j) {
+        sequences_[(first_row + k) * length + j] = tokens[source * length + j];
+        if (beams_ > 1) s_.ancestors[(first_row + k) * length + j] = 0;
+      }
+    }
+  }
+
+  // One that is full and has no finished hypothesis gives the best open one.
+  void finish(int32_t source, int32_t* tokens) const {
+    const int32_t* sequence = sequences_ + int64_t{source} * beams_ * decoding_.length;
+    for (int64_t j = 0; j < decoding_.length && !(finished_[source] > kNoScore / 2); ++j) tokens[j] = sequence[j];
   }
 
   // Keeps the best extensions of a source, whose rows are at `place` and go to place `to`, and writes the tokens of a
@@ -217,6 +210,7 @@ class Beams {
   const int beams_, most_;
   const DecoderScratch s_;
   const Sources sources_;
+  const Prompts prompts_;
   const Step step_;
   const Rows panel_;
   const BestOfRow best_;

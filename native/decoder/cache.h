@@ -99,18 +99,19 @@ struct RelativeBias {
   const float* of(int64_t head, int query) const { return data ? data + head * head_stride + centre - query : nullptr; }
 };
 
-// What some rows attend to: so many keys at these places.
+// What some rows attend to: so many keys at these places; if it is causal, keys at 0, 1, ... up to the query.
 struct Seen {
   int keys;
   Places places;
   RelativeBias bias;
+  bool causal;
 
-  // Those within the window of a row.
+  // Those that a row sees, with this window.
   Stretch of(int row, int window) const {
-    Stretch seen{0, keys};
-    if (window == 0) return seen;
     const int query = places.of_query(row);
-    while (seen.begin < keys && query - places.of_key(seen.begin) >= window) ++seen.begin;
+    Stretch seen{0, causal ? static_cast<int>(least(keys, query + 1)) : keys};
+    if (window == 0) return seen;
+    while (seen.begin < seen.end && query - places.of_key(seen.begin) >= window) ++seen.begin;
     while (seen.end > seen.begin && places.of_key(seen.end - 1) - query >= window) --seen.end;
     return seen;
   }

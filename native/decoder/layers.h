@@ -64,6 +64,22 @@ struct Layers {
            [&](Rows from) { dense_activated(layer.hidden, from, rows, wide, layer.activation, layer.gated); });
   }
 
+  // All layers of a decoder: own(layer) and source(layer) leave in `attended` what the queries in `wide` see of their
+  // targets and of their sources.
+  template <class Own, class Source>
+  void decode(int rows, const Own& own, const Source& source) const {
+    for (int i = 0; i < stack.layer_count; ++i) {
+      const PackedLayer& layer = stack.layers[i];
+      attention(layer, layer.self_norm, layer.self, rows, [&] { own(i); });
+      if (layer.cross.output.outputs > 0)
+        attention(layer, layer.cross_norm, layer.cross, rows, [&] {
+          for (int r = 0; r < rows; ++r) normalise_heads(layer.cross.query_norm, wide[r], stack.heads, stack.head_dim);
+          source(i);
+        });
+      feed_forward(layer, rows);
+    }
+  }
+
   // What comes after the last layer.
   Rows result(int rows) const {
     if (!stack.final_norm.gamma) return x;

@@ -1,6 +1,7 @@
 // From scores to tokens, and the loop over steps.
 #pragma once
 
+#include "prompts.h"
 #include "sources.h"
 
 namespace heed {
@@ -73,7 +74,7 @@ class Greedy {
   Greedy(const PackedStack& stack, const HeedDecoding& decoding, int64_t rows, Arena& arena)
       : stack_(stack), decoding_(decoding), panel_{arena.take<float>(rows * kPanel), kPanel}, best_(rows, arena) {}
 
-  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t, int) const {
+  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t) const {
     best_.clear(rows);
     look_at_scores(stack_, decoding_, hidden, rows, panel_, [&](int r, int first, const float* scores, int count) {
       for (int c = 0; c < count; c += kLanes<float>) best_.offer(r, columns_from(first + c), load(scores + c));
@@ -98,12 +99,12 @@ class Sample {
         mass_(arena.take<float>(stack.vocabulary)),
         order_(arena.take<int32_t>(stack.vocabulary)) {}
 
-  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t first_source, int position) const {
+  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t first_source) const {
     dense(stack_.logits, hidden, rows, logits_);
     for (int r = 0; r < rows; ++r) {
       logits_[r][decoding_.pad_token] += kForbidden;
       logits_[r][decoding_.start_token] += kForbidden;
-      const float uniform = decoding_.uniform[(first_source + s.source[r]) * decoding_.length + position];
+      const float uniform = decoding_.uniform[(first_source + s.source[r]) * decoding_.length + s.position[r]];
       s.token[r] = draw_token(decoding_, uniform, stack_.vocabulary, logits_[r], mass_, order_);
     }
   }
@@ -116,19 +117,6 @@ class Sample {
   int32_t* const order_;
 };
 
-// The token that a target must have at this position, by its prompt; padding where it is free.
-inline int32_t prompted(const HeedDecoding& decoding, int64_t source, int position) {
-  return decoding.prompt ? decoding.prompt[source * decoding.length + position] : decoding.pad_token;
-}
-
-// Whether the targets of the first `open` places all have a token at this position by their prompts.
-inline bool all_prompted(const HeedDecoding& decoding, const DecoderScratch& s, int64_t first_source, int open,
-                         int position) {
-  for (int place = 0; place < open; ++place)
-    if (prompted(decoding, first_source + s.source[place], position) == decoding.pad_token) return false;
-  return true;
-}
-
 // Decodes one row for each source until each has ended or is full. Those that have ended are not computed any more.
 template <class Choose>
 void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceRange range, int32_t* tokens,
@@ -137,22 +125,19 @@ void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceR
   const int rows = static_cast<int>(range.end - range.begin);
   const DecoderScratch s(stack, decoding, rows, arena);
   const Sources sources(stack, decoding, s, rows, arena);
+  const Prompts prompts(stack, decoding, s, rows, arena);
   const Choose choose(stack, decoding, rows, arena);
   const Step step(stack, decoding, s);
-  for (int64_t i = range.begin * length; i < range.end * length; ++i) tokens[i] = decoding.pad_token;
-  for (int r = 0; r < rows; ++r) s.source[r] = r, s.token[r] = decoding.start_token;
   sources.read(range);
-  for (int position = 0, open = rows; position < length && open > 0; ++position) {
-    const Rows hidden = step(open, position);
-    if (!all_prompted(decoding, s, range.begin, open, position)) choose(hidden, open, s, range.begin, position);
-    int still_open = 0;
+  for (int open = prompts.read(range, tokens), still_open; open > 0; open = still_open) {
+    choose(step(open), open, s, range.begin);
+    still_open = 0;
     for (int r = 0; r < open; ++r) {
-      const int32_t source = s.source[r], given = prompted(decoding, range.begin + source, position);
-      const int32_t token = given == decoding.pad_token ? s.token[r] : given;
+      const int32_t source = s.source[r], position = s.position[r], token = s.token[r];
       tokens[(range.begin + source) * length + position] = token;
-      if (token != decoding.end_token) s.source[still_open] = source, s.token[still_open] = token, ++still_open;
+      if (token == decoding.end_token || position + 1 == length) continue;
+      s.source[still_open] = source, s.position[still_open] = position + 1, s.token[still_open++] = token;
     }
-    open = still_open;
   }
 }
 

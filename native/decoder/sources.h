@@ -93,7 +93,7 @@ class Sources {
     }
     const RelativeBias bias{decoding_.source_relative_bias, 2 * decoding_.source_length, decoding_.source_length};
     for (int at = 0; at < count; at += kTile) {
-      const Seen seen{count, {0, position_ + row + at, position_ + row}, bias};
+      const Seen seen{count, {0, position_ + row + at, position_ + row}, bias, false};
       attention_.shared(how, layers_.wide.from(row + at), static_cast<int>(least(kTile, count - at)), cache, seen,
                         layers_.attended.from(row + at));
     }

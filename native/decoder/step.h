@@ -17,6 +17,7 @@ struct DecoderScratch {
   Cache* beam_caches;               // those of the beams of one source
   uint8_t* ancestors;               // of each row, (L,): see Ancestors; none for one beam
   int32_t *source, *source_length;  // of each place: which source; of each source: how many keys it has
+  int32_t* position;                // of each place: how many tokens its rows have read
   int32_t* token;                   // of each row in its place: its last token
 
   DecoderScratch(const PackedStack& s, const HeedDecoding& d, int64_t sources, Arena& arena)
@@ -29,6 +30,7 @@ struct DecoderScratch {
         ancestors(arena.take<uint8_t>(beams > 1 ? sources * beams * d.length : 0)),
         source(arena.take<int32_t>(sources)),
         source_length(arena.take<int32_t>(sources)),
+        position(arena.take<int32_t>(sources)),
         token(arena.take<int32_t>(sources * beams)) {}
 };
 
@@ -42,29 +44,25 @@ class Step {
         attention_(stack, scratch.attention) {}
 
   // Reads the token of each row of the first `open` places. What the output layer wants is in the rows that it returns.
-  Rows operator()(int open, int position) const {
+  Rows operator()(int open) const {
     const int rows = open * s_.beams;
     for (int r = 0; r < rows; ++r)
-      layers_.embed(r, s_.token[r], table_row(decoding_.positions, position, stack_.width));
-    for (int i = 0; i < stack_.layer_count; ++i) {
-      const PackedLayer& layer = stack_.layers[i];
-      layers_.attention(layer, layer.self_norm, layer.self, rows, [&] {
-        for (int place = 0; place < open; ++place) attend_self(i, position, place);
-      });
-      if (layer.cross.output.outputs > 0)
-        layers_.attention(layer, layer.cross_norm, layer.cross, rows, [&] {
-          for (int r = 0; r < rows; ++r)
-            normalise_heads(layer.cross.query_norm, layers_.wide[r], stack_.heads, stack_.head_dim);
+      layers_.embed(r, s_.token[r], table_row(decoding_.positions, s_.position[r / s_.beams], stack_.width));
+    layers_.decode(
+        rows,
+        [&](int i) {
+          for (int place = 0; place < open; ++place) attend_self(i, place);
+        },
+        [&](int i) {
           for (int place = 0; place < open; ++place) attend_source(i, place);
         });
-      layers_.feed_forward(layer, rows);
-    }
     return layers_.result(rows);
   }
 
  private:
   // `wide` holds queries, keys and values of one token of each row of that place.
-  void attend_self(int layer, int position, int place) const {
+  void attend_self(int layer, int place) const {
+    const int position = s_.position[place];
     const int64_t first_row = int64_t{s_.source[place]} * s_.beams;
     const int first = place * s_.beams;
     const PackedAttention& how = stack_.layers[layer].self;
@@ -76,7 +74,7 @@ class Step {
       write(stack_, s_.beam_caches[k], position, projected + layers_.keys_at(), projected + layers_.values_at());
     }
     const RelativeBias bias{decoding_.relative_bias, decoding_.length, decoding_.length - 1};
-    const Seen seen{position + 1, {position, nullptr, nullptr}, bias};
+    const Seen seen{position + 1, {position, nullptr, nullptr}, bias, false};
     const Rows queries = layers_.wide.from(first), attended = layers_.attended.from(first);
     if (s_.beams == 1) return attention_.shared(how, queries, 1, s_.beam_caches[0], seen, attended);
     const Ancestors ancestors{s_.ancestors + first_row * decoding_.length, decoding_.length};
@@ -86,7 +84,7 @@ class Step {
   void attend_source(int layer, int place) const {
     const int32_t source = s_.source[place];
     const int first = place * s_.beams;
-    const Seen seen{s_.source_length[source], {0, nullptr, nullptr}, {}};
+    const Seen seen{s_.source_length[source], {0, nullptr, nullptr}, {}, false};
     attention_.shared(stack_.layers[layer].cross, layers_.wide.from(first), s_.beams, s_.cross.at(source, layer), seen,
                       layers_.attended.from(first));
   }

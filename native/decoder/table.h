@@ -25,6 +25,7 @@ inline size_t decoding_bytes(const PackedStack& stack, const HeedDecoding& decod
   }
   const DecoderScratch s(stack, decoding, sources, arena);
   Sources(stack, decoding, s, sources, arena);
+  Prompts(stack, decoding, s, sources, arena);
   if (decoding.search == HEED_SAMPLE)
     Sample(stack, decoding, sources, arena);
   else

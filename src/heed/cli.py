@@ -43,6 +43,16 @@ _MODEL_OPTIONS = (
     ("position", str, "sinusoidal, learned, rotary, alibi or relative"),
 )
 _OPTIONS = [name for name, _, _ in _TRAINING_OPTIONS + _MODEL_OPTIONS]
+_DECODING_OPTIONS = (
+    ("beam_size", int, "search with so many hypotheses (1: take the likeliest token in each step)"),
+    ("length_penalty", float, "of a search: higher favours longer translations (0.6)"),
+    ("temperature", float, "draw tokens; below 1 sharpens, above 1 flattens"),
+    ("top_k", int, "draw among so many likeliest tokens"),
+    ("top_p", float, "draw among the likeliest tokens that hold this share"),
+    ("seed", int, "of what is drawn"),
+    ("max_length", int, "most tokens of a translation"),
+    ("weights", str, "how weights are kept meanwhile: float32, bfloat16 or int8"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -187,7 +197,28 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         _add_options(train, list(options.values()))
     _add_options(train, _TRAINING_OPTIONS + _MODEL_OPTIONS)
 
+    data = add("data", _data, "Check parallel text, or make some of what this machine has.")
+    kinds = data.add_subparsers(title="what to do", required=True, metavar="WHAT", dest="what")
+    text = "Report lines that are empty, misaligned, no UTF-8, too long, or there twice."
+    check = kinds.add_parser("check", help=text, description=text)
+    check.add_argument(
+        "source", type=Path, help="sentences, or a file of both sides (.tsv, .jsonl)"
+    )
+    check.add_argument("target", type=Path, nargs="?", help="their translations")
+    check.epilog = "for example: heed data check corpus.en corpus.de"
+    text = "Write English messages of this machine's programs and their translations, a line each."
+    catalogs = kinds.add_parser("catalogs", help=text, description=text)
+    catalogs.add_argument("--to", help="language, such as de or pt_BR; none: list what there is")
+    catalogs.add_argument("--out", type=Path, default=Path("."), help="folder (default: this one)")
+    catalogs.epilog = "for example: heed data catalogs --to de"
+
     evaluate = add("evaluate", _evaluate, "Judge a run on pairs that it never saw.")
+    evaluate.add_argument(
+        "--source", type=Path, help="sentences to judge by, or a file of both sides"
+    )
+    evaluate.add_argument("--target", type=Path, help="their translations")
+    evaluate.add_argument("--language", help="numbers: which of the run's languages they are in")
+    evaluate.add_argument("--compare", type=Path, metavar="RUN2", help="judge this run too")
     translate = add("translate", _translate, "Translate the text given, or standard input.")
     explain = add("explain", _explain, "Translate, and show on one page where each head looked.")
     for made in (evaluate, translate, explain):
@@ -196,6 +227,11 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         made.add_argument("text", nargs="*", default=[], help=f"what to translate{none}")
         made.add_argument("--language", help="numbers: which of the run's languages")
     translate.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
+    translate.add_argument("--input", type=Path, help="read this file, not standard input")
+    translate.add_argument("--output", type=Path, help="write this file, not standard output")
+    translate.add_argument("--batch-size", type=int, help="lines that are translated together (64)")
+    for made in (evaluate, translate):
+        _add_options(made, _DECODING_OPTIONS)
     explain.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
     explain.add_argument(
         "--png", type=Path, help="draw the cross-attention to this file (.png, .svg, .pdf)"
@@ -269,6 +305,37 @@ def _train(parsed: argparse.Namespace) -> None:
     _say(f"the run: {run.path}")
 
 
+def _data(parsed: argparse.Namespace) -> int | None:
+    return {"check": _check_data, "catalogs": _write_catalogs}[parsed.what](parsed)
+
+
+def _check_data(parsed: argparse.Namespace) -> int:
+    """The status is 1 if training would stop at what is wrong."""
+    from heed.seq2seq.corpus import Corpus
+    from heed.seq2seq.corpus_check import check_corpus
+
+    found = check_corpus(Corpus(parsed.source, parsed.target))
+    for line in found.report():
+        _say(line)
+    return int(found.stops)
+
+
+def _write_catalogs(parsed: argparse.Namespace) -> None:
+    from heed.seq2seq import catalogs
+
+    if parsed.to is None:
+        for language, count in catalogs.languages().items():
+            _say(f"{language}  {count:,} {'catalog' if count == 1 else 'catalogs'}")
+        return
+    pairs = catalogs.pairs(parsed.to)
+    if not parsed.out.is_dir():
+        raise TaskError(f"--out must be an existing folder, not {parsed.out}")
+    paths = [parsed.out / f"catalogs.{language}" for language in ("en", parsed.to)]
+    for path, lines in zip(paths, zip(*pairs, strict=True), strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    _say(f"{len(pairs):,} pairs in {paths[0]} and {paths[1]}")
+
+
 def _task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[str, Any]:
     """Those of the task's options that were given.
 
@@ -297,46 +364,85 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _translator(path: Path) -> seq2seq.Translator:
+def _translator(path: Path, options: seq2seq.DecodingOptions | None = None) -> seq2seq.Translator:
     run = seq2seq.RunFolder.open(path)
     start_tensorflow()
-    translator = seq2seq.Translator(run, _note)
+    translator = seq2seq.Translator(run, _note, options)
     if not run.weights.exists():
         _note(f"{path} is not finished: using its checkpoint of step {translator.step}")
     return translator
 
 
+def _positive(option: str, value: int) -> int:
+    if value < 1:
+        raise TaskError(f"{option} must be an integer >= 1. Received: {value}")
+    return value
+
+
+def _decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
+    names = [name for name, _, _ in _DECODING_OPTIONS]
+    return seq2seq.DecodingOptions(**_given(parsed, names))
+
+
 def _evaluate(parsed: argparse.Namespace) -> None:
-    translator = _translator(parsed.run)
-    evaluation = seq2seq.evaluate(translator)
+    options, corpus = _decoding_options(parsed), None
+    if parsed.source is not None:
+        corpus = seq2seq.Corpus(parsed.source, parsed.target)
+    elif parsed.target is not None or parsed.language is not None:
+        name = "--target" if parsed.target is not None else "--language"
+        raise TaskError(f"{name} goes with --source: both say what to judge by")
+    if parsed.compare is not None:
+        seq2seq.RunFolder.open(parsed.compare)  # before the first one takes its time
+    translator = _translator(parsed.run, options)
+    evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
     for line in evaluation.report():
         _say(line)
     path = translator.run.write_json("evaluation.json", evaluation.to_dict())
     _say(f"all figures: {path}")
+    if parsed.compare is None:
+        return
+    other = seq2seq.evaluate(_translator(parsed.compare, options), corpus, parsed.language)
+    _say(f"{parsed.run} and {parsed.compare}:")
+    for one in seq2seq.compare(evaluation, other):
+        _say(f"  {one}")
 
 
 def _translate(parsed: argparse.Namespace) -> int | None:
     # What can be checked without TensorFlow is checked before the seconds that it takes to load.
+    options = _decoding_options(parsed)
+    size = 64 if parsed.batch_size is None else _positive("--batch-size", parsed.batch_size)
     task = seq2seq.RunFolder.open(parsed.run).task()
-    if not parsed.text:
+    if parsed.text:
+        if parsed.input is not None:
+            raise TaskError("give the text as an argument or by --input, not both")
+        text = " ".join(parsed.text)
+        task.encode(text, parsed.language)
+        translator = _translator(parsed.run, options)
+        with _output(parsed.output) as say:
+            say(translator([text], parsed.language)[0])
         if parsed.picture:
-            raise TaskError("--picture needs the text as an argument: it draws one translation")
-        if sys.stdin is None:
-            raise TaskError("standard input is closed: give the text as an argument")
-        task.check_language(parsed.language)  # once, not for each line
-        return _translate_lines(_translator(parsed.run), parsed.language)
-    text = " ".join(parsed.text)
-    task.encode(text, parsed.language)
-    translator = _translator(parsed.run)
-    _say(translator([text], parsed.language)[0])
+            found = seq2seq.attention_of(translator, text, parsed.language)
+            print(f"picture: {found.draw(parsed.run / 'attention.png')}", file=sys.stderr)
+        return None
     if parsed.picture:
-        found = seq2seq.attention_of(translator, text, parsed.language)
-        print(f"picture: {found.draw(parsed.run / 'attention.png')}", file=sys.stderr)
-    return None
+        raise TaskError("--picture needs the text as an argument: it draws one translation")
+    task.check_language(parsed.language)  # once, not for each line
+    with _input(parsed.input) as lines, _output(parsed.output) as say:
+        typed = parsed.input is None and sys.stdin.isatty()
+        if typed:
+            _note("type what to translate, one a line; Ctrl-D ends")
+        translator = _translator(parsed.run, options)
+        return _translate_lines(translator, lines, say, parsed.language, 1 if typed else size)
 
 
-def _translate_lines(translator: seq2seq.Translator, language: str | None) -> int:
-    """Translates standard input; the status is 1 if a line of it could not be translated."""
+def _translate_lines(
+    translator: seq2seq.Translator,
+    lines: Iterable[str],
+    say: Callable[[str], None],
+    language: str | None,
+    batch_size: int,
+) -> int:
+    """The status is 1 if a line could not be translated."""
     from heed.seq2seq.translate import translate_stream
 
     problems: list[str] = []
@@ -345,17 +451,36 @@ def _translate_lines(translator: seq2seq.Translator, language: str | None) -> in
         problems.append(problem)
         _note(problem)
 
-    typed = sys.stdin.isatty()
-    if typed:
-        _note("type what to translate, one a line; Ctrl-D ends")
-    for answer in translate_stream(translator, _input(), report, language, 1 if typed else 64):
-        _say(answer)
+    for answer in translate_stream(translator, _text(lines), report, language, batch_size):
+        say(answer)
     return 1 if problems else 0
 
 
-def _input() -> Iterator[str]:
-    """The lines of standard input; a mark of the byte order before the first is no text."""
-    for number, line in enumerate(sys.stdin):
+@contextlib.contextmanager
+def _input(path: Path | None) -> Iterator[Iterable[str]]:
+    """The lines of a file, or of standard input."""
+    if path is not None:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            yield file
+        return
+    if sys.stdin is None:
+        raise TaskError("standard input is closed: give the text as an argument")
+    yield sys.stdin
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """Writes lines to a file, or to standard output."""
+    if path is None:
+        yield _say
+        return
+    with path.open("w", encoding="utf-8") as file:
+        yield lambda line: print(line, file=file, flush=True)
+
+
+def _text(lines: Iterable[str]) -> Iterator[str]:
+    """The lines; a mark of the byte order before the first is no text."""
+    for number, line in enumerate(lines):
         yield line if number else line.removeprefix("\ufeff")
 
 

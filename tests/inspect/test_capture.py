@@ -12,9 +12,9 @@ from keras.src.backend.tensorflow import nn
 
 import heed
 from heed import Mask
-from heed.inspect import Capture, capture
+from heed.inspect import Capture, ablate, capture, gradient_times_attention
 from heed.inspect._statistics import statistics_of
-from heed.layers import MultiHeadAttention, TransformerEncoderLayer
+from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
 from tests.inspect.models import (
     CHAIN,
@@ -123,7 +123,7 @@ def test_weights_of_heed_layers_are_those_of_the_reference(implementation):
     for values in (found.entropy["a"], found.distance["a"], found.on_token(0)["a"]):
         assert not values[0, :, 2].any()
 
-    additive = heed.layers.AdditiveAttention(5, name="b")
+    additive = AdditiveAttention(5, name="b")
     additive(x, y)
     randomise(additive)
     found = capture(additive, x, call_arguments={"value": y})
@@ -544,3 +544,52 @@ def test_accelerate_in_another_thread_waits_until_the_model_has_run():
         thread.join(60)
     assert not errors
     assert (keras.layers.Layer.__call__, nn.dot_product_attention) == before
+
+
+class RecurrentDecoder(keras.Model):
+    """A state asks a sequence, and is changed by what it finds, step after step."""
+
+    def __init__(self, steps):
+        super().__init__(name="decoder")
+        self.attention = AdditiveAttention(5, name="attention")
+        self.steps = steps
+
+    def call(self, encoded):
+        state = encoded[:, -1]
+        for _ in range(self.steps):
+            state = state + self.attention(state, encoded)
+        return state
+
+
+def test_the_states_of_a_recurrent_decoder_are_one_attention():
+    model, x = RecurrentDecoder(3), sequence(5)
+    wanted = model(x)
+    found = capture(model, x)
+    assert found.names == ("attention",)
+    assert found.kinds["attention"] == "cross"
+    assert found.weights["attention"].shape == (len(x), 1, 3, 5)
+    np.testing.assert_array_equal(found.outputs, wanted)
+    state = x[:, -1]
+    for row in np.moveaxis(found.weights["attention"][:, 0], 1, 0):
+        context, weights = model.attention(state, x, return_attention_scores=True)
+        np.testing.assert_allclose(row, weights, atol=1e-6)
+        state = state + context
+    entropy = -np.sum(found.weights["attention"] * np.log(found.weights["attention"]), -1)
+    np.testing.assert_allclose(found.entropy["attention"], entropy, rtol=1e-4)
+    some = capture(model, x, rows=[2, 0])
+    np.testing.assert_array_equal(
+        some.weights["attention"], found.weights["attention"][:, :, [2, 0]]
+    )
+    pooled = capture(model, x, size=2)
+    assert pooled.weights["attention"].shape[2:] == (2, 2)
+
+
+def test_interventions_reach_every_step_of_a_recurrent_decoder():
+    model, x = RecurrentDecoder(3), sequence(5)
+    model(x)
+    costs = ablate(model, x, lambda y: np.mean((y - x[:, -1]) ** 2))
+    assert costs.baseline > 0
+    np.testing.assert_allclose(costs.costs["attention"], [-costs.baseline], rtol=1e-5)
+    parts = gradient_times_attention(model, x, lambda y: keras.ops.sum(y))["attention"]
+    assert parts.shape == (len(x), 1, 3, 5)
+    assert np.all(np.abs(parts).sum((0, 1, 3)) > 0)

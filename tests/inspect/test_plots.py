@@ -16,6 +16,7 @@ from heed.inspect import (
     plot_alignment,
     plot_cross_attention,
     plot_heads,
+    plot_image_attention,
     plot_map,
     plot_model,
 )
@@ -282,3 +283,96 @@ def test_an_alignment_needs_one_cross_attention():
     capture = Capture({"a": w, "b": w[..., :4]}, {"a": "cross", "b": "cross"})
     with pytest.raises(ValueError, match=r"`layer` must be given.*\(3, 5\), \(3, 4\)"):
         plot_alignment(capture, SOURCE, TARGET)
+
+
+def described(S: int = 6, heads: int = 2) -> Capture:
+    weights = {f"layer_{i}/cross": random_weights(2, heads, 3, S, seed=i) for i in range(2)}
+    return Capture(weights, dict.fromkeys(weights, "cross"))
+
+
+def test_plot_image_attention_shows_a_map_for_each_token():
+    capture, image = described(), np.random.default_rng(0).random((4, 6, 3))
+    figure = plot_image_attention(capture, None, image, tokens=["a", "$red", "circle"], example=1)
+    assert_saves(figure)
+    assert [axes.get_title(loc="left") for axes in figure.axes[:4]] == [
+        "image",
+        "a",
+        "$red",
+        "circle",
+    ]
+    np.testing.assert_array_equal(image_of(figure.axes[0]), image)
+    mean = np.mean([capture.weights[name][1] for name in capture.names], axis=(0, 1))
+    for axes, expected in zip(figure.axes[1:4], mean, strict=True):
+        below, fog = axes.get_images()
+        np.testing.assert_array_equal(below.get_array(), image)
+        np.testing.assert_allclose(fog.get_array(), expected.reshape(2, 3))
+        assert list(below.get_extent()) == list(fog.get_extent()) == [0, 6, 4, 0]
+        assert fog.get_clim() == (0, mean.max())
+        alphas = fog.cmap(fog.norm(expected))[:, 3]
+        assert np.all(np.diff(alphas[np.argsort(expected)]) <= 0)  # the more, the clearer
+        (frame,) = axes.patches
+        row, column = divmod(expected.argmax(), 3)
+        assert frame.get_bbox().bounds == (2 * column, 2 * row, 2, 2)
+    assert figure.get_suptitle() == "2 layers of cross-attention, mean of 4 heads"
+
+
+def test_plot_image_attention_shows_the_heads_of_a_class_token():
+    weights = random_weights(1, 3, 5, 5)
+    capture = Capture({"a": weights}, {"a": "self"})
+    bytes_of_image = np.arange(16, dtype="uint8").reshape(4, 4, 1) * 17
+    figure = plot_image_attention(capture, "a", bytes_of_image, query=0, heads=[2, 0])
+    assert_saves(figure)
+    panels = figure.axes[1:3]
+    assert [axes.get_title(loc="left") for axes in panels] == ["head 2", "head 0"]
+    for axes, head in zip(panels, (2, 0), strict=True):
+        row = weights[0, head, 0, 1:]
+        np.testing.assert_array_equal(axes.get_images()[1].get_array(), row.reshape(2, 2))
+        assert axes.get_title(loc="right") == f"{row.sum():.0%} on it"
+    np.testing.assert_allclose(image_of(figure.axes[0]), bytes_of_image[..., 0] / 255)
+    assert figure.get_suptitle() == "a, query 0"
+
+
+def test_plot_image_attention_takes_patches_that_are_no_squares_if_it_is_told():
+    capture = described(S=7)
+    with pytest.raises(ValueError, match=r"`grid` must .*grid=None, 7 keys, image.shape=\(4, 4\)"):
+        plot_image_attention(capture, "layer_0/cross", np.zeros((4, 4)))
+    figure = plot_image_attention(capture, "layer_0/cross", np.zeros((4, 4)), grid=(2, 3))
+    assert [axes.get_title(loc="left") for axes in figure.axes[1:4]] == ["0", "1", "2"]
+    weights = capture.weights["layer_0/cross"][0].mean(0)[0, 1:]
+    fog = figure.axes[1].get_images()[1]
+    np.testing.assert_allclose(fog.get_array(), weights.reshape(2, 3))
+    with pytest.raises(ValueError, match=r"`grid` must .*grid=\(3, 3\), 7 keys"):
+        plot_image_attention(capture, "layer_0/cross", np.zeros((4, 4)), grid=(3, 3))
+
+
+def test_plot_image_attention_stretches_images_that_are_not_from_0_to_1():
+    image = np.array([[-2.0, 0.0], [1.0, 2.0]])
+    figure = plot_image_attention(described(S=4), None, image)
+    np.testing.assert_allclose(image_of(figure.axes[0]), (image + 2) / 4)
+    even = plot_image_attention(described(S=4), None, np.full((2, 2), 7.0))
+    assert not image_of(even.axes[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"image": np.zeros((4, 6, 2))}, r"`image` must be numbers .*\(4, 6, 2\)"),
+        ({"image": np.zeros((0, 6))}, r"`image` must be numbers"),
+        ({"tokens": ["a"]}, r"`tokens` must be a list of 3 tokens"),
+        ({"layer": "none"}, r"`layer` must be one of"),
+        ({"query": 0}, r"`query` must be .* one `layer`.*layer=None"),
+        ({"query": 3, "layer": "layer_0/cross"}, r"`query` must be one of .*0, 1, 2.*query=3"),
+        ({"heads": [2]}, r"`head` must be one of 0, 1"),
+        ({"example": 2}, r"`example` must be in \[0, 2\)"),
+    ],
+)
+def test_plot_image_attention_names_what_does_not_fit(options, text):
+    arguments = {"layer": None, "image": np.zeros((4, 6)), **options}
+    with pytest.raises(ValueError, match=text):
+        plot_image_attention(described(), **arguments)
+
+
+def test_plot_image_attention_needs_each_weight_by_itself():
+    capture = Capture({"a": random_weights(1, 1, 2, 2)}, {"a": "cross"}, lengths={"a": (4, 4)})
+    with pytest.raises(ValueError, match=r"size=None.*Received: 'a' pooled to cells of \(2, 2\)"):
+        plot_image_attention(capture, "a", np.zeros((4, 4)))

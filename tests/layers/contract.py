@@ -27,10 +27,11 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Tensor:
-    """An argument of a call: its shape, and for token ids how many there are."""
+    """An argument of a call: its shape, for token ids how many there are, and whether it is a number a position."""
 
     shape: tuple[int, ...]
     ids: int | None = None
+    positions: bool = False
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         if self.ids is None:
@@ -46,7 +47,7 @@ class LayerCase:
         name: of the case.
         make: makes the layer; takes `dtype` and the like.
         inputs: call argument to tensor, in the order of the call. All share batch and, where their
-            rank is 3 or they hold ids, have a length that may be unknown.
+            rank is 3 or they hold ids or numbers of positions, have a length that may be unknown.
         arguments: further arguments of the call.
         scores: whether `return_attention_scores` is an argument of the call.
         carries_mask: whether the mask of the first input becomes that of the output.
@@ -75,7 +76,7 @@ class LayerCase:
         for name, tensor in self.inputs.items():
             shape: tuple[int | None, ...] = tensor.shape
             if unknown:
-                has_length = len(shape) == 3 or tensor.ids is not None
+                has_length = len(shape) == 3 or tensor.ids is not None or tensor.positions
                 shape = (None, None, *shape[2:]) if has_length else (None, *shape[1:])
             tensors[name] = keras.Input(
                 batch_shape=shape, dtype=dtype if tensor.ids is None else "int32", name=name
@@ -185,7 +186,8 @@ def check_shapes(case: LayerCase) -> None:
     else:
         shape = case.make().compute_output_shape(**shapes)
     plain = first_of(case.run(case.make(), case.draw()))
-    assert tuple(shape) == tuple(plain.shape)
+    first = shape[0] if isinstance(shape[0], tuple) else shape
+    assert tuple(first) == tuple(plain.shape)
 
 
 def check_unknown_sizes(case: LayerCase) -> None:
@@ -226,10 +228,10 @@ def check_mixed_precision(case: LayerCase, policy: str) -> None:
 
 def _fit(model: keras.Model, case: LayerCase, **options: Any) -> None:
     arrays = case.draw()
-    target = np.zeros(np.shape(first_of(model(arrays))), "float32")
+    target = keras.tree.map_structure(lambda x: np.zeros(x.shape, "float32"), model(arrays))
     before = model.get_weights()
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", **options)
-    history = model.fit(arrays, target, epochs=3, batch_size=len(target), verbose=0)
+    history = model.fit(arrays, target, epochs=3, batch_size=len(first_of(target)), verbose=0)
     losses = history.history["loss"]
     assert np.all(np.isfinite(losses))
     if model.trainable_weights:

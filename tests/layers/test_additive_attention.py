@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.layers import AdditiveAttention
+from heed.layers import AdditiveAttention, LuongAttention
 from heed.ops import Mask
 from tests import reference
 from tests.layers.stock import assert_close, randomise, randoms
@@ -210,3 +210,76 @@ def test_regularizers_and_constraints():
     assert len(layer.losses) == 4
     assert isinstance(layer._key_dense.kernel.constraint, keras.constraints.NonNeg)
     assert not np.array_equal(layer._key_dense.kernel[:3], layer._query_dense.kernel)
+
+
+@given(
+    layer=st.sampled_from(["additive", "general", "dot"]),
+    single=st.booleans(),
+    own_key=st.booleans(),
+    with_mask=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_keys_projected_once_are_those_of_the_call(layer, single, own_key, with_mask, seed):
+    shapes = [(3, 4) if single else (3, 2, 4), (3, 6, 5), (3, 6, 4)]
+    query, value, key = randoms(*shapes, seed=seed)
+    value = value if own_key else key
+    arguments = {"key": key} if own_key else {}
+    made = AdditiveAttention(5) if layer == "additive" else LuongAttention(layer)
+    made.build(query.shape, value.shape, key.shape)
+    randomise(made)
+    masks = {}
+    if with_mask:
+        masks["value_mask"] = np.random.default_rng(seed).random((3, 6)) > 0.4
+    output, scores = made(query, value, **arguments, **masks, return_attention_scores=True)
+    cache = made.project_cache(value, **arguments)
+    assert {name: x.shape for name, x in cache.items()} == {
+        "key": (3, 6, 5 if layer == "additive" else 4),
+        "value": value.shape,
+    }
+    results = made(query, None, cache=cache, **masks, return_attention_scores=True)
+    # What a mask hides is 0 before it is projected, or as it was in a cache: rounding may differ.
+    np.testing.assert_allclose(results[0], output, atol=1e-6)
+    np.testing.assert_allclose(results[1], scores, atol=1e-6)
+    np.testing.assert_array_equal(results[2]["key"], cache["key"])
+    alone, _ = made(query, None, cache=cache, **masks)
+    np.testing.assert_array_equal(alone, results[0])
+
+
+def test_a_cache_is_checked():
+    layer = AdditiveAttention(5)
+    state, value = randoms((2, 3), (2, 6, 4))
+    with pytest.raises(ValueError, match="build the layer or call it once"):
+        layer.project_cache(value)
+    layer(state, value)
+    with pytest.raises(ValueError, match="`key` must have 4 features"):
+        layer.project_cache(randoms((2, 6, 3))[0])
+    cache = layer.project_cache(value)
+    with pytest.raises(ValueError, match='entries "key" and "value"'):
+        layer(state, None, cache={"key": cache["key"]})
+    with pytest.raises(ValueError, match=r'cache\["key"\].shape=\(2, 6, 4\)'):
+        layer(state, None, cache={"key": value, "value": value})
+    with pytest.raises(ValueError, match="`query` must have 3 features"):
+        layer(randoms((2, 5))[0], None, cache=cache)
+    with pytest.raises(ValueError, match="as many batch items"):
+        layer(randoms((3, 3))[0], None, cache=cache)
+
+
+def test_a_cache_in_a_functional_model():
+    layer = AdditiveAttention(5)
+    state, value = randoms((2, 3), (2, 6, 4))
+    expected = layer(state, value)
+    cache = layer.project_cache(value)
+    symbolic = {name: keras.Input((None, x.shape[-1])) for name, x in cache.items()}
+    query = keras.Input((3,))
+    model = keras.Model([query, symbolic], layer(query, None, cache=symbolic)[0])
+    assert model.output_shape == (None, 4)
+    np.testing.assert_array_equal(model([keras.ops.convert_to_tensor(state), cache]), expected)
+
+
+def test_narrow_caches():
+    layer = AdditiveAttention(5, dtype="mixed_float16")
+    state, value = randoms((2, 3), (2, 6, 4))
+    expected = layer(state, value)
+    cache = layer.project_cache(value)
+    assert {x.dtype for x in cache.values()} == {tf.float16}
+    np.testing.assert_array_equal(layer(state, None, cache=cache)[0], expected)

@@ -162,7 +162,7 @@ def test_rotary_positions():
         layer(query, value, rotary_positions=np.arange(5))
     with pytest.raises(ValueError, match=r"`rotary_positions` must have one position.*=\(6,\)"):
         layer(query, query, rotary_positions=np.arange(6))
-    with pytest.raises(ValueError, match=r"`key_dim` must be even.*key_dim=3"):
+    with pytest.raises(ValueError, match=r"`key_dim` must be one even number.*key_dim=3"):
         MultiHeadAttention(2, 3)(query, query, rotary_positions=np.arange(5))
 
 
@@ -247,7 +247,7 @@ def test_numbers_of_numpy_are_numbers():
     ]
     for layer in layers:
         x = np.ones((2, 5, 8), "float32")
-        arguments = (x, x) if hasattr(layer, "_scoring") or "multi" in layer.name else (x,)
+        arguments = (x, x) if hasattr(layer, "_project_query") or "multi" in layer.name else (x,)
         layer(*arguments, **({"training": True} if "positions" not in layer.name else {}))
         config = layer.get_config()
         assert json.loads(json.dumps(config, default=str)) == json.loads(

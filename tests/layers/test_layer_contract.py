@@ -10,6 +10,7 @@ from heed.layers import (
     DotProductAttention,
     FeedForward,
     LearnedPositions,
+    LocationAwareAttention,
     LuongAttention,
     MultiHeadAttention,
     SinusoidalPositions,
@@ -65,6 +66,24 @@ CASES = [
         {"query": Tensor((3, 2, 5, 8)), "value": Tensor((3, 2, 7, 8))},
         scores=True,
     ),
+    LayerCase(
+        "multi_head_shared_side_by_side",
+        make(MultiHeadAttention, 2, [3, 6], shared_projection=True, output_projection=False),
+        SELF,
+        scores=True,
+    ),
+    LayerCase(
+        "multi_head_own_widths",
+        make(MultiHeadAttention, 2, [3, 6], value_dim=(5, 4), use_gate=True, position="alibi"),
+        WIDTHS,
+        scores=True,
+    ),
+    LayerCase(
+        "multi_head_side_by_side_axes",
+        make(MultiHeadAttention, 2, 4, output_projection=False, attention_axes=2),
+        {"query": Tensor((3, 2, 5, 8)), "value": Tensor((3, 2, 7, 8))},
+        scores=True,
+    ),
     LayerCase("dot_product", make(DotProductAttention), CROSS, scores=True),
     LayerCase(
         "dot_product_causal",
@@ -79,6 +98,12 @@ CASES = [
         make(AdditiveAttention, 5, use_bias=False),
         STATE,
         scores=True,
+        carries_mask=False,
+    ),
+    LayerCase(
+        "location_aware",
+        make(LocationAwareAttention, 5, filters=3, kernel_size=3),
+        {**STATE, "previous_weights": Tensor((3, 7), positions=True)},
         carries_mask=False,
     ),
     LayerCase("luong_dot", make(LuongAttention), CROSS, scores=True),
@@ -158,7 +183,15 @@ def test_mixed_precision(case, policy):
 
 
 # Compiling by XLA takes seconds: by default one case of each layer that learns something.
-QUICK = ("multi_head_full", "additive", "luong_general", "embedding", "encoder", "decoder")
+QUICK = (
+    "multi_head_full",
+    "additive",
+    "location_aware",
+    "luong_general",
+    "embedding",
+    "encoder",
+    "decoder",
+)
 
 
 some_quick_cases = pytest.mark.parametrize(

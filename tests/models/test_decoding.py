@@ -86,7 +86,7 @@ def test_the_cache_changes_nothing_in_other_models(method, variant):
 def test_a_state_of_decoding_is_a_value(use_cache):
     """It knows how many tokens it has read, can be gone on from twice, and gives what the whole model gives."""
     model, source = small_model(seed=4), np.repeat(sources(1), 3, axis=0)  # rows may change places
-    decoder = IncrementalDecoder(model, source, 4, use_cache=use_cache)
+    decoder = IncrementalDecoder(model, source, 3, 4, use_cache=use_cache)
     start, state = decoder.start()
     np.testing.assert_array_equal(start, 1)
     read = np.array([[1, 3, 4], [1, 5, 6], [1, 7, 8]], "int32")
@@ -230,7 +230,7 @@ class Script:
         self.length, self.batch_size, self.rows = len(probabilities), 1, beams
         self.logits = tf.math.log(tf.constant(probabilities, tf.float32))
 
-    def start(self):
+    def start(self, prompt=None):
         return tf.ones((self.rows,), tf.int32), DecodingState(tf.constant(0), tf.zeros(self.rows))
 
     def step(self, state, tokens):

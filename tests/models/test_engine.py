@@ -565,6 +565,38 @@ def test_a_reason_of_one_layer(change: Any, reason: str) -> None:
     assert reason in str(explain_generate(model))
 
 
+def attending(model: Any, **options: Any) -> Any:
+    """The model, with a self-attention of these options in its last layer."""
+    old = model.decoder.blocks[-1].self_attention
+    new = MultiHeadAttention(old.num_heads, **{"key_dim": old.key_dim, **options}, name=old.name)
+    new.build((None, None, 8), (None, None, 8))
+    rng = np.random.default_rng(0)
+    new.set_weights([rng.normal(size=weight.shape) for weight in new.weights])
+    model.decoder.blocks[-1].__dict__["self_attention"] = new
+    return model
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"key_dim": [2, 6]}, "has heads of own widths"),
+        ({"key_dim": 4, "output_projection": False}, "has no output projection"),
+    ],
+)
+def test_heads_that_the_graph_alone_decodes(layers: int, options: Any, reason: str) -> None:
+    model = attending(small_model(seed=3, decoder_layers=layers), **options)
+    assert f"self_attention of layer_{layers - 1} {reason}" in str(explain_generate(model))
+    assert decode(model, sources()).shape == (5, 8)
+
+
+def test_a_shared_projection_is_decoded() -> None:
+    model = attending(small_model(seed=3), shared_projection=True)
+    for options in METHODS:
+        assert explain_generate(model, method=options["method"]).implementation == "engine"
+        np.testing.assert_array_equal(*by_both(model, sources(), **options))
+
+
 def test_a_reason_of_the_output_layer_and_of_a_layer_of_another_dtype() -> None:
     model = small_model(seed=3, tie_embeddings=False, decoder_layers=2)
     model.decoder.output_layer.activation = keras.activations.tanh

@@ -66,7 +66,9 @@ def test_a_c_program_computes_attention_forward_and_backward(program: Path) -> N
     assert next(numbers, None) is None
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="counts in the place of glibc's functions")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="counts in the place of glibc's functions"
+)
 @pytest.mark.parametrize("program", ["decode"], indirect=True)
 @pytest.mark.parametrize("beams", [1, 4])
 def test_decoding_allocates_once_and_for_each_token_no_more_than_its_keys_and_values(

@@ -229,6 +229,45 @@ def test_a_prompt_that_ends_is_all(library: Any, search: Any) -> None:
     np.testing.assert_array_equal(tokens, expected)
 
 
+LONG: tuple[dict[str, Any], ...] = (
+    {"rotary": True, "encoded_width": 0},
+    {"bias": True, "window": 40, "kv_heads": 2, "masked": True, "qk_norm": True},
+    {"table": True, "window": 70, "encoder": True, "sinks": True, "pack": "bfloat16"},
+)
+
+
+@pytest.mark.parametrize("options", LONG, ids=str)
+def test_long_prompts_are_read_in_tiles(library: Any, options: Any) -> None:
+    """A tile has 64 tokens of one target; so many targets do not go through the layers together."""
+    for length, free in ((66, (1, 2, 3, 0, 1, 2, 3)), (131, (2, 3))):
+        stack = Stack(np.random.default_rng(length), vocabulary=40, **options)
+        call = Call(
+            stack, len(free), length, 3 if stack.encoded_width else 0, prompted=True, **options
+        )
+        call.prompt[:] = stack.rng.integers(3, 40, call.prompt.shape)
+        for row, count in zip(call.prompt, free, strict=True):
+            row[length - count :] = PAD
+        tokens = call.run(library, stack, threads=1)
+        assert_best(stack, call, tokens)
+
+
+@pytest.mark.parametrize("options", LONG, ids=str)
+@pytest.mark.parametrize("search", [{"beams": 3}, {"sampling": {"top_k": 5}}], ids=str)
+def test_long_prompts_beside_short_ones(library: Any, search: Any, options: Any) -> None:
+    """The bits of a row are its own, however prompts share the room in which they are read."""
+    stack = Stack(np.random.default_rng(5), vocabulary=40, **options)
+    source = 3 if stack.encoded_width else 0
+    call = Call(stack, 9, 150, source, prompted=True, **options, **search)
+    tokens = call.run(library, stack, threads=1)
+    np.testing.assert_array_equal(tokens[call.prompt != PAD], call.prompt[call.prompt != PAD])
+    assert len({*tokens[call.prompt == PAD].flat}) > 4
+    for threads in (2, 7):
+        np.testing.assert_array_equal(call.run(library, stack, threads), tokens)
+    for row in range(0, 9, 4):
+        rows = slice(row, row + 1)
+        np.testing.assert_array_equal(call.rows(rows).run(library, stack), tokens[rows])
+
+
 def test_tiny_vocabularies(library: Any) -> None:
     stack = Stack(np.random.default_rng(3), vocabulary=3)  # padding, start, end
     for search in SEARCHES:

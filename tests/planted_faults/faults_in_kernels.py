@@ -152,9 +152,30 @@ FAULTS = (
     ),
     Fault(
         "a prompt that ends is gone on from",
+        "native/decoder/prompts.h",
+        "if (count == length || (count > 0 && to[count - 1] == decoding_.end_token)) continue;",
+        "if (count == length) continue;",
+        (_DECODER,),
+    ),
+    Fault(
+        "tokens of a prompt see those after them",
+        "native/decoder/prompts.h",
+        "{0, position_ + tile.row, nullptr}, bias, true};",
+        "{0, position_ + tile.row, nullptr}, bias, false};",
+        (_DECODER,),
+    ),
+    Fault(
+        "all tiles of a prompt stand where its first one does",
+        "native/decoder/prompts.h",
+        "position_[rows] = position;",
+        "position_[rows] = position - at;",
+        (_DECODER,),
+    ),
+    Fault(
+        "beams look for their prompt in caches of their own",
         "native/decoder/beam.h",
-        "    if (token != decoding_.end_token) return false;\n    for (int j = 0; j <= position",
-        "    return false;\n    for (int j = 0; j <= position",
+        "s_.ancestors[(first_row + k) * length + j] = 0;",
+        "s_.ancestors[(first_row + k) * length + j] = static_cast<uint8_t>(k);",
         (_DECODER,),
     ),
     Fault(
@@ -167,8 +188,8 @@ FAULTS = (
     Fault(
         "a row that has ended goes on",
         "native/decoder/search.h",
-        "if (token != decoding.end_token) s.source",
-        "if (token >= 0) s.source",
+        "if (token == decoding.end_token || position + 1 == length) continue;",
+        "if (position + 1 == length) continue;",
         (_DECODER,),
     ),
     Fault(

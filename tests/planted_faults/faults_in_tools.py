@@ -81,6 +81,13 @@ FAULTS = (
     ),
     # Inspect
     Fault(
+        "a class token is drawn as if it were a patch",
+        f"{_INSPECT}/_plots.py",
+        "maps = weights[:, first:].reshape(-1, rows, columns)",
+        "maps = weights[:, : rows * columns].reshape(-1, rows, columns)",
+        (f"{_OF_INSPECT}/test_plots.py",),
+    ),
+    Fault(
         "on_token asks layers of fewer keys",
         f"{_INSPECT}/_capture.py",
         "                if token < layer.lengths[1]\n",
@@ -121,6 +128,13 @@ FAULTS = (
         "counts = (near[name] > 0) | (far[name] > 0)",
         "counts = (near[name] >= 0) | (far[name] > 0)",
         (f"{_OF_INSPECT}/test_measures.py",),
+    ),
+    Fault(
+        "each state of a recurrent decoder is an attention of its own",
+        f"{_INSPECT}/_watch.py",
+        "if single and key in self.states:",
+        "if False and key in self.states:",
+        (f"{_OF_INSPECT}/test_capture.py",),
     ),
     Fault(
         "another head is switched off",
@@ -168,8 +182,8 @@ FAULTS = (
     Fault(
         "batches of text do not depend on the seed",
         f"{_SEQ2SEQ}/parallel_text.py",
-        "order = np.resize(permutation(len(lengths), _ORDER_KEY, seed, epoch), per_epoch * size)",
-        "order = np.resize(permutation(len(lengths), _ORDER_KEY, 0, epoch), per_epoch * size)",
+        "order = np.resize(permutation(count, _ORDER_KEY, seed, epoch), per_epoch * size)",
+        "order = np.resize(permutation(count, _ORDER_KEY, 0, epoch), per_epoch * size)",
         (f"{_OF_SEQ2SEQ}/test_parallel_text.py",),
     ),
     Fault(
@@ -232,8 +246,8 @@ FAULTS = (
     Fault(
         "the arguments of BLEU are swapped",
         f"{_SEQ2SEQ}/evaluation.py",
-        '"bleu": float(sacrebleu.corpus_bleu(said, references).score),',
-        '"bleu": float(sacrebleu.corpus_bleu(references[0], [said]).score),',
+        "one.corpus_score(said, references) for",
+        "one.corpus_score(references[0], [said]) for",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(

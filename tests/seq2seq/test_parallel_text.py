@@ -6,50 +6,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.seq2seq import parallel_text
+from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
 from tests.seq2seq.tiny import write_parallel_text
 
 
 def test_pairs_are_read_in_order(tmp_path):
-    source, target = write_parallel_text(tmp_path)
-    pairs, empty = parallel_text.read_pairs(source, target)
+    pairs, empty = parallel_text.read_pairs(Corpus(*write_parallel_text(tmp_path)))
     assert len(pairs) == 60
     assert empty == 0
     assert all(t == s[::-1] + "é" for s, t in pairs)
-
-
-def test_a_byte_order_mark_windows_line_ends_and_other_separators(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes("\ufeffone\u2028two\r\nthree\x0cfour\r\n\r\nlast".encode())
-    assert parallel_text.read_lines(path) == ["one\u2028two", "three\x0cfour", "", "last"]
 
 
 def test_pairs_with_an_empty_side_are_left_out(tmp_path):
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("".join(f"s{i}\n" for i in range(30)) + "\n  \nx\n")
     target.write_text("".join(f"t{i}\n" for i in range(30)) + "x\ny\n\n")
-    pairs, empty = parallel_text.read_pairs(source, target)
+    pairs, empty = parallel_text.read_pairs(Corpus(source, target))
     assert (len(pairs), empty) == (30, 3)
 
 
-def test_what_is_refused(tmp_path):
-    source, target = write_parallel_text(tmp_path)
-    with pytest.raises(TaskError, match=r"cannot read .*nope.*No such file"):
-        parallel_text.read_pairs(tmp_path / "nope", target)
-    with pytest.raises(TaskError, match="cannot read"):
-        parallel_text.read_pairs(tmp_path, target)
-    longer = tmp_path / "longer"
-    longer.write_text(target.read_text() + "more\n")
-    with pytest.raises(TaskError, match=r"as many lines.*60.*61"):
-        parallel_text.read_pairs(source, longer)
-    latin = tmp_path / "latin"
-    latin.write_bytes(b"fine\ncaf\xe9\n")
-    with pytest.raises(TaskError, match=r"UTF-8 text; line 2 is not"):
-        parallel_text.read_pairs(latin, latin)
+def test_too_little_text_is_refused(tmp_path):
     few = tmp_path / "few"
     few.write_text("same\n" * 100)
     with pytest.raises(TaskError, match=r"at least 20 different"):
-        parallel_text.read_pairs(few, few)
+        parallel_text.read_pairs(Corpus(few, few))
+
+
+@given(st.integers(1, 2))
+def test_fewer_parts_are_held_out_where_others_are_given(held_out):
+    parts = parallel_text.split([(str(i), str(-i)) for i in range(100)], held_out)
+    assert [len(part) for part in parts] == [100 - 5 * held_out] + [5] * held_out
 
 
 @given(st.lists(st.integers(0, 40).map(str), min_size=30, max_size=120))

@@ -61,7 +61,7 @@ def test_an_empty_folder_may_become_a_run_and_others_stay_untouched(tmp_path, ta
         (b"[]", "is not one of heed"),
         (b'{"format": "other"}', "is not one of heed"),
         (b'{"format": "heed run", "version": 99}', "another version of heed"),
-        (b'{"format": "heed run", "version": 2}', "is damaged: its config.json has no task"),
+        (b'{"format": "heed run", "version": 3}', "is damaged: its config.json has no task"),
     ],
 )
 def test_foreign_folders(tmp_path, content, message):
@@ -231,7 +231,7 @@ def test_the_files_of_own_text_are_checked_too(tmp_path):
         with pytest.raises(TaskError, match=f"is damaged: {name} is not as it was written"):
             run.task()
         path.write_bytes(whole)
-    for name, value in (("longest_target", 0), ("empty_pairs", "x"), ("source_file", None)):
+    for name, value in (("longest_target", 0), ("empty_pairs", "x"), ("files", None)):
         damaged = {**run.config, "task": {**run.config["task"], name: value}}
         with pytest.raises(TaskError, match="is damaged: its task is not one"):
             RunFolder(run.path, damaged).task()

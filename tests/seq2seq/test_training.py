@@ -99,7 +99,7 @@ def test_the_first_line_on_own_text(tmp_path, monkeypatch, capsys):
     with pytest.raises(CrashError):
         train(run)
     said = capsys.readouterr().err
-    assert f"54 sentence pairs of {source} and {target}, 6 more held out" in said
+    assert f"54 sentence pairs of {source} and {target}, 6 others held out" in said
 
 
 # Before the first checkpoint, between two, at one, and before the last step.

@@ -8,6 +8,7 @@ from heed.inspect._plots import (
     plot_alignment,
     plot_cross_attention,
     plot_heads,
+    plot_image_attention,
     plot_map,
     plot_model,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "plot_alignment",
     "plot_cross_attention",
     "plot_heads",
+    "plot_image_attention",
     "plot_map",
     "plot_model",
     "rollout",

@@ -156,22 +156,27 @@ def gradient_times_attention(
     >>> bool(np.isclose(found.sum(), model(values)[0, 2, 3], atol=1e-5)), float(abs(found[0, 0, 0]).max())
     (True, 0.0)
     """
-    found: dict[str, Seen] = {}
+    found: dict[str, list[Seen]] = {}  # several where single states ask
 
     def take(full: str, seen: Seen, kind: str) -> None:
         tape.watch(seen.output)
-        found[full] = seen
+        found.setdefault(full, []).append(seen)
 
     with current().gradient_tape() as tape:
         outputs, names = run(model, inputs, call_arguments, take, layers)
         value = target(outputs)
     if tuple(getattr(value, "shape", (0,))) != ():
         raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
-    gradients = tape.gradient(
-        value, [x.output for x in found.values()], unconnected_gradients="zero"
-    )
-    contributions: dict[str, Floats] = {}
-    for (full, x), gradient in zip(found.items(), gradients, strict=True):
-        _, N, T, _ = x.sizes
-        contributions[names[full]] = x.weights(range(T), range(N)) * x.weights_gradient(gradient)
-    return contributions
+    outputs_of = {full: [x.output for x in steps] for full, steps in found.items()}
+    gradients = tape.gradient(value, outputs_of, unconnected_gradients="zero")
+    return {
+        names[full]: np.concatenate(
+            [_contributions(*both) for both in zip(steps, gradients[full], strict=True)], axis=2
+        )
+        for full, steps in found.items()
+    }
+
+
+def _contributions(seen: Seen, gradient: Any) -> Floats:
+    _, N, T, _ = seen.sizes
+    return seen.weights(range(T), range(N)) * seen.weights_gradient(gradient)

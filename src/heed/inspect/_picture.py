@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.inspect._seen import Seen
+from heed.inspect._seen import Rows
 from heed.inspect._statistics import RowStatistics, joined_rows, statistics_of
 
 Floats = NDArray[np.floating[Any]]
@@ -19,7 +19,7 @@ _FEW = 8  # cells of up to as many keys are summed quicker key by key
 
 
 def picture_of(
-    seen: Seen,
+    seen: Rows,
     heads: Sequence[int],
     rows: Sequence[int] | None,
     size: int | None,

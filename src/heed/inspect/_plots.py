@@ -23,6 +23,7 @@ _MUTED, _INK = "#5b6670", "#1b2126"
 _TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)
 _MOST_LABELS = 160  # positions beyond which only some are labelled
 _FEW = 16  # tokens that are named beside small panels
+_FOG = (0.6, 0.64, 0.67)  # grey, so that black, white and colours come out of it alike
 
 
 def plot_heads(
@@ -145,8 +146,7 @@ def plot_alignment(
     """
     layers, labels = _cross_attention(capture, source, target, layer, head, example)
     mean = np.mean(np.concatenate(list(layers.values())), axis=0)
-    count = sum(map(len, layers.values()))
-    of = f"mean of {count} head{'s' if count > 1 else ''}"
+    of = _mean_of(sum(map(len, layers.values())))
     of = of if head is None else f"head {head}" + (f", {of}" if len(layers) > 1 else "")
     where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
     sides = ("written: target", "read: source")
@@ -217,6 +217,108 @@ def plot_cross_attention(
             _label_axis(axes.xaxis, columns if widest <= 2 and S <= 10 else [], 6)
             _label_axis(axes.yaxis, [], 6)
     _colour_bar(figure, image, grid)
+    return figure
+
+
+def plot_image_attention(
+    capture: Capture,
+    layer: str | None,
+    image: Any,
+    *,
+    tokens: Sequence[Any] | None = None,
+    query: int | None = None,
+    heads: Sequence[int] | None = None,
+    grid: tuple[int, int] | None = None,
+    example: int = 0,
+) -> Any:
+    """Where on an image attention is: a panel for each token that was written, or for one query a panel for each head.
+
+    Keys are the patches of the image, row by row. Fog lies on a patch, the thicker the less it is looked at; a frame
+    marks the one that is looked at most. With `tokens` this shows what a decoder read for each word of a caption, by
+    the mean of all heads; with `query=0` where the heads of a class token look. Such a token may stand before the
+    patches, as one more key; what is given to it lies nowhere on the image, so each panel tells how much does.
+
+    Args:
+        capture: the weights of all keys.
+        layer: name of a layer. None: the mean over all layers of cross-attention.
+        image: (height, width), (height, width, 1) or (height, width, 3) numbers; bytes, or floats in [0, 1], show as
+            they are, other floats from their least, in black, to their greatest.
+        tokens: T tokens: row t of the weights led to tokens[t]. Default: the numbers of the rows.
+        query: which row, to see its heads one by one; then `tokens` have no effect.
+        heads: which heads. Default: all that were captured.
+        grid: numbers of rows and of columns of patches. Default: those for which patches are squares.
+        example: which one of the batch, in [0, B).
+
+    Returns, Raises: as `plot_alignment`, and ValueError for an image of another shape, a query that is not there, or if
+        the keys are not that many patches.
+
+    >>> import numpy as np
+    >>> capture = Capture({"cross": np.full((1, 2, 3, 4), 0.25)}, {"cross": "cross"})
+    >>> figure = plot_image_attention(capture, "cross", np.zeros((6, 6)), tokens="a red circle".split())
+    >>> [axes.get_title(loc="left") for axes in figure.axes[:4]]
+    ['image', 'a', 'red', 'circle']
+    """
+    pixels = _pixels(image)
+    layers = _layers(capture, layer, heads, example)
+    name = next(iter(layers))
+    where = name if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
+    if capture.cells[name] != (1, 1):
+        raise ValueError(
+            "`capture` must hold each weight by itself: inspect.capture(..., size=None). "
+            f"Received: {name!r} pooled to cells of {capture.cells[name]}"
+        )
+    if query is None:
+        weights = np.mean(np.concatenate(list(layers.values())), axis=0)
+        titles, _ = _labels(capture, name, tokens=tokens, key_tokens=None)
+        of = _mean_of(sum(map(len, layers.values())))
+    elif len(layers) > 1 or query not in capture.rows[name]:
+        raise ValueError(
+            f"`query` must be one of the rows of one `layer`, {', '.join(map(str, capture.rows[name]))}. "
+            f"Received: query={query!r}, layer={layer!r}"
+        )
+    else:
+        weights = layers[name][:, capture.rows[name].index(query)]
+        titles = [f"head {head}" for head in (capture.heads[name] if heads is None else heads)]
+        of = f"query {query}"
+    (rows, columns), first = _grid(capture.lengths[name][1], pixels.shape, grid)
+    maps = weights[:, first:].reshape(-1, rows, columns)
+
+    height, width = pixels.shape[:2]
+    across = min(len(maps) + 1, 6)
+    down = -(-(len(maps) + 1) // across)
+    panel_height = 1.5 * min(3.0, height / width) + 0.25
+    figure = new_figure(1.5 * across + 0.9, panel_height * down + 0.5)
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.patches import Rectangle
+
+    grid_of_axes = figure.subplots(down, across, squeeze=False)
+    fog = LinearSegmentedColormap.from_list("fog", [(*_FOG, 0.92), (*_FOG, 0.0)])
+    norm = PowerNorm(0.5, 0.0, float(np.nanmax(maps, initial=0.0)) or 1.0)
+    drawn, extent = None, (0, width, height, 0)
+    for number, axes in enumerate(grid_of_axes.ravel()):
+        axes.set_visible(number <= len(maps))
+        axes.imshow(pixels, "gray", vmin=0, vmax=1, extent=extent, interpolation="nearest")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_color("#c5ccd3")
+        if number == 0:
+            axes.set_title("image", fontsize=8, loc="left", pad=3, color=_MUTED)
+        elif number <= len(maps):
+            one = maps[number - 1]
+            drawn = axes.imshow(one, fog, norm, extent=extent, interpolation="nearest")
+            axes.set_title(titles[number - 1], fontsize=9, loc="left", pad=3, parse_math=False)
+            if first:
+                axes.set_title(
+                    f"{one.sum():.0%} on it", fontsize=7, loc="right", pad=3, color=_MUTED
+                )
+            if one.any():
+                row, column = np.unravel_index(one.argmax(), one.shape)
+                corner = (column * width / columns, row * height / rows)
+                size = (width / columns, height / rows)
+                axes.add_patch(Rectangle(corner, *size, fill=False, ec="#d95f02", lw=1.2))
+    if drawn is not None:
+        _colour_bar(figure, drawn, grid_of_axes)
+    figure.suptitle(f"{where}, {of}", fontsize=10, x=0.01, ha="left")
     return figure
 
 
@@ -328,7 +430,15 @@ def _cross_attention(
     head: int | None,
     example: int,
 ) -> tuple[dict[str, Floats], tuple[list[str], list[str]]]:
-    """By layer name the weights (heads, T, S) of one layer or all of cross-attention; and `_labels`."""
+    """`_layers`, and `_labels`."""
+    layers = _layers(capture, layer, None if head is None else [head], example)
+    return layers, _labels(capture, next(iter(layers)), target=target, source=source)
+
+
+def _layers(
+    capture: Capture, layer: str | None, heads: Sequence[int] | None, example: int
+) -> dict[str, Floats]:
+    """By layer name the weights (heads, T, S) of one layer or all of cross-attention."""
     names = [name for name in capture if capture.kinds[name] == "cross"]
     names = names if layer is None else [capture.layer(layer)]
     if not names:
@@ -336,7 +446,6 @@ def _cross_attention(
             "`capture` must have a layer of cross-attention, or `layer` must be given. "
             f"Received: {', '.join(f'{name!r} ({kind})' for name, kind in capture.kinds.items())}"
         )
-    heads = None if head is None else [head]
     layers = {name: weights_of(capture, name, heads, example) for name in names}
     lengths = [capture.lengths[name] for name in names]
     if len({x.shape[1:] for x in layers.values()}) > 1 or len(set(lengths)) > 1:
@@ -344,7 +453,47 @@ def _cross_attention(
             "`layer` must be given where layers of cross-attention differ in T and S. "
             f"Received: layer=None, (T, S) of {', '.join(map(str, lengths))}"
         )
-    return layers, _labels(capture, names[0], target=target, source=source)
+    return layers
+
+
+def _mean_of(count: int) -> str:
+    return f"mean of {count} head{'s' if count > 1 else ''}"
+
+
+def _pixels(image: Any) -> Floats:
+    """(height, width), or with colours (height, width, 3), from 0 to 1."""
+    array = np.asarray(image)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    coloured = array.ndim == 3 and array.shape[2] == 3
+    if not (array.ndim == 2 or coloured) or not array.size or array.dtype.kind not in "buif":
+        raise ValueError(
+            "`image` must be numbers (height, width), (height, width, 1) or (height, width, 3). "
+            f"Received: {array.dtype} of shape {np.shape(image)}"
+        )
+    pixels = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
+    low, high = pixels.min(), pixels.max()
+    if low < 0 or high > 1:
+        pixels = (pixels - low) / ((high - low) or 1.0)
+    return pixels
+
+
+def _grid(
+    keys: int, shape: Sequence[int], grid: tuple[int, int] | None
+) -> tuple[tuple[int, int], int]:
+    """Rows and columns of an image's patches, and how many keys stand before them: one at most."""
+    for first, patches in enumerate((keys, keys - 1)):
+        rows = round((max(patches, 0) * shape[0] / shape[1]) ** 0.5)
+        columns = patches // max(rows, 1)
+        square = rows * shape[1] == columns * shape[0]
+        if grid is not None:
+            (rows, columns), square = grid, True
+        if square and rows * columns == patches > 0:
+            return (rows, columns), first
+    raise ValueError(
+        "`grid` must be the rows and columns of patches, as many as there are keys, or one fewer (None only for "
+        f"patches that are squares). Received: grid={grid}, {keys} keys, image.shape={tuple(shape)}"
+    )
 
 
 def _shown(token: Any) -> str:

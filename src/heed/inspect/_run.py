@@ -13,7 +13,7 @@ from heed._numbers import check_integer
 from heed.inspect import _names
 from heed.inspect._capture import Capture, Layer
 from heed.inspect._picture import picture_of
-from heed.inspect._seen import Seen
+from heed.inspect._seen import Rows, Seen, States
 from heed.inspect._watch import Look, Session, is_attention, watch
 
 Some = Sequence[int] | Mapping[str, Sequence[int]] | None
@@ -34,7 +34,8 @@ def capture(
 
     The model computes what it always does, bit by bit; the weights are taken, or computed beside it, in blocks. It
     sees heed's layers and ops, the attention layers of Keras and KerasHub, accelerated or not, and whatever layer
-    calls `keras.ops.dot_product_attention`, or `keras.ops.softmax` in a class with "Attention" in its name.
+    calls `keras.ops.dot_product_attention`, or `keras.ops.softmax` in a class with "Attention" in its name. What the
+    states (B, D) of a recurrent decoder ask a layer, one after the other, is one attention of T queries.
 
     Args:
         model: a Keras model or layer.
@@ -73,16 +74,16 @@ def capture(
     """
     size = check_integer("size", size, least=1, optional=True)
     taken: dict[str, dict[str, Any]] = {}
+    states: dict[str, list[Seen]] = {}
 
-    def take(full: str, seen: Seen, kind: str) -> None:
+    def draw(full: str, seen: Rows) -> None:
         _, N, T, S = seen.sizes
         chosen_heads = _chosen("heads", heads, full, N) or tuple(range(N))
         chosen_rows = _chosen("rows", rows, full, T)
         keys = [token for token in _integers("tokens", tokens, None, full) if token < S]
         picture, statistics = picture_of(seen, chosen_heads, chosen_rows, size, keys)
-        taken[full] = {
+        taken[full] |= {
             "weights": picture,
-            "kind": kind,
             "heads": chosen_heads,
             "rows": chosen_rows,
             "lengths": (T, S),
@@ -90,7 +91,16 @@ def capture(
             "statistics": statistics,
         }
 
+    def take(full: str, seen: Seen, kind: str) -> None:
+        taken.setdefault(full, {"kind": kind})
+        if seen.sizes[2] == 1:  # there may be more of them: they are drawn when all have been seen
+            states.setdefault(full, []).append(seen)
+        else:
+            draw(full, seen)
+
     outputs, names = run(model, inputs, call_arguments, take, layers)
+    for full, steps in states.items():
+        draw(full, States(steps))
     for option, given in (("heads", heads), ("rows", rows)):
         if isinstance(given, Mapping):
             _names.check(option, given, list(names))

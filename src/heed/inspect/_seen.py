@@ -21,28 +21,36 @@ _HIDDEN = {"float16": -2e4}
 _FAR_BELOW = -1e8
 
 
-class Seen(Protocol):
-    """One attention.
+class Rows(Protocol):
+    """The weights of an attention, row by row.
 
     Attributes:
-        output: the tensor that goes on: what it returns, or the weights themselves.
         sizes: (B, N, T, S).
         start: the key position at which query 0 stands, () or (B,).
         numbers_per_weight: how many numbers are held to compute one.
     """
 
-    output: Any
     sizes: tuple[int, int, int, int]
     start: NDArray[np.int64]
     numbers_per_weight: int
 
+    def weights(self, rows: range, heads: Sequence[int]) -> Floats:
+        """(B, len(heads), len(rows), S), float32 or float64; rows sum to 1, or to 0 where they see nothing."""
+        ...
+
+
+class Seen(Rows, Protocol):
+    """One attention.
+
+    Attributes:
+        output: the tensor that goes on: what it returns, or the weights themselves.
+    """
+
+    output: Any
+
     @property
     def causal(self) -> bool:
         """Whether queries see no later key."""
-        ...
-
-    def weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """(B, len(heads), len(rows), S), float32 or float64; rows sum to 1, or to 0 where they see nothing."""
         ...
 
     def without(self, head: int) -> Any:
@@ -108,6 +116,26 @@ class FusedAttention:
         if axis is None:
             return x[:, None]
         return ops.transpose(x, (0, 2, 1, 3)) if axis == 2 else x
+
+
+class States:
+    """The attention of single states, one after the other, as that of a sequence of T queries.
+
+    Args:
+        steps: what each of them asked, of sizes (B, N, 1, S).
+    """
+
+    def __init__(self, steps: Sequence[Seen]) -> None:
+        self._steps = steps
+        B, N, _, S = steps[0].sizes
+        self.sizes = (B, N, len(steps), S)
+        self.start = steps[0].start
+        self.numbers_per_weight = steps[0].numbers_per_weight
+
+    def weights(self, rows: range, heads: Sequence[int]) -> Floats:
+        """See `Rows`."""
+        each = [self._steps[row].weights(range(1), heads) for row in rows]
+        return np.concatenate(each, axis=2)
 
 
 def keras_attention(

@@ -30,7 +30,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 # Arguments by which layers of the world take what they read besides their own sequence.
 _SOURCES = ("key_value", "encoder", "encoded", "context", "memory")
 # Is shown the full name of each attention, what was seen, and "self", "causal" or "cross"; what it returns goes on in
-# place of the output, None for the output itself.
+# place of the output, None for the output itself. Where single states ask, it is shown each step, under one name.
 Look = Callable[[str, Seen, str], Any]
 
 
@@ -49,6 +49,7 @@ class Session:
         self.look, self.layers = look, layers
         self.frames: list[Frame] = []
         self.names: list[str] = []  # of all attentions that ran
+        self.states: dict[tuple[Any, ...], str] = {}  # names of those that single states ask
         self.with_attention: set[int] = set()  # ids of the layers around them
 
     def layer(self, original: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -100,15 +101,32 @@ class Session:
                 "the model without it, or first tf.config.run_functions_eagerly(True). "
                 f"Received: a symbolic tensor inside {'/'.join(path)}"
             )
-        name = _names.full_name(path[1:] or path, self.names)
-        self.names.append(name)
+        seen = describe()
+        name = self.name(path[1:] or path, seen)
         self.with_attention.update(id(frame.layer) for frame in self.frames)
         if self.layers is not None and not any(_names.answers(x, name) for x in self.layers):
             return output
-        seen, cross = describe(), _is_cross(self.frames[-1])
+        cross = _is_cross(self.frames[-1])
         kind = "cross" if cross else "causal" if seen.causal else "self"
         replaced = self.look(name, seen, kind)
         return output if replaced is None else replaced
+
+    def name(self, path: Sequence[str], seen: Seen) -> str:
+        """A name for what was seen: one of its own, or that of the single states (B, D) that asked this layer before.
+
+        A recurrent decoder asks at each step; all of its steps are one attention.
+        """
+        frame = self.frames[-1]
+        query = _arguments(frame).get("query")
+        key = (id(frame.layer), *path, *seen.sizes)
+        single = query is not None and len(query.shape) == 2
+        if single and key in self.states:
+            return self.states[key]
+        name = _names.full_name(path, self.names)
+        self.names.append(name)
+        if single:
+            self.states[key] = name
+        return name
 
 
 _session: ContextVar[Session | None] = ContextVar("heed_inspect_session", default=None)
@@ -172,11 +190,7 @@ def is_attention(layer: Any) -> bool:
 
 def _is_cross(frame: Frame) -> bool:
     """Whether the layer reads another sequence than that of its queries."""
-    try:
-        bound = inspect.signature(frame.layer.call).bind_partial(*frame.args, **frame.kwargs)
-    except (TypeError, ValueError):
-        return False
-    given = bound.arguments
+    given = _arguments(frame)
     if "query" in given:
         others = [given[name] for name in ("value", "key") if given.get(name) is not None]
         # Without a value the layer reads what was projected before: a cache of another sequence.
@@ -188,6 +202,15 @@ def _is_cross(frame: Frame) -> bool:
         x is not None and any(word in name for word in _SOURCES) and "mask" not in name
         for name, x in given.items()
     )
+
+
+def _arguments(frame: Frame) -> dict[str, Any]:
+    """The arguments of a call by their names, as far as they can be told."""
+    try:
+        bound = inspect.signature(frame.layer.call).bind_partial(*frame.args, **frame.kwargs)
+    except (TypeError, ValueError):
+        return {}
+    return bound.arguments
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -11,6 +11,7 @@ from heed.layers.additive_attention import AdditiveAttention
 from heed.layers.dot_product_attention import DotProductAttention
 from heed.layers.embedding import TokenEmbedding
 from heed.layers.feed_forward import FeedForward
+from heed.layers.location_aware_attention import LocationAwareAttention
 from heed.layers.luong_attention import LuongAttention
 from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.positions import LearnedPositions, RelativePositionBias, SinusoidalPositions
@@ -22,6 +23,7 @@ __all__ = [
     "DotProductAttention",
     "FeedForward",
     "LearnedPositions",
+    "LocationAwareAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "RelativePositionBias",

@@ -1,6 +1,7 @@
 """The key/value cache: projected keys and values of the positions seen so far.
 
-A cache is a plain dictionary {"key": (B, L, K, H), "value": (B, L, K, V)} of tensors, so that it
+A cache is a plain dictionary {"key": (B, L, K, H), "value": (B, L, K, V)} of tensors (of a layer with one head without
+K), so that it
 passes through `tf.while_loop`, `keras.tree` and saved signatures like any other state. Positions
 from the write index on hold zeros; the causal mask of the reader hides them.
 """
@@ -32,8 +33,8 @@ def make(
     }
 
 
-def check(cache: Any, batch_size: Any, key: tuple[int, int], value: tuple[int, int]) -> None:
-    """Checks that `cache` is one of these shapes.
+def check(cache: Any, batch_size: Any, key: Shape, value: Shape) -> None:
+    """Checks that `cache` has these features, (K, H) and (K, V), or of a layer with one head (D,) and (V,).
 
     Raises:
         ValueError: if a part is missing or has another shape.
@@ -45,13 +46,13 @@ def check(cache: Any, batch_size: Any, key: tuple[int, int], value: tuple[int, i
             f"`project_cache` return it. Received: {received!r}"
         )
     shapes: dict[str, Shape] = {name: tuple(x.shape) for name, x in cache.items()}
-    length = shapes["key"][1] if len(shapes["key"]) == 4 else None
-    for name, heads in (("key", key), ("value", value)):
-        expected = (batch_size, length, *heads)
+    length = shapes["key"][1] if len(shapes["key"]) == 2 + len(key) else None
+    for name, features in (("key", key), ("value", value)):
+        expected = (batch_size, length, *features)
         if not agree(shapes[name], expected):
             raise ValueError(
                 f'`cache["{name}"]` must have the shape {expected}: as many batch items as '
-                "`query`, as many positions in keys as in values, and the heads of the layer. "
+                "`query`, as many positions in keys as in values, and the features of the layer. "
                 f'Received: cache["{name}"].shape={shapes[name]}'
             )
 

@@ -8,7 +8,7 @@ one product of two matrices in each.
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -50,3 +50,15 @@ def projection(
     layer.supports_masking = True
     layer.build(shape)
     return layer
+
+
+def once(project: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same function, which computes what it makes of a tensor once; for one call of a layer."""
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def projected(x: Any) -> Any:
+        if id(x) not in made:
+            made[id(x)] = (x, project(x))  # with the tensor: its id is its own while it lives
+        return made[id(x)][1]
+
+    return projected

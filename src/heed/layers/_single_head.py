@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from heed._numbers import check_integer, check_real
-from heed.layers import masks
+from heed.layers import _cache, masks
+from heed.layers._cache import Cache
 from heed.layers._projections import clone_initializer
-from heed.layers.attend import dropping, one_head
+from heed.layers.attend import dropping, one_head, together
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
 from heed.layers.flat_dense import FlatDense
@@ -42,7 +43,7 @@ class SingleHeadAttention(AttentionLayer):
     def build(
         self,
         query_shape: Sequence[Any],
-        value_shape: Sequence[Any],
+        value_shape: Sequence[Any] | None = None,
         key_shape: Sequence[Any] | None = None,
     ) -> None:
         """Checks the shapes and creates the variables, where there are any."""
@@ -67,18 +68,54 @@ class SingleHeadAttention(AttentionLayer):
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
+        cache: Any = None,
     ) -> Any:
         """Attends; see the class for the arguments."""
+        output, scores = self._attend(
+            query,
+            value,
+            key,
+            cache,
+            given_masks=(query_mask, value_mask, key_mask),
+            attention_mask=attention_mask,
+            use_causal_mask=use_causal_mask,
+            with_scores=return_attention_scores,
+            training=training,
+        )
+        return together(output, scores, cache)
+
+    def _attend(
+        self,
+        query: Any,
+        value: Any,
+        key: Any,
+        cache: Any,
+        *,
+        given_masks: tuple[Any, Any, Any],
+        attention_mask: Any,
+        use_causal_mask: bool,
+        with_scores: bool,
+        training: bool | None,
+        added: Callable[[Any], Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Output and scores, in the compute dtype, the latter None unless they are asked for.
+
+        Args:
+            query, value, key, cache, attention_mask, use_causal_mask, training: of the call.
+            given_masks: those of query, value and key.
+            with_scores: whether the scores are wanted.
+            added: of the key positions' mask (B, S), or None: what is added to the projected keys.
+        """
         single = _is_single(query, use_causal_mask)
-        shapes = self._check_shapes(query.shape, value.shape, None if key is None else key.shape)
-        built_widths({"query": shapes[0], "key": shapes[2]}, self._widths)
-        scores_shape = (*query.shape[:-1], value.shape[1])
+        query_mask, value_mask, key_mask = given_masks
+        _, source, _ = self._call_shapes(query, value, key, cache)
+        scores_shape = (*query.shape[:-1], source[1])
         rows = query_mask = masks.position_mask(query_mask, query, "query_mask")
         if single:
             query = ops.expand_dims(query, 1)
             rows = None if rows is None else ops.expand_dims(rows, -1)
         if isinstance(attention_mask, Mask):
-            over = (*query.shape[:2], value.shape[1])
+            over = (*query.shape[:2], source[1])
             attention_mask = masks.without_head(attention_mask, over)
         elif attention_mask is not None:
             attention_mask = masks.to_bool(attention_mask, "attention_mask")
@@ -86,32 +123,71 @@ class SingleHeadAttention(AttentionLayer):
             attention_mask = ops.expand_dims(attention_mask, 1) if single else attention_mask
             attention_mask = Mask.dense(attention_mask)
         rows = _AXES.align_positions(rows, query, "query_mask")
-        columns = masks.key_positions(_AXES, value, (value_mask, value), (key_mask, key))
+        values = value if cache is None else cache["value"]
+        columns = masks.key_positions(_AXES, values, (value_mask, value), (key_mask, key))
         mask = masks.join(
             masks.structure(use_causal_mask, None),
             masks.padding(rows, columns, heads=False),
             attention_mask,
         )
-        query, value = masks.hide(query, rows), masks.hide(value, columns)
-        key = value if key is None else masks.hide(key, columns)
-        query, key, score = self._scoring(query, key)
+        if cache is None:
+            values = masks.hide(value, columns)
+            keys = self._project_key(values if key is None else masks.hide(key, columns))
+        else:
+            keys = cache["key"]
+        if added is not None:
+            keys = keys + added(columns)
         output, scores = one_head(
-            query,
-            key,
-            value,
-            return_attention_scores,
+            self._project_query(masks.hide(query, rows)),
+            keys,
+            values,
+            with_scores,
             mask=mask,
             scores_mask=mask,
-            **score,
+            **self._score(),
             **dropping(self.dropout, training, self),
         )
         if single:
             output = ops.squeeze(output, 1)
         masks.carry(output, query_mask)
-        if not return_attention_scores:
-            return output
-        scores = ops.squeeze(scores, 1) if single else scores
-        return output, ops.cast(scores, self.compute_dtype)
+        if scores is not None:
+            scores = ops.cast(ops.squeeze(scores, 1) if single else scores, self.compute_dtype)
+        return output, scores
+
+    def project_cache(self, value: Any, key: Any = None) -> Cache:
+        """The keys as they are scored, and the values, for the queries of a decoder step by step.
+
+        Args:
+            value: (B, S, V).
+            key: (B, S, Dk). Default: `value`.
+
+        Returns:
+            {"key": (B, S, .), "value": (B, S, V)}, to be given as `cache` to each call. Masks are not part of it: the
+            one that `value` carries is to be given as `value_mask` to each call.
+
+        Raises:
+            ValueError: if the layer is not built, or the shapes do not fit.
+
+        Example:
+            >>> import numpy as np
+            >>> from heed.layers import AdditiveAttention
+            >>> layer = AdditiveAttention(8)
+            >>> state, encoded = np.ones((2, 4), "float32"), np.ones((2, 5, 6), "float32")
+            >>> direct = layer(state, encoded)
+            >>> cached, _ = layer(state, None, cache=layer.project_cache(encoded))
+            >>> bool(np.array_equal(direct, cached))
+            True
+        """
+        if not self.built:
+            raise ValueError(
+                "`project_cache` needs the projections: build the layer or call it once before. "
+                "Received: a layer that is not built"
+            )
+        value = ops.cast(ops.convert_to_tensor(value), self.compute_dtype)
+        key = value if key is None else ops.cast(ops.convert_to_tensor(key), self.compute_dtype)
+        *_, shape = key_value_shapes(value.shape, value.shape, key.shape)
+        built_widths({"key": shape}, self._widths)
+        return {"key": self._project_key(key), "value": value}
 
     def _build_scores(self, query_width: int, key_width: int) -> None:
         """Checks the widths and creates the variables."""
@@ -131,8 +207,20 @@ class SingleHeadAttention(AttentionLayer):
         layer.build((None, None, width))
         return layer
 
-    def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """Query and key as they are scored, and the options of `one_head` that say how."""
+    def _project_query(self, query: Any) -> Any:
+        """The query (B, T, D) as it is scored."""
+        return query
+
+    def _project_key(self, key: Any) -> Any:
+        """The key (B, S, D) as it is scored."""
+        return key
+
+    def _scored_width(self) -> int:
+        """The width of a key as it is scored."""
+        return self._widths["key"]
+
+    def _score(self) -> dict[str, Any]:
+        """The options of `one_head` that say how a query scores a key."""
         raise NotImplementedError
 
     def compute_output_shape(
@@ -153,14 +241,10 @@ class SingleHeadAttention(AttentionLayer):
         bound = inspect.signature(self.call).bind(*args, **kwargs)
         bound.apply_defaults()
         call = bound.arguments
-        query, value, key = (call[name] for name in ("query", "value", "key"))
+        query, cache = call["query"], call["cache"]
         _is_single(query, call["use_causal_mask"])
-        shape, scores_shape = self.compute_output_shape(
-            query.shape,
-            value.shape,
-            None if key is None else key.shape,
-            return_attention_scores=True,
-        )
+        _, source, _ = self._call_shapes(query, call["value"], call["key"], cache)
+        shape, scores_shape = (*query.shape[:-1], source[-1]), (*query.shape[:-1], source[1])
         given = call["attention_mask"]
         if given is not None and not isinstance(given, Mask):
             _check_over_scores(tuple(given.shape), scores_shape)
@@ -169,14 +253,27 @@ class SingleHeadAttention(AttentionLayer):
             if mask is not None and tensor is not None and len(tensor.shape) == 3:
                 _AXES.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
-        if call["return_attention_scores"]:
-            return output, keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
-        return output
+        scores = keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
+        if cache is not None:  # as an output: what went in keeps its own history
+            cache = {name: keras.KerasTensor(x.shape, dtype=x.dtype) for name, x in cache.items()}
+        return together(output, scores if call["return_attention_scores"] else None, cache)
+
+    def _call_shapes(self, query: Any, value: Any, key: Any, cache: Any) -> tuple[Shape, ...]:
+        """The shapes of query, value and key, checked; with a cache those of what it holds."""
+        if cache is not None:
+            _cache.check(cache, query.shape[0], (self._scored_width(),), (None,))
+            received = {"query": tuple(query.shape)}
+            built_widths(received, self._widths)
+            return received["query"], tuple(cache["value"].shape), tuple(cache["key"].shape)
+        given = (None if x is None else x.shape for x in (value, key))
+        shapes = self._check_shapes(query.shape, *given)
+        built_widths({"query": shapes[0], "key": shapes[2]}, self._widths)
+        return shapes
 
     def _check_shapes(
         self,
         query_shape: Sequence[Any],
-        value_shape: Sequence[Any],
+        value_shape: Sequence[Any] | None,
         key_shape: Sequence[Any] | None,
     ) -> tuple[Shape, Shape, Shape]:
         query, value, key = key_value_shapes(query_shape, value_shape, key_shape)

@@ -38,9 +38,12 @@ class AdditiveAttention(SingleHeadAttention):
         key: (B, S, Dk). Default: `value`.
         query_mask, value_mask, key_mask, attention_mask, return_attention_scores, training,
             use_causal_mask: as in `DotProductAttention`.
+        cache: from `project_cache`, which a recurrent decoder calls once; `value` and `key` are then not read, and may
+            be None.
 
     Returns:
-        The output (B, T, V); with `return_attention_scores` a tuple (output, scores).
+        The output (B, T, V). With `return_attention_scores` a tuple (output, scores), with `cache` (output, cache) or
+        (output, scores, cache).
 
     Raises:
         ValueError: if arguments or shapes do not fit together.
@@ -107,8 +110,15 @@ class AdditiveAttention(SingleHeadAttention):
             regularizer=self.kernel_regularizer,
         )
 
-    def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
+    def _project_query(self, query: Any) -> Any:
+        return self._query_dense(query)
+
+    def _project_key(self, key: Any) -> Any:
+        return self._key_dense(key)
+
+    def _scored_width(self) -> int:
+        return self.units
+
+    def _score(self) -> dict[str, Any]:
         bias = None if self.bias is None else keras.ops.convert_to_tensor(self.bias)
-        score_vector = keras.ops.convert_to_tensor(self.score_vector)
-        score = {"score_vector": score_vector, "bias": bias}
-        return self._query_dense(query), self._key_dense(key), score
+        return {"score_vector": keras.ops.convert_to_tensor(self.score_vector), "bias": bias}

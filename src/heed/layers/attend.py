@@ -150,7 +150,8 @@ def multi_head(
     given = ((value.mask, value.tensor), (key.mask, key.tensor))
     if cache is None:
         columns = masks.key_positions(axes, value.tensor, *given)
-        source = masks.hide(value.tensor, columns)
+        same = value.tensor is query.tensor and columns is rows
+        source = shown if same else masks.hide(value.tensor, columns)
         keys = key.project(source if key.tensor is None else masks.hide(key.tensor, columns))
         values = value.project(source)
     else:

@@ -40,9 +40,11 @@ class DotProductAttention(SingleHeadAttention):
             the output. In training they are those after dropout.
         training: whether dropout is on.
         use_causal_mask: whether query i sees only keys j <= i.
+        cache: from `project_cache`; `value` and `key` are then not read, and may be None.
 
     Returns:
-        The output (B, T, V); with `return_attention_scores` a tuple (output, scores).
+        The output (B, T, V). With `return_attention_scores` a tuple (output, scores), with `cache` (output, cache) or
+        (output, scores, cache).
 
     Raises:
         ValueError: if arguments or shapes do not fit together.
@@ -78,5 +80,5 @@ class DotProductAttention(SingleHeadAttention):
     def _build_scores(self, query_width: int, key_width: int) -> None:
         same_width(query_width, key_width)
 
-    def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
-        return query, key, {"scale": self.scale, "soft_cap": self.soft_cap}
+    def _score(self) -> dict[str, Any]:
+        return {"scale": self.scale, "soft_cap": self.soft_cap}

@@ -35,9 +35,12 @@ class LuongAttention(SingleHeadAttention):
         key: (B, S, Dk). Default: `value`. Only "general" takes Dq and Dk that differ.
         query_mask, value_mask, key_mask, attention_mask, return_attention_scores, training,
             use_causal_mask: as in `DotProductAttention`.
+        cache: from `project_cache`, which a recurrent decoder calls once; `value` and `key` are then not read, and may
+            be None.
 
     Returns:
-        The output (B, T, V); with `return_attention_scores` a tuple (output, scores).
+        The output (B, T, V). With `return_attention_scores` a tuple (output, scores), with `cache` (output, cache) or
+        (output, scores, cache).
 
     Raises:
         ValueError: if arguments or shapes do not fit together.
@@ -83,7 +86,8 @@ class LuongAttention(SingleHeadAttention):
             return
         self._query_dense = self._make_projection("query", query_width, key_width)
 
-    def _scoring(self, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
-        if self.score == "general":
-            query = self._query_dense(query)
-        return query, key, {"scale": None if self.score == "scaled" else 1.0}
+    def _project_query(self, query: Any) -> Any:
+        return self._query_dense(query) if self.score == "general" else query
+
+    def _score(self) -> dict[str, Any]:
+        return {"scale": None if self.score == "scaled" else 1.0}

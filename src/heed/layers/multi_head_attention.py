@@ -14,6 +14,7 @@ from keras import ops
 from heed._numbers import check_integer, check_real
 from heed.layers import _cache, _projections, masks
 from heed.layers._cache import Cache
+from heed.layers._head_widths import HeadWidths, check_widths
 from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head, together
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
@@ -89,12 +90,12 @@ class MultiHeadAttention(AttentionLayer):
 
     Args:
         num_heads: N, number of query heads.
-        key_dim: H, width of each head of query and key.
-        value_dim: V, width of each head of the value. Default: `key_dim`.
+        key_dim: H, width of each head of query and key; or N widths, one of each head, which is scaled by its own.
+        value_dim: V, width of each head of the value; or N widths. Default: `key_dim`.
         dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
         use_bias: whether the projections have a bias. Default True.
         output_shape: int or tuple, the shape of the output's features. Default: the width of
-            `query`.
+            `query`, or without `output_projection` the sum of the heads' widths.
         attention_axes: int or tuple, the axes to attend over, for inputs (B, d1, ..., dk, D).
             Default: all between the first and the last.
         sliding_window: W > 0: query i sees key j only if i - W < j < i + W. Default: no limit.
@@ -114,6 +115,9 @@ class MultiHeadAttention(AttentionLayer):
         qk_norm: whether queries and keys are normalised (RMS, with a learned scale) after their projection.
         sinks: whether each head has a learned score s, zero at first, that takes part in the softmax and has no value:
             weights then sum to less than 1.
+        shared_projection: whether each head has one projection, which serves as query, key and value alike. Inputs
+            then have one width, and so have a head's query, key and value.
+        output_projection: whether heads are projected to the output. Without, they stand in it side by side.
         **kwargs: `name`, `dtype` and the like, as for every Keras layer.
 
     Call arguments:
@@ -142,13 +146,16 @@ class MultiHeadAttention(AttentionLayer):
         (output, scores), with `cache` (output, cache) or (output, scores, cache).
 
     Raises:
-        ValueError: if arguments or shapes do not fit together, or a cache has no room at `cache_index`. In a graph that
-            is tf.errors.InvalidArgumentError; XLA drops the check.
+        ValueError: if arguments or shapes do not fit together. Heads of own widths go with neither
+            `num_key_value_heads` nor `qk_norm` nor rotary positions, a shared projection not with fewer key/value
+            heads. Or if a cache has no room at `cache_index`; in a graph that is tf.errors.InvalidArgumentError, and
+            XLA drops the check.
 
     Numerics:
         A query that may attend to nothing gives 0 (before the output projection) and weights 0.
         NaN in masked positions stays there. Softmax in float32 (float64 for float64). Scores are
-        returned in the compute dtype. Writing into a cache is not differentiable.
+        returned in the compute dtype. Writing into a cache is not differentiable. Heads of own widths attend, and stand
+        in a cache, at the width of the widest.
 
     Source:
         Vaswani et al. 2017, "Attention Is All You Need" (their d_k is H, d_v is V, h is N).
@@ -163,13 +170,21 @@ class MultiHeadAttention(AttentionLayer):
         >>> output, scores = layer(x, x, use_causal_mask=True, return_attention_scores=True)
         >>> tuple(output.shape), tuple(scores.shape)
         ((2, 6, 16), (2, 4, 6, 6))
+
+        Three heads of own widths, each with one projection, side by side:
+
+        >>> layer = MultiHeadAttention(
+        ...     3, key_dim=[8, 16, 24], shared_projection=True, output_projection=False
+        ... )
+        >>> tuple(layer(x, x).shape), [tuple(weight.shape) for weight in layer.weights]
+        ((2, 6, 48), [(16, 48), (48,)])
     """
 
     def __init__(
         self,
         num_heads: int,
-        key_dim: int,
-        value_dim: int | None = None,
+        key_dim: int | Sequence[int],
+        value_dim: int | Sequence[int] | None = None,
         dropout: float = 0.0,
         use_bias: bool = True,
         output_shape: int | Sequence[int] | None = None,
@@ -191,15 +206,21 @@ class MultiHeadAttention(AttentionLayer):
         position: Any = None,
         qk_norm: bool = False,
         sinks: bool = False,
+        shared_projection: bool = False,
+        output_projection: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
         self._num_heads = check_integer("num_heads", num_heads, least=1)
-        self._key_dim = check_integer("key_dim", key_dim, least=1)
+        self._key_dim = check_widths("key_dim", key_dim, self._num_heads)
         self._value_dim = (
-            check_integer("value_dim", value_dim, least=1, optional=True) or self._key_dim
+            self._key_dim
+            if value_dim is None
+            else check_widths("value_dim", value_dim, self._num_heads)
         )
+        self._key_widths = HeadWidths.of(self._key_dim, self._num_heads)
+        self._value_widths = HeadWidths.of(self._value_dim, self._num_heads)
         self._dropout = check_real("dropout", dropout, least=0, most=1)
         self._use_bias = use_bias
         self._output_shape = optional_integers("output_shape", output_shape, least=1)
@@ -225,24 +246,67 @@ class MultiHeadAttention(AttentionLayer):
                 f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
             )
         self._soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
-        self._position = _resolve_position(position, self._key_dim)
+        self._position = _resolve_position(position, self._key_widths.widest)
         self._qk_norm = bool(qk_norm)
         self._sinks = bool(sinks)
+        self._shared_projection = bool(shared_projection)
+        self._output_projection = bool(output_projection)
         self._widths: dict[str, int] = {}
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """Checks which options go together."""
+        grouped = self._num_key_value_heads != self._num_heads
+        if self._shared_projection and (grouped or self._value_dim != self._key_dim):
+            raise ValueError(
+                "`shared_projection` makes each head's query, key and value one: `num_key_value_heads` must be "
+                "`num_heads` and `value_dim` be `key_dim`, or neither be given. Received: "
+                f"num_heads={self._num_heads}, num_key_value_heads={self._num_key_value_heads}, "
+                f"key_dim={self._key_dim}, value_dim={self._value_dim}"
+            )
+        if not self._output_projection and self._output_shape is not None:
+            raise ValueError(
+                "`output_shape` is that of the output projection, and there is none without `output_projection`. "
+                f"Received: output_shape={self._output_shape}, output_projection=False"
+            )
+        if self.own_widths and (
+            grouped or self._qk_norm or self._position_options("rotary") is not None
+        ):
+            raise ValueError(
+                "`num_key_value_heads`, `qk_norm` and `position` 'rotary' need heads of one width. Received: "
+                f"key_dim={self._key_dim}, value_dim={self._value_dim}, num_heads={self._num_heads}, "
+                f"num_key_value_heads={self._num_key_value_heads}, qk_norm={self._qk_norm}, "
+                f"position={self._position}"
+            )
 
     num_heads = property(attrgetter("_num_heads"), doc="N, number of query heads.")
     num_key_value_heads = property(
         attrgetter("_num_key_value_heads"), doc="K, number of key/value heads."
     )
-    key_dim = property(attrgetter("_key_dim"), doc="H, width of a query or key head.")
-    value_dim = property(attrgetter("_value_dim"), doc="V, width of a value head.")
+    key_dim = property(
+        attrgetter("_key_dim"),
+        doc="H, width of a query or key head, or a tuple of N where they differ.",
+    )
+    value_dim = property(
+        attrgetter("_value_dim"), doc="V, width of a value head, or a tuple of N where they differ."
+    )
+    shared_projection = property(
+        attrgetter("_shared_projection"), doc="Whether a head has one projection for all three."
+    )
     dropout = property(attrgetter("_dropout"), doc="Rate of dropped weights in training.")
     use_bias = property(attrgetter("_use_bias"), doc="Whether projections have a bias.")
     attention_axes = property(attrgetter("_attention_axes"), doc="The axes attended over, or None.")
     query_dense = property(attrgetter("_query_dense"), doc="The projection of the query.")
     key_dense = property(attrgetter("_key_dense"), doc="The projection of the key.")
     value_dense = property(attrgetter("_value_dense"), doc="The projection of the value.")
-    output_dense = property(attrgetter("_output_dense"), doc="The projection of the heads back.")
+    output_dense = property(
+        attrgetter("_output_dense"), doc="The projection of the heads back, or None without."
+    )
+
+    @property
+    def own_widths(self) -> bool:
+        """Whether heads differ in width, those of queries and keys or those of values."""
+        return not (self._key_widths.equal and self._value_widths.equal)
 
     def build(
         self,
@@ -256,24 +320,32 @@ class MultiHeadAttention(AttentionLayer):
         self._axes = AttentionAxes(rank, self._attention_axes)
         self._axes.check(query, value)
         self._widths = {"query": query[-1], "value": value[-1], "key": key[-1]}
-        heads, groups = self._num_heads, self._num_key_value_heads
         # In Keras' order, which is that of the weights.
-        self._query_dense = self._make_projection("query", query, heads, self._key_dim)
-        self._key_dense = self._make_projection("key", key, groups, self._key_dim)
+        values = self._value_widths.features
+        self._query_dense = self._make_projection("query", query, *self._key_widths.features)
+        if self._shared_projection:
+            self._check_one_width()
+            self._key_dense = self._query_dense
+        else:
+            self._key_dense = self._make_projection("key", key, *self._grouped(self._key_widths))
         if self._use_gate:
-            self._gate_dense = self._make_projection(
-                "gate", query, heads, self._value_dim, activation="sigmoid"
-            )
-        self._value_dense = self._make_projection("value", value, groups, self._value_dim)
+            self._gate_dense = self._make_projection("gate", query, *values, activation="sigmoid")
+        if self._shared_projection:
+            self._value_dense = self._query_dense
+        else:
+            grouped = self._grouped(self._value_widths)
+            self._value_dense = self._make_projection("value", value, *grouped)
         self._dropout_layer = keras.layers.Dropout(
             self._dropout, seed=self.seed, dtype=self.dtype_policy
         )
-        self._output_dense = self._make_projection(
-            "attention_output",
-            (*query[:-1], heads, self._value_dim),
-            *(self._output_shape or query[-1:]),
-            contracted=2,
-        )
+        self._output_dense = None
+        if self._output_projection:
+            self._output_dense = self._make_projection(
+                "attention_output",
+                (*query[:-1], *values),
+                *self._output_features(query),
+                contracted=len(values),
+            )
         self._build_extras()
 
     def _build_extras(self) -> None:
@@ -297,6 +369,23 @@ class MultiHeadAttention(AttentionLayer):
             self.sinks = self.add_weight(
                 name="sinks", shape=(self._num_heads,), initializer="zeros", autocast=False
             )
+
+    def _check_one_width(self) -> None:
+        if len(set(self._widths.values())) > 1:
+            raise ValueError(
+                "`query`, `value` and `key` must have as many features where `shared_projection` makes one projection "
+                f"of theirs. Received: {self._widths}"
+            )
+
+    def _grouped(self, widths: HeadWidths) -> Shape:
+        """The features of keys or values, of which there may be fewer heads."""
+        return (self._num_key_value_heads, widths.widest) if widths.equal else widths.features
+
+    def _output_features(self, query: Shape) -> Shape:
+        """The shape of the output's features for queries of this shape."""
+        if not self._output_projection:
+            return (sum(self._value_widths.each),)
+        return tuple(self._output_shape or query[-1:])
 
     def _make_norm(self, name: str, heads: int) -> keras.layers.Layer:
         norm = RMSNormalization(dtype=self.dtype_policy, name=name)
@@ -411,19 +500,22 @@ class MultiHeadAttention(AttentionLayer):
                 queries, keys, values, mask, training, wanted or False, **extras
             )
 
+        # What one projection makes of one tensor is computed once.
+        shared = _projections.once(self._query_dense) if self._shared_projection else None
+        place["shared"] = shared
         queries = functools.partial(self._queries, positions=rotary_positions, **place)
         keys = functools.partial(self._keys, positions=rotary_key_positions, **place)
         output, scores, cache = multi_head(
             self._axes,
             Input(query, query_mask, queries),
-            Input(value, value_mask, self._value_dense),
+            Input(value, value_mask, functools.partial(self._values, shared=shared)),
             Input(key, key_mask, keys),
             attention_mask,
             use_causal_mask,
             self._sliding_window,
             attend=attend,
-            output=self._output_dense,
-            gate=self._gate_dense if self._use_gate else None,
+            output=self._output,
+            gate=self._gate if self._use_gate else None,
             cache=cache,
             cache_index=cache_index,
         )
@@ -556,21 +648,42 @@ class MultiHeadAttention(AttentionLayer):
         _, *shapes = key_value_shapes(value.shape, value.shape, key.shape)
         received = dict(zip(("value", "key"), shapes, strict=True))
         built_widths(received, self._widths)
-        return {"key": self._keys(key, None), "value": self._value_dense(value)}
+        return {"key": self._keys(key, None), "value": self._values(value)}
 
-    def _queries(self, query: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:
+    def _queries(
+        self, query: Any, positions: Any, start: Any = 0, length: Any = None, shared: Any = None
+    ) -> Any:
         """Projected queries (B, T, N, H), normalised and rotated."""
-        projected = self._query_dense(query)
+        projected = self._key_widths.apart((shared or self._query_dense)(query))
         if self._qk_norm:
             projected = self._query_norm(projected)
-        return self._rotate(projected, positions, start, length, "rotary_positions")
+        rotated = self._rotate(projected, positions, start, length, "rotary_positions")
+        return self._key_widths.rescaled(rotated)
 
-    def _keys(self, key: Any, positions: Any, start: Any = 0, length: Any = None) -> Any:
+    def _keys(
+        self, key: Any, positions: Any, start: Any = 0, length: Any = None, shared: Any = None
+    ) -> Any:
         """Projected keys (B, S, K, H), normalised and rotated."""
-        projected = self._key_dense(key)
+        projected = self._key_widths.apart((shared or self._key_dense)(key))
         if self._qk_norm:
             projected = self._key_norm(projected)
         return self._rotate(projected, positions, start, length, "rotary_key_positions")
+
+    def _values(self, value: Any, shared: Any = None) -> Any:
+        """Projected values (B, S, K, V)."""
+        return self._value_widths.apart((shared or self._value_dense)(value))
+
+    def _gate(self, query: Any) -> Any:
+        """What multiplies the heads, (B, T, N, V)."""
+        return self._value_widths.apart(self._gate_dense(query))
+
+    def _output(self, heads: Any) -> Any:
+        """Heads (B, T, N, V) projected to the output, or side by side."""
+        if self._output_dense is None:
+            return self._value_widths.joined(heads)
+        return self._output_dense(
+            heads if self._value_widths.equal else self._value_widths.joined(heads)
+        )
 
     def _rotate(self, x: Any, positions: Any, start: Any, length: Any, name: str) -> Any:
         """Rotated by their positions, which are start, start + 1, ... where none are given and all are rotated."""
@@ -587,9 +700,9 @@ class MultiHeadAttention(AttentionLayer):
                 "have those of the queries where `rotary_key_positions` is not given. "
                 f"Received: {name}.shape={shape}"
             )
-        if self._key_dim % 2:
+        if not self._key_widths.equal or self._key_widths.widest % 2:
             raise ValueError(
-                f"`key_dim` must be even, as `{name}` rotate pairs. Received: key_dim={self._key_dim}"
+                f"`key_dim` must be one even number, as `{name}` rotate pairs. Received: key_dim={self._key_dim}"
             )
         return rotary_embedding(x, positions, **(rotary or {}), length=length)
 
@@ -623,7 +736,7 @@ class MultiHeadAttention(AttentionLayer):
     def _cache_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(K, H) and (K, V)."""
         groups = self._num_key_value_heads
-        return (groups, self._key_dim), (groups, self._value_dim)
+        return (groups, self._key_widths.widest), (groups, self._value_widths.widest)
 
     def _check_call(
         self,
@@ -679,7 +792,7 @@ class MultiHeadAttention(AttentionLayer):
         query, value, key = key_value_shapes(query_shape, value_shape, key_shape)
         axes = AttentionAxes(len(query), self._attention_axes)
         axes.check(query, value)
-        output = (*query[:-1], *(self._output_shape or query[-1:]))
+        output = (*query[:-1], *self._output_features(query))
         wanted = Wanted.of(return_attention_scores)
         if wanted is None:
             return output

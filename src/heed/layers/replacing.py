@@ -17,7 +17,14 @@ _STOCK = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")
 # What every layer takes.
 _COMMON = {"name", "trainable", "dtype"}
 # What Keras' layers cannot do, with the value at which it is off.
-_BEYOND = {"soft_cap": None, "position": None, "qk_norm": False, "sinks": False}
+_BEYOND = {
+    "soft_cap": None,
+    "position": None,
+    "qk_norm": False,
+    "sinks": False,
+    "shared_projection": False,
+    "output_projection": True,
+}
 
 
 def replace_attention(
@@ -96,6 +103,7 @@ def _into_keras(config: dict[str, Any]) -> _Layer | None:
         return None
     options = dict(config["config"])
     beyond = [name for name, default in _BEYOND.items() if options.pop(name) != default]
+    beyond += [name for name in ("key_dim", "value_dim") if not isinstance(options[name], int)]
     grouped = options["num_key_value_heads"] != options["num_heads"]
     if grouped:
         defaults = {"value_dim": options["key_dim"], "output_shape": None, "attention_axes": None}

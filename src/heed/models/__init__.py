@@ -1,7 +1,13 @@
-"""Transformer models from one config, and decoding with them.
+"""Models from one config, and decoding with them.
 
 - `TransformerConfig`: sizes and choices, checked.
 - `Transformer`, `TransformerEncoder`, `TransformerDecoder`: Keras models.
+- `VisionTransformer` and `VisionTransformerConfig`: images to classes, or to what a `Transformer` describes.
+- `LanguageModel` and `LanguageModelConfig`: a decoder by itself.
+- `MaskedLanguageModel` and `MaskedLanguageModelConfig`: pre-training like BERT, with `mask_tokens`.
+- `SequenceClassifier`, `TokenClassifier`, `SpanClassifier`: what goes on from its encoder; `best_spans` finds answers.
+- `RecurrentTranslator` and `RecurrentTranslatorConfig`: LSTM or GRU encoder and decoder, with attention between them.
+- `Decodable`: what a model of your own offers to be decoded.
 - `generate`: greedy, sampled and beam-search decoding with a key/value cache; `explain_generate` says what runs it.
 """
 
@@ -10,17 +16,46 @@ from __future__ import annotations
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-from heed.models.config import TransformerConfig
+from heed.models.config import (
+    LanguageModelConfig,
+    MaskedLanguageModelConfig,
+    RecurrentTranslatorConfig,
+    TransformerConfig,
+    VisionTransformerConfig,
+)
+from heed.models.decodable import Decodable
 from heed.models.decoder import TransformerDecoder
 from heed.models.decoding import explain_generate, generate
 from heed.models.encoder import TransformerEncoder
+from heed.models.language_model import LanguageModel
+from heed.models.masked_language_model import MaskedLanguageModel
+from heed.models.masking import mask_tokens
+from heed.models.recurrent_translator import RecurrentTranslator
+from heed.models.sequence_classifier import SequenceClassifier
+from heed.models.span_classifier import SpanClassifier, best_spans
+from heed.models.token_classifier import TokenClassifier
 from heed.models.transformer import Transformer
+from heed.models.vision_transformer import VisionTransformer
 
 __all__ = [
+    "Decodable",
+    "LanguageModel",
+    "LanguageModelConfig",
+    "MaskedLanguageModel",
+    "MaskedLanguageModelConfig",
+    "RecurrentTranslator",
+    "RecurrentTranslatorConfig",
+    "SequenceClassifier",
+    "SpanClassifier",
+    "TokenClassifier",
     "Transformer",
     "TransformerConfig",
     "TransformerDecoder",
     "TransformerEncoder",
+    "VisionTransformer",
+    "VisionTransformerConfig",
+    "best_spans",
     "explain_generate",
     "generate",
+    "mask_tokens",
 ]

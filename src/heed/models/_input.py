@@ -27,6 +27,7 @@ class InputEmbedding(keras.layers.Layer):
         vocabulary_size: Number of tokens.
         bidirectional: Whether the stack sees keys after the query (an encoder).
         tokens: A token embedding to share, or None for one of its own.
+        num_segments: Number of segments; each but a single one has a vector of its own.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class InputEmbedding(keras.layers.Layer):
         vocabulary_size: int,
         bidirectional: bool,
         tokens: TokenEmbedding | None = None,
+        num_segments: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -45,6 +47,11 @@ class InputEmbedding(keras.layers.Layer):
         self.tokens = tokens or TokenEmbedding(
             vocabulary_size, config.width, mask_zero=False, dtype=policy, name="tokens"
         )
+        self.segments: Any = None
+        if num_segments > 1:
+            self.segments = TokenEmbedding(
+                num_segments, config.width, mask_zero=False, dtype=policy, name="segments"
+            )
         self.positions: Any = None
         self.bias: Any = None
         if config.position == "sinusoidal":
@@ -61,14 +68,20 @@ class InputEmbedding(keras.layers.Layer):
         """Creates the variables."""
         if not self.tokens.built:
             self.tokens.build((None, None))
+        if self.segments is not None:
+            self.segments.build((None, None))
         if self.positions is not None:
             self.positions.build((None, None, self.config.width))
         if self.bias is not None:
             self.bias.build()
 
-    def call(self, ids: Any, start_index: Any = 0, training: bool | None = None) -> Any:
-        """See the class for the arguments."""
+    def call(
+        self, ids: Any, start_index: Any = 0, training: bool | None = None, segments: Any = None
+    ) -> Any:
+        """The vectors (B, T, D) of ids (B, T) in segments (B, T), None being segment 0 all along."""
         x = self.tokens(ids)
+        if self.segments is not None:
+            x = x + self.segments(ops.zeros_like(ids) if segments is None else segments)
         if self.positions is not None:
             x = self.positions(x, start_index=start_index)
         return self.drop(x, training=training) if self.config.dropout else x

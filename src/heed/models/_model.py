@@ -1,22 +1,32 @@
-"""What the three models share: they are made from one config and built without data."""
+"""What the models share: they are made from one config and built without data."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import keras
+from keras import ops
 
-from heed.models.config import TransformerConfig
+from heed.models.config import Config, TransformerConfig
 
 
 class ConfiguredModel(keras.Model):
-    """A Keras model whose only hyperparameters are those of a `TransformerConfig`."""
+    """A Keras model whose hyperparameters are those of a config.
 
-    def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
+    Attributes:
+        config_class: The class of the config; of its base the attribute `config` is.
+    """
+
+    config_class: ClassVar[type[Config]] = TransformerConfig
+
+    def __init__(self, config: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not isinstance(config, TransformerConfig):
-            raise TypeError(f"`config` must be a TransformerConfig. Received: config={config!r}")
-        self.config = config
+        if not isinstance(config, self.config_class):
+            raise TypeError(
+                f"`config` must be a {self.config_class.__name__}. Received: config={config!r}"
+            )
+        self.config: Any = config
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """Shape and dtype of what a call returns."""
@@ -36,7 +46,7 @@ class ConfiguredModel(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """The model that `get_config` described."""
         arguments = dict(config)
-        return cls(TransformerConfig.from_dict(arguments.pop("config")), **arguments)
+        return cls(cls.config_class.from_dict(arguments.pop("config")), **arguments)
 
     def get_build_config(self) -> dict[str, Any]:
         """Nothing: the config says all that building needs."""
@@ -45,3 +55,32 @@ class ConfiguredModel(keras.Model):
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates the variables."""
         self.build()
+
+
+def check_translation(inputs: Any) -> tuple[Any, Any]:
+    """The source and the target of a call.
+
+    Raises:
+        ValueError: if `inputs` is no dict of both.
+    """
+    if not isinstance(inputs, Mapping) or not {"source", "target"} <= set(inputs):
+        received = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+        raise ValueError(
+            f'`inputs` must be a dict with "source" and "target". Received: {received}'
+        )
+    return inputs["source"], inputs["target"]
+
+
+def check_token_source(source: Any) -> Any:
+    """The source of `generate` as an int32 tensor (B, S).
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    source = ops.convert_to_tensor(source)
+    if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
+        raise ValueError(
+            "`source` must be integers of shape (B, S). Received: "
+            f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
+        )
+    return ops.cast(source, "int32")

@@ -8,6 +8,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
+
+from heed.models._stack import Stack
 from heed.ops.backends import current
 from heed.ops.dispatch import choice
 
@@ -61,8 +64,10 @@ def _state(model: Any) -> tuple[Any, ...]:
     LoRA and quantisation change variables, or what a layer does with them; a policy changes dtypes.
     """
     # A layer that has been put in the place of another one in `blocks` is none that Keras tells of.
-    parts = [model, *model.encoder.blocks, *model.decoder.blocks]
+    stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
+    parts = [model, *(block for x in stacks if isinstance(x, Stack) for block in x.blocks)]
     variables = tuple((_Same(x), str(x.dtype)) for part in parts for x in part.variables)
+    parts = [part for part in parts if isinstance(part, keras.layers.Layer)]
     layers = tuple(
         (
             layer.dtype_policy.name,

@@ -1,4 +1,4 @@
-"""What the encoder and the decoder share: an embedding, Transformer layers, a normalisation."""
+"""What the models share: an embedding, Transformer layers one after the other, a normalisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heed.models._model import ConfiguredModel
 
 
 class Stack(ConfiguredModel):
-    """Transformer layers one after the other, with what stands before and after them."""
+    """Transformer layers one after the other, with what stands before them, an `embedding`, and after them."""
 
     def make_parts(
         self,
@@ -23,12 +23,23 @@ class Stack(ConfiguredModel):
         vocabulary_size: int,
         tokens: TokenEmbedding | None,
         bidirectional: bool,
+        num_segments: int = 1,
     ) -> None:
-        """Makes the embedding, so many layers, and the normalisation, from the config."""
-        config, policy = self.config, self.dtype_policy
-        self.embedding = InputEmbedding(
-            config, vocabulary_size, bidirectional, tokens, dtype=policy, name="embedding"
+        """Makes the embedding of tokens, so many layers, and the normalisation, from the config."""
+        self.embedding: Any = InputEmbedding(
+            self.config,
+            vocabulary_size,
+            bidirectional,
+            tokens,
+            num_segments,
+            dtype=self.dtype_policy,
+            name="embedding",
         )
+        self.make_layers(make_layer, layers)
+
+    def make_layers(self, make_layer: Callable[..., keras.layers.Layer], layers: int) -> None:
+        """Makes so many layers, and the normalisation, from the config."""
+        config, policy = self.config, self.dtype_policy
         self.blocks = [
             make_layer(
                 num_heads=config.num_heads,
@@ -60,7 +71,7 @@ class Stack(ConfiguredModel):
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""
         shape = (None, None, self.config.width)
-        self.embedding.build((None, None))
+        self.embedding.build()
         for block in self.blocks:
             block.build(shape)
         if self.final_norm is not None:

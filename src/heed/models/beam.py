@@ -6,8 +6,13 @@ from typing import Any
 
 from keras import ops
 
-from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
-from heed.models.sampling import column
+from heed.models.incremental_decoder import (
+    DecodingState,
+    IncrementalDecoder,
+    begun,
+    column,
+    write,
+)
 
 _NONE = -1e30
 
@@ -114,13 +119,17 @@ def beam_search(
     empty = ops.full((batch, beams, length), config.pad_id, dtype="int32")
     # All beams start alike: only the first one counts, or they would stay alike.
     only_first = ops.where(ops.arange(beams) == 0, 0.0, none)
-    tokens, state = decoder.start()
+    tokens, state = decoder.start(prompt)
+    sequences = empty
+    if prompt is not None:
+        given = ops.expand_dims(begun(prompt, state.index, config.pad_id), 1)
+        sequences = ops.repeat(given, beams, axis=1)
     start = (
         state,
         ops.zeros((batch,), dtype="bool"),
         ops.reshape(tokens, (-1, beams)),
         only_first,
-        empty,
+        sequences,
         none,
         empty,
     )

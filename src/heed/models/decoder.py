@@ -87,6 +87,10 @@ class TransformerDecoder(Stack):
             self.build()
         return [block.make_cache(batch_size, length, encoded) for block in self.blocks]
 
+    def project(self, encoded: Any) -> list[Any]:
+        """The keys and values (B, S, K, .) of `encoded` (B, S, D), for the cross-attention of each layer."""
+        return [block.encoded_attention.project_cache(encoded) for block in self.blocks]
+
     def hidden(
         self,
         target: Any,
@@ -131,6 +135,30 @@ class TransformerDecoder(Stack):
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x, scores, new_caches
+
+    def next_logits(
+        self, tokens: Any, index: Any, state: Any, cross: Any = None, source_mask: Any = None
+    ) -> tuple[Any, Any]:
+        """One step of decoding.
+
+        Args:
+            tokens: (B, T) integers, the tokens from `index` on.
+            index: (), an int or an integer tensor.
+            state: The entries "self" of caches, one for each layer.
+            cross: Their entries "cross", where there is cross-attention.
+            source_mask: As in a call.
+
+        Returns:
+            Scores of the token after the last one, (B, target_vocabulary_size) float32, and the new state.
+        """
+        caches: Any = [{"self": own} for own in state]
+        for cache, encoded in zip(caches, cross or (), strict=False):
+            cache["cross"] = encoded
+        hidden, _, new = self.hidden(
+            tokens, source_mask=source_mask, caches=caches, cache_index=index, training=False
+        )
+        logits = ops.squeeze(self.logits(ops.expand_dims(hidden[:, -1], 1)), axis=1)
+        return logits, [cache["self"] for cache in new or ()]
 
     def logits(self, hidden: Any) -> Any:
         """Scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""

@@ -11,10 +11,9 @@ from heed._numbers import check_integer, check_real
 from heed.models import engine
 from heed.models._programs import program
 from heed.models.beam import beam_search
-from heed.models.config import TransformerConfig
-from heed.models.incremental_decoder import IncrementalDecoder
-from heed.models.sampling import column, decode_rows, draw, greedy
-from heed.models.transformer import Transformer
+from heed.models.decodable import Decodable, lacking
+from heed.models.incremental_decoder import IncrementalDecoder, column
+from heed.models.sampling import decode_rows, draw, greedy
 from heed.ops.backends.decoder import WEIGHTS
 from heed.ops.dispatch import Dispatch
 
@@ -28,8 +27,8 @@ METHODS = tuple(_OPTIONS)
 
 
 def generate(
-    model: Transformer,
-    source: Any,
+    model: Decodable,
+    source: Any = None,
     *,
     max_length: int,
     prompt: Any = None,
@@ -43,7 +42,7 @@ def generate(
     use_cache: bool = True,
     weights: str = "float32",
 ) -> Any:
-    """Decodes a target for each source.
+    """Decodes a target for each source, or goes on where each prompt ends.
 
     greedy: `y_t = argmax p(y | y_<t, source)`.
     sample: `y_t ~ p(y | y_<t, source)`, sharpened by `temperature` and cut by `top_k` and `top_p`.
@@ -53,18 +52,24 @@ def generate(
     The loop is one native op, the decoder engine, where that takes the model and the options, which `explain_generate`
     tells; its tokens are those of the graph, but where two are as likely but for rounding.
 
+    Prompts are not read token by token: the engine reads each in passes of many tokens, the graph what all prompts
+    share in length in one.
+
     Called with arrays, the whole loop runs as one compiled graph, which is kept for the next
     call with the same options, as long as the model keeps its variables and their dtypes and
     `heed.set_implementation` its choice. A model keeps its 8 latest graphs. It can also be called
     inside a `tf.function`. Padding and the start token are never decoded.
 
     Args:
-        model: The encoder-decoder.
-        source: (B, S) integers, padded with the config's `pad_id`.
+        model: A `Transformer`, a `LanguageModel`, or any other `Decodable` model.
+        source: What the model decodes, as its `check_source` takes it: of a `Transformer` (B, S) integers, padded with
+            the config's `pad_id`, or what its `encoder` takes, such as images; of a `LanguageModel` nothing (None), for
+            it goes on where `prompt` ends.
         max_length: Number of tokens of a target at most, prompt and end included. A positive integer.
         prompt: (B, P) integers, P <= `max_length`: what each target begins with (after the start token), for a row
             what stands before its first `pad_id`, which may be nothing. Whatever the method, these tokens are taken
-            as they are; in a beam search neither their probability nor their length counts. None: nothing is given.
+            as they are; in a beam search neither their probability nor their length counts. None: nothing is given,
+            which a model without a source does not take: give it rows of no tokens, (B, 0), to begin from the start.
         method: "greedy", "beam" or "sample".
         beam_size: For "beam": number of hypotheses kept for each row, a positive integer.
         length_penalty: For "beam": exponent of the penalty, at least 0. Higher favours longer
@@ -88,8 +93,8 @@ def generate(
         cut, and holds `pad_id` after that.
 
     Raises:
-        TypeError: If `model` is not a `heed.models.Transformer`.
-        ValueError: If an argument is out of its range.
+        TypeError: If `model` is none that can decode.
+        ValueError: If an argument is out of its range, or the model refuses the source.
 
     Source:
         Wu et al. 2016 (length penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 (top p).
@@ -106,8 +111,7 @@ def generate(
         >>> np.asarray(tokens)[0, :2].tolist()
         [7, 9]
     """
-    if not isinstance(model, Transformer):
-        raise TypeError(f"`model` must be a heed.models.Transformer. Received: model={model!r}")
+    _check_model(model)
     options = {
         "max_length": check_integer("max_length", max_length, least=1),
         "method": method,
@@ -131,27 +135,25 @@ def generate(
     if (options["top_p"] or 1) > 1:
         raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={top_p!r}")
     config = model.config
-    if config.position == "learned" and options["max_length"] > config.max_length:
+    if config.longest_target is not None and options["max_length"] > config.longest_target:
         raise ValueError(
             "`max_length` must be at most the config's `max_length` for learned positions. "
-            f"Received: max_length={max_length}, config.max_length={config.max_length}"
+            f"Received: max_length={max_length}, config.max_length={config.longest_target}"
         )
-    source = ops.convert_to_tensor(source)
-    if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
-        raise ValueError(
-            "`source` must be integers of shape (B, S). Received: "
-            f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
-        )
-    if not model.built:
-        model.build()
-    inputs = {"source": ops.cast(source, "int32")}
+    source = model.check_source(source)
+    if source is None and prompt is None:
+        raise ValueError("`prompt` must be given where there is no `source`. Received: prompt=None")
+    inputs = {} if source is None else {"source": source}
     if prompt is not None:
         inputs["prompt"] = _prompt(prompt, source, config, options["max_length"])
+    first = next(iter(inputs.values()))
+    if not model.built:
+        model.build()
     if method == "sample":
         # All the chance there is, drawn before the loop: one number for each row and step.
-        shape = (ops.shape(source)[0], options["max_length"])
+        shape = (ops.shape(first)[0], options["max_length"])
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
-    if source.shape[0] == 0:
+    if first.shape[0] == 0:
         return ops.zeros((0, options["max_length"]), dtype="int32")
     names = ("method", "max_length", "use_cache", "weights", *_OPTIONS[method])
     reasons = engine.unsupported_reasons(model, options)
@@ -164,16 +166,28 @@ def generate(
     return program(model, {name: options[name] for name in names}, function)(inputs)
 
 
-def _prompt(prompt: Any, source: Any, config: TransformerConfig, length: int) -> Any:
+def _check_model(model: Any) -> None:
+    if missing := lacking(model):
+        raise TypeError(
+            "`model` must be a heed.models.Transformer, LanguageModel or another model that has the methods of "
+            f"heed.models.Decodable. Received: model={model!r}, without {', '.join(missing)}"
+        )
+
+
+def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
     """(B, length) int32: the tokens that each target begins with, then padding."""
     prompt = ops.convert_to_tensor(prompt)
     shape = tuple(prompt.shape)
     integers = "int" in keras.backend.standardize_dtype(prompt.dtype)
-    rows = source.shape[0]
+    rows = None if source is None else source.shape[0]
     if len(shape) != 2 or not integers or (None not in (shape[0], rows) and shape[0] != rows):
+        wanted, others = "", ""
+        if source is not None:
+            wanted = ", with as many rows as there are sources"
+            others = f", source.shape={tuple(source.shape)}"
         raise ValueError(
-            "`prompt` must be integers of shape (B, P), with as many rows as `source`. Received: "
-            f"prompt.shape={shape}, prompt.dtype={prompt.dtype}, source.shape={tuple(source.shape)}"
+            f"`prompt` must be integers of shape (B, P){wanted}. "
+            f"Received: prompt.shape={shape}, prompt.dtype={prompt.dtype}{others}"
         )
     if (shape[1] or 0) > length:
         raise ValueError(
@@ -183,20 +197,24 @@ def _prompt(prompt: Any, source: Any, config: TransformerConfig, length: int) ->
     prompt, pad = ops.cast(prompt, "int32"), config.pad_id
     nothing = ops.full((ops.shape(prompt)[0], length), pad, dtype="int32")
     whole = ops.concatenate([prompt, nothing], axis=1)[:, :length]
+    whole = ops.reshape(whole, (-1, length))  # a length that is known, whatever P is
     going = ops.cumprod(ops.cast(whole != pad, "int32"), axis=1)
     return ops.where(going == 1, whole, pad)
 
 
 def explain_generate(
-    model: Transformer, *, method: str = "greedy", beam_size: int = 4, use_cache: bool = True
+    model: Decodable, *, method: str = "greedy", beam_size: int = 4, use_cache: bool = True
 ) -> Dispatch:
     """Says how `generate` would decode, and why: by the engine, one native op for the whole loop, or in the graph.
 
     Args:
-        model: The encoder-decoder.
+        model: As for `generate`.
         method, beam_size, use_cache: As for `generate`.
 
     Returns: an object with `.implementation` ("engine" or "graph") and `.reasons`; print it.
+
+    Raises:
+        TypeError: If `model` is none that can decode.
 
     Example:
         >>> from heed.models import Transformer, TransformerConfig, explain_generate
@@ -204,21 +222,26 @@ def explain_generate(
         >>> explain_generate(model, use_cache=False).implementation
         'graph'
     """
+    _check_model(model)
     if not model.built:
         model.build()
     options = {"method": method, "beam_size": beam_size, "use_cache": use_cache}
     reasons = engine.unsupported_reasons(model, options)
     if reasons:
         return Dispatch("graph", tuple(reasons))
-    return Dispatch("engine", ("the decoder engine takes this model and these options",))
+    taken = "the decoder engine takes this model and these options"
+    encoder = (f"the encoder runs in the graph: {x}" for x in engine.encoder_reasons(model))
+    return Dispatch("engine", (taken, *encoder))
 
 
-def _decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
+def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     """The decoding itself, as operations of the current graph."""
     beams, prompt = options.get("beam_size", 1), inputs.get("prompt")
+    source = inputs.get("source")
     decoder = IncrementalDecoder(
         model,
-        inputs["source"],
+        source,
+        ops.shape(prompt if source is None else source)[0],
         options["max_length"],
         beams=beams,
         use_cache=options["use_cache"],

@@ -7,7 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from heed._numbers import check_integer
 from heed.layers import TokenEmbedding, TransformerEncoderLayer
+from heed.models._model import check_token_source
 from heed.models._stack import Stack
 from heed.models.config import TransformerConfig
 
@@ -19,19 +21,24 @@ class TransformerEncoder(Stack):
     Args:
         config: Sizes and choices; those of the decoder are not used.
         tokens: A `TokenEmbedding` to share, or None for one of its own.
+        num_segments: Number of segments, an integer from 1. Default 1: there are none.
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:
         source: (B, S) integers. Tokens equal to `config.pad_id` are attended to by nobody.
         return_attention_scores: Whether to return the attention weights too.
         training: Whether dropout is on.
+        segments: (B, S) integers in [0, num_segments), which adds a learned vector to each token. Default: all 0.
 
     Returns:
         (B, S, D), with `return_attention_scores=True` the pair of it and a list with (B, N, S, S)
         for each layer.
 
+    Raises:
+        ValueError: If `num_segments` is not an integer from 1, or there are segments in a call of an encoder of one.
+
     Source:
-        Vaswani et al. 2017, section 3.1.
+        Vaswani et al. 2017, section 3.1. Segments: Devlin et al. 2019, section 3.
 
     Example:
         >>> import numpy as np
@@ -43,27 +50,55 @@ class TransformerEncoder(Stack):
     """
 
     def __init__(
-        self, config: TransformerConfig, tokens: TokenEmbedding | None = None, **kwargs: Any
+        self,
+        config: TransformerConfig,
+        tokens: TokenEmbedding | None = None,
+        num_segments: int = 1,
+        **kwargs: Any,
     ) -> None:
         super().__init__(config, **kwargs)
+        self.num_segments = check_integer("num_segments", num_segments, least=1)
+        if config.source_vocabulary_size is None:
+            raise ValueError(
+                "`config` must have a `source_vocabulary_size` for an encoder of tokens; a Transformer may be given "
+                "another `encoder`. Received: source_vocabulary_size=None"
+            )
         self.make_parts(
             TransformerEncoderLayer,
             config.encoder_layers,
             config.source_vocabulary_size,
             tokens,
             bidirectional=True,
+            num_segments=self.num_segments,
         )
 
+    def check_source(self, source: Any) -> Any:
+        """The source as an int32 tensor (B, S)."""
+        return check_token_source(source)
+
+    def source_mask(self, source: Any) -> Any:
+        """(B, S) booleans, True where `source` (B, S) is not padding."""
+        return ops.not_equal(source, self.config.pad_id)
+
     def call(
-        self, source: Any, return_attention_scores: bool = False, training: bool | None = None
+        self,
+        source: Any,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        segments: Any = None,
     ) -> Any:
         """See the class for the arguments."""
+        if segments is not None and self.num_segments == 1:
+            raise ValueError(
+                "`segments` must be None for an encoder of one segment. Received: num_segments=1, "
+                f"segments.shape={tuple(segments.shape)}"
+            )
         # As a mask of the scores, not of the positions: rows of padding are computed like others,
         # and nobody reads them. That saves a pass over every layer's input.
-        mask = ops.not_equal(source, self.config.pad_id)[:, None, None, :]
+        mask = self.source_mask(source)[:, None, None, :]
         length = ops.shape(source)[1]
         arguments = self.embedding.attention_arguments(length, length)
-        x = self.embedding(source, training=training)
+        x = self.embedding(source, training=training, segments=segments)
         scores = []
         for block in self.blocks:
             x = block(
@@ -79,3 +114,7 @@ class TransformerEncoder(Stack):
         if self.final_norm is not None:
             x = self.final_norm(x)
         return (x, scores) if return_attention_scores else x
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {**super().get_config(), "num_segments": self.num_segments}

@@ -25,6 +25,7 @@ from heed.models._input import InputEmbedding
 from heed.models._stack import Stack
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
+from heed.models.language_model import LanguageModel
 from heed.models.transformer import Transformer
 from heed.ops import rotary_embedding
 from heed.ops.backends import current
@@ -47,16 +48,31 @@ _SEARCH = ("method", "temperature", "top_k", "top_p", "beam_size", "length_penal
 
 _PROJECTIONS = ("query", "key", "value", "output")
 
-_LAYERS = {
+_LAYERS: dict[type, type] = {
     TransformerDecoder: TransformerDecoderLayer,
     TransformerEncoder: TransformerEncoderLayer,
 }
 
 
-def unsupported_reasons(model: Transformer, options: dict[str, Any]) -> list[str]:
+def unsupported_reasons(model: Any, options: dict[str, Any]) -> list[str]:
     """Why the engine does not decode this model with these options of `generate`; empty if it does."""
     own = [*current().DECODER.unsupported_reasons(), *_of_call(options)]
+    if not isinstance(model, (Transformer, LanguageModel)):
+        return [*own, f"{type(model).__name__} is neither a Transformer nor a LanguageModel"]
+    own += _of_model(model)
     return [*own, *_of_stack(model.decoder, TransformerDecoder)]
+
+
+def encoder_reasons(model: Any) -> list[str]:
+    """Why the graph encodes the sources of a model that the engine decodes; empty if the engine does that, too."""
+    if isinstance(model, LanguageModel):
+        return []
+    own = [*_of_stack(model.encoder, TransformerEncoder)]
+    return (
+        own
+        if type(model) is Transformer
+        else [f"{type(model).__name__} may encode otherwise", *own]
+    )
 
 
 def _of_call(options: dict[str, Any]) -> Iterator[str]:
@@ -68,6 +84,15 @@ def _of_call(options: dict[str, Any]) -> Iterator[str]:
         yield f"a beam of {options['beam_size']} is wider than the {MOST_BEAMS} that the engine takes"
     if not options["use_cache"]:
         yield "without a cache each step is a run of the whole decoder"
+
+
+def _of_model(model: Transformer | LanguageModel) -> Iterator[str]:
+    """What a subclass may have changed; what a Transformer encodes may come from anywhere."""
+    kind: Any = Transformer if isinstance(model, Transformer) else LanguageModel
+    methods = ["make_state", "decode_step", *(["encode_source"] if kind is LanguageModel else [])]
+    for name in methods:
+        if getattr(type(model), name) is not getattr(kind, name):
+            yield f"{type(model).__name__} has a `{name}` of its own"
 
 
 def _of_stack(stack: Stack, kind: type) -> Iterator[str]:
@@ -112,7 +137,8 @@ def _parts(stack: Stack, kind: type) -> Iterator[tuple[Any, tuple[type, ...]]]:
         yield block, (_LAYERS[kind],)
         for attention, norm in _attentions(block):
             yield attention, (MultiHeadAttention,)
-            dense += [getattr(attention, f"{name}_dense") for name in _PROJECTIONS]
+            made = [getattr(attention, f"{name}_dense", None) for name in _PROJECTIONS]
+            dense += [x for x in made if x is not None]
             norms.append(norm)
         yield block.feed_forward, (FeedForward,)
         dense += [x for x in _feed_forward(block) if x is not None]
@@ -137,6 +163,10 @@ def _of_block(stack: Stack, block: Any) -> Iterator[str]:
         name = f"{attention.name} of {block.name}"
         if _sizes(attention) != sizes:
             yield f"{name} has other numbers or widths of heads than the first layer"
+        if attention.own_widths:
+            yield f"{name} has heads of own widths"
+        if attention.output_dense is None:
+            yield f"{name} has no output projection"
         if attention._position is not None:
             yield f"{name} has a `position` of its own"
     if len(_attentions(block)) > 1 and block.encoded_attention._sliding_window is not None:
@@ -173,7 +203,7 @@ def _activation(layer: Any) -> str:
     return name if getattr(keras.activations, name, None) is layer.activation else f"({name})"
 
 
-def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
+def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
     """The decoding itself: one op, after the encoder in the graph where the engine does not run that too."""
     config, length = model.config, options["max_length"]
     own = {name: options[name] for name in _SEARCH if name in options}
@@ -188,20 +218,22 @@ def decode(model: Transformer, inputs: dict[str, Any], options: dict[str, Any]) 
         uniform=inputs.get("uniform"),
         **own,
     )
-    source = inputs["source"]
-    mask = model.source_mask(source)
-    stack, positions = (
-        _decoder(model.decoder),
-        _positions(model.decoder, length, length - 1, length),
-    )
-    encoder, encoded, source_positions = None, None, Positions()
-    if type(model) is Transformer and not [*_of_stack(model.encoder, TransformerEncoder)]:
+    stack = dataclasses.replace(_decoder(model.decoder), weights=options["weights"])
+    positions = _positions(model.decoder, length, length - 1, length)
+    source_positions, encoded = Positions(), None
+    if "source" not in inputs:
+        source = ops.zeros((ops.shape(inputs["prompt"])[0], 0), dtype="int32")
+        mask = source == 0
+    elif not encoder_reasons(model):
+        source, mask = inputs["source"], model.source_mask(inputs["source"])
         room = ops.shape(source)[1]
-        encoder = _stack(model.encoder, None)
+        stack = dataclasses.replace(stack, encoder=_stack(model.encoder, None))
         source_positions = _positions(model.encoder, room, room, 2 * room)
     else:
-        encoded = ops.cast(model.encode(source, training=False), "float32")
-    stack = dataclasses.replace(stack, encoder=encoder, weights=options["weights"])
+        memory = model.encode_source(inputs["source"])
+        encoded = ops.cast(memory["encoded"], "float32")
+        source = ops.zeros(ops.shape(encoded)[:2], dtype="int32")  # of which nothing is read
+        mask = memory.get("mask", source == 0)
     return current().DECODER.decode(
         stack, source, mask, encoded, positions, source_positions, search
     )

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.models.transformer import Transformer
+from heed.models.decodable import Decodable
+from heed.ops.backends import current
 
 _IMPOSSIBLE = -1e30
 
@@ -19,60 +20,96 @@ def write(sequences: Any, index: Any, tokens: Any) -> Any:
     return ops.slice_update(sequences, start, ops.expand_dims(tokens, -1))
 
 
+def begun(prompt: Any, index: Any, pad: int) -> Any:
+    """The first `index` tokens of each prompt (B, L), then padding."""
+    return ops.where(ops.arange(prompt.shape[1], dtype="int32") < index, prompt, pad)
+
+
+def column(x: Any, index: Any) -> Any:
+    """Entry `index` () of axis 1 of (B, L, ...), (B, ...)."""
+    return ops.take(x, ops.reshape(index, (1,)), axis=1)[:, 0]
+
+
 class DecodingState(NamedTuple):
     """How far decoding is.
 
     Attributes:
         index: () int32, how many tokens have been read.
-        memory: what is known of them: with a cache the projected keys and values of the
-            self-attention, one entry for each layer; without one, the tokens, (rows, length).
+        known: what is known of them, a structure of tensors (rows, ...): the model's state, or without a cache the
+            tokens, (rows, length).
     """
 
     index: Any
-    memory: Any
+    known: Any
 
 
 class IncrementalDecoder:
-    """Runs a decoder one token at a time, for the rows of a batch or for the beams of each.
+    """Runs a model one token at a time, for the rows of a batch or for the beams of each.
 
     `start` gives the first tokens and state, `step` the scores and the next state. A state is a
     value that a loop carries, and never changes. What depends on the source alone is worked out
-    once and does not travel through the loop.
+    once and does not travel through the loop; what all rows are given to begin with is read at once.
 
     Args:
-        model: The encoder-decoder.
-        source: (B, S) integers.
+        model: What decodes.
+        source: What it decodes, of `batch_size` rows, or None.
+        batch_size: B, an int or an integer tensor ().
         length: Number of tokens to decode.
         beams: Number of rows for each source. Row b * beams + k is beam k of source b.
-        use_cache: Whether to keep keys and values. Else the tokens are read again in every step.
+        use_cache: Whether to keep what the model keeps. Else the tokens are read again in every step.
     """
 
     def __init__(
-        self, model: Transformer, source: Any, length: int, beams: int = 1, use_cache: bool = True
+        self,
+        model: Decodable,
+        source: Any,
+        batch_size: Any,
+        length: int,
+        beams: int = 1,
+        use_cache: bool = True,
     ) -> None:
         self.config, self.length = model.config, length
-        self.batch_size = ops.shape(source)[0]
-        self.rows = self.batch_size * beams
-        self._decoder, self._use_cache = model.decoder, use_cache
-        self._source_mask = model.source_mask(source)
-        self._encoded = model.encode(source, training=False)
-        if use_cache:
-            caches = model.make_caches(self.rows, length, self._encoded)
-            self._cross = [cache["cross"] for cache in caches]
-            self._nothing: Any = [cache["self"] for cache in caches]
-        else:
-            if beams > 1:
-                self._encoded = ops.repeat(self._encoded, beams, axis=0)
-                self._source_mask = ops.repeat(self._source_mask, beams, axis=0)
-            self._nothing = ops.full((self.rows, length), self.config.pad_id, dtype="int32")
+        self.batch_size, self.rows = batch_size, batch_size * beams
+        self._model, self._use_cache = model, use_cache
+        self._memory = model.encode_source(source)
+        self._beams = beams
+        if not use_cache:
+            self._memory = self._of_beams(self._memory)
         # Padding and the start never follow a token: with them a decoded sequence would not be one.
         self._forbidden = np.zeros(self.config.target_vocabulary_size, "float32")
         self._forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE
 
-    def start(self) -> tuple[Any, DecodingState]:
-        """The start token of each row, (rows,), and the state before it is read."""
-        tokens = ops.full((self.rows,), self.config.start_id, dtype="int32")
-        return tokens, DecodingState(ops.zeros((), dtype="int32"), self._nothing)
+    def start(self, prompt: Any = None) -> tuple[Any, DecodingState]:
+        """The first tokens that are not read yet, (rows,), and the state before they are.
+
+        Args:
+            prompt: (B, length) int32, what each row begins with, then padding; or None.
+
+        Returns:
+            The start token of each row, and the state of nothing read. Of prompts that all have some tokens (the end
+            not among them): the last of these, and the state of all before it.
+        """
+        config = self.config
+        # Compiled for fixed sizes, prompts are read token by token.
+        if prompt is None or not current().dynamic_shapes():
+            tokens = ops.full((self.rows,), config.start_id, dtype="int32")
+            return tokens, DecodingState(ops.zeros((), dtype="int32"), self._nothing(self.rows))
+        going = ops.logical_and(prompt != config.pad_id, prompt != config.end_id)
+        given = ops.sum(ops.cumprod(ops.cast(going, "int32"), axis=1), axis=1)
+        shared = ops.minimum(ops.min(given), self.length)
+        start = ops.full((self.batch_size, 1), config.start_id, dtype="int32")
+        tokens = ops.concatenate([start, prompt], axis=1)
+
+        def read() -> Any:
+            known = self._nothing(self.batch_size)
+            if self._use_cache:
+                _, known = self._model.decode_step(tokens[:, :shared], 0, known, self._memory)
+            else:
+                known = tokens[:, : self.length]
+            return self._of_beams(known)
+
+        known = ops.cond(shared > 0, read, lambda: self._nothing(self.rows))
+        return self._of_beams(column(tokens, shared)), DecodingState(shared, known)
 
     def step(self, state: DecodingState, tokens: Any) -> tuple[Any, DecodingState]:
         """Reads a token of each row.
@@ -84,31 +121,28 @@ class IncrementalDecoder:
         Returns:
             Scores of the tokens that may follow, (rows, vocabulary) float32, and the new state.
         """
-        index, memory = state
+        index, known = state
         if self._use_cache:
-            caches = [
-                {"self": own, "cross": cross}
-                for own, cross in zip(memory, self._cross, strict=True)
-            ]
-            hidden, _, new = self._decoder.hidden(
-                ops.expand_dims(tokens, 1),
-                source_mask=self._source_mask,
-                caches=caches,
-                cache_index=index,
-                training=False,
-            )
-            memory = [cache["self"] for cache in new or ()]
+            tokens = ops.expand_dims(tokens, 1)
+            logits, known = self._model.decode_step(tokens, index, known, self._memory)
         else:
-            memory = write(memory, index, tokens)
-            hidden, _, _ = self._decoder.hidden(
-                memory, self._encoded, source_mask=self._source_mask, training=False
-            )
-            hidden = ops.take(hidden, ops.reshape(index, (1,)), axis=1)
-        logits = ops.squeeze(self._decoder.logits(hidden), axis=1)
-        return logits + self._forbidden, DecodingState(index + 1, memory)
+            known = write(known, index, tokens)
+            logits = column(self._model.decode_all(known, self._memory), index)
+        return logits + self._forbidden, DecodingState(index + 1, known)
+
+    def _nothing(self, rows: Any) -> Any:
+        """What is known of no tokens."""
+        if self._use_cache:
+            return self._model.make_state(rows, self.length, self._memory)
+        return ops.full((rows, self.length), self.config.pad_id, dtype="int32")
+
+    def _of_beams(self, structure: Any) -> Any:
+        """From tensors (B, ...) to (rows, ...)."""
+        if self._beams == 1:
+            return structure
+        return keras.tree.map_structure(lambda x: ops.repeat(x, self._beams, axis=0), structure)
 
     def select(self, state: DecodingState, rows: Any) -> DecodingState:
         """The state of other rows, (rows,) integers: what was in row rows[r] comes to row r."""
-        index, memory = state
-        chosen = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), memory)
-        return DecodingState(index, chosen)
+        chosen = keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), state.known)
+        return DecodingState(state.index, chosen)

@@ -7,7 +7,13 @@ from typing import Any
 
 from keras import ops
 
-from heed.models.incremental_decoder import DecodingState, IncrementalDecoder, write
+from heed.models.incremental_decoder import (
+    DecodingState,
+    IncrementalDecoder,
+    begun,
+    column,
+    write,
+)
 from heed.ops.dispatch import choose_for_rows
 
 
@@ -58,11 +64,6 @@ def draw(
     return ops.cast(ops.take_along_axis(tokens, choice[:, None], axis=-1)[:, 0], "int32")
 
 
-def column(x: Any, index: Any) -> Any:
-    """Column `index` () of (B, L), (B,)."""
-    return ops.take(x, ops.reshape(index, (1,)), axis=1)[:, 0]
-
-
 def decode_rows(
     decoder: IncrementalDecoder, choose: Callable[[Any, Any], Any], prompt: Any = None
 ) -> Any:
@@ -91,7 +92,9 @@ def decode_rows(
         output = write(output, state.index, tokens)
         return tokens, ops.logical_or(done, tokens == config.end_id), output, new
 
-    tokens, state = decoder.start()
+    tokens, state = decoder.start(prompt)
     done = ops.zeros((decoder.rows,), dtype="bool")
     output = ops.full((decoder.rows, decoder.length), config.pad_id, dtype="int32")
+    if prompt is not None:
+        output = begun(prompt, state.index, config.pad_id)
     return ops.while_loop(unfinished, step, (tokens, done, output, state))[2]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
 from typing import Any
 
 import keras
 from keras import ops
 
-from heed.models._model import ConfiguredModel
+from heed.layers.masks import implicit_mask
+from heed.layers.shapes import agree
+from heed.models._model import ConfiguredModel, check_translation
 from heed.models.config import TransformerConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
@@ -18,24 +20,32 @@ from heed.models.encoder import TransformerEncoder
 class Transformer(ConfiguredModel):
     """Encoder and decoder: a source and the target so far, to scores for the target's next tokens.
 
+    Sources are texts, or with an `encoder` of its own whatever that reads: images by a `VisionTransformer`, features by
+    a `Dense` layer. Its last width must be D.
+
     Args:
-        config: Sizes and choices.
+        config: Sizes and choices. With an `encoder` those of the encoder are not used, and `source_vocabulary_size` may
+            be None.
+        encoder: A Keras layer or model that takes sources to (B, S, D) floats, in place of a `TransformerEncoder` made
+            from the config. Where its output carries a Keras mask (B, S), positions that it hides are attended to by
+            nobody. It is saved with the model.
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:
         inputs: `{"source": (B, S) integers, "target": (B, T) integers}`. The target starts with
             `config.start_id`; the label of token t is token t + 1. Source tokens equal to
-            `config.pad_id` are attended to by nobody.
+            `config.pad_id` are attended to by nobody. With an `encoder` the source is what that takes, one tensor.
         return_attention_scores: Whether to return the attention weights too.
         training: Whether dropout is on.
 
     Returns:
         Logits (B, T, target_vocabulary_size), float32. With `return_attention_scores=True` the
         pair of them and `{"encoder": [(B, N, S, S) ...], "decoder": [(B, N, T, T) ...], "cross":
-        [(B, N, T, S) ...]}`, an entry for each layer.
+        [(B, N, T, S) ...]}`, an entry for each layer; "encoder" is what an `encoder` that takes the argument returns as
+        its scores, and empty for others.
 
     Raises:
-        ValueError: If `inputs` lacks the source or the target.
+        ValueError: If `inputs` lacks the source or the target; if an `encoder` gives something else than (B, S, D).
 
     Source:
         Vaswani et al. 2017 (d_model = D, h = N).
@@ -48,31 +58,87 @@ class Transformer(ConfiguredModel):
         >>> logits = model({"source": np.array([[5, 3, 4, 0]]), "target": np.array([[1, 7]])})
         >>> tuple(logits.shape)
         (1, 2, 30)
+        >>> import keras
+        >>> config = TransformerConfig(None, 30, width=8, num_heads=2, feed_forward_width=16)
+        >>> model = Transformer(config, encoder=keras.layers.Dense(8))
+        >>> features = np.zeros((1, 7, 5), "float32")
+        >>> tuple(model({"source": features, "target": np.array([[1, 7]])}).shape)
+        (1, 2, 30)
     """
 
-    def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
+    def __init__(
+        self, config: TransformerConfig, encoder: keras.layers.Layer | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(config, **kwargs)
-        policy = self.dtype_policy
-        self.encoder = TransformerEncoder(config, dtype=policy, name="encoder")
-        shared = self.encoder.embedding.tokens if config.share_embeddings else None
+        policy, shared = self.dtype_policy, None
+        self._has_own_encoder = encoder is not None
+        if encoder is None:
+            self.encoder: Any = TransformerEncoder(config, dtype=policy, name="encoder")
+            if config.share_embeddings:
+                shared = self.encoder.embedding.tokens
+        elif not isinstance(encoder, keras.layers.Layer):
+            raise TypeError(f"`encoder` must be a Keras layer or model. Received: {encoder!r}")
+        elif config.share_embeddings:
+            raise ValueError(
+                "`share_embeddings` must be False for a Transformer with an `encoder` of its own. "
+                "Received: share_embeddings=True"
+            )
+        else:
+            self.encoder = encoder
         self.decoder = TransformerDecoder(config, tokens=shared, dtype=policy, name="decoder")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
-        self.encoder.build()
+        """Creates the variables.
+
+        Args:
+            input_shape: Of the inputs of a call. It may be left out, but with an `encoder` whose variables depend on
+                what it reads, and that is not built.
+        """
+        self._build_encoder(None if input_shape is None else input_shape["source"])
         self.decoder.build()
 
-    def source_mask(self, source: Any) -> Any:
-        """(B, S) booleans, True where `source` (B, S) is not padding."""
-        return ops.not_equal(source, self.config.pad_id)
+    def _build_encoder(self, source_shape: Any) -> None:
+        if self.encoder.built:
+            return
+        if isinstance(self.encoder, ConfiguredModel):
+            self.encoder.build()
+        elif source_shape is None:
+            raise ValueError(
+                "`encoder` must be built before the model is built without data. "
+                f"Received: encoder={self.encoder!r}"
+            )
+        else:
+            # Called with symbols, because not every layer creates all its variables in its `build`.
+            self.encoder(keras.KerasTensor(source_shape, self.encoder.compute_dtype))
+
+    def source_mask(self, source: Any, encoded: Any = None) -> Any:
+        """(B, S) booleans, True where nothing is hidden; None where nothing is.
+
+        Args:
+            source: Of tokens (B, S), those that are padding are hidden.
+            encoded: What `encode` returned for it: an `encoder` of another kind hides what its Keras mask says.
+        """
+        if isinstance(self.encoder, TransformerEncoder):
+            return self.encoder.source_mask(source)
+        return implicit_mask(encoded)
 
     def encode(
         self, source: Any, training: bool | None = None, return_attention_scores: bool = False
     ) -> Any:
         """Runs the encoder; see `TransformerEncoder` for arguments and result."""
-        return self.encoder(
-            source, training=training, return_attention_scores=return_attention_scores
-        )
+        arguments = {"training": training}
+        scoring = "return_attention_scores" in inspect.signature(self.encoder.call).parameters
+        if scoring:
+            arguments["return_attention_scores"] = return_attention_scores
+        result = self.encoder(source, **arguments)
+        encoded, scores = result if scoring and return_attention_scores else (result, [])
+        shape = tuple(getattr(encoded, "shape", ()))
+        if not agree(shape, (None, None, self.config.width)) or shape[-1] is None:
+            raise ValueError(
+                f"`encoder` must give (B, S, D) with D = {self.config.width}, the config's `width`. "
+                f"Received: {self.encoder.name!r}, which gives {shape or type(encoded).__name__}"
+            )
+        return (encoded, scores) if return_attention_scores else encoded
 
     def decode(
         self,
@@ -109,16 +175,37 @@ class Transformer(ConfiguredModel):
         """
         return self.decoder.make_caches(batch_size, length, encoded)
 
+    # What `generate` asks for, see `Decodable`.
+    def check_source(self, source: Any) -> Any:
+        """The source as a tensor, as the encoder wants it: heed's own check it, others do when they are called."""
+        source = getattr(self.encoder, "check_source", ops.convert_to_tensor)(source)
+        self._build_encoder((None, *source.shape[1:]))
+        return source
+
+    def encode_source(self, source: Any) -> dict[str, Any]:
+        """What is encoded, its mask if it has one, and what each layer's cross-attention reads of it."""
+        encoded = self.encode(source, training=False)
+        mask = self.source_mask(source, encoded)
+        memory = {"encoded": encoded, "cross": self.decoder.project(encoded)}
+        return memory if mask is None else {**memory, "mask": mask}
+
+    def make_state(self, rows: Any, length: int, memory: Any) -> Any:
+        """The keys and values of no tokens."""
+        return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
+
+    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any) -> tuple[Any, Any]:
+        """Reads tokens, see `Decodable`."""
+        return self.decoder.next_logits(tokens, index, state, memory["cross"], memory.get("mask"))
+
+    def decode_all(self, tokens: Any, memory: Any) -> Any:
+        """Scores for the token after each, see `Decodable`."""
+        return self.decode(tokens, memory["encoded"], memory.get("mask"), training=False)
+
     def call(
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool = False
     ) -> Any:
         """See the class for the arguments."""
-        if not isinstance(inputs, Mapping) or not {"source", "target"} <= set(inputs):
-            received = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
-            raise ValueError(
-                f'`inputs` must be a dict with "source" and "target". Received: {received}'
-            )
-        source, target = inputs["source"], inputs["target"]
+        source, target = check_translation(inputs)
         encoded = self.encode(source, training, return_attention_scores)
         scores: dict[str, Any] = {}
         if return_attention_scores:
@@ -126,7 +213,7 @@ class Transformer(ConfiguredModel):
         result = self.decode(
             target,
             encoded,
-            self.source_mask(source),
+            self.source_mask(source, encoded),
             training=training,
             return_attention_scores=return_attention_scores,
         )
@@ -134,3 +221,14 @@ class Transformer(ConfiguredModel):
             return result
         logits, decoder_scores = result
         return logits, {**scores, **decoder_scores}
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        own = keras.saving.serialize_keras_object(self.encoder) if self._has_own_encoder else None
+        return {**super().get_config(), "encoder": own}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """The model that `get_config` described."""
+        encoder = keras.saving.deserialize_keras_object(config.get("encoder"), custom_objects)
+        return super().from_config({**config, "encoder": encoder}, custom_objects)

@@ -3,7 +3,8 @@
 - `NumbersTask`, `TextTask`: what is learned; `Task` is what they have in common.
 - `start_run(path, task)` makes a run folder; `train(run)` trains it, also after a stop.
 - `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
-- `Translator`, `evaluate`: use a trained run, and judge it on what it never saw.
+- `Translator`, `evaluate`: use a trained run, and judge it on what it never saw; `DecodingOptions`: how it chooses.
+- `Corpus`: files of parallel text; `compare`: whether one run is better than another.
 - `attention_of`: where it looked, as weights, a picture and a page.
 - `run_demo`: all of it on numbers.
 - `TaskError`: the error that a person can put right.
@@ -18,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heed.seq2seq.attention import TranslationAttention, attention_of
+    from heed.seq2seq.comparison import Comparison, compare
+    from heed.seq2seq.corpus import Corpus
+    from heed.seq2seq.decoding_options import DecodingOptions
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
     from heed.seq2seq.evaluation import Evaluation, evaluate
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from heed.seq2seq.translate import Translator
 
 __all__ = [
+    "Comparison",
+    "Corpus",
+    "DecodingOptions",
     "Evaluation",
     "NumbersTask",
     "RunFolder",
@@ -43,6 +50,7 @@ __all__ = [
     "TranslationAttention",
     "Translator",
     "attention_of",
+    "compare",
     "evaluate",
     "run_demo",
     "start_run",
@@ -51,6 +59,9 @@ __all__ = [
 
 _MODULES = {
     "attention": ("TranslationAttention", "attention_of"),
+    "comparison": ("Comparison", "compare"),
+    "corpus": ("Corpus",),
+    "decoding_options": ("DecodingOptions",),
     "demo": ("run_demo",),
     "errors": ("TaskError",),
     "evaluation": ("Evaluation", "evaluate"),

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from heed.seq2seq.task import Item
+from heed.seq2seq.corpus import Corpus
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.task import Item, Task
 from heed.seq2seq.translate import Translator
 
 
@@ -42,6 +44,9 @@ class Evaluation:
         seconds: for decoding, compilation included.
         bleu: BLEU in percent, or None where it is not computed.
         chrf: chrF in percent, or None.
+        signatures: sacrebleu's of the two, by name: how they were computed, for others to do the same.
+        given: whether the pairs were given, not held out.
+        left_out: what is wrong with pairs that could not be judged, a line each.
         extra: the same for the task's other evaluations, by name. They are not held out, and no
             figure of this one counts them.
         cut: how many sources were longer than any may be, and were judged by their beginning.
@@ -58,6 +63,9 @@ class Evaluation:
     chrf: float | None = None
     extra: Mapping[str, Evaluation] = field(default_factory=dict)
     cut: int = 0
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    given: bool = False
+    left_out: Sequence[str] = ()
 
     @property
     def right(self) -> int:
@@ -89,8 +97,9 @@ class Evaluation:
             >>> Evaluation([Answer("1", "one", "one", "en")], seconds=1.0).report()
             ['1 of 1 held-out answers are right to the letter: 100.00 % (decoded in 1.0 s)']
         """
+        kind = "answers" if self.given else "held-out answers"
         lines = [
-            f"{self.right:,} of {len(self.answers):,} held-out answers are right to the "
+            f"{self.right:,} of {len(self.answers):,} {kind} are right to the "
             f"letter: {100 * self.exact:.2f} % (decoded in {self.seconds:.1f} s)"
         ]
         lines += self._by_group()
@@ -100,6 +109,11 @@ class Evaluation:
             )
         if self.bleu is not None and self.chrf is not None:
             lines.append(f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f}")
+            lines += [f"  {name}: {signature}" for name, signature in self.signatures.items()]
+        if self.left_out:
+            lines.append(
+                f"{len(self.left_out):,} pairs were left out; the first: {self.left_out[0]}"
+            )
         for name, extra in self.extra.items():
             lines.append(
                 f"{extra.right:,} of {len(extra.answers):,} {name} are right: "
@@ -128,6 +142,10 @@ class Evaluation:
             "cut": self.cut,
             "wrong": [vars(answer) for answer in self.wrong[:100]],
         }
+        if self.signatures:
+            figures["signatures"] = dict(self.signatures)
+        if self.left_out:
+            figures["left_out"] = list(self.left_out)
         scores = {"bleu": self.bleu, "chrf": self.chrf}
         figures |= {name: score for name, score in scores.items() if score is not None}
         if self.extra:
@@ -135,20 +153,48 @@ class Evaluation:
         return figures
 
 
-def evaluate(translator: Translator) -> Evaluation:
-    """Translates all held-out evaluation pairs of the run's task, and its extra evaluations.
+def evaluate(
+    translator: Translator, corpus: Corpus | None = None, language: str | None = None
+) -> Evaluation:
+    """Translates the held-out evaluation pairs of the run's task, and its extra evaluations, or pairs that are given.
 
-    For own text BLEU and chrF are computed too, by the sacrebleu library if it is there.
+    For own text, and for pairs that are given, BLEU and chrF are computed too, by the sacrebleu library if it is there.
 
     Args:
         translator: the run's model.
+        corpus: pairs to judge it by; None takes those that were held out.
+        language: for numbers: which of the run's languages the given pairs are in; None takes the first.
+
+    Raises:
+        TaskError: if the corpus cannot be read, or holds no pair that can be translated.
     """
     task = translator.task
+    if corpus is not None:
+        items, left_out = _items_of(task, corpus, language)
+        found = _judged(translator, items)
+        return replace(found, given=True, left_out=left_out, **_corpus_scores(found.answers))
     found = _judged(translator, task.evaluation_items())
     others = task.extra_evaluations().items()
     extra = {name: _judged(translator, items) for name, items in others}
     scores = _corpus_scores(found.answers) if task.has_corpus_scores else {}
     return replace(found, extra=extra, **scores)
+
+
+def _items_of(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:
+    """The pairs of a corpus, and what is wrong with those that cannot be judged."""
+    task.check_language(language)
+    items, left_out = [], []
+    for number, (source, target) in enumerate(corpus.pairs(), 1):
+        try:
+            if not target:
+                raise TaskError("its translation is empty")
+            items.append(Item(task.encode(source, language), source, target, "given"))
+        except TaskError as error:
+            left_out.append(f"line {number:,}: {error}")
+    if not items:
+        why = f"; {left_out[0]}" if left_out else ""
+        raise TaskError(f"{corpus} holds no pair that can be translated{why}")
+    return items, left_out
 
 
 def _judged(translator: Translator, items: Sequence[Item]) -> Evaluation:
@@ -168,7 +214,10 @@ def _corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
     except ImportError:
         return {}
     said, references = [a.said for a in answers], [[a.reference for a in answers]]
+    metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
+    found = {name: one.corpus_score(said, references) for name, one in metrics.items()}
     return {
-        "bleu": float(sacrebleu.corpus_bleu(said, references).score),
-        "chrf": float(sacrebleu.corpus_chrf(said, references).score),
+        "bleu": float(found["BLEU"].score),
+        "chrf": float(found["chrF"].score),
+        "signatures": {name: str(one.get_signature()) for name, one in metrics.items()},
     }

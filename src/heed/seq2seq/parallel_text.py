@@ -1,9 +1,9 @@
-"""A person's own parallel text: two files; line n of one is the translation of line n of the other."""
+"""A person's own parallel text: what is trained on, what is held out, and in which order it comes."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.seq2seq._hashing import permutation
+from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError
 
 LEAST_PAIRS = 20
@@ -19,67 +20,40 @@ _MOST_HELD_OUT = 1_000  # for validation, and as many again for evaluation
 _POOL = 50  # batches whose sentences are sorted by length together
 _ORDER_KEY, _BATCH_KEY = 0x74657874, 0x62617463
 
-Pair = tuple[str, str]  # a sentence and its translation
 
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, without line ends and outer spaces.
-
-    Raises:
-        TaskError: if the file is missing, is a folder, cannot be read, or is not UTF-8; the message
-            names the first bad line.
-    """
-    data = _contents(path)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise TaskError(f"{path} must be UTF-8 text; line {line:,} is not") from None
-    # Only the line feed ends a line: splitlines would also split at form feeds and U+2028.
-    return [line.strip() for line in io.StringIO(text, newline="\n")]
-
-
-def read_pairs(source: Path, target: Path) -> tuple[list[Pair], int]:
-    """The sentence pairs of two line-aligned files.
-
-    Args:
-        source: path of the sentences.
-        target: path of their translations; line n belongs to line n of `source`.
+def read_pairs(corpus: Corpus) -> tuple[list[Pair], int]:
+    """The sentence pairs of a corpus.
 
     Returns:
-        The pairs where both lines hold something, and how many were left out because one is empty.
+        The pairs where both sides hold something, and how many were left out because one is empty.
 
     Raises:
-        TaskError: if a file cannot be read, the numbers of lines differ, or fewer than 20 pairs
+        TaskError: if a file cannot be read or holds a line that is no pair, or fewer than 20 pairs
             with different sources are left.
     """
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise TaskError(
-            "the two files must have as many lines. "
-            f"Received: {source} with {len(sources):,}, {target} with {len(targets):,}"
-        )
-    pairs = [pair for pair in zip(sources, targets, strict=True) if all(pair)]
+    everything = list(corpus.pairs())
+    pairs = [pair for pair in everything if all(pair)]
     distinct = len({source for source, _ in pairs})
     if distinct < LEAST_PAIRS:
         raise TaskError(
             f"parallel text must have at least {LEAST_PAIRS} different sentences. "
-            f"Received: {distinct} in {source}"
+            f"Received: {distinct} in {corpus.source}"
         )
-    return pairs, len(sources) - len(pairs)
+    return pairs, len(everything) - len(pairs)
 
 
-def split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Training, validation and evaluation pairs, by a hash of the source sentence.
+def split(pairs: Sequence[Pair], held_out: int = 2) -> list[list[Pair]]:
+    """Training pairs and held-out ones, by a hash of the source sentence.
 
-    The two held-out parts are 5 % of the different sentences each, at least one and at most 1,000.
+    Each held-out part is 5 % of the different sentences, at least one and at most 1,000.
     Equal source sentences stay together, so that no held-out sentence was seen in training.
 
     Args:
-        pairs: at least three different sentences.
+        pairs: more different sentences than `held_out`.
+        held_out: how many parts are held out.
 
     Returns:
-        (training, validation, evaluation).
+        The training pairs, then each part.
 
     Example:
         >>> [len(part) for part in split([(str(i), str(-i)) for i in range(100)])]
@@ -89,8 +63,8 @@ def split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair], list[Pair]]:
         {source for source, _ in pairs}, key=lambda s: hashlib.blake2b(s.encode()).digest()
     )
     count = min(_MOST_HELD_OUT, max(1, int(len(order) * _HELD_OUT_SHARE)))
-    part = dict.fromkeys(order[:count], 1) | dict.fromkeys(order[count : 2 * count], 2)
-    parts: tuple[list[Pair], list[Pair], list[Pair]] = ([], [], [])
+    part = {source: 1 + place // count for place, source in enumerate(order[: held_out * count])}
+    parts: list[list[Pair]] = [[] for _ in range(1 + held_out)]
     for pair in pairs:
         parts[part.get(pair[0], 0)].append(pair)
     return parts
@@ -119,13 +93,23 @@ def batch_of_step(lengths: NDArray[np.int64], seed: int, step: int, size: int) -
     """
     per_epoch = -(-len(lengths) // size)
     epoch, place = divmod(step, per_epoch)
-    order = np.resize(permutation(len(lengths), _ORDER_KEY, seed, epoch), per_epoch * size)
-    batch = permutation(per_epoch, _BATCH_KEY, seed, epoch)[place]
+    order, batches = _epoch(len(lengths), size, seed, epoch)
+    batch = batches[place]
     first = batch // _POOL * _POOL * size
     pool = order[first : first + _POOL * size]
     pool = pool[np.argsort(lengths[pool], kind="stable")]
     start = batch * size - first
     return pool[start : start + size]
+
+
+@functools.lru_cache(maxsize=2)  # an epoch, and where it ends the next one
+def _epoch(
+    count: int, size: int, seed: int, epoch: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The order of the pairs of an epoch, filled up to whole batches, and the order of its batches."""
+    per_epoch = -(-count // size)
+    order = np.resize(permutation(count, _ORDER_KEY, seed, epoch), per_epoch * size)
+    return order, permutation(per_epoch, _BATCH_KEY, seed, epoch)
 
 
 def digest(path: Path) -> str:
@@ -134,11 +118,11 @@ def digest(path: Path) -> str:
     Raises:
         TaskError: if it cannot be read.
     """
-    return hashlib.sha256(_contents(path)).hexdigest()
-
-
-def _contents(path: Path) -> bytes:
+    found = hashlib.sha256()
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                found.update(block)
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
+    return found.hexdigest()

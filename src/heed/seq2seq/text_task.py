@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from heed._numbers import check_integer
 from heed.seq2seq import parallel_text
+from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.parallel_text import Pair
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
 from heed.seq2seq.tokenizer import SubwordTokenizer
 
@@ -42,7 +42,7 @@ class TextTask(Task):
     fewer than 3,000; it stops when five validations in a row are no better, and keeps the best
     weights.
 
-    Training needs the two files as they were when the run began; evaluation and translation need
+    Training needs the files as they were when the run began; evaluation and translation need
     the run folder only.
 
     Args:
@@ -52,8 +52,17 @@ class TextTask(Task):
 
     kind, title = "text", "own text"
     options = (
-        Option("source", Path, "own text: sentences, one a line (UTF-8)", required=True),
-        Option("target", Path, "own text: their translations, line by line", required=True),
+        Option(
+            "source",
+            Path,
+            "own text: sentences, one a line (UTF-8); or both sides: .tsv, .jsonl (any of them .gz)",
+            required=True,
+        ),
+        Option("target", Path, "own text: their translations, line by line"),
+        Option("valid_source", Path, "own text: sentences to watch; else some are held out"),
+        Option("valid_target", Path, "own text: their translations"),
+        Option("test_source", Path, "own text: sentences to be judged by; else some are held out"),
+        Option("test_target", Path, "own text: their translations"),
         Option("vocabulary_size", int, "own text: most subwords a side"),
     )
     has_corpus_scores = True
@@ -84,7 +93,7 @@ class TextTask(Task):
         self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
-        self._originals = [Path(config[f"{side}_file"]) for side in _SIDES]
+        self._originals = {Path(path): sha256 for path, sha256 in dict(config["files"]).items()}
 
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> TextTask:
@@ -93,21 +102,39 @@ class TextTask(Task):
 
     @classmethod
     def create(
-        cls, source: Path | str, target: Path | str, vocabulary_size: int = 8_000
+        cls,
+        source: Path | str,
+        target: Path | str | None = None,
+        vocabulary_size: int = 8_000,
+        valid_source: Path | str | None = None,
+        valid_target: Path | str | None = None,
+        test_source: Path | str | None = None,
+        test_target: Path | str | None = None,
     ) -> TextTask:
-        """A new task from two line-aligned UTF-8 files: reads, splits, and learns the subwords.
+        """A new task from files of parallel text: reads, splits, and learns the subwords.
 
         Args:
-            source: path of the sentences.
-            target: path of their translations.
+            source: path of the sentences, or of a file of both sides, see `Corpus`.
+            target: path of their translations, if the source has one side.
             vocabulary_size: the most subwords for each side.
+            valid_source, valid_target: the same, of what training is watched on. Without them it is held out.
+            test_source, test_target: the same, of what `evaluate` judges by. Without them it is held out.
 
         Raises:
             TaskError: if the files do not fit, or without the sentencepiece library.
         """
-        source, target = Path(source), Path(target)
-        pairs, empty = parallel_text.read_pairs(source, target)
-        training, *held_out = parallel_text.split(pairs)
+        corpus = _corpus("source", source, target)
+        if corpus is None:
+            raise TaskError("own text needs --source")
+        given = [
+            _corpus("valid_source", valid_source, valid_target),
+            _corpus("test_source", test_source, test_target),
+        ]
+        everything, empty = parallel_text.read_pairs(corpus)
+        parts = iter(parallel_text.split(everything, held_out=given.count(None)))
+        next(parts)  # what is left for training, see `_train_on`
+        held_out = [next(parts) if one is None else _both_sides(one) for one in given]
+        training = _train_on(everything, held_out)
         sides = list(zip(*training, strict=True))
         tokenizers = [SubwordTokenizer.train(lines, vocabulary_size) for lines in sides]
         lengths = np.array([len(ids) for ids in tokenizers[1].encode(sides[1])])
@@ -117,12 +144,10 @@ class TextTask(Task):
                 files[f"{name}.{side}.txt"] = "".join(f"{line}\n" for line in lines).encode()
         config = {
             "kind": cls.kind,
-            "source_file": str(source.resolve()),
-            "target_file": str(target.resolve()),
-            "source_sha256": parallel_text.digest(source),
-            "target_sha256": parallel_text.digest(target),
-            "pairs": len(pairs),
+            "files": {str(path.resolve()): parallel_text.digest(path) for path in corpus.paths},
+            "pairs": len(training),
             "empty_pairs": empty,
+            "held_out_pairs": len(everything) - len(training),
             # Room for answers half as long again as the longest that are trained on.
             "longest_target": int(1.5 * lengths[lengths <= LONGEST].max(initial=8)),
         }
@@ -131,19 +156,18 @@ class TextTask(Task):
     @property
     def description(self) -> str:
         """The files, and how many pairs they hold."""
+        files = " and ".join(self._config["files"])
         held_out = len(self._validation) + len(self._evaluation)
-        return (
-            f"{self._config['pairs'] - held_out:,} sentence pairs of {self._config['source_file']} "
-            f"and {self._config['target_file']}, {held_out:,} more held out"
-        )
+        return f"{self._config['pairs']:,} sentence pairs of {files}, {held_out:,} others held out"
 
     @cached_property
     def _training(self) -> _Training:
         """The training pairs, from the original files."""
-        for side, path in zip(_SIDES, self._originals, strict=True):
-            if parallel_text.digest(path) != self._config.get(f"{side}_sha256"):
+        for path, sha256 in self._originals.items():
+            if parallel_text.digest(path) != sha256:
                 raise TaskError(f"{path} has changed since the run began: start a new run")
-        training, _, _ = parallel_text.split(parallel_text.read_pairs(*self._originals)[0])
+        everything, _ = parallel_text.read_pairs(Corpus(*self._originals))
+        training = _train_on(everything, [self._validation, self._evaluation])
         kept = [pair for pair in self._ids(training) if max(map(len, pair)) <= LONGEST]
         if not kept:
             raise TaskError(f"no training pair has at most {LONGEST} tokens on both sides")
@@ -219,6 +243,35 @@ class TextTask(Task):
     def files(self) -> dict[str, bytes]:
         """The two tokenizers and the held-out pairs."""
         return self._files
+
+
+def _corpus(name: str, source: Path | str | None, target: Path | str | None) -> Corpus | None:
+    if source is None:
+        if target is not None:
+            raise TaskError(f"{target} has no other side: give --{name.replace('_', '-')} too")
+        return None
+    return Corpus(Path(source), None if target is None else Path(target))
+
+
+def _both_sides(corpus: Corpus) -> list[Pair]:
+    """The pairs of a held-out part that a person gives.
+
+    Raises:
+        TaskError: if there are none.
+    """
+    pairs = [pair for pair in corpus.pairs() if all(pair)]
+    if not pairs:
+        raise TaskError(f"{corpus} holds no pair")
+    return pairs
+
+
+def _train_on(everything: Sequence[Pair], held_out: Iterable[Sequence[Pair]]) -> list[Pair]:
+    """The pairs whose sources are in no held-out part."""
+    kept_back = {source for part in held_out for source, _ in part}
+    training = [pair for pair in everything if pair[0] not in kept_back]
+    if not training:
+        raise TaskError("every sentence to train on is held out too")
+    return training
 
 
 def _cut(ids: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from heed.models import generate
+from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import padded
@@ -23,6 +24,7 @@ class Translator:
     Args:
         run: the run folder; unfinished runs translate with their newest checkpoint.
         say: is called with a line for each newer checkpoint that is damaged.
+        options: how translations are chosen. None takes the likeliest token in each step.
 
     Raises:
         TaskError: if the run has no weights yet, or is damaged.
@@ -32,13 +34,20 @@ class Translator:
         ['twelve']
     """
 
-    def __init__(self, run: RunFolder, say: Callable[[str], object] = warnings.warn) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        say: Callable[[str], object] = warnings.warn,
+        options: DecodingOptions | None = None,
+    ) -> None:
         self.run = run
+        self.options = options or DecodingOptions()
+        self._batches = 0
         self.task = run.task()
         self.model, self.step = trained_model(run, say)
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
-        """The translation of each line, by greedy decoding.
+        """The translation of each line.
 
         Args:
             lines: what to translate.
@@ -69,7 +78,9 @@ class Translator:
             # One size of batch for all: each size is compiled anew.
             filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
             source = padded([rows[i] for i in filled], multiple=_MULTIPLE)
-            found = generate(self.model, source, max_length=self.task.longest_target)
+            options = self.options.arguments(self._batches, self.task.longest_target)
+            found = generate(self.model, source, **options)
+            self._batches += 1
             for i, ids in zip(part, np.asarray(found).tolist(), strict=False):
                 out[i] = ids
         return out

@@ -12,6 +12,7 @@ A backend is a module with
 - `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
 - `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
   already, the function itself;
+- `dynamic_shapes()`: whether what runs or is traced now may have sizes that are known only when it runs;
 - `gradient_tape()`: what records an attention for its gradient, for `heed.inspect`;
 - `instruction_set()`: of its kernels on this machine, "none" where there are none.
 """
@@ -149,6 +150,7 @@ class Backend(Protocol):
     def is_tensor(self, x: Any) -> bool: ...  # noqa: D102
     def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102
     def compiled(self, function: _F) -> _F: ...  # noqa: D102
+    def dynamic_shapes(self) -> bool: ...  # noqa: D102
     def gradient_tape(self) -> Any: ...  # noqa: D102
     def instruction_set(self) -> str: ...  # noqa: D102
 

@@ -55,6 +55,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *inputs: (graph if tf.executing_eagerly() else function)(*inputs)
 
 
+def dynamic_shapes() -> bool:
+    """Whether sizes may be known only when a graph runs: everywhere but under XLA."""
+    return not library.compiled_by_xla()
+
+
 def gradient_tape() -> tf.GradientTape:
     """A tape that records only what it is told to watch."""
     return tf.GradientTape(watch_accessed_variables=False)

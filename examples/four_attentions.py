@@ -1,16 +1,18 @@
-"""Dot-product, additive and multi-head attention called on random tensors.
+"""Scaled dot-product, additive, multi-head and cross-attention on the same shapes.
 
-The tutorial writes three layers, calls each on random tensors and prints shapes: Luong's
-dot-product attention, Bahdanau's additive attention, and multi-head attention, also with another
-sequence as keys and values (cross-attention).
+The tutorial writes a layer for each, calls it on random tensors and prints the shapes: scaled dot-product attention,
+Bahdanau's additive attention with a decoder's state as its query, multi-head attention, and the same with another
+sequence as keys and values (cross-attention). Query, value and units have widths of their own: 50, 60 and 70.
 
 What differs here:
-- Additive attention takes one decoder state (B, D) or a sequence of them (B, T, D), and the shape
-  of what comes back follows. Query and value may have different widths.
+- Additive attention takes one decoder state (B, D) or a sequence of them (B, T, D), and the shape of what comes back
+  follows; the tutorial's layer gives (B, 1, V) for a single state.
+- A dot product needs as many features in keys as in queries: the tutorial gives it other tensors than the additive one.
+  Here all four get the same, and the keys are projected where dot products need it.
 - Each mask says True = attend, and a row without any key gives 0 instead of an average of padding.
 - The weights are checked: each row sums to 1, or to 0 where nothing is visible.
 
-    python examples/three_attentions.py
+    python examples/four_attentions.py
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 from heed import Mask, layers
 
 BATCH, QUERIES, KEYS = 4, 5, 7
-QUERY_WIDTH, VALUE_WIDTH = 32, 48
+QUERY_WIDTH, VALUE_WIDTH, UNITS = 50, 60, 70
 
 
 def tell(name: str, output: Any, weights: Any) -> None:
@@ -51,18 +53,21 @@ def main() -> dict[str, Any]:
         tell(name, output, weights)
         outputs[name] = output
 
-    dot = layers.DotProductAttention()
+    dot = layers.DotProductAttention()  # scaled by 1 / sqrt(H), unless told otherwise
+    key = keras.layers.Dense(QUERY_WIDTH)(value)  # as wide as the query
     show("dot-product, self", dot, query, query)
     show("dot-product, causal", dot, query, query, use_causal_mask=True)
+    show("dot-product, cross", dot, query, value, key=key)
+    show("dot-product, cross, masked", dot, query, value, key=key, value_mask=real)
 
-    additive = layers.AdditiveAttention(units=16)
+    additive = layers.AdditiveAttention(UNITS)
     show("additive, one state", additive, state, value)
     show("additive, one state, masked", additive, state, value, value_mask=real)
     show("additive, a sequence", additive, query, value)
     show("additive, a sequence, masked", additive, query, value, value_mask=real)
 
-    show("multi-head, self", layers.MultiHeadAttention(num_heads=4, key_dim=8), query, query)
-    cross = layers.MultiHeadAttention(num_heads=4, key_dim=8, value_dim=12)
+    show("multi-head, self", layers.MultiHeadAttention(num_heads=5, key_dim=10), query, query)
+    cross = layers.MultiHeadAttention(num_heads=5, key_dim=10, value_dim=12)
     show("multi-head, cross", cross, query, value)
     show("multi-head, cross, masked", cross, query, value, value_mask=real)
     # The same mask as a value of its own, which can be combined and drawn.

@@ -1,0 +1,85 @@
+"""What the models around one encoder share: tokens and segments in, one vector for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras import ops
+
+from heed.models._model import ConfiguredModel
+from heed.models.config import MaskedLanguageModelConfig
+from heed.models.encoder import TransformerEncoder
+
+
+class EncoderModel(ConfiguredModel):
+    """An encoder and something that reads its vectors.
+
+    Attributes:
+        encoder: a `TransformerEncoder`, which other models may share.
+    """
+
+    config_class = MaskedLanguageModelConfig
+
+    def __init__(
+        self,
+        config: MaskedLanguageModelConfig,
+        encoder: TransformerEncoder | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, **kwargs)
+        stack, num_segments = config.of_transformer(), config.num_segments
+        if encoder is None:
+            encoder = TransformerEncoder(
+                stack, num_segments=num_segments, dtype=self.dtype_policy, name="encoder"
+            )
+        elif not isinstance(encoder, TransformerEncoder):
+            raise TypeError(
+                f"`encoder` must be a TransformerEncoder or None. Received: encoder={encoder!r}"
+            )
+        # What is saved is the config: a model that comes back has an encoder of its own, made from it.
+        elif (encoder.config, encoder.num_segments) != (stack, num_segments):
+            raise ValueError(
+                "`encoder` must be one that was made from `config`. Received: "
+                f"encoder.config={encoder.config}, encoder.num_segments={encoder.num_segments}, config={config}"
+            )
+        self.encoder = encoder
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        if not self.encoder.built:
+            self.encoder.build()
+
+    def encode(
+        self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
+    ) -> tuple[Any, ...]:
+        """The encoder's vectors (B, T, D), and with `return_attention_scores=True` its scores."""
+        tokens, segments = split_inputs(inputs)
+        encoded = self.encoder(
+            tokens,
+            return_attention_scores=return_attention_scores,
+            training=training,
+            segments=segments,
+        )
+        return encoded if return_attention_scores else (encoded,)
+
+    def real_tokens(self, inputs: Any) -> Any:
+        """(B, T) booleans, True where a token is not padding."""
+        tokens, _ = split_inputs(inputs)
+        return ops.not_equal(tokens, self.config.pad_id)
+
+
+def split_inputs(inputs: Any) -> tuple[Any, Any]:
+    """Tokens (B, T), and segments (B, T) or None, of a model's inputs.
+
+    Raises:
+        ValueError: if `inputs` is a dict without tokens, or with something else.
+    """
+    if not isinstance(inputs, Mapping):
+        return inputs, None
+    if not {"tokens"} <= set(inputs) <= {"tokens", "segments"}:
+        raise ValueError(
+            '`inputs` must be tokens or a dict with "tokens" and, if the model has them, "segments". '
+            f"Received: {sorted(inputs)}"
+        )
+    return inputs["tokens"], inputs.get("segments")

@@ -1,0 +1,100 @@
+"""A language model: tokens, to scores for the token that follows each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from heed.models._model import ConfiguredModel
+from heed.models.config import LanguageModelConfig
+from heed.models.decoder import TransformerDecoder
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class LanguageModel(ConfiguredModel):
+    """A decoder by itself: tokens, to scores for the token that follows each.
+
+    `p(token t + 1 | tokens 0 .. t)`: sequences begin with `config.start_id`, and the label of each token is the one
+    after it. Padding stands at the end of a row, where no other token sees it; give it no weight in the loss
+    (`ignore_class=config.pad_id` of Keras' crossentropy).
+
+    `generate(model, prompt=tokens, max_length=...)` goes on where the prompts end.
+
+    Args:
+        config: Sizes and choices.
+        **kwargs: `name`, `dtype`, as for every Keras model.
+
+    Call arguments:
+        tokens: (B, T) integers. Token t sees the tokens up to t.
+        return_attention_scores: Whether to return the attention weights too.
+        training: Whether dropout is on.
+
+    Returns:
+        Logits (B, T, vocabulary_size), float32; with `return_attention_scores=True` the pair of them and a list with
+        (B, N, T, T) for each layer.
+
+    Source:
+        Radford et al. 2019 (GPT-2). Rotary positions: Su et al. 2021.
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.models import LanguageModel, LanguageModelConfig, generate
+        >>> config = LanguageModelConfig(30, width=8, num_heads=2, feed_forward_width=16)
+        >>> model = LanguageModel(config)
+        >>> tuple(model(np.array([[1, 3, 4]])).shape)
+        (1, 3, 30)
+        >>> tokens = generate(model, prompt=np.array([[3, 4]]), max_length=6)
+        >>> np.asarray(tokens)[0, :2].tolist()
+        [3, 4]
+    """
+
+    config_class = LanguageModelConfig
+
+    def __init__(self, config: LanguageModelConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        stack = config.of_transformer()
+        self.decoder = TransformerDecoder(
+            stack, cross_attention=False, dtype=self.dtype_policy, name="decoder"
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        self.decoder.build()
+
+    def call(
+        self, tokens: Any, return_attention_scores: bool = False, training: bool | None = None
+    ) -> Any:
+        """See the class for the arguments."""
+        result = self.decoder(
+            tokens, return_attention_scores=return_attention_scores, training=training
+        )
+        if not return_attention_scores:
+            return result
+        logits, scores = result
+        return logits, scores["decoder"]
+
+    # What `generate` asks for, see `Decodable`.
+    def check_source(self, source: Any) -> None:
+        """Nothing: there is no source."""
+        if source is not None:
+            raise ValueError(
+                "`source` must be None for a language model, which goes on where `prompt` ends. "
+                f"Received: source={source!r}"
+            )
+
+    def encode_source(self, source: Any) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def make_state(self, rows: Any, length: int, memory: Any = ()) -> Any:
+        """The keys and values of no tokens."""
+        return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
+
+    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any = ()) -> tuple[Any, Any]:
+        """Reads tokens, see `Decodable`."""
+        return self.decoder.next_logits(tokens, index, state)
+
+    def decode_all(self, tokens: Any, memory: Any = ()) -> Any:
+        """Scores for the token after each, see `Decodable`."""
+        return self.decoder(tokens, training=False)

@@ -1,0 +1,246 @@
+"""The decoder of a recurrent translator: its cells, and how their states attend to a source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from heed.layers import (
+    AdditiveAttention,
+    LocationAwareAttention,
+    LuongAttention,
+    TokenEmbedding,
+)
+from heed.layers.attend import together
+from heed.layers.dropout import Dropout
+from heed.layers.flat_dense import FlatDense
+from heed.models.config import RecurrentTranslatorConfig
+
+_CELLS = {"lstm": keras.layers.LSTMCell, "gru": keras.layers.GRUCell}
+_STATES = {"lstm": 2, "gru": 1}  # of a cell; the first one is its output
+
+
+@keras.saving.register_keras_serializable(package="heed")
+class RecurrentDecoder(keras.layers.Layer):
+    """Token ids, and the memory of a source, to scores for the token that follows each.
+
+    Attention is part of the recurrence ("additive", "location": the state s_{t-1} asks, and what it finds goes into the
+    cells with token t) or stands behind it ("dot", "general", "scaled": the states s_t of all steps ask at once).
+    Either way `tanh(W [s_t; context_t] + b)` is what the output layer reads.
+
+    What is known before a token, its state, is a dictionary: "cells", for each layer the list of its states (rows, D);
+    and where attention is part of the recurrence "context" (rows, D) and, if they are needed, "weights" (rows, S).
+
+    Args:
+        config: Sizes and choices.
+        **kwargs: `name`, `dtype`, as for every Keras layer.
+
+    Call arguments:
+        target: (B, T) integers.
+        memory: What `remember` returned.
+        return_attention_scores: Whether to return the alignment too.
+        training: Whether dropout is on.
+
+    Returns:
+        Logits (B, T, target_vocabulary_size), float32; with `return_attention_scores=True` the pair of them and the
+        weights (B, T, S).
+    """
+
+    def __init__(self, config: RecurrentTranslatorConfig, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.config, policy, D = config, self.dtype_policy, config.width
+        self.tokens = TokenEmbedding(
+            config.target_vocabulary_size, D, mask_zero=False, dtype=policy, name="tokens"
+        )
+        count = config.decoder_layers
+        self.cells = [_CELLS[config.cell](D, dtype=policy, name=f"cell_{n}") for n in range(count)]
+        self.bridge = FlatDense(
+            count * _STATES[config.cell] * D, activation="tanh", dtype=policy, name="bridge"
+        )
+        self.attention: Any = self._make_attention()
+        self.readout = FlatDense(D, activation="tanh", dtype=policy, name="readout")
+        self.output_layer: Any = None
+        if not config.tie_embeddings:
+            self.output_layer = FlatDense(
+                config.target_vocabulary_size, dtype=policy, name="output"
+            )
+        self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
+
+    def _make_attention(self) -> Any:
+        config = self.config
+        options = {"dtype": self.dtype_policy, "name": "attention"}
+        units = config.attention_units or config.width
+        if config.attention == "none":
+            return None
+        if config.attention == "additive":
+            return AdditiveAttention(units, **options)
+        if config.attention == "location":
+            return LocationAwareAttention(
+                units, config.location_filters, config.location_kernel_size, **options
+            )
+        return LuongAttention(config.attention, **options)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        config, D = self.config, self.config.width
+        self.tokens.build((None, None))
+        looks = self.attention is not None
+        for number, cell in enumerate(self.cells):
+            cell.build((None, D + (D if number == 0 and config.attends_inside else 0)))
+        self.bridge.build((None, config.encoder_layers * _STATES[config.cell] * D))
+        if looks:
+            self.attention.build((None, D), (None, None, D))
+        self.readout.build((None, None, 2 * D if looks else D))
+        if self.output_layer is not None:
+            self.output_layer.build((None, None, D))
+
+    def remember(self, encoded: Any, mask: Any, last: Any) -> dict[str, Any]:
+        """What the decoder reads of a source: all that its tokens do not change.
+
+        Args:
+            encoded, mask, last: What the encoder returned.
+
+        Returns:
+            "start", the states of the cells before the first token; and where there is attention "mask" (B, S) and
+            "cache", keys and values (B, S, .), projected once.
+        """
+        names = [_STATES[self.config.cell]] * self.config.decoder_layers
+        states = iter(ops.split(self.bridge(last), sum(names), axis=-1))
+        memory: dict[str, Any] = {"start": [[next(states) for _ in range(n)] for n in names]}
+        if self.attention is not None:
+            memory |= {"mask": mask, "cache": self.attention.project_cache(encoded)}
+        return memory
+
+    def first_state(self, memory: dict[str, Any], with_weights: bool = False) -> dict[str, Any]:
+        """The state before the first token of each source."""
+        state = {"cells": memory["start"]}
+        if self.config.attends_inside:
+            state["context"] = ops.zeros_like(memory["start"][-1][0])
+            if with_weights or self.config.attention == "location":
+                state["weights"] = ops.zeros_like(memory["mask"], dtype=self.compute_dtype)
+        return state
+
+    def hidden(
+        self,
+        target: Any,
+        state: dict[str, Any],
+        memory: dict[str, Any],
+        training: bool | None = None,
+        with_weights: bool = False,
+        several: bool = False,
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """What the output layer reads, (rows, T, D); the weights (rows, T, S) or None; and the new state.
+
+        Args:
+            target: (rows, T) integers.
+            state: Before the first of them.
+            memory: What `remember` returned, of B sources.
+            training: Whether dropout is on.
+            with_weights: Whether the weights are wanted.
+            several: Whether rows is not B, but a multiple of it: that many rows for each source.
+        """
+
+        def step(state: dict[str, Any], x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            new = self._step(state, x, memory, several)
+            return new, new
+
+        x = self.drop(self.tokens(target), training=training)
+        if x.shape[1] == 1:
+            state, _ = step(state, x[:, 0])
+            states = keras.tree.map_structure(lambda one: ops.expand_dims(one, 1), state)
+        else:
+            state, states = ops.scan(step, state, ops.swapaxes(x, 0, 1))
+            states = keras.tree.map_structure(lambda all_: ops.swapaxes(all_, 0, 1), states)
+        read, weights = states["cells"][-1][0], states.get("weights")
+        if self.config.attends_inside:
+            read = ops.concatenate([read, states["context"]], axis=-1)
+        elif self.attention is not None:
+            context, weights = self._ask(read, memory, with_weights, True)
+            read = ops.concatenate([read, context], axis=-1)
+        return self.drop(self.readout(read), training=training), weights, state
+
+    def logits(self, hidden: Any) -> Any:
+        """Scores of each token, (rows, T, D) to (rows, T, target_vocabulary_size), float32."""
+        scores = self.tokens.logits if self.output_layer is None else self.output_layer
+        return ops.cast(scores(hidden), "float32")
+
+    def call(
+        self,
+        target: Any,
+        memory: dict[str, Any],
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        """See the class for the arguments."""
+        if return_attention_scores and self.attention is None:
+            raise ValueError(
+                "`return_attention_scores` needs attention. "
+                f"Received: config.attention={self.config.attention!r}"
+            )
+        state = self.first_state(memory, return_attention_scores)
+        hidden, weights, _ = self.hidden(target, state, memory, training, return_attention_scores)
+        return together(self.logits(hidden), weights if return_attention_scores else None)
+
+    def _step(self, state: dict[str, Any], x: Any, memory: dict[str, Any], several: bool) -> Any:
+        """The state after one token, (rows, D)."""
+        new: dict[str, Any] = {"cells": []}
+        if self.config.attends_inside:
+            weights = state.get("weights")
+            query = state["cells"][-1][0]
+            if self.config.attention == "location":
+                new["context"], new["weights"] = self._ask_where(query, weights, memory, several)
+            else:
+                wanted = weights is not None
+                new["context"], weights = self._ask(query, memory, wanted, several)
+                new |= {"weights": weights} if wanted else {}
+            x = ops.concatenate([x, new["context"]], axis=-1)
+        for cell, own in zip(self.cells, state["cells"], strict=True):
+            x, own = cell(x, own)
+            new["cells"].append(list(own))
+        return new
+
+    def _ask(
+        self, query: Any, memory: dict[str, Any], with_weights: bool, several: bool
+    ) -> tuple[Any, Any]:
+        """Context and weights, the latter None unless wanted, of states (rows, D) or (rows, T, D)."""
+        leading = ops.shape(query)[:-1]
+        if several:
+            # Row r b .. r b + r - 1 read source b: their states are a sequence of queries of it.
+            query = ops.reshape(query, (ops.shape(memory["mask"])[0], -1, self.config.width))
+        context, *weights, _ = self.attention(
+            query,
+            None,
+            value_mask=memory["mask"],
+            cache=memory["cache"],
+            return_attention_scores=with_weights,
+        )
+        found = [context, *weights]
+        if several:
+            found = [ops.reshape(x, (*leading, ops.shape(x)[-1])) for x in found]
+        return found[0], found[1] if with_weights else None
+
+    def _ask_where(
+        self, query: Any, weights: Any, memory: dict[str, Any], several: bool
+    ) -> tuple[Any, Any]:
+        """Context and weights of states (rows, D), with the weights (rows, S) of those before."""
+        source = {name: memory[name] for name in ("mask", "cache")}
+        if several:
+            # Where a row looked before is part of its keys, so that each row has its own.
+            source = repeated(source, ops.shape(query)[0])
+        context, weights, _ = self.attention(
+            query,
+            None,
+            previous_weights=weights,
+            value_mask=source["mask"],
+            cache=source["cache"],
+        )
+        return context, weights
+
+
+def repeated(tensors: Any, rows: Any) -> Any:
+    """A structure of tensors (B, ...) with `rows`, a multiple of B, in place of B: copies of each stand together."""
+    return keras.tree.map_structure(
+        lambda x: ops.repeat(x, rows // ops.shape(x)[0], axis=0), tensors
+    )

@@ -1,0 +1,164 @@
+"""Files of parallel text: two with a sentence a line, or one that holds both sides; plain or gzip."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from heed.seq2seq.errors import TaskError
+
+Pair = tuple[str, str]  # a sentence and its translation
+
+NOT_UTF8 = "not UTF-8 text"
+
+
+class Entry(NamedTuple):
+    """Line `number`, from 1 on, of a corpus: both sides without outer spaces, or why there are none."""
+
+    number: int
+    source: str
+    target: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Parallel text on a disk.
+
+    Args:
+        source: Path of sentences, one a line; or of both sides: `.tsv`, two columns with a tab between them, or
+            `.jsonl`, an object a line with the strings "source" and "target". Any of them may be compressed, `.gz`.
+        target: Path of the translations, line by line; None where `source` holds both sides.
+
+    Raises:
+        TaskError: if a target is missing, or too many.
+
+    Example:
+        >>> Corpus(Path("pairs.tsv.gz")).kind
+        '.tsv'
+    """
+
+    source: Path
+    target: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind in _SPLIT and self.target is not None:
+            raise TaskError(f"{self.source} holds both sides: leave out {self.target}")
+        if self.kind not in _SPLIT and self.target is None:
+            raise TaskError(
+                f"{self.source} has one side: give the file of the other one too, or a file of both "
+                f"({', '.join(_SPLIT)})"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The end of the name of `source` that tells what it is, without that of the compression."""
+        name = self.source.name.lower()
+        return Path(name.removesuffix(".gz")).suffix
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files."""
+        return (self.source,) if self.target is None else (self.source, self.target)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.paths))
+
+    def entries(self) -> Iterator[Entry]:
+        """Each line, good or bad, one after the other: nothing but the line is held in memory.
+
+        Raises:
+            TaskError: if a file is missing, is a folder, or cannot be read.
+        """
+        if self.target is None:
+            for number, line in enumerate(_lines(self.source), 1):
+                if line is None:
+                    yield Entry(number, "", "", NOT_UTF8)
+                    continue
+                try:
+                    source, target = _SPLIT[self.kind](line)
+                except ValueError as error:
+                    yield Entry(number, "", "", str(error))
+                else:
+                    yield Entry(number, source.strip(), target.strip())
+            return
+        sides = itertools.zip_longest(_lines(self.source), _lines(self.target), fillvalue=_NO_LINE)
+        for number, pair in enumerate(sides, 1):
+            if _NO_LINE in pair:
+                missing = self.paths[pair.index(_NO_LINE)]
+                yield Entry(
+                    number, "", "", f"{missing} ends before it, and both must have as many lines"
+                )
+            elif None in pair:
+                yield Entry(number, "", "", f"{NOT_UTF8} in {self.paths[pair.index(None)]}")
+            else:
+                source, target = (str(line).strip() for line in pair)
+                yield Entry(number, source, target)
+
+    def pairs(self) -> Iterator[Pair]:
+        """The pairs; a side may be empty.
+
+        Raises:
+            TaskError: at the first line that is none, or as for `entries`.
+        """
+        for entry in self.entries():
+            if entry.problem is not None:
+                where = self if self.target is None else "parallel text"
+                raise TaskError(f"{where}, line {entry.number:,}: {entry.problem}")
+            yield entry.source, entry.target
+
+
+_NO_LINE = object()
+
+
+def _columns(line: str) -> tuple[str, str]:
+    columns = line.split("\t")
+    if len(columns) != 2:
+        raise ValueError(f"two columns with a tab between them are wanted, not {len(columns)}")
+    return columns[0], columns[1]
+
+
+def _members(line: str) -> tuple[str, str]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:  # RecursionError too: nobody nests a sentence so deep
+        raise ValueError(f"not JSON: {error}") from None
+    sides = [found.get(name) if isinstance(found, dict) else None for name in ("source", "target")]
+    if not all(isinstance(side, str) for side in sides):
+        raise ValueError('an object with the strings "source" and "target" is wanted')
+    return str(sides[0]), str(sides[1])
+
+
+# How a line holds both sides, by the end of the file's name.
+_SPLIT: dict[str, Callable[[str], Pair]] = {".tsv": _columns, ".jsonl": _members}
+
+
+def _lines(path: Path) -> Iterator[str | None]:
+    """The lines of a file, None for one that is not UTF-8.
+
+    Only the line feed ends a line: Python's own idea of one would also split at form feeds and U+2028.
+    """
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file):
+                try:
+                    yield line.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
+                except UnicodeDecodeError:
+                    yield None
+    except (OSError, EOFError, zlib.error) as error:
+        raise TaskError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
+
+
+def _opened(path: Path) -> io.BufferedIOBase:
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path)
+    return path.open("rb")

@@ -1,0 +1,108 @@
+"""What decides how a trained model translates, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from heed._numbers import check_integer, check_real
+from heed.seq2seq.errors import values_from_people
+
+WEIGHTS = ("float32", "bfloat16", "int8")
+# What only drawing uses.
+_OF_DRAWING = ("top_k", "top_p", "seed")
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How translations are chosen, see `heed.models.generate`.
+
+    Args:
+        beam_size: how many hypotheses a beam search keeps, 1 or more; 1 takes the likeliest token in each step.
+        length_penalty: of a beam search: the exponent of the penalty, 0 or more. Higher favours longer translations.
+        temperature: draws tokens instead: above 0; below 1 sharpens, above 1 flattens. None does not draw.
+        top_k: draws among this many likeliest tokens only, 1 or more; None among all.
+        top_p: draws among the fewest likeliest tokens that hold this share, in (0, 1]; None among all.
+        seed: of what is drawn, an integer; None draws afresh.
+        max_length: the most tokens of a translation, its end included, 1 or more; None takes the task's.
+        weights: how the model's weights are kept while it translates: "float32", "bfloat16" or "int8".
+
+    Raises:
+        TaskError: if a value is out of its range, or two do not go together.
+
+    Example:
+        >>> DecodingOptions(beam_size=4).method
+        'beam'
+        >>> DecodingOptions(beam_size=0)
+        Traceback (most recent call last):
+        ...
+        heed.seq2seq.errors.TaskError: `beam_size` must be an integer >= 1. Received: beam_size=0
+    """
+
+    beam_size: int = 1
+    length_penalty: float = 0.6
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_length: int | None = None
+    weights: str = "float32"
+
+    def __post_init__(self) -> None:
+        with values_from_people():
+            self._check("beam_size", check_integer, least=1)
+            self._check("length_penalty", check_real, least=0)
+            self._check("temperature", check_real, least=0, exclusive=True, optional=True)
+            self._check("top_k", check_integer, least=1, optional=True)
+            self._check("top_p", check_real, least=0, exclusive=True, optional=True)
+            self._check("seed", check_integer, least=None, optional=True)
+            self._check("max_length", check_integer, least=1, optional=True)
+            if (self.top_p or 1) > 1:
+                raise ValueError(f"`top_p` must be in (0, 1]. Received: top_p={self.top_p}")
+            if self.weights not in WEIGHTS:
+                allowed = ", ".join(map(repr, WEIGHTS))
+                raise ValueError(
+                    f"`weights` must be one of {allowed}. Received: weights={self.weights!r}"
+                )
+            self._check_together()
+
+    def _check_together(self) -> None:
+        if self.temperature is not None and self.beam_size > 1:
+            raise ValueError(
+                "`temperature` draws, `beam_size` searches: give one of them. "
+                f"Received: temperature={self.temperature}, beam_size={self.beam_size}"
+            )
+        for name in _OF_DRAWING:
+            value = getattr(self, name)
+            if self.temperature is None and value is not None:
+                raise ValueError(
+                    f"`{name}` is for drawing: give a `temperature` too. Received: {name}={value}"
+                )
+
+    def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
+        object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
+
+    @property
+    def method(self) -> str:
+        """The method of `heed.models.generate`: "greedy", "beam" or "sample"."""
+        if self.temperature is not None:
+            return "sample"
+        return "beam" if self.beam_size > 1 else "greedy"
+
+    def arguments(self, batch: int, longest: int) -> dict[str, Any]:
+        """Those of `heed.models.generate` for a batch.
+
+        Args:
+            batch: how many batches were decoded before: each draws numbers of its own.
+            longest: the most tokens of a translation that the task has.
+        """
+        chosen: dict[str, Any] = {"max_length": self.max_length or longest, "weights": self.weights}
+        if self.method == "beam":
+            beam = {"beam_size": self.beam_size, "length_penalty": self.length_penalty}
+            return chosen | {"method": "beam", **beam}
+        if self.method == "greedy":
+            return chosen
+        drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        seed = None if self.seed is None else self.seed + batch
+        return chosen | {"method": "sample", **drawn, "seed": seed}

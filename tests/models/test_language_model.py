@@ -1,0 +1,383 @@
+"""A decoder by itself: what it computes, learns and writes, by the engine and in the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import heed
+from heed.models import (
+    Decodable,
+    LanguageModel,
+    LanguageModelConfig,
+    decoding,
+    engine,
+    explain_generate,
+    generate,
+)
+from heed.models.config import POSITIONS
+from heed.ops.backends import current
+from tests.models.builders import prompts, small_language_model
+
+TOKENS = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 8, 3], [1, 8, 3, 4, 2]], "int32")
+slow = pytest.mark.slow
+by_the_engine = pytest.mark.skipif(
+    bool(current().DECODER.unsupported_reasons()), reason="the engine does not run here"
+)
+
+# Of each field of a config, other values than those of `small_language_model`.
+CHANGED: dict[str, Any] = {
+    "vocabulary_size": [4, 70],
+    "layers": [3],
+    "width": [2, 36],
+    "num_heads": [1, 4],
+    "num_key_value_heads": [1],
+    "feed_forward_width": [1, 33],
+    "dropout": [0.5],
+    "attention_dropout": [0.5],
+    "activation": ["gelu", "silu"],
+    "norm_first": [False],
+    "position": [*POSITIONS],
+    "max_length": [9],
+    "tie_embeddings": [False],
+    "pad_id": [5],
+    "start_id": [6],
+    "end_id": [4],
+    "key_dim": [6],
+    "value_dim": [5, 17],
+    "use_bias": [False],
+    "soft_cap": [0.5],
+    "sliding_window": [1, 3],
+    "normalization": ["rms"],
+    "gated": [True],
+    "qk_norm": [True],
+    "sinks": [True],
+}
+CASES = [{name: value} for name, values in CHANGED.items() for value in values]
+METHODS: dict[str, dict[str, Any]] = {
+    "greedy": {"method": "greedy"},
+    "beam": {"method": "beam", "beam_size": 3},
+    "sample": {"method": "sample", "seed": 5, "top_p": 0.9},
+}
+
+
+def varied(**changes: Any) -> Any:
+    """A model with these changes, and those that they need to make sense."""
+    if "width" in changes or "num_heads" in changes:
+        changes.setdefault("position", "alibi")  # rotary positions want heads of an even width
+    return small_language_model(seed=4, **changes)
+
+
+def test_every_field_of_the_config_is_tried() -> None:
+    assert set(CHANGED) == {field.name for field in dataclasses.fields(LanguageModelConfig)}
+
+
+@pytest.mark.parametrize(
+    "changes", [*({"position": x} for x in POSITIONS), {"sliding_window": 2}, {"norm_first": False}]
+)
+def test_scores_of_the_next_token(changes: Any) -> None:
+    model = small_language_model(layers=2, **changes)
+    logits, scores = model(TOKENS, return_attention_scores=True)
+    assert tuple(logits.shape) == (3, 5, 9)
+    assert logits.dtype == "float32"
+    np.testing.assert_array_equal(model(TOKENS), logits)
+    assert [tuple(x.shape) for x in scores] == [(3, 2, 5, 5)] * 2
+    for layer in scores:
+        assert not np.any(np.triu(np.asarray(layer), k=1))
+        np.testing.assert_allclose(np.sum(layer, -1), 1, rtol=1e-5)
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(CASES), st.integers(1, 4), st.data())
+def test_a_token_sees_those_before_it_alone(changes: Any, kept: int, data: Any) -> None:
+    """So what stands behind a text, padding or anything, changes nothing of it."""
+    model = varied(**changes)
+    size = model.config.vocabulary_size
+    behind = data.draw(st.lists(st.integers(0, size - 1), min_size=5 - kept, max_size=5 - kept))
+    tokens = np.minimum(TOKENS, size - 1)
+    changed = tokens.copy()
+    changed[:, kept:] = behind
+    one, other = np.asarray(model(tokens)), np.asarray(model(changed))
+    np.testing.assert_allclose(one[:, :kept], other[:, :kept], atol=2e-5)
+    np.testing.assert_allclose(one[:, :kept], model(tokens[:, :kept]), atol=2e-5)
+
+
+def test_it_is_built_without_data_and_comes_back(tmp_path: Any) -> None:
+    model = small_language_model(layers=2, tie_embeddings=False, num_key_value_heads=1, gated=True)
+    count = model.count_params()
+    expected = model(TOKENS)
+    assert model.count_params() == count
+    assert len({weight.path for weight in model.weights}) == len(model.weights)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.config == model.config
+    np.testing.assert_array_equal(loaded(TOKENS), expected)
+    fresh = LanguageModel.from_config(model.get_config())
+    fresh.build()
+    model.save_weights(tmp_path / "model.weights.h5")
+    fresh.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_array_equal(fresh(TOKENS), expected)
+
+
+@pytest.mark.parametrize(
+    ("policy", "jit_compile"),
+    [
+        ("float32", False),
+        pytest.param("float32", True, marks=slow),
+        ("mixed_bfloat16", False),
+    ],
+)
+def test_fit_lowers_the_loss(policy: str, jit_compile: bool) -> None:
+    model = LanguageModel(LanguageModelConfig(9, width=16, num_heads=2), dtype=policy)
+    tokens = np.tile(TOKENS, (8, 1))
+    labels = np.pad(tokens[:, 1:], ((0, 0), (0, 1)))
+    with heed.set_implementation("portable" if jit_compile else "auto"):
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
+            jit_compile=jit_compile,
+        )
+        history = model.fit(tokens, labels, batch_size=24, epochs=12, verbose=0).history["loss"]
+    assert history[-1] < 0.7 * history[0]
+    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
+    assert model(tokens).dtype == "float32"
+
+
+@pytest.mark.skipif(heed.info()["implementation"] != "native", reason="there is but one")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"position": x} for x in POSITIONS),
+        {"num_key_value_heads": 1, "sliding_window": 3, "sinks": True, "qk_norm": True},
+    ],
+)
+def test_both_implementations_agree(changes: Any) -> None:
+    model = small_language_model(layers=2, **changes)
+    found = []
+    for name in ("native", "portable"):
+        with heed.set_implementation(name), tf.GradientTape() as tape:
+            logits = model(TOKENS)
+            loss = tf.reduce_mean(tf.square(logits))
+        found.append([logits, *tape.gradient(loss, [x.value for x in model.trainable_weights])])
+    for one, other in zip(*found, strict=True):
+        scale = max(1.0, float(np.abs(one).max()))
+        np.testing.assert_allclose(one, other, atol=3e-5 * scale)
+
+
+def write(model: Any, prompt: Any, max_length: int = 8, **options: Any) -> np.ndarray:
+    return np.asarray(generate(model, prompt=prompt, max_length=max_length, **options))
+
+
+def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[Any, Any]:
+    """The tokens of the engine and of the graph, op by op: no graph is traced."""
+    shared = {"max_length": length, "use_cache": True, "weights": "float32"}
+    defaults = {"beam_size": 3, "length_penalty": 0.6, "temperature": 1.5, "top_k": 4, "top_p": 0.9}
+    assert engine.unsupported_reasons(model, {**shared, **defaults, **options}) == []
+    inputs = {"prompt": decoding._prompt(prompt, None, model.config, length)}
+    if options["method"] == "sample":
+        inputs["uniform"] = np.random.default_rng(3).random((len(prompt), length), "float32")
+    names = ("method", *shared, *decoding._OPTIONS[options["method"]])
+    options = {name: {**shared, **defaults, **options}[name] for name in names}
+    return np.asarray(engine.decode(model, inputs, options)), np.asarray(
+        decoding._decode(model, inputs, options)
+    )
+
+
+@by_the_engine
+@pytest.mark.parametrize("method", METHODS)
+def test_the_engine_writes_what_the_graph_does(method: str) -> None:
+    """Whatever the config, with prompts of several lengths."""
+    found = set()
+    for number, changes in enumerate(CASES):
+        model = varied(**changes)
+        config = model.config
+        prompt = prompts(4, 5, number, min(9, config.vocabulary_size))
+        given = np.where(prompt == 0, config.pad_id, prompt)
+        mine, graphs = by_both(model, given, method=method)
+        np.testing.assert_array_equal(mine, graphs, err_msg=str(changes))
+        kept = np.cumprod(given != config.pad_id, 1).astype(bool)
+        kept &= np.cumsum(given == config.end_id, 1) - (given == config.end_id) == 0
+        np.testing.assert_array_equal(mine[:, :5][kept], given[kept])
+        found.add(mine.tobytes())
+    assert len(found) > len(CASES) // 2
+
+
+@by_the_engine
+def test_the_engine_reads_long_prompts_at_once() -> None:
+    """As the graph does; and a row's tokens do not depend on what stands beside it."""
+    changes = {"layers": 2, "num_key_value_heads": 1, "sliding_window": 50, "sinks": True}
+    model = small_language_model(seed=4, vocabulary_size=40, **changes)
+    prompt = prompts(6, 90, 1, 40)
+    prompt[2:4, 70:] = prompt[0, 70:]
+    prompt[2:4, :70] = 7
+    for method in ("greedy", "beam"):
+        mine, graphs = by_both(model, prompt, 96, method=method)
+        np.testing.assert_array_equal(mine, graphs)
+        for row in (0, 2):
+            for alone in by_both(model, prompt[row : row + 1], 96, method=method):
+                np.testing.assert_array_equal(alone[0], mine[row])
+
+
+def in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "unsupported_reasons", lambda *_: ["a test asks for the graph"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "method"),
+    [
+        ({"num_key_value_heads": 1, "sinks": True, "sliding_window": 3}, "greedy"),
+        ({"position": "relative", "norm_first": False}, "beam"),
+        pytest.param({"position": "learned", "layers": 2}, "sample", marks=slow),
+    ],
+)
+def test_the_cache_changes_nothing(changes: Any, method: str, monkeypatch: Any) -> None:
+    in_the_graph(monkeypatch)
+    model = small_language_model(seed=4, end_bias=0.7, **changes)
+    for prompt in (prompts(), np.minimum(prompts()[[0, 0, 0]] + [[0], [1], [2]], 8)):
+        cached = write(model, prompt, **METHODS[method])
+        again = write(model, prompt, use_cache=False, **METHODS[method])
+        np.testing.assert_array_equal(cached, again)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
+    """In one step, whatever they share; the tokens are those of prompts that are read token by token."""
+    in_the_graph(monkeypatch)
+    model = small_language_model(seed=4, end_bias=0.7)
+    steps: list[int] = []
+    real = LanguageModel.decode_step
+
+    def counted(self: Any, tokens: Any, *arguments: Any) -> Any:
+        steps.append(int(tokens.shape[1]))
+        return real(self, tokens, *arguments)
+
+    monkeypatch.setattr(LanguageModel, "decode_step", counted)
+    options: dict[str, Any] = {"max_length": 8, "use_cache": True, "method": method}
+    if method == "beam":
+        options.update(beam_size=3, length_penalty=0.6)
+    for prompt, shared in (
+        ([[3, 4, 5, 6, 7], [5, 6, 7, 0, 0], [8, 8, 8, 8, 0]], 3),
+        ([[3, 4, 2, 6, 7], [5, 6, 7, 2, 0]], 2),  # with the end
+    ):
+        given = decoding._prompt(prompt, None, model.config, 8)
+        steps.clear()
+        at_once = np.asarray(decoding._decode(model, {"prompt": given}, options))
+        assert steps[0] == shared
+        assert set(steps[1:]) == {1}
+        assert len(steps) <= 1 + 8 - shared
+        steps.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(current(), "dynamic_shapes", lambda: False)
+            one_by_one = decoding._decode(model, {"prompt": given}, options)
+        assert set(steps) == {1}
+        np.testing.assert_array_equal(at_once, one_by_one)
+    np.testing.assert_array_equal(at_once[:, :4], [[3, 4, 2, 0], [5, 6, 7, 2]])
+    assert not at_once[:, 4:].any()
+
+
+def test_inside_a_tf_function() -> None:
+    """By XLA, which wants fixed sizes; and with sizes that nobody knows."""
+    model = small_language_model(seed=4, end_bias=0.7)
+    expected = write(model, prompts())
+    compiled = tf.function(lambda x: generate(model, prompt=x, max_length=8), jit_compile=True)
+    np.testing.assert_array_equal(compiled(tf.constant(prompts())), expected)
+    with pytest.MonkeyPatch.context() as patched:
+        in_the_graph(patched)
+        spec = [tf.TensorSpec((None, None), tf.int32)]
+        traced = tf.function(lambda x: generate(model, prompt=x, max_length=8), spec)
+        np.testing.assert_array_equal(traced(prompts()), expected)
+        np.testing.assert_array_equal(traced(prompts()[:2, :3]), write(model, prompts()[:2, :3]))
+        assert traced(np.zeros((0, 3), "int32")).shape == (0, 8)
+
+
+def test_mixed_precision_goes_on_in_the_graph() -> None:
+    model = small_language_model(seed=4, dtype="mixed_bfloat16")
+    explained = explain_generate(model)
+    assert explained.implementation == "graph"
+    assert "mixed_bfloat16" in str(explained)
+    tokens = write(model, prompts())
+    assert tokens.shape == (5, 8)
+    assert ((tokens >= 0) & (tokens < 9)).all()
+
+
+@by_the_engine
+@pytest.mark.parametrize("name", ["make_state", "decode_step", "encode_source"])
+def test_a_subclass_that_decodes_otherwise_goes_on_in_the_graph(name: str) -> None:
+    model = small_language_model(seed=4)
+    assert explain_generate(model).implementation == "engine"
+    real = getattr(LanguageModel, name)
+    own = lambda self, *arguments: real(self, *arguments)  # noqa: E731
+    model.__class__ = type("Own", (LanguageModel,), {name: own})
+    assert f"Own has a `{name}` of its own" in str(explain_generate(model))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"source": [[3, 4]]}, r"`source` must be None for a language model.*Received: source="),
+        ({}, r"`prompt` must be given where there is no `source`\. Received: prompt=None"),
+        ({"prompt": [[0.5]]}, r"`prompt` must be integers of shape \(B, P\)\. .*float32"),
+        ({"prompt": [3, 4]}, r"`prompt` must be integers of shape \(B, P\)\. .*shape=\(2,\)"),
+        ({"prompt": np.full((2, 9), 3)}, r"`prompt` must not be longer than `max_length`\. .*9\)"),
+    ],
+)
+def test_what_cannot_be_written_is_named(arguments: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        generate(small_language_model(), max_length=8, **arguments)
+
+
+def test_learned_positions_bound_the_length() -> None:
+    model = small_language_model(position="learned")
+    assert write(model, prompts(), 24).shape == (5, 24)
+    with pytest.raises(ValueError, match=r"max_length=25, config\.max_length=24"):
+        write(model, prompts(), 25)
+
+
+def test_empty_batches_and_prompts_of_no_tokens() -> None:
+    model = small_language_model(seed=4)
+    assert write(model, np.zeros((0, 3), "int32")).shape == (0, 8)
+    empty = write(model, np.zeros((2, 0), "int32"))
+    np.testing.assert_array_equal(empty, write(model, np.zeros((2, 3), "int32")))
+    np.testing.assert_array_equal(empty[0], empty[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"vocabulary_size": 0}, "`vocabulary_size` must .*Received: vocabulary_size=0"),
+        ({"layers": 0}, "`layers` must .*Received: layers=0"),
+        ({"position": "none"}, "`position` must be one of .*Received: position='none'"),
+        ({"num_heads": 3}, "`num_heads` must divide `width` .*num_heads=3, width=8"),
+        ({"num_key_value_heads": 3}, "`num_key_value_heads` must divide .*=3, num_heads=2"),
+        ({"width": 6}, "`width` must be an even multiple .*width=6, num_heads=2, key_dim=None"),
+        ({"end_id": 9}, "`end_id` must be below `vocabulary_size`.*end_id=9, vocabulary_size=9"),
+        ({"end_id": 1}, "`pad_id` must differ from .*pad_id=0, start_id=1, end_id=1"),
+        ({"sliding_window": 0}, "`sliding_window` must .*Received: sliding_window=0"),
+        ({"dropout": 1.0}, "`dropout` must .*Received: dropout=1.0"),
+        ({"sinks": 1}, "`sinks` must be True or False.*sinks=1"),
+        ({"normalization": "batch"}, "`normalization` must be one of .*'batch'"),
+        ({"activation": "no"}, "`activation` must be the name .*activation='no'"),
+    ],
+)
+def test_bad_configs_name_field_and_value(changes: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        LanguageModelConfig(**{"vocabulary_size": 9, "width": 8, "num_heads": 2, **changes})
+
+
+def test_configs_are_plain_values() -> None:
+    config = LanguageModelConfig(np.int64(9), width=8, num_heads=2)
+    assert LanguageModelConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(
+        ValueError, match=r"must hold fields of LanguageModelConfig only\. .*: depth"
+    ):
+        LanguageModelConfig.from_dict({**config.to_dict(), "depth": 2})
+    with pytest.raises(TypeError, match="`config` must be a LanguageModelConfig"):
+        LanguageModel({"vocabulary_size": 9})
+    assert isinstance(small_language_model(), Decodable)

@@ -1,0 +1,309 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from heed import inspect
+from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, explain_generate, generate
+from heed.models.config import ATTENTIONS
+from heed.models.incremental_decoder import IncrementalDecoder
+from tests.models.builders import randomise, sources
+
+TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 0, 0], [1, 8, 3, 4, 2]], "int32")
+LOOKING = [name for name in ATTENTIONS if name != "none"]
+SMALL = {"width": 8, "location_filters": 3, "location_kernel_size": 3}
+METHODS = {
+    "greedy": {},
+    "beam": {"method": "beam", "beam_size": 3},
+    "sample": {"method": "sample", "seed": 5},
+}
+slow = pytest.mark.slow  # a graph is traced in each case: the default run has the telling ones
+
+
+def small_model(attention="additive", dtype=None, seed=0, **changes):
+    """A built model with weights of order 1."""
+    config = RecurrentTranslatorConfig(11, 9, attention=attention, **{**SMALL, **changes})
+    model = RecurrentTranslator(config, dtype=dtype)
+    model.build()
+    return randomise(model, seed)
+
+
+def inputs():
+    return {"source": sources(3), "target": TARGET}
+
+
+every_attention = pytest.mark.parametrize("attention", ATTENTIONS)
+
+
+@pytest.mark.parametrize(
+    ("attention", "changes"),
+    [
+        *((attention, {}) for attention in LOOKING),
+        ("additive", {"cell": "gru", "encoder_layers": 2, "decoder_layers": 3}),
+        ("location", {"tie_embeddings": False, "attention_units": 5}),
+        ("general", {"pad_id": 5, "start_id": 0, "dropout": 0.4}),
+    ],
+)
+def test_shapes_and_the_alignment(attention, changes):
+    model = small_model(attention, **changes)
+    batch = inputs()
+    count = model.count_params()
+    logits, alignment = model(batch, return_attention_scores=True)
+    assert model.count_params() == count  # no variable was made late
+    np.testing.assert_array_equal(model(batch), logits)
+    assert tuple(logits.shape) == (3, 5, 9)
+    assert logits.dtype == "float32"
+    assert tuple(alignment.shape) == (3, 5, 6)
+    np.testing.assert_allclose(np.sum(alignment, -1), 1.0, rtol=1e-5)
+    padding = np.broadcast_to(batch["source"][:, None] == model.config.pad_id, alignment.shape)
+    assert not np.any(np.asarray(alignment)[padding])
+
+
+@pytest.mark.parametrize("attention", LOOKING)
+def test_inspect_sees_one_alignment_of_the_whole_target(attention):
+    model = small_model(attention, decoder_layers=2)
+    batch = inputs()
+    logits, alignment = model(batch, return_attention_scores=True)
+    found = inspect.capture(model, batch)
+    assert found.names == ("attention",)
+    assert found.kinds["attention"] == "cross"
+    assert found.weights["attention"].shape == (3, 1, 5, 6)
+    np.testing.assert_allclose(found.weights["attention"][:, 0], alignment, atol=1e-5)
+    np.testing.assert_array_equal(found.outputs, logits)
+    inspect.plot_alignment(found, list("abcdef"), list("vwxyz"))
+
+
+def formula(model, source, target):
+    """The logits of one row, in float64 NumPy: additive attention, GRU, one layer each; tied embeddings."""
+    weights = {w.path.split("/", 1)[1]: np.asarray(w, "float64") for w in model.weights}
+
+    def dense(name, x):
+        return np.tanh(x @ weights[f"{name}/kernel"] + weights[f"{name}/bias"])
+
+    def gru(name, x, state):
+        bias = weights[f"{name}/bias"]
+        read = np.split(x @ weights[f"{name}/kernel"] + bias[0], 3)
+        held = np.split(state @ weights[f"{name}/recurrent_kernel"] + bias[1], 3)
+        update, reset = (1 / (1 + np.exp(-read[i] - held[i])) for i in (0, 1))
+        return update * state + (1 - update) * np.tanh(read[2] + reset * held[2])
+
+    width = model.config.width
+    embedded = weights["encoder/tokens/embeddings"][source] * width**0.5
+    sides = []
+    for side, order in (("forward", 1), ("backward", -1)):
+        state, states = np.zeros(width // 2), []
+        for x in embedded[::order]:
+            state = gru(f"encoder/layer_0/{side}_gru/gru_cell", x, state)
+            states.append(state)
+        sides.append(states[::order])
+    encoded = np.concatenate(sides, axis=1)
+    state = dense("decoder/bridge", np.concatenate([sides[0][-1], sides[1][0]]))
+    table, logits = weights["decoder/tokens/embeddings"], []
+    for token in target:
+        hidden = encoded @ weights["decoder/attention/key/kernel"]
+        hidden = hidden + state @ weights["decoder/attention/query/kernel"]
+        scores = np.tanh(hidden + weights["decoder/attention/bias"])
+        scores = np.exp(scores @ weights["decoder/attention/score_vector"])
+        context = scores / scores.sum() @ encoded
+        x = np.concatenate([table[token] * width**0.5, context])
+        state = gru("decoder/cell_0", x, state)
+        logits.append(dense("decoder/readout", np.concatenate([state, context])) @ table.T)
+    return np.array(logits)
+
+
+def test_it_is_the_papers_formula():
+    model = small_model(cell="gru")
+    batch = inputs()
+    logits = np.asarray(model(batch))
+    for source, target, ours in zip(batch["source"], batch["target"], logits, strict=True):
+        expected = formula(model, source[source != 0], target)
+        np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+@every_attention
+def test_padding_of_the_source_changes_nothing(attention):
+    model = small_model(attention, encoder_layers=2)
+    batch = inputs()
+    wider = {**batch, "source": np.pad(batch["source"], ((0, 0), (0, 3)))}
+    logits = np.asarray(model(batch))
+    np.testing.assert_allclose(model(wider), logits, atol=1e-5)
+    row = batch["source"][2]
+    alone = {"source": row[row != 0][None], "target": TARGET[2:]}
+    assert alone["source"].shape[1] < batch["source"].shape[1]
+    np.testing.assert_allclose(model(alone)[0], logits[2], atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["additive", "none"])
+def test_a_source_of_nothing_but_padding_gives_finite_logits(attention):
+    batch = {"source": np.zeros((2, 4), "int32"), "target": TARGET[:2]}
+    assert np.all(np.isfinite(small_model(attention)(batch)))
+
+
+@every_attention
+def test_the_target_is_causal_and_the_source_is_read(attention):
+    model = small_model(attention)
+    batch = inputs()
+    changed = {**batch, "target": batch["target"].copy()}
+    changed["target"][:, 3:] = 5
+    one, other = np.asarray(model(batch)), np.asarray(model(changed))
+    np.testing.assert_allclose(one[:, :3], other[:, :3], atol=1e-5)
+    assert np.abs(one[:, 3:] - other[:, 3:]).max() > 1e-2
+    reversed_ = {**batch, "source": batch["source"][:1, ::-1], "target": TARGET[:1]}
+    assert np.abs(np.asarray(model(reversed_))[0] - one[0]).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("attention", "method"),
+    [
+        ("additive", "beam"),
+        ("location", "beam"),
+        ("general", "greedy"),
+        ("none", "sample"),
+        *(pytest.param(attention, m, marks=slow) for attention in ATTENTIONS for m in METHODS),
+    ],
+)
+def test_the_cache_changes_nothing(attention, method):
+    model = small_model(attention, cell="gru", tie_embeddings=False, seed=4)
+    source, options = sources(4), METHODS[method]
+    cached = np.asarray(generate(model, source, max_length=5, **options))
+    again = generate(model, source, max_length=5, use_cache=False, **options)
+    np.testing.assert_array_equal(cached, again)
+    assert len({tuple(row) for row in cached}) > 1
+    assert "RecurrentTranslator" in explain_generate(model).reasons[-1]
+
+
+@every_attention
+def test_steps_give_what_the_call_gives(attention):
+    """Also of several rows for each source, which may change places."""
+    model = small_model(attention, decoder_layers=2)
+    source = sources(2)
+    read = np.array([[1, 3, 4], [1, 5, 6], [1, 7, 8], [1, 4, 4]], "int32")  # two of each source
+    whole = np.asarray(model({"source": source.repeat(2, axis=0), "target": read}))[:, :, 2:]
+    decoder = IncrementalDecoder(model, source, 2, 4, beams=2)
+    _, state = decoder.start()
+    for place, tokens in enumerate(read.T):
+        logits, state = decoder.step(state, tokens)
+        np.testing.assert_allclose(np.asarray(logits)[:, 2:], whole[:, place], atol=1e-5)
+    swapped, _ = decoder.step(decoder.select(state, [1, 0, 3, 2]), [3, 4, 5, 6])
+    straight, _ = decoder.step(state, [4, 3, 6, 5])
+    np.testing.assert_allclose(swapped, np.asarray(straight)[[1, 0, 3, 2]], atol=1e-5)
+    # Several tokens at once, as a prompt.
+    memory = model.encode_source(source)
+    logits, _ = model.decode_step(read, 0, model.make_state(4, 4, memory), memory)
+    np.testing.assert_allclose(np.asarray(logits)[:, 2:], whole[:, 2], atol=1e-5)
+
+
+@every_attention
+def test_both_implementations_agree(attention):
+    model = small_model(attention)
+    with heed.set_implementation("portable"):
+        portable = np.asarray(model(inputs()))
+    np.testing.assert_allclose(model(inputs()), portable, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attention", "changes"),
+    [("location", {"cell": "gru"}), ("none", {"encoder_layers": 2, "tie_embeddings": False})],
+)
+def test_saved_models_come_back(attention, changes, tmp_path):
+    model = small_model(attention, **changes)
+    expected = model(inputs())
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.config == model.config
+    np.testing.assert_array_equal(loaded(inputs()), expected)
+    twin = RecurrentTranslator.from_config(model.get_config())
+    twin.build()
+    assert np.abs(np.asarray(twin(inputs())) - expected).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("attention", "policy"),
+    [
+        ("additive", "mixed_float16"),
+        ("location", "float32"),
+        pytest.param("general", "float32", marks=slow),
+        pytest.param("location", "mixed_bfloat16", marks=slow),
+    ],
+)
+def test_fit_lowers_the_loss(attention, policy):
+    model = small_model(attention, policy, cell="gru", dropout=0.1)
+    batch = {"source": np.tile(inputs()["source"], (8, 1)), "target": np.tile(TARGET, (8, 1))}
+    labels = np.pad(batch["target"][:, 1:], ((0, 0), (0, 1)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    model.compile(keras.optimizers.Adam(0.03), loss)
+    history = model.fit(batch, labels, batch_size=24, epochs=12, verbose=0).history["loss"]
+    assert np.all(np.isfinite(history))
+    assert history[-1] < 0.7 * history[0]
+    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
+    assert model(batch).dtype == "float32"
+
+
+@every_attention
+def test_every_weight_gets_a_dense_gradient(attention):
+    model = small_model(attention, tie_embeddings=False)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(inputs(), training=True) ** 2)
+    gradients = tape.gradient(loss, [weight.value for weight in model.trainable_weights])
+    for weight, gradient in zip(model.trainable_weights, gradients, strict=True):
+        assert isinstance(gradient, tf.Tensor), weight.path
+        assert np.abs(gradient).max() > 0, weight.path
+
+
+def test_dropout_acts_in_training_only():
+    model = small_model(dropout=0.5)
+    np.testing.assert_array_equal(model(inputs()), model(inputs(), training=False))
+    difference = np.asarray(model(inputs(), training=True)) - np.asarray(model(inputs()))
+    assert np.abs(difference).max() > 1e-2
+
+
+def test_unknown_sizes_in_a_functional_model():
+    model = small_model("location")
+    symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs()}
+    outer = keras.Model(symbolic, model(symbolic))
+    assert outer.output_shape == (None, None, 9)
+    np.testing.assert_allclose(outer(inputs()), model(inputs()), atol=1e-6)
+    np.testing.assert_allclose(outer.predict(inputs(), verbose=0), model(inputs()), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 7}, "`width` must be even. Received: width=7"),
+        ({"width": 0}, "`width` must be an integer >= 1. Received: width=0"),
+        ({"cell": "rnn"}, "`cell` must be one of 'lstm', 'gru'. Received: cell='rnn'"),
+        ({"attention": "bahdanau"}, "`attention` must be one of .* attention='bahdanau'"),
+        ({"dropout": 1.0}, "`dropout` must be .* dropout=1.0"),
+        ({"decoder_layers": 0}, "`decoder_layers` must be .* decoder_layers=0"),
+        ({"location_filters": 1.5}, "`location_filters` must be .* location_filters=1.5"),
+        ({"attention_units": 0}, "`attention_units` must be .* attention_units=0"),
+        ({"tie_embeddings": 1}, "`tie_embeddings` must be True or False"),
+        ({"end_id": 1}, "`pad_id` must differ from `start_id` and `end_id`"),
+        ({"pad_id": 9}, "`pad_id` must be below `target_vocabulary_size`"),
+    ],
+)
+def test_bad_fields_are_named_with_their_value(changes, message):
+    with pytest.raises(ValueError, match=message):
+        RecurrentTranslatorConfig(11, 9, **changes)
+
+
+def test_configs_travel_as_plain_values():
+    config = RecurrentTranslatorConfig(11, 9, cell="gru", attention_units=4)
+    assert RecurrentTranslatorConfig.from_dict(config.to_dict()) == config
+
+
+def test_what_is_asked_of_a_model_without_attention():
+    with pytest.raises(ValueError, match="`return_attention_scores` needs attention"):
+        small_model("none")(inputs(), return_attention_scores=True)
+    with pytest.raises(ValueError, match="`model` must have attention"):
+        inspect.capture(small_model("none"), inputs())
+
+
+def test_inputs_are_checked():
+    with pytest.raises(ValueError, match='"source" and "target"'):
+        small_model()({"source": sources()})
+    with pytest.raises(ValueError, match="`source` must be integers"):
+        generate(small_model(), np.ones((2, 3), "float32"), max_length=4)
+    with pytest.raises(TypeError, match="must be a RecurrentTranslatorConfig"):
+        RecurrentTranslator({"width": 8})

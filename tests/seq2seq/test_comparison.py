@@ -1,0 +1,97 @@
+"""Judging runs by pairs that are given, and one beside another."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from heed.seq2seq import Corpus, TaskError, compare, evaluate, number_words
+from heed.seq2seq import evaluation as evaluation_module
+from heed.seq2seq.evaluation import Answer, Evaluation
+
+
+class Echo:
+    """A translator that says what it is asked; from the word "wrong" on it says nothing."""
+
+    def __init__(self):
+        def encode(line, language):
+            if not line:
+                raise TaskError("a sentence must not be empty")
+            return line.split()
+
+        self.task = SimpleNamespace(
+            encode=encode,
+            check_language=lambda language: None,
+            decode=lambda rows: [" ".join(row) for row in rows],
+        )
+
+    def decode(self, rows):
+        return [row[: row.index("wrong")] if "wrong" in row else row for row in rows]
+
+
+def test_pairs_that_are_given(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(
+        "the cat sat on the mat\tthe cat sat on the mat\n\tx\ny\t\nis wrong\tis wrong\n"
+    )
+    found = evaluate(Echo(), Corpus(path))
+    assert [answer.said for answer in found.answers] == ["the cat sat on the mat", "is"]
+    assert (found.right, found.exact) == (1, 0.5)
+    assert found.left_out == [
+        "line 2: a sentence must not be empty",
+        "line 3: its translation is empty",
+    ]
+    report = found.report()
+    assert report[0].startswith("1 of 2 answers are right to the letter: 50.00 %")
+    assert report[1].startswith("BLEU ")
+    assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in report[2]
+    assert report[-1] == "2 pairs were left out; the first: line 2: a sentence must not be empty"
+    figures = found.to_dict()
+    assert figures["left_out"] == found.left_out
+    assert set(figures["signatures"]) == {"BLEU", "chrF"}
+    path.write_text("\tx\n")
+    with pytest.raises(TaskError, match=r"no pair that can be translated; line 1: a sentence must"):
+        evaluate(Echo(), Corpus(path))
+
+
+def evaluation_of(references, share, seed):
+    """Answers in which so many words are wrong."""
+    chance = random.Random(seed)
+    answers = [
+        Answer(
+            str(i), " ".join(w if chance.random() > share else "z" for w in text.split()), text, ""
+        )
+        for i, text in enumerate(references)
+    ]
+    return Evaluation(answers, seconds=1.0)
+
+
+def test_a_better_run_is_told_from_chance():
+    chance = random.Random(0)
+    references = [" ".join(chance.choices("abcdefgh", k=10)) for _ in range(80)]
+    good, same, bad = (
+        evaluation_of(references, share, seed) for share, seed in ((0.1, 1), (0.1, 2), (0.3, 3))
+    )
+    bleu, chrf = compare(bad, good)
+    assert (bleu.metric, chrf.metric) == ("BLEU", "chrF")
+    assert bleu.scores[1] > bleu.scores[0] + 20
+    assert max(bleu.p_value, chrf.p_value) < 0.01
+    assert str(bleu).startswith(f"BLEU {bleu.scores[0]:.1f} and {bleu.scores[1]:.1f}: +")
+    wanted = evaluation_module._corpus_scores(good.answers)
+    assert bleu.scores[1] == pytest.approx(wanted["bleu"])
+    assert chrf.scores[1] == pytest.approx(wanted["chrf"])
+    assert min(one.p_value for one in compare(good, same)) > 0.05
+    with pytest.raises(TaskError, match="on the same pairs only: give them by --source"):
+        compare(good, evaluation_of(references[:-1], 0.1, 1))
+
+
+def test_numbers_that_are_given(tmp_path, finished_run):
+    from heed.seq2seq import Translator
+
+    path = tmp_path / "pairs.tsv"
+    path.write_text(f"7\t{number_words.spell(7, 'en')}\nx\ty\n")
+    found = evaluate(Translator(finished_run), Corpus(path))
+    assert [answer.source for answer in found.answers] == ["7"]
+    assert found.left_out[0].startswith("line 2: a number must be digits")
+    with pytest.raises(TaskError, match="the language must be one of"):
+        evaluate(Translator(finished_run), Corpus(path), "xx")

@@ -1,0 +1,142 @@
+"""Files of parallel text: every way to write them down, and what is said of bad lines."""
+
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.seq2seq.corpus import Corpus
+from heed.seq2seq.corpus_check import check_corpus
+from heed.seq2seq.errors import TaskError
+
+# Text of one line that keeps its outer letters when spaces are taken off.
+sides = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=20).map(str.strip)
+texts = st.lists(st.tuples(sides, sides), min_size=1, max_size=12)
+
+
+def write(folder, kind, pairs):
+    """A corpus of that kind; its name."""
+    if kind.startswith("two"):
+        ending = kind.removeprefix("two")
+        made = [folder / f"a{ending}", folder / f"b{ending}"]
+        contents = ["".join(f"{side}\n" for side in one) for one in zip(*pairs, strict=True)]
+    else:
+        made = [folder / f"pairs{kind}"]
+        lines = [
+            json.dumps({"source": s, "target": t, "more": 1}) if "jsonl" in kind else f"{s}\t{t}"
+            for s, t in pairs
+        ]
+        contents = ["".join(f"{line}\n" for line in lines)]
+    for path, text in zip(made, contents, strict=True):
+        data = text.encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return Corpus(*made)
+
+
+@pytest.mark.parametrize("kind", ["two.txt", "two.gz", ".tsv", ".TSV.gz", ".jsonl", ".jsonl.gz"])
+@given(pairs=texts)
+def test_every_format_gives_back_what_was_written(kind, pairs, tmp_path_factory):
+    corpus = write(tmp_path_factory.mktemp("corpus"), kind, pairs)
+    assert list(corpus.pairs()) == pairs
+
+
+def test_a_byte_order_mark_windows_line_ends_and_other_separators(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\u2028two\r\nthree\x0cfour\r\n\r\n \ufefflast".encode())
+    expected = ["one\u2028two", "three\x0cfour", "", "\ufefflast"]
+    assert [source for source, _ in Corpus(path, path).pairs()] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", b"x\ty\nx\ty\tz\n", r"a\.tsv, line 2: two columns.*not 3"),
+        ("a.tsv", b"x y\n", "line 1: two columns.*not 1"),
+        ("a.tsv", b"x\ty\n\xff\ty\n", r"line 2: not UTF-8 text"),
+        ("a.jsonl", b'{"source": "x", "target": "y"}\n{"source": "x"\n', "line 2: not JSON"),
+        (
+            "a.jsonl",
+            b'{"source": "x", "target": 3}\n',
+            'line 1: an object with the strings "source"',
+        ),
+        ("a.jsonl", b'["x", "y"]\n', "line 1: an object"),
+        ("a.tsv.gz", b"x\ty\n", r"cannot read .*a\.tsv\.gz: Not a gzipped file"),
+        ("a.tsv.gz", gzip.compress(b"x\ty\n" * 99, mtime=0)[:-9], r"cannot read .*a\.tsv\.gz"),
+    ],
+)
+def test_a_bad_line_is_named(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError, match=message):
+        list(Corpus(tmp_path / name).pairs())
+
+
+def test_two_files_of_different_lengths_or_not_text(tmp_path):
+    short, long, latin = (tmp_path / name for name in ("short", "long", "latin"))
+    short.write_text("a\nb\n")
+    long.write_text("a\nb\nc\nd\n")
+    latin.write_bytes(b"fine\ncaf\xe9\n")
+    with pytest.raises(TaskError, match=r"line 3: .*short ends before it"):
+        list(Corpus(long, short).pairs())
+    with pytest.raises(TaskError, match=r"line 3: .*short ends before it"):
+        list(Corpus(short, long).pairs())
+    with pytest.raises(TaskError, match=r"line 2: not UTF-8 text in .*latin"):
+        list(Corpus(short, latin).pairs())
+
+
+def test_which_files_go_together(tmp_path):
+    with pytest.raises(TaskError, match=r"a\.txt has one side: .*\.tsv, \.jsonl"):
+        Corpus(tmp_path / "a.txt")
+    with pytest.raises(TaskError, match=r"a\.tsv\.gz holds both sides: leave out .*b"):
+        Corpus(tmp_path / "a.tsv.gz", tmp_path / "b")
+    for path in (tmp_path / "missing.tsv", tmp_path):
+        with pytest.raises(TaskError, match=f"cannot read {path}"):
+            list(Corpus(path, None if path.suffix else path).pairs())
+
+
+def test_what_a_check_finds(tmp_path):
+    lines = [
+        b"one\teins",
+        b"\tzwei",
+        b"three\tdrei",
+        b"one\teins",
+        b"one\tein",
+        b"same\tsame",
+        b"four",
+        b"\xff\t\xff",
+        b"bell\x07\tGlocke",
+        b"y" * 31 + b"\tja, ja",
+        b"x" * 501 + b"\t" + b"z" * 400,
+    ]
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"\n".join(lines))
+    found = check_corpus(Corpus(path))
+    assert found.stops
+    assert (found.lines, found.pairs) == (11, 7)
+    told = {finding.text.split(",")[0]: finding.numbers for finding in found.findings}
+    assert told == {
+        "with an empty side": [2],
+        "that were there before": [4],
+        "whose source was there before": [5],
+        "with the same text on both sides": [6],
+        "two columns with a tab between them are wanted": [7],
+        "not UTF-8 text": [8],
+        "with a control character": [9],
+        "with one side more than 3 times as long as the other": [10],
+        "with more than 500 letters": [11],
+    }
+    report = list(found.report())
+    assert report[0] == "11 lines, different pairs among them: 7"
+    assert "1 not UTF-8 text: line 8" in report
+
+
+def test_a_check_names_the_first_lines_and_how_many_there_are(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("a\tb\n" * 1200)
+    (finding,) = check_corpus(Corpus(path)).findings
+    assert str(finding) == "1,199 that were there before, both sides: line 2, 3, 4, 5, 6, ..."
+    path.write_text("a\tb\nc\td\n")
+    found = check_corpus(Corpus(path))
+    assert not found.stops
+    assert list(found.report())[-1] == "nothing is wrong with them"

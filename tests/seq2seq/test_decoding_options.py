@@ -1,0 +1,73 @@
+"""How translations are chosen: what is refused, and what reaches `generate`."""
+
+import pytest
+
+from heed.seq2seq import DecodingOptions, TaskError, Translator
+from heed.seq2seq import translate as translate_module
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"beam_size": 0}, "`beam_size` must be an integer >= 1"),
+        ({"beam_size": 2.5}, "`beam_size` must be an integer"),
+        ({"length_penalty": -1}, "`length_penalty` must be a finite number"),
+        ({"temperature": 0}, "`temperature` must be a finite number > 0"),
+        ({"temperature": float("nan")}, "`temperature` must be a finite number"),
+        ({"temperature": 1, "top_k": 0}, "`top_k` must be an integer >= 1"),
+        ({"temperature": 1, "top_p": 1.5}, r"`top_p` must be in \(0, 1\]"),
+        ({"temperature": 1, "top_p": 0}, "`top_p` must be a finite number > 0"),
+        ({"max_length": 0}, "`max_length` must be an integer >= 1"),
+        ({"weights": "int4"}, "`weights` must be one of 'float32', 'bfloat16', 'int8'"),
+        ({"temperature": 1, "beam_size": 2}, "give one of them. Received: temperature=1.0"),
+        ({"top_k": 3}, "`top_k` is for drawing: give a `temperature` too"),
+        ({"top_p": 0.5}, "`top_p` is for drawing"),
+        ({"seed": 3}, "`seed` is for drawing"),
+    ],
+)
+def test_what_does_not_go(given, message):
+    with pytest.raises(TaskError, match=message):
+        DecodingOptions(**given)
+
+
+def test_what_reaches_generate():
+    assert DecodingOptions().arguments(0, 9) == {"max_length": 9, "weights": "float32"}
+    beam = DecodingOptions(beam_size=3, length_penalty=1, max_length=5, weights="int8")
+    assert beam.arguments(2, 9) == {
+        "max_length": 5,
+        "weights": "int8",
+        "method": "beam",
+        "beam_size": 3,
+        "length_penalty": 1.0,
+    }
+    drawn = DecodingOptions(temperature=0.5, top_k=4, top_p=0.9, seed=7)
+    assert drawn.arguments(2, 9) == {
+        "max_length": 9,
+        "weights": "float32",
+        "method": "sample",
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.9,
+        "seed": 9,  # each batch draws its own
+    }
+    assert DecodingOptions(temperature=1).arguments(3, 9)["seed"] is None
+
+
+def test_a_translator_translates_as_it_is_told(finished_run, monkeypatch):
+    asked = []
+    real = translate_module.generate
+    monkeypatch.setattr(
+        translate_module,
+        "generate",
+        lambda *args, **given: asked.append(given) or real(*args, **given),
+    )
+    translator = Translator(finished_run, options=DecodingOptions(temperature=2, seed=5))
+    lines = ["1", "22", "333", "4 5"]
+    first = translator(lines)
+    translator(lines)
+    assert [given["seed"] for given in asked] == [5, 6]
+    again = Translator(finished_run, options=DecodingOptions(temperature=2, seed=5))
+    assert again(lines) == first
+    short = Translator(finished_run, options=DecodingOptions(max_length=1))
+    short(lines)
+    assert asked[-1] == {"max_length": 1, "weights": "float32"}
