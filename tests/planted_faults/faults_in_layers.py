@@ -132,13 +132,6 @@ FAULTS = (
         (f"{_OF_LAYERS}/test_own_heads.py",),
     ),
     Fault(
-        "masked keys count where query and value are one",
-        f"{_LAYERS}/attend.py",
-        "same = value.tensor is query.tensor and columns is rows",
-        "same = value.tensor is query.tensor",
-        (f"{_OF_LAYERS}/test_poisoned_keys.py",),
-    ),
-    Fault(
         "sinks take from rows without looking at their sum",
         f"{_LAYERS}/attend.py",
         "share = ops.sigmoid(lse - ops.reshape(sinks, (1, -1, 1)))",
