@@ -119,7 +119,7 @@ void check_prompt(const PackedStack& s, const HeedDecoding& d) {
   }
 }
 
-void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
+void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens, const float* scores) {
   check_size(d.batch, 0, int64_t{1} << 31, "batch");
   check_size(d.length, 1, kMostLength, "length");
   check_size(d.source_length, 0, kMostLength, "source_length");
@@ -137,7 +137,9 @@ void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens) {
   if (d.search == HEED_BEAM) {
     check_size(d.beams, 1, HEED_MOST_BEAMS, "beams");
     require(d.length_penalty >= 0 && std::isfinite(d.length_penalty), "`length_penalty` must be at least 0");
+    check_size(d.results, 0, d.beams, "results");
   }
+  require(!scores || d.search != HEED_GREEDY, "`scores` are of a beam search, which may have one beam, or of sampling");
   if (d.search != HEED_SAMPLE) return;
   require(d.uniform || d.batch == 0, "`uniform` is missing");
   require(d.temperature > 0 && std::isfinite(d.temperature), "`temperature` must be a positive number");
@@ -169,7 +171,7 @@ struct HeedDecoder {
     stack.encoder = &encoder_;
   }
 
-  void decode(const HeedDecoding& decoding, int32_t* tokens, int threads) const {
+  void decode(const HeedDecoding& decoding, int32_t* tokens, float* scores, int threads) const {
     if (decoding.batch == 0) return;
     const int64_t beams = decoding.search == HEED_BEAM ? decoding.beams : 1;
     int64_t most = std::max<int64_t>(1, heed::kMostRows / beams);
@@ -183,7 +185,7 @@ struct HeedDecoder {
     memory.take();
     heed::for_each(parts, threads, [&](int64_t part, int worker) {
       const heed::SourceRange range{part * each, std::min((part + 1) * each, decoding.batch)};
-      kernels_.decode(stack, decoding, range, tokens, scratch[worker]);
+      kernels_.decode(stack, decoding, range, tokens, scores, scratch[worker]);
     });
   }
 
@@ -289,9 +291,10 @@ const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made)
 
 void heed_decoder_free(HeedDecoder* decoder) { delete decoder; }
 
-const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens, int threads) {
+const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens, float* scores,
+                        int threads) {
   return heed::refusal("out of memory for the scratch space of decoding", [&] {
-    heed::check(decoder->stack, *decoding, tokens);
-    decoder->decode(*decoding, tokens, threads);
+    heed::check(decoder->stack, *decoding, tokens, scores);
+    decoder->decode(*decoding, tokens, scores, threads);
   });
 }

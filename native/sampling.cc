@@ -6,12 +6,12 @@
 
 namespace heed {
 
-int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, float* logits, float* mass,
+int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, const float* logits, float* mass,
                    int32_t* order) {
   const float temperature = static_cast<float>(decoding.temperature), share = static_cast<float>(decoding.top_p);
   const bool cut = decoding.top_k > 0 || decoding.top_p > 0;
   const int count = static_cast<int>(decoding.top_k > 0 ? std::min<int64_t>(decoding.top_k, vocabulary) : vocabulary);
-  for (int i = 0; i < vocabulary; ++i) logits[i] /= temperature, order[i] = i;
+  for (int i = 0; i < vocabulary; ++i) order[i] = i;
   // NaN counts as the lowest, or there would be no order at all.
   const auto likelier = [&](int32_t a, int32_t b) {
     const float x = std::isnan(logits[a]) ? -INFINITY : logits[a], y = std::isnan(logits[b]) ? -INFINITY : logits[b];
@@ -19,8 +19,8 @@ int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, 
   };
   if (cut) std::partial_sort(order, order + count, order + vocabulary, likelier);
   float highest = -INFINITY, total = 0;
-  for (int i = 0; i < count; ++i) highest = std::max(highest, logits[order[i]]);
-  for (int i = 0; i < count; ++i) total += mass[i] = std::exp(logits[order[i]] - highest);
+  for (int i = 0; i < count; ++i) highest = std::max(highest, logits[order[i]] / temperature);
+  for (int i = 0; i < count; ++i) total += mass[i] = std::exp(logits[order[i]] / temperature - highest);
   float before = 0, kept = 0;
   for (int i = 0; i < count; ++i) {
     const float own = mass[i] / total;
@@ -32,6 +32,13 @@ int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, 
   const float threshold = (1 - uniform) * kept;
   const int choice = static_cast<int>(std::lower_bound(mass, mass + count, threshold) - mass);
   return order[std::min(choice, count - 1)];
+}
+
+float log_probability(int vocabulary, const float* logits, int32_t token) {
+  const float highest = *std::max_element(logits, logits + vocabulary);
+  float total = 0;
+  for (int i = 0; i < vocabulary; ++i) total += std::exp(logits[i] - highest);
+  return logits[token] - highest - std::log(total);
 }
 
 }  // namespace heed

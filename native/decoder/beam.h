@@ -1,8 +1,9 @@
 // Beam search (Wu et al. 2016, section 7, equation 14 without coverage), as heed.models has it in the graph.
 //
 // In each step the open hypotheses of a source grow by every token. An extension that ends, and is among the best
-// `beams`, may become the finished one, its log probability divided by the penalty of its length; the best `beams`
-// others stay open. A source is done when no open hypothesis can still get a higher score than the finished one.
+// `beams`, may become one of the `results` that are finished, its log probability divided by the penalty of its length;
+// the best `beams` others stay open. A source is done when no open hypothesis can still get a higher score than the
+// worst of these: a search for more goes on longer, and finds the same best one.
 #pragma once
 
 #include "search.h"
@@ -72,6 +73,7 @@ class Beams {
       : stack_(stack),
         decoding_(decoding),
         beams_(decoding.beams),
+        results_(static_cast<int>(results_of(decoding))),
         most_(2 * decoding.beams),  // at most one extension of each ends: among these there are enough that do not
         s_(stack, decoding, sources, arena),
         sources_(stack, decoding, s_, sources, arena),
@@ -81,18 +83,21 @@ class Beams {
         best_(sources * beams_, most_, arena),
         scores_(arena.take<float>(sources * beams_)),
         new_scores_(arena.take<float>(beams_)),
-        finished_(arena.take<float>(sources)),
+        finished_(arena.take<float>(sources * results_)),
         prompt_length_(arena.take<int32_t>(sources)),
         sequences_(arena.take<int32_t>(sources * beams_ * decoding.length)),
         grown_(arena.take<int32_t>(beams_ * decoding.length)),
         ancestors_(arena.take<uint8_t>(beams_ * decoding.length)),
         candidates_(arena.take<Candidate>(most_)) {}
 
-  void decode(SourceRange range, int32_t* tokens) const {
-    const int64_t length = decoding_.length;
+  void decode(SourceRange range, int32_t* tokens, float* scores) const {
+    const int64_t length = decoding_.length, sources = range.end - range.begin;
     sources_.read(range);
     int open = prompts_.read(range, tokens);
-    for (int place = 0; place < open; ++place) start(s_.source[place], place, tokens + range.begin * length);
+    tokens += range.begin * results_ * length;
+    // What nobody goes on with is given by its prompt alone.
+    for (int64_t i = 0; i < sources * results_; ++i) finished_[i] = i % results_ == 0 ? 0 : kNoScore;
+    for (int place = 0; place < open; ++place) start(s_.source[place], place, tokens);
     for (int still_open; open > 0; open = still_open) {
       for (int place = 0; beams_ > 1 && place < open; ++place)
         for (int64_t k = 0; k < beams_; ++k)
@@ -103,7 +108,7 @@ class Beams {
       still_open = 0;
       for (int place = 0; place < open; ++place) {
         const int32_t source = s_.source[place], position = s_.position[place];
-        int32_t* to = tokens + (range.begin + source) * length;
+        int32_t* to = tokens + source * results_ * length;
         if (grow(source, place, still_open, position, to)) continue;
         if (position + 1 == length) {
           finish(source, to);
@@ -112,6 +117,11 @@ class Beams {
         s_.source[still_open] = source, s_.position[still_open++] = position + 1;
       }
     }
+    for (int64_t i = 0; i < sources * results_; ++i) {
+      const bool found = real(finished_[i]);
+      for (int64_t j = 0; !found && i % results_ > 0 && j < length; ++j) tokens[i * length + j] = decoding_.pad_token;
+      if (scores) scores[range.begin * results_ + i] = found ? finished_[i] : -kInfinity<float>;
+    }
   }
 
  private:
@@ -119,6 +129,8 @@ class Beams {
     float score;
     int32_t beam, token;
   };
+
+  static bool real(float score) { return score > kNoScore / 2; }
 
   // The best extensions of the open hypotheses of a source, best first.
   void find_candidates(int place, int32_t source) const {
@@ -142,24 +154,50 @@ class Beams {
   // all would stay alike.
   void start(int32_t source, int place, const int32_t* tokens) const {
     const int64_t length = decoding_.length, first_row = int64_t{source} * beams_;
-    finished_[source] = kNoScore, prompt_length_[source] = s_.position[place];
+    prompt_length_[source] = s_.position[place];
+    for (int n = 0; n < results_; ++n) finished_[source * results_ + n] = kNoScore;
     for (int64_t k = 0; k < beams_; ++k) {
       scores_[first_row + k] = k == 0 ? 0 : kNoScore;
       for (int j = 0; j < s_.position[place]; ++j) {
-        sequences_[(first_row + k) * length + j] = tokens[source * length + j];
+        sequences_[(first_row + k) * length + j] = tokens[source * results_ * length + j];
         if (beams_ > 1) s_.ancestors[(first_row + k) * length + j] = 0;
       }
     }
   }
 
-  // One that is full and has no finished hypothesis gives the best open one.
+  // One that is full gives the best open hypotheses in the places of those that have not ended; the very first place
+  // gets one whatever its score.
   void finish(int32_t source, int32_t* tokens) const {
-    const int32_t* sequence = sequences_ + int64_t{source} * beams_ * decoding_.length;
-    for (int64_t j = 0; j < decoding_.length && !(finished_[source] > kNoScore / 2); ++j) tokens[j] = sequence[j];
+    const int64_t length = decoding_.length;
+    const float full = length_penalty(decoding_, length - prompt_length_[source]);
+    for (int n = 0, open = 0; n < results_; ++n) {
+      float* finished = finished_ + source * results_ + n;
+      if (real(*finished)) continue;
+      const int64_t row = int64_t{source} * beams_ + open++;
+      if (n > 0 && !real(scores_[row])) break;
+      for (int64_t j = 0; j < length; ++j) tokens[n * length + j] = sequences_[row * length + j];
+      *finished = real(scores_[row]) ? scores_[row] / full : kNoScore;
+    }
   }
 
-  // Keeps the best extensions of a source, whose rows are at `place` and go to place `to`, and writes the tokens of a
-  // finished one that is better than the one before. Returns whether the source is done.
+  // Puts a sequence, of which the last token ends it, in its place among those that are finished, if it has one there.
+  void keep(int32_t source, float score, const int32_t* before, int position, int32_t* tokens) const {
+    const int64_t length = decoding_.length;
+    float* finished = finished_ + source * results_;
+    int at = results_ - 1;
+    if (!(score > finished[at])) return;
+    for (; at > 0 && score > finished[at - 1]; --at) {
+      finished[at] = finished[at - 1];
+      for (int64_t j = 0; j < length; ++j) tokens[at * length + j] = tokens[(at - 1) * length + j];
+    }
+    finished[at] = score, tokens += at * length;
+    for (int j = 0; j < position; ++j) tokens[j] = before[j];
+    tokens[position] = decoding_.end_token;
+    for (int64_t j = position + 1; j < length; ++j) tokens[j] = decoding_.pad_token;
+  }
+
+  // Keeps the best extensions of a source, whose rows are at `place` and go to place `to`, and in `tokens` the best
+  // that are finished. Returns whether the source is done.
   bool grow(int32_t source, int place, int to, int position, int32_t* tokens) const {
     const int64_t length = decoding_.length, first_row = int64_t{source} * beams_;
     int32_t* sequences = sequences_ + first_row * length;
@@ -181,11 +219,7 @@ class Beams {
         continue;
       }
       const float score = candidate.score / length_penalty(decoding_, position + 1 - prompt_length_[source]);
-      if (i >= beams_ || !(candidate.score > kNoScore / 2) || !(score > finished_[source])) continue;
-      finished_[source] = score;
-      for (int j = 0; j < position; ++j) tokens[j] = before[j];
-      tokens[position] = candidate.token;
-      for (int64_t j = position + 1; j < length; ++j) tokens[j] = decoding_.pad_token;
+      if (i < beams_ && real(candidate.score)) keep(source, score, before, position, tokens);
     }
     // Where the vocabulary has nothing else a hypothesis that is none goes on.
     for (; kept < beams_; ++kept) {
@@ -199,22 +233,23 @@ class Beams {
       for (int j = 0; j <= position; ++j) sequences[k * length + j] = grown_[k * length + j];
       for (int j = 0; beams_ > 1 && j <= position; ++j) ancestors[k * length + j] = ancestors_[k * length + j];
     }
-    const float finished = finished_[source];
+    const float best = finished_[source * results_], worst = finished_[source * results_ + results_ - 1];
+    if (!real(best)) return false;
     // One beam is greedy decoding: what is left open after an end is only the second best.
     const float attainable = new_scores_[0] / length_penalty(decoding_, length - prompt_length_[source]);
-    return finished > kNoScore / 2 && (beams_ == 1 || attainable <= finished);
+    return beams_ == 1 || !real(new_scores_[0]) || (real(worst) && attainable <= worst);
   }
 
   const PackedStack& stack_;
   const HeedDecoding& decoding_;
-  const int beams_, most_;
+  const int beams_, results_, most_;
   const DecoderScratch s_;
   const Sources sources_;
   const Prompts prompts_;
   const Step step_;
   const Rows panel_;
   const BestOfRow best_;
-  // Of each row of each source, and while one is looked at; of each source, divided by the penalty.
+  // Of each row of each source, and while one is looked at; of each result of each source, divided by the penalty.
   float *const scores_, *const new_scores_, *const finished_;
   int32_t *const prompt_length_, *const sequences_, *const grown_;
   uint8_t* const ancestors_;

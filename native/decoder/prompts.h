@@ -24,14 +24,14 @@ class Prompts {
         token_(arena.take<int32_t>(room_)),
         position_(arena.take<int32_t>(room_)) {}
 
-  // Of the sources [begin, end) of the batch: writes what each target begins with, then padding, into `tokens`, and
-  // reads all but the last of it, which is where decoding goes on. Those that do go on get a place; returns how many
-  // these are.
+  // Of the sources [begin, end) of the batch: writes what each target begins with, then padding, into the first row of
+  // `tokens` that it has, and reads all but the last of it, which is where decoding goes on. Those that do go on get a
+  // place; returns how many these are.
   int read(SourceRange range, int32_t* tokens) const {
-    const int64_t length = decoding_.length;
+    const int64_t length = decoding_.length, results = results_of(decoding_);
     int open = 0, tiles = 0, rows = 0;
     for (int64_t b = range.begin; b < range.end; ++b) {
-      int32_t* to = tokens + b * length;
+      int32_t* to = tokens + b * results * length;
       const int count = copy(b, to);
       if (count == length || (count > 0 && to[count - 1] == decoding_.end_token)) continue;
       const int32_t source = static_cast<int32_t>(b - range.begin);

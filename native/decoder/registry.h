@@ -59,6 +59,11 @@ struct SourceRange {
   int64_t begin, end;
 };
 
+// How many hypotheses a source gets.
+inline int64_t results_of(const HeedDecoding& decoding) {
+  return decoding.search == HEED_BEAM && decoding.results > 1 ? decoding.results : 1;
+}
+
 struct DecoderKernels {
   // Bytes that the weights of a dense layer of these sizes take, and numbers that a row of so many numbers takes.
   int64_t (*packed_bytes)(int64_t inputs, int64_t outputs, int pack);
@@ -66,12 +71,16 @@ struct DecoderKernels {
   // Writes the columns of one layer from `column` on among those of a packed one. What no layer writes must be 0.
   void (*pack)(const HeedDense&, int64_t column, const PackedDense& packed);
   size_t (*scratch_bytes)(const PackedStack&, const HeedDecoding&, int64_t sources);
-  void (*decode)(const PackedStack&, const HeedDecoding&, SourceRange, int32_t* tokens, char* scratch);
+  // `scores` may be null.
+  void (*decode)(const PackedStack&, const HeedDecoding&, SourceRange, int32_t* tokens, float* scores, char* scratch);
 };
 
 // Draws a token by inverting the cumulative distribution of softmax(logits / temperature), cut as `decoding` says.
-// `uniform` is in [0, 1). The logits are written over, and so is the memory for as many numbers.
-int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, float* logits, float* mass,
+// `uniform` is in [0, 1). The memory for as many numbers and tokens as there are logits is written over.
+int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, const float* logits, float* mass,
                    int32_t* order);
+
+// log softmax(logits)[token]
+float log_probability(int vocabulary, const float* logits, int32_t token);
 
 }  // namespace heed

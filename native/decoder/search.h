@@ -74,7 +74,7 @@ class Greedy {
   Greedy(const PackedStack& stack, const HeedDecoding& decoding, int64_t rows, Arena& arena)
       : stack_(stack), decoding_(decoding), panel_{arena.take<float>(rows * kPanel), kPanel}, best_(rows, arena) {}
 
-  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t) const {
+  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t, float*) const {
     best_.clear(rows);
     look_at_scores(stack_, decoding_, hidden, rows, panel_, [&](int r, int first, const float* scores, int count) {
       for (int c = 0; c < count; c += kLanes<float>) best_.offer(r, columns_from(first + c), load(scores + c));
@@ -99,13 +99,15 @@ class Sample {
         mass_(arena.take<float>(stack.vocabulary)),
         order_(arena.take<int32_t>(stack.vocabulary)) {}
 
-  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t first_source) const {
+  // `scores`, of each source, grow by the log probability of its token; null: they are not wanted.
+  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t first_source, float* scores) const {
     dense(stack_.logits, hidden, rows, logits_);
     for (int r = 0; r < rows; ++r) {
       logits_[r][decoding_.pad_token] += kForbidden;
       logits_[r][decoding_.start_token] += kForbidden;
       const float uniform = decoding_.uniform[(first_source + s.source[r]) * decoding_.length + s.position[r]];
       s.token[r] = draw_token(decoding_, uniform, stack_.vocabulary, logits_[r], mass_, order_);
+      if (scores) scores[s.source[r]] += log_probability(stack_.vocabulary, logits_[r], s.token[r]);
     }
   }
 
@@ -120,7 +122,7 @@ class Sample {
 // Decodes one row for each source until each has ended or is full. Those that have ended are not computed any more.
 template <class Choose>
 void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceRange range, int32_t* tokens,
-                 Arena& arena) {
+                 float* scores, Arena& arena) {
   const int64_t length = decoding.length;
   const int rows = static_cast<int>(range.end - range.begin);
   const DecoderScratch s(stack, decoding, rows, arena);
@@ -129,8 +131,10 @@ void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceR
   const Choose choose(stack, decoding, rows, arena);
   const Step step(stack, decoding, s);
   sources.read(range);
+  if (scores) scores += range.begin;
+  for (int r = 0; scores && r < rows; ++r) scores[r] = 0;
   for (int open = prompts.read(range, tokens), still_open; open > 0; open = still_open) {
-    choose(step(open), open, s, range.begin);
+    choose(step(open), open, s, range.begin, scores);
     still_open = 0;
     for (int r = 0; r < open; ++r) {
       const int32_t source = s.source[r], position = s.position[r], token = s.token[r];

@@ -8,12 +8,12 @@ namespace heed {
 namespace HEED_ISA {
 
 inline void decode_sources(const PackedStack& stack, const HeedDecoding& decoding, SourceRange range, int32_t* tokens,
-                           char* memory) {
+                           float* scores, char* memory) {
   Arena arena(memory);
   switch (decoding.search) {
-    case HEED_BEAM: return Beams(stack, decoding, range.end - range.begin, arena).decode(range, tokens);
-    case HEED_SAMPLE: return decode_rows<Sample>(stack, decoding, range, tokens, arena);
-    default: return decode_rows<Greedy>(stack, decoding, range, tokens, arena);
+    case HEED_BEAM: return Beams(stack, decoding, range.end - range.begin, arena).decode(range, tokens, scores);
+    case HEED_SAMPLE: return decode_rows<Sample>(stack, decoding, range, tokens, scores, arena);
+    default: return decode_rows<Greedy>(stack, decoding, range, tokens, scores, arena);
   }
 }
 

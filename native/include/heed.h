@@ -32,7 +32,7 @@
 
 // The version of this interface, raised whenever a struct, a function or a meaning changes: a program was compiled for
 // the library that it runs with if heed_version() == HEED_VERSION.
-#define HEED_VERSION 2
+#define HEED_VERSION 3
 
 // What numbers query, key, value, output and their gradients hold.
 enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };

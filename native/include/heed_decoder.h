@@ -132,6 +132,8 @@ typedef struct HeedDecoding {
   // tokens counts divided by ((5 + n) / 6)^length_penalty, at least 0.
   int32_t beams;
   double length_penalty;
+  // Of beam search: N, how many hypotheses are given for each source, in [1, beams]; 0: one.
+  int32_t results;
 } HeedDecoding;
 
 // A stack with its weights in the order that the kernels of the instruction set in use want.
@@ -147,10 +149,15 @@ HEED_API const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecode
 // NULL is let pass.
 HEED_API void heed_decoder_free(HeedDecoder* decoder);
 
-// Writes `tokens`, contiguous (B, L): each row ends with the end token, unless it is cut, and holds padding after it.
-// Several threads may use one decoder at once. Rows are shared out among the threads, none of which waits for another.
+// Writes `tokens`, contiguous (B, N, L), N being 1 but for a beam search that is to give more: each row ends with the
+// end token, unless it is cut, and holds padding after it. Those of a source are in order: what has ended first, the
+// best of them before, then what was cut; if there are fewer than N, rows of padding follow. `scores`, contiguous (B,
+// N) or NULL, gets the log probability of the tokens that were decoded: of a beam search divided by the penalty, of
+// sampling before `temperature`, `top_k` and `top_p`; -inf where there is no hypothesis. A greedy search has none: one
+// beam with no penalty finds the same. Several threads may use one decoder at once. Rows are shared out among the
+// threads, none of which waits for another.
 HEED_API const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens,
-                                 int threads);
+                                 float* scores, int threads);
 
 #ifdef __cplusplus
 }

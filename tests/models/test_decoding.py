@@ -248,7 +248,7 @@ def test_a_sure_model_is_not_led_astray_by_early_ends(alpha):
     probabilities = np.full((len(path), 9), 1e-5)
     probabilities[:, 2] = 1e-3
     probabilities[np.arange(len(path)), path] = 0.99
-    tokens = beam_search(Script(probabilities, 3), 3, alpha)
+    tokens = beam_search(Script(probabilities, 3), 3, alpha)[0][:, 0]
     np.testing.assert_array_equal(tokens, [[3, 4, 5, 6, 7, 8, 2, 0]])
 
 
@@ -259,9 +259,9 @@ def test_a_late_end_may_win_by_the_length_penalty():
     probabilities[np.arange(len(path)), path] = 0.99
     probabilities[0, [2, 3]] = 0.55, 0.4
     assert np.log(0.4) / penalty(1, 3.0) < np.log(0.55) / penalty(1, 3.0)
-    tokens = beam_search(Script(probabilities, 2), 2, 3.0)
+    tokens = beam_search(Script(probabilities, 2), 2, 3.0)[0][:, 0]
     np.testing.assert_array_equal(tokens, [path])
-    tokens = beam_search(Script(probabilities, 2), 2, 0.0)
+    tokens = beam_search(Script(probabilities, 2), 2, 0.0)[0][:, 0]
     np.testing.assert_array_equal(tokens, [[2, 0, 0, 0, 0, 0, 0, 0]])
 
 
@@ -273,7 +273,7 @@ def test_the_length_penalty_counts_all_tokens_with_the_end(alpha, best):
     second = np.exp(-1.4) / probabilities[0, 3]
     probabilities[1, 2], probabilities[1, 3:] = second, (1 - second) / 6
     probabilities[2, 2:] = 1 / 7
-    tokens = beam_search(Script(probabilities, 2), 2, alpha)
+    tokens = beam_search(Script(probabilities, 2), 2, alpha)[0][:, 0]
     np.testing.assert_array_equal(tokens, [best])
 
 
@@ -314,10 +314,13 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
         "top_p": None,
         "use_cache": True,
         "max_length": 20,
+        "num_results": 1,
+        "scored": False,
         **METHODS[method],
     }
     inputs = {"source": source, "uniform": tf.zeros((5, 20))}
-    tokens = decoding_module._decode(model, inputs, options)  # runs step by step, not as a graph
+    # Runs step by step, not as a graph.
+    tokens = decoding_module._decode(model, inputs, options)[0][:, 0]
     np.testing.assert_array_equal(tokens[:, 0], 2)
     assert len(steps) == 1
 
@@ -660,9 +663,10 @@ def test_a_step_in_the_graph_allocates_no_caches():
     def bytes_of_a_step(length):
         model = small_model(seed=4, end_bias=-1e4, width=16)
         options = {"method": "greedy", "max_length": length, "use_cache": True}
+        options |= {"num_results": 1, "scored": False}
 
         def decode_in_graph(source):
-            return decoding_module._decode(model, {"source": source}, options)
+            return decoding_module._decode(model, {"source": source}, options)[0]
 
         function = tf.function(decode_in_graph, input_signature=[tf.TensorSpec((2, 5), tf.int32)])
         with traced() as found:
@@ -672,3 +676,104 @@ def test_a_step_in_the_graph_allocates_no_caches():
 
     keys = 2 * 16 * 4  # of two texts at one position, in float32
     assert abs(bytes_of_a_step(264) - bytes_of_a_step(64)) < 200 * keys / 10
+
+
+def scored(model, source, max_length=8, **options):
+    """Tokens and scores, as arrays."""
+    found = generate(model, source, max_length=max_length, return_scores=True, **options)
+    return tuple(np.asarray(x) for x in found)
+
+
+def log_probability(model, row, tokens, prompt=()):
+    """log p of the tokens of one target after its prompt."""
+    tokens = [int(t) for t in tokens if t != 0]
+    steps = [
+        allowed_log_probabilities(model, row[None], tokens[:i])[tokens[i]]
+        for i in range(len(prompt), len(tokens))
+    ]
+    return sum(steps)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_several_results_of_a_beam_are_the_best_of_all(exhausted, alpha):
+    """Every sequence that ends, in order, with its score; then those that are cut."""
+    model, cases = exhausted
+    for weights, source, tables in cases:
+        model.set_weights(weights)
+        options = {"method": "beam", "beam_size": 120, "length_penalty": alpha, "num_results": 45}
+        tokens, scores = scored(model, source, STEPS, **options)
+        assert tokens.shape == (2, 45, STEPS)
+        for finished, found, own in zip(tables, tokens, scores, strict=True):
+            ranked = sorted(finished, key=lambda y: -finished[y] / penalty(len(y), alpha))
+            assert len(ranked) == 40
+            expected = [finished[y] / penalty(len(y), alpha) for y in ranked]
+            np.testing.assert_allclose(own[:40], expected, rtol=1e-4)
+            assert {tuple(row[row != 0].tolist()) for row in found[:40]} == set(ranked)
+            assert (found[40:] > 2).all()
+            assert (np.diff(own[40:]) <= 0).all()
+
+
+def test_the_first_of_several_is_what_a_search_for_one_finds():
+    model, source = small_model(seed=4, end_bias=END_BIAS), sources(6)
+    options = {"method": "beam", "beam_size": 4}
+    several, scores = scored(model, source, num_results=4, **options)
+    one, score = scored(model, source, **options)
+    assert (several.shape, scores.shape, one.shape, score.shape) == (
+        (6, 4, 8),
+        (6, 4),
+        (6, 8),
+        (6,),
+    )
+    np.testing.assert_array_equal(several[:, 0], one)
+    np.testing.assert_array_equal(scores[:, 0], score)
+    np.testing.assert_array_equal(decode(model, source, num_results=1, **options)[:, 0], one)
+    for row, found, own in zip(source, several, scores, strict=True):
+        assert len({tuple(tokens) for tokens in found}) == 4
+        for tokens, value in zip(found, own, strict=True):
+            expected = log_probability(model, row, tokens) / penalty((tokens != 0).sum(), 0.6)
+            np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["greedy", "sample"])
+@pytest.mark.parametrize("prompt", [None, [3, 4]], ids=str)
+def test_scores_are_log_probabilities_of_the_model(method, prompt):
+    model, source = small_model(seed=4, end_bias=END_BIAS), sources(4)
+    rows = None if prompt is None else np.tile(prompt, (4, 1))
+    options = {"prompt": rows, "method": method}
+    if method == "sample":
+        options |= {"seed": 5, "temperature": 0.7, "top_k": 5}
+    tokens, scores = scored(model, source, **options)
+    np.testing.assert_array_equal(tokens, decode(model, source, **options))
+    for row, found, own in zip(source, tokens, scores, strict=True):
+        expected = log_probability(model, row, found, prompt or ())
+        np.testing.assert_allclose(own, expected, rtol=1e-4)
+
+
+def test_several_draws_are_rows_of_their_own():
+    model, source = small_model(seed=3), sources(4)
+    prompt = np.array([[3, 4], [5, 0], [0, 0], [3, 2]])
+    options = {"method": "sample", "seed": 5}
+    several, scores = scored(model, source, num_results=3, prompt=prompt, **options)
+    assert (several.shape, scores.shape) == ((4, 3, 8), (4, 3))
+    repeated = decode(model, source.repeat(3, 0), prompt=prompt.repeat(3, 0), **options)
+    np.testing.assert_array_equal(several.reshape(12, 8), repeated)
+    assert len({tuple(row) for row in several[0]}) > 1
+    assert scores[3].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_results": 0}, "`num_results` must be an integer >= 1"),
+        ({"num_results": 2}, '`num_results` must be 1 where `method` is "greedy"'),
+        ({"num_results": 5, "method": "beam"}, "at most `beam_size`.*num_results=5, beam_size=4"),
+    ],
+)
+def test_more_results_than_there_are(options, message):
+    with pytest.raises(ValueError, match=message):
+        decode(small_model(), sources(), **options)
+
+
+def test_several_results_of_no_rows():
+    tokens, scores = scored(small_model(), sources()[:0], method="beam", num_results=2)
+    assert (tokens.shape, scores.shape) == ((0, 2, 8), (0, 2))

@@ -106,28 +106,34 @@ def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **op
     """Model, inputs and options for both ways of decoding, op by op: no graph is traced."""
     defaults = {"beam_size": 3, "length_penalty": 0.6, "temperature": 1.0, "top_k": 4, "top_p": 0.9}
     shared = {"max_length": max_length, "use_cache": True, "weights": "float32"}
+    shared |= {"num_results": 1, "scored": options["method"] != "greedy"}
     options = {**shared, **defaults, **options}
     assert engine.unsupported_reasons(model, options) == []
     inputs = {"source": tf.constant(source)}
     if prompt is not None:
         inputs["prompt"] = decoding._prompt(prompt, inputs["source"], model.config, max_length)
     if options["method"] == "sample":
-        shape = (len(source), max_length)
+        shape = (len(source) * options["num_results"], max_length)
         inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
     names = ("method", *shared, *decoding._OPTIONS[options["method"]])
     return model, inputs, {name: options[name] for name in names}
 
 
 def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
-    return np.asarray(engine.decode(*eager(*arguments, **options)))
+    return np.asarray(engine.decode(*eager(*arguments, **options))[0])[:, 0]
 
 
 def by_both(*arguments: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens; several results of a source stand one after the other. Scores, if there are any, are alike."""
     call = eager(*arguments, **options)
-    return np.asarray(engine.decode(*call)), np.asarray(decoding._decode(*call))
+    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), decoding._decode(*call)
+    if of_mine is not None:
+        np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4, rtol=1e-5)
+    return tuple(np.asarray(x).reshape(-1, x.shape[-1]) for x in (mine, graphs))
 
 
 METHODS = ({"method": "greedy"}, {"method": "beam"}, {"method": "sample"})
+SEVERAL = ({"method": "beam", "num_results": 3}, {"method": "sample", "num_results": 2})
 
 # Of each field of a config, other values than those of `small_config`: all are taken.
 TAKEN: dict[str, Any] = {
@@ -201,7 +207,7 @@ def test_every_activation_of_keras_is_taken_or_named() -> None:
     changes=st.fixed_dictionaries(
         {}, optional={name: st.sampled_from(x) for name, x in TAKEN.items() if name[-3:] != "_id"}
     ),
-    method=st.sampled_from(METHODS),
+    method=st.sampled_from((*METHODS, *SEVERAL)),
     data=st.data(),
 )
 @settings(max_examples=settings.default.max_examples * 2)
@@ -248,6 +254,22 @@ def test_heads_that_are_gated() -> None:
                     gated.set_weights([rng.normal(size=x.shape) for x in gated.weights])
                     block.__dict__[name] = gated
     np.testing.assert_array_equal(*by_both(model, sources(8), method="beam"))
+
+
+@pytest.mark.parametrize("vocabulary", [4, 5, 9])
+@pytest.mark.parametrize("end_bias", [-50.0, 0.7])
+@pytest.mark.parametrize("beams", [(3, 3), (9, 4)])
+def test_several_results_are_those_of_the_graph(
+    vocabulary: int, end_bias: float, beams: tuple[int, int]
+) -> None:
+    """Also where nothing ends, where there are fewer sequences, and where a prompt leaves nothing to decode."""
+    model = small_model(seed=4, end_bias=end_bias, target_vocabulary_size=vocabulary)
+    prompt = np.array(
+        [[0] * 6, [3, 2, 0, 0, 0, 0], [3] * 6, [3, 0, 0, 0, 0, 0], [3, 3, 3, 3, 3, 0]]
+    )
+    options = {"method": "beam", "beam_size": beams[0], "num_results": beams[1]}
+    np.testing.assert_array_equal(*by_both(model, sources(), prompt=prompt, **options))
+    np.testing.assert_array_equal(*by_both(model, sources(), **options))
 
 
 def test_prompts_are_those_of_the_graph() -> None:
@@ -312,7 +334,7 @@ def test_weights_that_do_not_fit_are_named_with_what_was_expected() -> None:
             stack, source, mask, encoded, positions, Positions(), search
         )
 
-    assert run_with(stack).shape == (5, 4)
+    assert run_with(stack)[0].shape == (5, 1, 4)
     (layer,) = stack.layers
     for changed, text in (
         ({"back": Dense(tf.zeros((15, 8)))}, r"must hold 128 numbers. Received: shape \(15, 8\)"),

@@ -178,6 +178,7 @@ def write(model: Any, prompt: Any, max_length: int = 8, **options: Any) -> np.nd
 def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[Any, Any]:
     """The tokens of the engine and of the graph, op by op: no graph is traced."""
     shared = {"max_length": length, "use_cache": True, "weights": "float32"}
+    shared |= {"num_results": 1, "scored": options["method"] != "greedy"}
     defaults = {"beam_size": 3, "length_penalty": 0.6, "temperature": 1.5, "top_k": 4, "top_p": 0.9}
     assert engine.unsupported_reasons(model, {**shared, **defaults, **options}) == []
     inputs = {"prompt": decoding._prompt(prompt, None, model.config, length)}
@@ -185,9 +186,13 @@ def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[A
         inputs["uniform"] = np.random.default_rng(3).random((len(prompt), length), "float32")
     names = ("method", *shared, *decoding._OPTIONS[options["method"]])
     options = {name: {**shared, **defaults, **options}[name] for name in names}
-    return np.asarray(engine.decode(model, inputs, options)), np.asarray(
-        decoding._decode(model, inputs, options)
+    (mine, of_mine), (graphs, of_graphs) = (
+        engine.decode(model, inputs, options),
+        decoding._decode(model, inputs, options),
     )
+    if of_mine is not None:
+        np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4)
+    return np.asarray(mine)[:, 0], np.asarray(graphs)[:, 0]
 
 
 @by_the_engine
@@ -260,6 +265,7 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
 
     monkeypatch.setattr(LanguageModel, "decode_step", counted)
     options: dict[str, Any] = {"max_length": 8, "use_cache": True, "method": method}
+    options |= {"num_results": 1, "scored": False}
     if method == "beam":
         options.update(beam_size=3, length_penalty=0.6)
     for prompt, shared in (
@@ -268,14 +274,14 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
     ):
         given = decoding._prompt(prompt, None, model.config, 8)
         steps.clear()
-        at_once = np.asarray(decoding._decode(model, {"prompt": given}, options))
+        at_once = np.asarray(decoding._decode(model, {"prompt": given}, options)[0])[:, 0]
         assert steps[0] == shared
         assert set(steps[1:]) == {1}
         assert len(steps) <= 1 + 8 - shared
         steps.clear()
         with monkeypatch.context() as patched:
             patched.setattr(current(), "dynamic_shapes", lambda: False)
-            one_by_one = decoding._decode(model, {"prompt": given}, options)
+            one_by_one = decoding._decode(model, {"prompt": given}, options)[0][:, 0]
         assert set(steps) == {1}
         np.testing.assert_array_equal(at_once, one_by_one)
     np.testing.assert_array_equal(at_once[:, :4], [[3, 4, 2, 0], [5, 6, 7, 2]])

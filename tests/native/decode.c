@@ -98,7 +98,7 @@ int main(int argument_count, char** arguments) {
   };
   int32_t* tokens = malloc((size_t)(kBatch * decoding.length) * sizeof(int32_t));
   bytes = calls = 0;
-  error = heed_decode(decoder, &decoding, tokens, 1);
+  error = heed_decode(decoder, &decoding, tokens, NULL, 1);
   const size_t used = bytes, times = calls;
   if (error) return complain(error);
   for (int64_t i = 0; i < kBatch * decoding.length; ++i)

@@ -121,6 +121,7 @@ class DecodingStruct(Structure):
         ("top_k", c_int64),
         ("beams", c_int32),
         ("length_penalty", c_double),
+        ("results", c_int32),
     )
 
 
@@ -191,7 +192,7 @@ class Attention(NamedTuple):
 def declare(library: Any) -> Any:
     """The library, whose functions of the engine are known by their types."""
     library.heed_decoder_make.argtypes = [POINTER(StackStruct), POINTER(c_void_p)]
-    library.heed_decode.argtypes = [c_void_p, POINTER(DecodingStruct), c_void_p, c_int]
+    library.heed_decode.argtypes = [c_void_p, POINTER(DecodingStruct), c_void_p, c_void_p, c_int]
     library.heed_decoder_free.argtypes = [c_void_p]
     library.heed_decoder_free.restype = None
     for name in ("heed_decoder_make", "heed_decode"):
@@ -416,7 +417,7 @@ class Call:
             self.fill(stack.encoder, "source_", source, 2 * source, options)
         self.uniform = None
         self.sampling, self.beams = options.get("sampling"), options.get("beams", 0)
-        self.length_penalty = 0.6
+        self.length_penalty, self.results = 0.6, options.get("results", 0)
         self.prompt = None
         if options.get("prompted"):
             self.prompt = rng.integers(3, stack.vocabulary, (batch, length)).astype(np.int32)
@@ -461,7 +462,10 @@ class Call:
                 setattr(part, name, np.ascontiguousarray(x[rows]))
         return part
 
-    def run(self, library: Any, stack: Stack, threads: int = 2) -> np.ndarray:
+    def run(
+        self, library: Any, stack: Stack, threads: int = 2, scores: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Tokens (B, L), or if several `results` are asked for (B, N, L); `scores` (B, N) is written."""
         decoder = c_void_p()
         check(library.heed_decoder_make(stack.struct(), ctypes.byref(decoder)))
         arrays = (self.tokens, self.encoded, self.source_mask, *self.tables.values())
@@ -482,10 +486,14 @@ class Call:
             cut.get("top_k", 0),
             self.beams,
             self.length_penalty,
+            self.results,
         )
-        tokens = stack.place(np.full((self.batch, self.length), 77, np.int32))
+        shape = (self.batch, *([self.results] if self.results else []), self.length)
+        tokens = stack.place(np.full(shape, 77, np.int32))
         try:
-            check(library.heed_decode(decoder, decoding, tokens.ctypes.data, threads))
+            check(
+                library.heed_decode(decoder, decoding, tokens.ctypes.data, address(scores), threads)
+            )
         finally:
             library.heed_decoder_free(decoder)
         return tokens
@@ -543,9 +551,9 @@ def drawn(
     return int(order[np.sum(cumulative < (1 - uniform) * cumulative[-1])])
 
 
-def searched(stack: Stack, call: Call, b: int) -> tuple[list[int], float, float]:
-    """A beam search as Wu et al. describe it: the sequence, its score, and by how much any choice was decided."""
-    beams, margin = call.beams, np.inf
+def searched(stack: Stack, call: Call, b: int) -> tuple[list[tuple[list[int], float]], float]:
+    """A beam search as Wu et al. describe it: the sequences, their scores, and by how much any choice was decided."""
+    beams, count, margin = call.beams, call.results or 1, np.inf
     prompt = [] if call.prompt is None else [*call.prompt[b][call.prompt[b] != PAD]]
     open_, finished = [(prompt, 0.0)], []
 
@@ -566,19 +574,29 @@ def searched(stack: Stack, call: Call, b: int) -> tuple[list[int], float, float]
         ended = [x for x in grown[:beams] if x[0][-1] == END]
         finished += [(tokens, total / penalty(len(tokens))) for tokens, total in ended]
         open_ = [x for x in grown if x[0][-1] != END][:beams]
-        best = max(finished, key=lambda x: x[1], default=None)
-        if best and (beams == 1 or open_[0][1] / penalty(call.length) <= best[1]):
+        finished.sort(key=lambda x: -x[1])
+        if finished and (not open_ or beams == 1):
             break
-    sequence, score = max(finished, key=lambda x: x[1], default=open_[0])
-    return sequence, score, margin
+        if finished[count - 1 :] and open_[0][1] / penalty(call.length) <= finished[count - 1][1]:
+            break
+    cut = [(tokens, total / penalty(call.length)) for tokens, total in open_]
+    scores = np.array([score for _, score in finished[: count + 1]])
+    margin = min([margin, *(scores[:-1] - scores[1:])])
+    return (finished + cut)[:count], margin
 
 
-def beams_decided(stack: Stack, call: Call, tokens: np.ndarray) -> int:
+def beams_decided(
+    stack: Stack, call: Call, tokens: np.ndarray, scores: np.ndarray | None = None
+) -> int:
     """How many rows a beam search in float64 finds without a near tie; each must be the one that is there."""
     decided = 0
     for b, row in enumerate(tokens):
-        sequence, _, margin = searched(stack, call, b)
+        found, margin = searched(stack, call, b)
         if margin > (0.3 if stack.pack == "int8" else 1e-5):
             decided += 1
-            assert [*row] == [*sequence, *[PAD] * (call.length - len(sequence))]
+            for n, given in enumerate(np.atleast_2d(row)):
+                sequence, score = found[n] if n < len(found) else ([], -np.inf)
+                assert [*given] == [*sequence, *[PAD] * (call.length - len(sequence))]
+                if scores is not None:
+                    np.testing.assert_allclose(scores[b, n], score, atol=1e-4)
     return decided

@@ -157,7 +157,7 @@ std::vector<int32_t> decode(const Model& model, uint32_t seed, int32_t search, i
   d.batch = kTexts, d.length = kTokens, d.source_length = kSource, d.source = source.data();
   d.pad_token = 0, d.start_token = 1, d.end_token = 2;
   d.search = search, d.uniform = uniform.data(), d.temperature = 1, d.beams = 3;
-  if (heed_decode(model.made, &d, tokens.data(), threads)) return {};
+  if (heed_decode(model.made, &d, tokens.data(), nullptr, threads)) return {};
   return tokens;
 }
 

@@ -200,6 +200,55 @@ def test_beams_are_those_of_the_definition(library: Any, beams: int) -> None:
     assert decided > 6
 
 
+@pytest.mark.parametrize(("beams", "results"), [(1, 1), (3, 2), (8, 8)])
+@pytest.mark.parametrize("vocabulary", [4, 24])
+def test_several_results_are_those_of_the_definition(
+    library: Any, beams: int, results: int, vocabulary: int
+) -> None:
+    """A search for more goes on longer; of few tokens, or after a prompt that is full, there may be fewer."""
+    decided = 0
+    for seed in range(4):
+        options = {"beams": beams, "results": results, "prompted": seed > 1}
+        stack = Stack(np.random.default_rng(seed), vocabulary=vocabulary)
+        call = Call(stack, 4, 3 + 2 * seed, 4, **options)
+        if call.prompt is not None:
+            call.prompt[0], call.prompt[1] = 3, [3, END, *[PAD] * (call.length - 2)]
+        scores = np.full((4, results), 77, np.float32)
+        tokens = call.run(library, stack, scores=scores)
+        if call.prompt is not None:  # nothing is decided there
+            assert scores[:2].tolist() == [[0.0, *[-np.inf] * (results - 1)]] * 2
+            assert (tokens[:2, 0] == call.prompt[:2]).all()
+            assert not tokens[:2, 1:].any()
+            call, tokens, scores = call.rows(slice(2, 4)), tokens[2:], scores[2:]
+        decided += beams_decided(stack, call, tokens, scores)
+        assert (np.diff(scores[(tokens == END).any(-1).all(-1)]) <= 0).all()
+        one = np.full((call.batch, 1), 77, np.float32)
+        call.results = 1
+        np.testing.assert_array_equal(call.run(library, stack, scores=one)[:, 0], tokens[:, 0])
+        np.testing.assert_array_equal(one[:, 0], scores[:, 0])
+    assert decided > 6
+
+
+def test_scores_of_draws(library: Any) -> None:
+    """Log probabilities of the model, whatever draws sharpen or cut; a prompt costs nothing."""
+    stack = Stack(np.random.default_rng(0), vocabulary=24)
+    call = Call(stack, 5, 6, 4, sampling={"temperature": 0.5, "top_k": 3}, prompted=True)
+    call.prompt[0, 1:], call.prompt[1] = PAD, 3
+    scores = np.full((5, 1), 77, np.float32)
+    tokens = call.run(library, stack, scores=scores)
+    for b, row in enumerate(tokens):
+        expected = 0.0
+        for t, token in enumerate(row):
+            if call.prompt[b, t] == PAD and token != PAD:
+                logits = stack.scores([START, *row[:t]], call, b)
+                expected += (
+                    logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+                )
+        np.testing.assert_allclose(scores[b, 0], expected, atol=1e-4)
+    assert scores[1] == 0
+    assert (scores[[0, 2]] < 0).all()
+
+
 @pytest.mark.parametrize("search", [{"beams": 1}, {"beams": 4}, {"sampling": {}}], ids=str)
 def test_prompts_of_any_length(library: Any, search: Any) -> None:
     """Also with windows, where a beam's keys lie in the caches of several."""
@@ -278,7 +327,7 @@ def test_tiny_vocabularies(library: Any) -> None:
     assert library.heed_decoder_make(stack.struct(), ctypes.byref(decoder)) is None
     decoding = DecodingStruct(2, 4, 0, temperature=1.0, beams=2)  # its only token is all three
     for decoding.search in (0, 2):
-        assert library.heed_decode(decoder, decoding, tokens.ctypes.data, 2) is None
+        assert library.heed_decode(decoder, decoding, tokens.ctypes.data, None, 2) is None
         assert (tokens == 0).all()
     library.heed_decoder_free(decoder)
 
@@ -355,6 +404,9 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     def decoding(name: str, value: Any) -> Any:
         return lambda s, d: setattr(d, name, value)
 
+    def decodings(**values: Any) -> Any:
+        return lambda s, d: [setattr(d, *value) for value in values.items()]
+
     def layer(part: str, name: str, value: Any) -> Any:
         return lambda s, d: setattr(attrgetter(part)(s.layers[1]), name, value)
 
@@ -393,6 +445,7 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
     yield "pad", None, decoding("pad_token", 20), "`pad_token` must be in [0, 19]"
     yield "search", None, decoding("search", 7), "`search` must be in [0, 2]"
     yield "beams", None, decoding("search", 2), "`beams` must be in [1, 32]"
+    yield "results", None, decodings(search=2, beams=2, results=3), "`results` must be in [0, 2]"
     yield "uniform", None, decoding("search", 1), "`uniform` is missing"
     yield "no encoded", None, decoding("encoded", None), "`encoded` is missing"
 
@@ -413,7 +466,7 @@ def test_what_cannot_be_is_refused(any_library: Any, fault: Any) -> None:
     decoding.start_token, decoding.end_token, decoding.temperature = START, END, 1.0
     of_decoding(None, decoding)
     tokens = np.full((2, 3), 77, np.int32)
-    said = any_library.heed_decode(decoder, decoding, tokens.ctypes.data, 1)
+    said = any_library.heed_decode(decoder, decoding, tokens.ctypes.data, None, 1)
     any_library.heed_decoder_free(decoder)
     assert text in said.decode()
     assert (tokens == 77).all()

@@ -13,7 +13,7 @@
 //   numbers        double: what the stacks are told beside their weights, in the order in which `Stacks` asks for it
 //   slots          int64: for each weight, in the same order, which of `weights` it is; -1 for none
 //   weights        floats of any shape
-// and gives tokens, int32 (B, L).
+// and gives tokens, int32 (B, N, L), and scores, float (B, N), or (0, 0) where none are asked for.
 //
 // Weights are packed once for each version of the variables that they are read from. A version is a buffer: while the
 // packed form lives it holds on to the tensors, and nobody writes to a buffer that others hold. So the same address
@@ -58,6 +58,8 @@ enum Sizes {
   kSearch,
   kTopK,
   kBeams,
+  kResults,  // N
+  kScored,   // whether scores are asked for
   kThreads,
   kSizeCount
 };
@@ -296,10 +298,15 @@ void run(void* state, TF_OpKernelContext* context) {
     decoding.temperature = settings[kTemperature], decoding.top_p = settings[kTopP], decoding.top_k = sizes[kTopK];
     decoding.beams = static_cast<int32_t>(std::min<int64_t>(sizes[kBeams], INT32_MAX));
     decoding.length_penalty = settings[kLengthPenalty];
-    const Tensor tokens = allocated(context, 0, kInt32, {batch, length}, sizeof(int32_t));
+    decoding.results = static_cast<int32_t>(std::min<int64_t>(sizes[kResults], INT32_MAX));
+    const bool scored = sizes[kScored] != 0;
+    const int64_t results = std::max<int64_t>(sizes[kResults], 1);
+    const Tensor tokens = allocated(context, 0, kInt32, {batch, results, length}, sizeof(int32_t));
+    const Tensor scores = allocated(context, 1, kFloat, scored ? Dims{batch, results} : Dims{0, 0}, sizeof(float));
     const int threads =
         sizes[kThreads] >= 1 ? static_cast<int>(std::min<int64_t>(sizes[kThreads], 65536)) : heed_available_threads();
-    check(heed_decode(packed->decoder, &decoding, tokens.data<int32_t>(), threads));
+    check(heed_decode(packed->decoder, &decoding, tokens.data<int32_t>(), scored ? scores.data<float>() : nullptr,
+                      threads));
   });
 }
 
@@ -313,7 +320,7 @@ __attribute__((constructor)) void register_decoder() {
         "relative_bias: float", "source_positions: float", "source_rotation: float", "source_relative_bias: float",
         "prompt: int32", "sizes: int64", "settings: double", "numbers: double", "slots: int64", "weights: W * float"})
     TF_OpDefinitionBuilderAddInput(op, input);
-  TF_OpDefinitionBuilderAddOutput(op, "tokens: int32");
+  for (const char* output : {"tokens: int32", "scores: float"}) TF_OpDefinitionBuilderAddOutput(op, output);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, TF_ShapeInferenceContextSetUnknownShape);
   TF_RegisterOpDefinition(op, status.get());
   TF_KernelBuilder* kernel = TF_NewKernelBuilder(

@@ -7,6 +7,7 @@
 - `MaskedLanguageModel` and `MaskedLanguageModelConfig`: pre-training like BERT, with `mask_tokens`.
 - `SequenceClassifier`, `TokenClassifier`, `SpanClassifier`: what goes on from its encoder; `best_spans` finds answers.
 - `RecurrentTranslator` and `RecurrentTranslatorConfig`: LSTM or GRU encoder and decoder, with attention between them.
+- `Ensemble`: several models that decode as one.
 - `Decodable`: what a model of your own offers to be decoded.
 - `generate`: greedy, sampled and beam-search decoding with a key/value cache; `explain_generate` says what runs it.
 """
@@ -27,6 +28,7 @@ from heed.models.decodable import Decodable
 from heed.models.decoder import TransformerDecoder
 from heed.models.decoding import explain_generate, generate
 from heed.models.encoder import TransformerEncoder
+from heed.models.ensemble import Ensemble
 from heed.models.language_model import LanguageModel
 from heed.models.masked_language_model import MaskedLanguageModel
 from heed.models.masking import mask_tokens
@@ -39,6 +41,7 @@ from heed.models.vision_transformer import VisionTransformer
 
 __all__ = [
     "Decodable",
+    "Ensemble",
     "LanguageModel",
     "LanguageModelConfig",
     "MaskedLanguageModel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from keras import ops
@@ -28,15 +29,20 @@ def _pick(sequences: Any, indices: Any) -> Any:
 
 
 def beam_search(
-    decoder: IncrementalDecoder, beams: int, length_penalty: float, prompt: Any = None
-) -> Any:
-    """The best sequence of each row among those that a beam of hypotheses meets.
+    decoder: IncrementalDecoder,
+    beams: int,
+    length_penalty: float,
+    prompt: Any = None,
+    results: int = 1,
+) -> tuple[Any, Any]:
+    """The best sequences of each row among those that a beam of hypotheses meets.
 
     In each step the open hypotheses of a row grow by every token. An extension that ends, and
     ranks among the best `beams`, is kept as finished with its score divided by `penalty`; the
     best `beams` others stay open. A row is done when no open hypothesis can still get a higher
-    score than the best finished one. It is not enough that there are `beams` finished ones: a
-    sure model ranks many an early end second, long before its true one. A row that is done does
+    score than the worst of the `results` best finished ones; so the first of several results is
+    what a search for one finds. It is not enough that there are `beams` finished ones: a sure
+    model ranks many an early end second, long before its true one. A row that is done does
     not change any more, so rows do not depend on their neighbours. One beam is greedy decoding
     and done at its first end; a beam as wide as the number of sequences is an exhaustive search.
 
@@ -47,10 +53,11 @@ def beam_search(
             probabilities.
         prompt: (B, length) int32, what each row begins with, then padding; or None. Neither its
             probability nor its length counts.
+        results: N, how many sequences to give, at most K.
 
     Returns:
-        (B, length) int32, padded after the end: the best finished hypothesis, or where a row has
-        none the best open one.
+        Tokens (B, N, length) int32, padded after the end, and scores (B, N): the best finished hypotheses, then where a
+        row has fewer the best open ones, which are cut; then, where it has none of these either, padding and -inf.
 
     Source:
         Wu et al. 2016 (GNMT), section 7, equation 14, without coverage.
@@ -62,6 +69,7 @@ def beam_search(
     given_length: Any = 0.0
     if prompt is not None:
         given_length = ops.sum(ops.cast(prompt != config.pad_id, "float32"), axis=1, keepdims=True)
+    full = penalty(float(length) - given_length, length_penalty)
     first_row = ops.expand_dims(ops.arange(batch, dtype="int32") * beams, 1)
 
     def unfinished(state: DecodingState, done: Any, *rest: Any) -> Any:
@@ -106,13 +114,13 @@ def beam_search(
         parents = ops.take_along_axis(parents, chosen, axis=1)
         state = decoder.select(state, ops.reshape(parents + first_row, (-1,)))
 
-        attainable = (scores / penalty(float(length) - given_length, length_penalty))[:, 0]
-        hopeless = ops.logical_and(
-            finished_scores[:, 0] > _NONE / 2, attainable <= finished_scores[:, 0]
-        )
-        done = ops.logical_or(done, hopeless)
+        attainable = (scores / full)[:, 0]
+        best, worst = finished_scores[:, 0], finished_scores[:, results - 1]
+        hopeless = ops.logical_and(worst > _NONE / 2, attainable <= worst)
+        hopeless = ops.logical_or(hopeless, scores[:, 0] <= _NONE / 2)
         if beams == 1:  # what is left open is the second best: greedy decoding does not follow it
-            done = ops.logical_or(done, finished_scores[:, 0] > _NONE / 2)
+            hopeless = True
+        done = ops.logical_or(done, ops.logical_and(best > _NONE / 2, hopeless))
         return state, done, tokens, scores, sequences, finished_scores, finished
 
     none = ops.full((batch, beams), _NONE, dtype="float32")
@@ -134,6 +142,14 @@ def beam_search(
         empty,
     )
     result = ops.while_loop(unfinished, step, start)
-    open_sequences, finished_scores, finished = result[4:]
-    ended = finished_scores[:, :1] > _NONE / 2
-    return ops.where(ended, finished[:, 0], open_sequences[:, 0])
+    open_scores, open_sequences, finished_scores, finished = result[3:]
+    # The open ones follow those that have ended.
+    ended = ops.sum(ops.cast(finished_scores > _NONE / 2, "int32"), axis=1, keepdims=True)
+    place = ops.arange(results, dtype="int32")
+    chosen = ops.where(place < ended, place, beams + place - ended)
+    scores = ops.concatenate([finished_scores, open_scores / full], axis=1)
+    scores = ops.take_along_axis(scores, chosen, axis=1)
+    found = _pick(ops.concatenate([finished, open_sequences], axis=1), chosen)
+    real = scores > _NONE / 2
+    found = ops.where(ops.expand_dims(ops.logical_or(real, place == 0), 2), found, config.pad_id)
+    return found, ops.where(real, scores, -math.inf)

@@ -24,6 +24,7 @@ _OPTIONS = {
     "sample": ("temperature", "top_k", "top_p"),
 }
 METHODS = tuple(_OPTIONS)
+_SHARED = ("method", "max_length", "use_cache", "weights", "num_results", "scored")
 
 
 def generate(
@@ -41,6 +42,8 @@ def generate(
     seed: int | None = None,
     use_cache: bool = True,
     weights: str = "float32",
+    num_results: int | None = None,
+    return_scores: bool = False,
 ) -> Any:
     """Decodes a target for each source, or goes on where each prompt ends.
 
@@ -87,10 +90,18 @@ def generate(
             half the memory, computed with in float32; or "int8", a quarter: whole numbers in
             [-127, 127] times a factor for each output, multiplied with numbers that are rounded
             likewise, with a factor for each token. The model's own weights stay as they are.
+        num_results: N, how many targets to give for each source: of a beam search, at most `beam_size`, the best it
+            meets, best first, those that were cut behind those that have ended; of "sample" so many draws, in the order
+            in which they were drawn; of "greedy", which finds one, 1 at most. None gives one, without an axis for it.
+        return_scores: Whether to return scores too.
 
     Returns:
-        (B, max_length) int32, the prompt first, without the start token: each row ends with `end_id`, unless it was
-        cut, and holds `pad_id` after that.
+        (B, max_length) int32, or with `num_results` (B, N, max_length); the prompt first, without the start token: each
+        row ends with `end_id`, unless it was cut, and holds `pad_id` after that. Where a beam search meets fewer than N
+        sequences, rows of `pad_id` follow.
+        With `return_scores=True` the pair of these and float32 scores, (B,) or (B, N): `log p(y | source)` of the
+        tokens after the prompt, of "beam" divided by the penalty, by which it ranks them. Of "sample" these are the
+        probabilities of the model, not sharpened or cut. -inf where there is no sequence.
 
     Raises:
         TypeError: If `model` is none that can decode.
@@ -110,6 +121,10 @@ def generate(
         >>> tokens = generate(model, np.array([[5, 3, 4, 0]]), max_length=6, prompt=[[7, 9]])
         >>> np.asarray(tokens)[0, :2].tolist()
         [7, 9]
+        >>> source, three = np.array([[5, 3, 4, 0]]), {"num_results": 3, "return_scores": True}
+        >>> tokens, scores = generate(model, source, max_length=6, method="beam", **three)
+        >>> tuple(tokens.shape), tuple(scores.shape)
+        ((1, 3, 6), (1, 3))
     """
     _check_model(model)
     options = {
@@ -123,6 +138,8 @@ def generate(
         "use_cache": bool(use_cache),
         "weights": weights,
         "seed": check_integer("seed", seed, least=None, optional=True),
+        "num_results": check_integer("num_results", num_results, least=1, optional=True) or 1,
+        "scored": bool(return_scores),
     }
     if method not in METHODS:
         raise ValueError(
@@ -134,6 +151,8 @@ def generate(
         )
     if (options["top_p"] or 1) > 1:
         raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={top_p!r}")
+    if options["num_results"] > 1 and method != "sample":
+        _check_results(options)
     config = model.config
     if config.longest_target is not None and options["max_length"] > config.longest_target:
         raise ValueError(
@@ -151,11 +170,11 @@ def generate(
         model.build()
     if method == "sample":
         # All the chance there is, drawn before the loop: one number for each row and step.
-        shape = (ops.shape(first)[0], options["max_length"])
+        shape = (ops.shape(first)[0] * options["num_results"], options["max_length"])
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
-    if first.shape[0] == 0:
-        return ops.zeros((0, options["max_length"]), dtype="int32")
-    names = ("method", "max_length", "use_cache", "weights", *_OPTIONS[method])
+    if method == "greedy" and return_scores:  # one beam finds the same, and knows its score
+        options |= {"method": "beam", "beam_size": 1, "length_penalty": 0.0}
+    names = (*_SHARED, *_OPTIONS[options["method"]])
     reasons = engine.unsupported_reasons(model, options)
     if reasons and weights != "float32":
         raise ValueError(
@@ -163,7 +182,15 @@ def generate(
             f"Received: weights={weights!r}"
         )
     function = _decode if reasons else engine.decode
-    return program(model, {name: options[name] for name in names}, function)(inputs)
+    if first.shape[0] == 0:
+        tokens = ops.zeros((0, options["num_results"], options["max_length"]), dtype="int32")
+        scores = ops.zeros((0, options["num_results"]), dtype="float32")
+    else:
+        chosen = {name: options[name] for name in names}
+        tokens, scores = program(model, chosen, function)(inputs)
+    if num_results is None:
+        tokens, scores = tokens[:, 0], scores[:, 0] if return_scores else None
+    return (tokens, scores) if return_scores else tokens
 
 
 def _check_model(model: Any) -> None:
@@ -171,6 +198,18 @@ def _check_model(model: Any) -> None:
         raise TypeError(
             "`model` must be a heed.models.Transformer, LanguageModel or another model that has the methods of "
             f"heed.models.Decodable. Received: model={model!r}, without {', '.join(missing)}"
+        )
+
+
+def _check_results(options: dict[str, Any]) -> None:
+    given = f"num_results={options['num_results']}"
+    if options["method"] == "greedy":
+        raise ValueError(
+            f'`num_results` must be 1 where `method` is "greedy", which finds one. Received: {given}'
+        )
+    if options["num_results"] > options["beam_size"]:
+        raise ValueError(
+            f"`num_results` must be at most `beam_size`. Received: {given}, beam_size={options['beam_size']}"
         )
 
 
@@ -234,25 +273,27 @@ def explain_generate(
     return Dispatch("engine", (taken, *encoder))
 
 
-def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
-    """The decoding itself, as operations of the current graph."""
-    beams, prompt = options.get("beam_size", 1), inputs.get("prompt")
-    source = inputs.get("source")
+def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
+    """The decoding itself, as operations of the current graph: tokens (B, N, L), and scores (B, N)."""
+    method, results = options["method"], options["num_results"]
+    prompt, source = inputs.get("prompt"), inputs.get("source")
+    rows = options["beam_size"] if method == "beam" else results
     decoder = IncrementalDecoder(
         model,
         source,
         ops.shape(prompt if source is None else source)[0],
         options["max_length"],
-        beams=beams,
+        beams=rows,
         use_cache=options["use_cache"],
     )
-    if options["method"] == "beam":
-        return beam_search(decoder, beams, options["length_penalty"], prompt)
-    if options["method"] == "greedy":
-        return decode_rows(decoder, greedy, prompt)
+    if method == "beam":
+        return beam_search(decoder, rows, options["length_penalty"], prompt, results)
 
-    def choose(logits: Any, index: Any) -> Any:
+    def choose_by_chance(logits: Any, index: Any) -> Any:
         uniform = column(inputs["uniform"], index)
         return draw(logits, uniform, options["temperature"], options["top_k"], options["top_p"])
 
-    return decode_rows(decoder, choose, prompt)
+    choose = greedy if method == "greedy" else choose_by_chance
+    tokens, scores = decode_rows(decoder, choose, prompt, options["scored"])
+    shape = (-1, results, options["max_length"])
+    return ops.reshape(tokens, shape), ops.reshape(scores, shape[:2])

@@ -203,11 +203,16 @@ def _activation(layer: Any) -> str:
     return name if getattr(keras.activations, name, None) is layer.activation else f"({name})"
 
 
-def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
+def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
     """The decoding itself: one op, after the encoder in the graph where the engine does not run that too."""
     config, length = model.config, options["max_length"]
     own = {name: options[name] for name in _SEARCH if name in options}
-    if options["method"] == "sample" and options["top_k"] == 1:
+    results, scored = options["num_results"], options["scored"]
+    drawn = results if options["method"] == "sample" else 1
+    if drawn > 1:  # each draw is a row of its own
+        given = {name: x for name, x in inputs.items() if name != "uniform"}
+        inputs = {**inputs, **{name: ops.repeat(x, drawn, axis=0) for name, x in given.items()}}
+    if options["method"] == "sample" and options["top_k"] == 1 and not scored:
         own = {"method": "greedy"}
     search = Search(
         length,
@@ -216,6 +221,8 @@ def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
         config.end_id,
         prompt=inputs.get("prompt"),
         uniform=inputs.get("uniform"),
+        results=results // drawn,
+        scored=scored,
         **own,
     )
     stack = dataclasses.replace(_decoder(model.decoder), weights=options["weights"])
@@ -234,9 +241,13 @@ def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Any:
         encoded = ops.cast(memory["encoded"], "float32")
         source = ops.zeros(ops.shape(encoded)[:2], dtype="int32")  # of which nothing is read
         mask = memory.get("mask", source == 0)
-    return current().DECODER.decode(
+    tokens, scores = current().DECODER.decode(
         stack, source, mask, encoded, positions, source_positions, search
     )
+    if drawn > 1:
+        tokens = ops.reshape(tokens, (-1, results, length))
+        scores = None if scores is None else ops.reshape(scores, (-1, results))
+    return tokens, scores
 
 
 def _stack(stack: Stack, logits: Dense | None) -> DecoderStack:

@@ -74,7 +74,7 @@ class IncrementalDecoder:
         self._memory = model.encode_source(source)
         self._beams = beams
         if not use_cache:
-            self._memory = self._of_beams(self._memory)
+            self._memory = self.of_beams(self._memory)
         # Padding and the start never follow a token: with them a decoded sequence would not be one.
         self._forbidden = np.zeros(self.config.target_vocabulary_size, "float32")
         self._forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE
@@ -106,10 +106,10 @@ class IncrementalDecoder:
                 _, known = self._model.decode_step(tokens[:, :shared], 0, known, self._memory)
             else:
                 known = tokens[:, : self.length]
-            return self._of_beams(known)
+            return self.of_beams(known)
 
         known = ops.cond(shared > 0, read, lambda: self._nothing(self.rows))
-        return self._of_beams(column(tokens, shared)), DecodingState(shared, known)
+        return self.of_beams(column(tokens, shared)), DecodingState(shared, known)
 
     def step(self, state: DecodingState, tokens: Any) -> tuple[Any, DecodingState]:
         """Reads a token of each row.
@@ -136,8 +136,8 @@ class IncrementalDecoder:
             return self._model.make_state(rows, self.length, self._memory)
         return ops.full((rows, self.length), self.config.pad_id, dtype="int32")
 
-    def _of_beams(self, structure: Any) -> Any:
-        """From tensors (B, ...) to (rows, ...)."""
+    def of_beams(self, structure: Any) -> Any:
+        """From tensors (B, ...) to (rows, ...): each row as often as there are beams."""
         if self._beams == 1:
             return structure
         return keras.tree.map_structure(lambda x: ops.repeat(x, self._beams, axis=0), structure)

@@ -65,36 +65,50 @@ def draw(
 
 
 def decode_rows(
-    decoder: IncrementalDecoder, choose: Callable[[Any, Any], Any], prompt: Any = None
-) -> Any:
+    decoder: IncrementalDecoder,
+    choose: Callable[[Any, Any], Any],
+    prompt: Any = None,
+    scored: bool = False,
+) -> tuple[Any, Any]:
     """Decodes until every row has ended or `decoder.length` tokens stand.
 
     Args:
-        decoder: Runs the model, one row for each source.
-        choose: Logits (B, vocabulary) and the step () to tokens (B,).
-        prompt: (B, length) int32, what each row begins with, then padding; or None.
+        decoder: Runs the model, one row for each source, or several.
+        choose: Logits (rows, vocabulary) and the step () to tokens (rows,).
+        prompt: (B, length) int32, what the rows of each source begin with, then padding; or None.
+        scored: Whether scores are wanted.
 
     Returns:
-        (B, length) int32, padded after the end.
+        Tokens (rows, length) int32, padded after the end; and (rows,) the log probability of those that were chosen,
+        however they were; 0 if it is not wanted.
     """
     config = decoder.config
+    tokens, state = decoder.start(prompt)
+    if prompt is not None:
+        prompt = decoder.of_beams(prompt)
 
-    def unfinished(tokens: Any, done: Any, output: Any, state: DecodingState) -> Any:
+    def unfinished(state: DecodingState, tokens: Any, done: Any, *rest: Any) -> Any:
         return ops.logical_and(state.index < decoder.length, ops.logical_not(ops.all(done)))
 
-    def step(tokens: Any, done: Any, output: Any, state: DecodingState) -> tuple[Any, ...]:
+    def step(
+        state: DecodingState, tokens: Any, done: Any, output: Any, scores: Any
+    ) -> tuple[Any, ...]:
         logits, new = decoder.step(state, tokens)
-        chosen = choose(logits, state.index)
+        chosen, counts = choose(logits, state.index), ops.logical_not(done)
         if prompt is not None:
             given = column(prompt, state.index)
-            chosen = ops.where(given == config.pad_id, chosen, given)
+            free = given == config.pad_id
+            chosen, counts = ops.where(free, chosen, given), ops.logical_and(free, counts)
+        if scored:
+            steps = ops.log_softmax(logits, axis=-1)
+            own = ops.take_along_axis(steps, ops.expand_dims(chosen, 1), axis=1)[:, 0]
+            scores += ops.where(counts, own, 0.0)
         tokens = ops.where(done, config.pad_id, chosen)
         output = write(output, state.index, tokens)
-        return tokens, ops.logical_or(done, tokens == config.end_id), output, new
+        return new, tokens, ops.logical_or(done, tokens == config.end_id), output, scores
 
-    tokens, state = decoder.start(prompt)
-    done = ops.zeros((decoder.rows,), dtype="bool")
+    done, scores = (ops.zeros((decoder.rows,), dtype=kind) for kind in ("bool", "float32"))
     output = ops.full((decoder.rows, decoder.length), config.pad_id, dtype="int32")
     if prompt is not None:
         output = begun(prompt, state.index, config.pad_id)
-    return ops.while_loop(unfinished, step, (tokens, done, output, state))[2]
+    return ops.while_loop(unfinished, step, (state, tokens, done, output, scores))[3:]

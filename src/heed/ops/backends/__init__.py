@@ -14,6 +14,7 @@ A backend is a module with
   already, the function itself;
 - `dynamic_shapes()`: whether what runs or is traced now may have sizes that are known only when it runs;
 - `gradient_tape()`: what records an attention for its gradient, for `heed.inspect`;
+- `use_threads(count)`: what runs from now on uses so many threads at most, if nothing has run yet;
 - `instruction_set()`: of its kernels on this machine, "none" where there are none.
 """
 
@@ -152,6 +153,7 @@ class Backend(Protocol):
     def compiled(self, function: _F) -> _F: ...  # noqa: D102
     def dynamic_shapes(self) -> bool: ...  # noqa: D102
     def gradient_tape(self) -> Any: ...  # noqa: D102
+    def use_threads(self, count: int) -> None: ...  # noqa: D102
     def instruction_set(self) -> str: ...  # noqa: D102
 
 

@@ -169,6 +169,8 @@ class Search:
         uniform: (B, L) in [0, 1), for "sample".
         temperature, top_k, top_p: of drawing, as `heed.models.generate` has them.
         beam_size, length_penalty: of a beam search, the same; at most `MOST_BEAMS`.
+        results: N, how many hypotheses a beam search gives for each row.
+        scored: whether their scores are wanted, which a greedy search has not.
     """
 
     length: int
@@ -183,6 +185,8 @@ class Search:
     top_p: float | None = None
     beam_size: int = 1
     length_penalty: float = 0.0
+    results: int = 1
+    scored: bool = False
 
 
 class DecoderEngine(Protocol):
@@ -201,8 +205,10 @@ class DecoderEngine(Protocol):
         positions: Positions,
         source_positions: Positions,
         search: Search,
-    ) -> Any:
-        """Tokens (B, L) int32, padded after the end.
+    ) -> tuple[Any, Any]:
+        """Tokens (B, N, L) int32, padded after the end; and their scores, or None.
+
+        Scores are (B, N) float32, as `heed.models.generate` has them.
 
         Args:
             stack: the decoder.

@@ -65,6 +65,12 @@ def gradient_tape() -> tf.GradientTape:
     return tf.GradientTape(watch_accessed_variables=False)
 
 
+def use_threads(count: int) -> None:
+    """Lets TensorFlow, and the native ops with it, use so many threads; RuntimeError once it runs."""
+    tf.config.threading.set_intra_op_parallelism_threads(count)
+    tf.config.threading.set_inter_op_parallelism_threads(count)
+
+
 def instruction_set() -> str:
     """What the native kernels use on this machine, "none" where there are none."""
     return library.instruction_set()

@@ -41,7 +41,7 @@ class NativeDecoder:
         positions: Positions,
         source_positions: Positions,
         search: Search,
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """See `DecoderEngine`."""
         told = _Told()
         if stack.encoder is not None:
@@ -68,10 +68,12 @@ class NativeDecoder:
             METHODS.index(search.method),
             search.top_k or 0,
             search.beam_size,
+            search.results,
+            search.scored,
             library.threads(),
         ]
         settings = [search.temperature, search.top_p or 0.0, search.length_penalty]
-        tokens = library.ops().heed_decode(
+        tokens, scores = library.ops().heed_decode(
             source=source,
             source_mask=source_mask,
             encoded=np.zeros((0, 0, 0), np.float32) if encoded is None else encoded,
@@ -83,8 +85,11 @@ class NativeDecoder:
             slots=np.array(told.slots, np.int64),
             weights=[tf.convert_to_tensor(weight) for weight in told.weights.values()],
         )
-        tokens.set_shape((source.shape[0], search.length))
-        return tokens
+        tokens.set_shape((source.shape[0], search.results, search.length))
+        if not search.scored:
+            return tokens, None
+        scores.set_shape((source.shape[0], search.results))
+        return tokens, scores
 
 
 class _Told:

@@ -1,0 +1,121 @@
+"""Several models that decode as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from heed.models.decodable import Decodable, lacking
+
+_SHARED = ("pad_id", "start_id", "end_id", "target_vocabulary_size")
+
+
+@dataclass(frozen=True)
+class EnsembleConfig:
+    """What `generate` asks of a config: the tokens that all models share, and the shortest of their longest targets."""
+
+    pad_id: int
+    start_id: int
+    end_id: int
+    target_vocabulary_size: int
+    longest_target: int | None
+
+
+class Ensemble:
+    """Models of the same tokens whose log probabilities are averaged in each step.
+
+    `log p(y_t) = 1/M sum_m log p_m(y_t) + constant`, of M models.
+
+    It is `Decodable`: `generate` takes it in the place of a model, and decodes in the graph.
+
+    Args:
+        models: One or more, each a `Transformer`, a `RecurrentTranslator` or any other `Decodable` model. They may
+            be of different kinds and sizes, but read the same sources.
+
+    Raises:
+        TypeError: If one of them cannot decode.
+        ValueError: If there are none, or their target tokens differ.
+
+    Source:
+        Sutskever, Vinyals and Le, "Sequence to sequence learning with neural networks" (2014), who decode with several
+        models; here the mean is that of the logarithms.
+
+    Example:
+        >>> import numpy as np
+        >>> from heed.models import Ensemble, Transformer, TransformerConfig, generate
+        >>> config = TransformerConfig(20, 30, width=8, num_heads=2, feed_forward_width=16)
+        >>> both = Ensemble([Transformer(config), Transformer(config)])
+        >>> tuple(generate(both, np.array([[5, 3, 4, 0]]), max_length=6, method="beam").shape)
+        (1, 6)
+    """
+
+    def __init__(self, models: Sequence[Decodable]) -> None:
+        self.models = tuple(models)
+        if not self.models:
+            raise ValueError("`models` must hold a model or more. Received: none")
+        for model in self.models:
+            if missing := lacking(model):
+                raise TypeError(
+                    "`models` must have the methods of heed.models.Decodable. "
+                    f"Received: {model!r}, without {', '.join(missing)}"
+                )
+        configs = [model.config for model in self.models]
+        own = [{name: getattr(config, name) for name in _SHARED} for config in configs]
+        for other in own[1:]:
+            if other != own[0]:
+                raise ValueError(
+                    f"`models` must have the same target tokens. Received: {own[0]} and {other}"
+                )
+        bounds = [x.longest_target for x in configs if x.longest_target is not None]
+        self.config = EnsembleConfig(**own[0], longest_target=min(bounds, default=None))
+
+    @property
+    def built(self) -> bool:
+        """Whether all variables are there."""
+        return all(model.built for model in self.models)
+
+    @property
+    def variables(self) -> list[Any]:
+        """Those of all models."""
+        return [variable for model in self.models for variable in model.variables]
+
+    def build(self) -> None:
+        """Creates the variables."""
+        for model in self.models:
+            if not model.built:
+                model.build()
+
+    def check_source(self, source: Any) -> Any:
+        """The source as the first model has it; all of them must take it."""
+        first, *_ = [model.check_source(source) for model in self.models]
+        return first
+
+    def encode_source(self, source: Any) -> Any:
+        """What each model knows of the source."""
+        return [model.encode_source(source) for model in self.models]
+
+    def make_state(self, rows: Any, length: int, memory: Any) -> Any:
+        """What each model knows before the first token."""
+        return [
+            model.make_state(rows, length, own)
+            for model, own in zip(self.models, memory, strict=True)
+        ]
+
+    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any) -> tuple[Any, Any]:
+        """Reads tokens, see `Decodable`."""
+        parts = zip(self.models, state, memory, strict=True)
+        steps = [model.decode_step(tokens, index, own, known) for model, own, known in parts]
+        return _mean([logits for logits, _ in steps]), [state for _, state in steps]
+
+    def decode_all(self, tokens: Any, memory: Any) -> Any:
+        """Scores for the token after each, see `Decodable`."""
+        parts = zip(self.models, memory, strict=True)
+        return _mean([model.decode_all(tokens, known) for model, known in parts])
+
+
+def _mean(logits: Sequence[Any]) -> Any:
+    """Of the log probabilities, (..., vocabulary)."""
+    return sum(ops.log_softmax(x, axis=-1) for x in logits) / len(logits)

@@ -1,0 +1,69 @@
+"""Several models that decode as one."""
+
+import numpy as np
+import pytest
+
+from heed.models import (
+    Decodable,
+    Ensemble,
+    RecurrentTranslator,
+    RecurrentTranslatorConfig,
+    explain_generate,
+    generate,
+)
+from tests.models.builders import randomise, small_model, sources
+
+
+def recurrent(seed):
+    """A built model of the same tokens as those of `small_model`."""
+    config = RecurrentTranslatorConfig(11, 9, width=8)
+    return randomise(RecurrentTranslator(config), seed)
+
+
+def decode(model, **options):
+    return np.asarray(generate(model, sources(), max_length=6, **options))
+
+
+def means(models, row, prefix):
+    """The mean of log p of each next token, but padding and the start."""
+    batch = {"source": row[None], "target": np.array([[1, *prefix]])}
+    logits = [np.asarray(model(batch))[0, -1].astype("float64") for model in models]
+    mean = np.mean([x - np.log(np.exp(x).sum()) for x in logits], axis=0)
+    mean[[0, 1]] = -np.inf
+    return mean
+
+
+def test_tokens_are_those_of_the_mean():
+    """Of models of two kinds; with and without a cache, greedily and by one beam."""
+    models = [small_model(seed=4, end_bias=0.7), recurrent(2)]
+    both = Ensemble(models)
+    assert isinstance(both, Decodable)
+    assert explain_generate(both).implementation == "graph"
+    tokens = decode(both)
+    for row, found in zip(sources(), tokens, strict=True):
+        prefix = []
+        while len(prefix) < 6 and (not prefix or prefix[-1] != 2):
+            prefix.append(int(np.argmax(means(models, row, prefix))))
+        np.testing.assert_array_equal(found[: len(prefix)], prefix)
+        assert not found[len(prefix) :].any()
+    assert any((tokens != decode(one)).any() for one in models)
+    np.testing.assert_array_equal(tokens, decode(both, use_cache=False))
+    np.testing.assert_array_equal(tokens, decode(both, method="beam", beam_size=1))
+
+
+def test_a_model_and_itself_is_that_model():
+    model = small_model(seed=4, end_bias=0.7)
+    options = {"method": "beam", "beam_size": 3, "num_results": 2}
+    twice = decode(Ensemble([model, model]), **options)
+    np.testing.assert_array_equal(twice, decode(model, **options))
+
+
+def test_models_that_do_not_go_together():
+    with pytest.raises(ValueError, match="must hold a model or more"):
+        Ensemble([])
+    with pytest.raises(ValueError, match="must have the same target tokens"):
+        Ensemble([small_model(), small_model(target_vocabulary_size=10)])
+    with pytest.raises(TypeError, match="without build"):
+        Ensemble([small_model(), 3])
+    bound = Ensemble([small_model(), small_model(position="learned", max_length=7)])
+    assert bound.config.longest_target == 7
