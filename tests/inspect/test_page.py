@@ -242,7 +242,7 @@ def test_what_is_no_weight_is_said(monkeypatch):
             page(one(w), words(4))
     with pytest.raises(ValueError, match="at least one weight"):
         page(one(np.zeros((1, 1, 0, 0), "float32")), [])
-    monkeypatch.setattr("heed.inspect._page._MOST", 15)
+    monkeypatch.setattr("heed.inspect.drawing._MOST", 15)
     with pytest.raises(ValueError, match=r"at most 15 weights.*Received: 16"):
         page(one(random_weights(1, 1, 4, 4)), words(4))
 
@@ -255,8 +255,9 @@ def test_half_precision_and_rounding_above_one_are_fine():
 
 
 def test_the_parts_of_the_page_are_small_and_all_are_used():
-    from heed.inspect import _page
+    from heed.inspect import drawing
 
-    files = sorted(_page._FILES.iterdir())
-    assert {f.name for f in files} == {"page.html", "page.css", *_page._SCRIPTS}
+    files = sorted(drawing._FILES.iterdir())
+    used = {"page.html", "page.css", "page.js", "view.html", *drawing._DRAWING}
+    assert {f.name for f in files} == used
     assert all(f.read_text(encoding="utf-8").count("\n") <= 500 for f in files)

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import html
-import json
 import os
-import re
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from heed.inspect._capture import Capture, weights_of
-
-Tokens = Sequence[str] | Mapping[str, Sequence[str] | tuple[Sequence[str], Sequence[str]]]
-
-_FILES = Path(__file__).parent / "_page_files"
-_SCRIPTS = ("data.js", "heads.js", "lines.js", "matrix.js", "main.js")
-
-# A code c stands for the weight (c / levels)^2. Rows sum to 1, so the mean of the squared codes of S keys is at most
-# levels^2 / S, and however the weights are spread a code takes at most log2(levels) + 1.05 - log2(S) / 2 bits: 4.6 for
-# 127 levels and 128 keys. Fewer levels only where the page would not be small with more.
-_LEVELS = (255, 127, 63)
-_SMALL = 1_900_000  # characters of base64; the rest of a page takes less than 0.1 MB
-_MOST = 1 << 28  # weights; browsers hold no more text than this many take
+from heed.inspect._capture import Capture
+from heed.inspect.drawing import Tokens, drawing_of, drawing_parts, fill, json_in_html, read_part
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -105,177 +86,18 @@ def page(
     """
     if not isinstance(capture, Capture):
         raise TypeError(f"`capture` must be a Capture. Received: {type(capture).__name__}")
-    data, weights = _page_data(capture, tokens, key_tokens, example)
-    data["note"] = _note(data["levels"])
+    data = drawing_of(capture, tokens, key_tokens, example)
     parts = {
+        **drawing_parts(),
         "title": html.escape(title),
-        "style": _read("page.css"),
-        "script": "".join(map(_read, _SCRIPTS)),
-        "data": _json_in_html(data),
-        "weights": weights,
+        "script": read_part("page.js"),
+        "weights": data.pop("weights"),
+        "data": json_in_html(data),
     }
-    # In one go, so that a title or token that looks like a placeholder stays what it is.
-    text = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
+    text = fill(read_part("page.html"), parts)
     # Half of a surrogate pair, as cutting text in bytes leaves, cannot be written.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if path is not None:
         path = Path(path)
         path.write_text(text, encoding="utf-8")
     return Page(text, path)
-
-
-def _read(name: str) -> str:
-    return (_FILES / name).read_text(encoding="utf-8")
-
-
-def _page_data(
-    capture: Capture, tokens: Tokens, key_tokens: Sequence[str] | None, example: int
-) -> tuple[dict[str, Any], str]:
-    """What the page's script reads: a description that JSON can hold, and the codes of all weights.
-
-    Args:
-        capture, tokens, key_tokens, example: as for `page`.
-
-    Returns:
-        `{"levels": int, "sequences": [[label, ...], ...], "layers": [{"name", "kind", "heads", "rows", "keys" (which
-        of the sequences), "rowPositions", "keyPositions", "offset"}, ...]}`, and the base64 of the deflated codes of
-        all layers, each (N, T, S).
-    """
-    sequences: dict[tuple[str, ...], int] = {}
-    layers, weights = [], []
-    for name in capture.names:
-        picture = _example(capture, name, example)
-        queries, keys = _axes(capture, name, tokens, key_tokens)
-        cells, (T, S) = capture.cells[name], capture.lengths[name]
-        rows = capture.rows[name]
-        columns = range(0, S, cells[1])
-        last_rows = [min(row + cells[0], T) - 1 for row in rows]
-        labels = (_labels(queries, rows, cells[0]), _labels(keys, columns, cells[1]))
-        which = [sequences.setdefault(side, len(sequences)) for side in labels]
-        layers.append(
-            {
-                "name": name,
-                "kind": capture.kinds[name],
-                "heads": list(capture.heads[name]),
-                "rows": which[0],
-                "keys": which[1],
-                "rowPositions": None if last_rows == list(range(len(rows))) else last_rows,
-                "keyPositions": None if cells[1] == 1 else list(columns),
-                "offset": max(0, S - T),
-            }
-        )
-        weights.append(picture)
-    count = sum(picture.size for picture in weights)
-    if count > _MOST:
-        raise ValueError(
-            f"`capture` must hold at most {_MOST:,} weights of an example to be shown on a page: capture some heads or "
-            f"rows, or a pooled picture. Received: {count:,} weights"
-        )
-    if count == 0:
-        raise ValueError("`capture` must hold at least one weight. Received: none")
-    levels, text = _compressed(weights)
-    return {"levels": levels, "sequences": list(map(list, sequences)), "layers": layers}, text
-
-
-def _example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
-    picture = np.asarray(weights_of(capture, name, None, example), np.float32)
-    lowest, highest = picture.min(initial=0.0), picture.max(initial=0.0)
-    if not (lowest >= 0 and highest <= 1.001):  # NaN too
-        raise ValueError(
-            f"`capture` must hold weights from 0 to 1. Received: {lowest:g} to {highest:g} in {name!r}"
-        )
-    return picture
-
-
-def _axes(
-    capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
-) -> tuple[list[str], list[str]]:
-    """The tokens of the layer's T queries and S keys."""
-    T, S = capture.lengths[name]
-    kind = capture.kinds[name]
-    if isinstance(tokens, Mapping):
-        if key_tokens is not None:
-            raise ValueError(
-                "`key_tokens` must be left out where `tokens` is a mapping, which may hold (tokens, key_tokens)"
-            )
-        if set(tokens) != set(capture.names):
-            raise ValueError(
-                f"`tokens` must name the captured layers {list(capture.names)}. Received: {list(tokens)}"
-            )
-        own = tokens[name]
-        paired = len(own) == 2 and not any(isinstance(side, str) for side in own)
-        queries, keys = own if paired else (own, own)
-        said = (f"tokens[{name!r}]", f"tokens[{name!r}]")
-    else:
-        queries, keys, said = tokens, tokens, ("tokens", "tokens")
-        if kind == "cross":
-            if key_tokens is None:
-                raise ValueError(
-                    f"`key_tokens` must be given: {name!r} is cross-attention, from {T} tokens to {S} others. "
-                    "Received: key_tokens=None"
-                )
-            keys, said = key_tokens, ("tokens", "key_tokens")
-        elif kind == "self" and key_tokens is not None and not len(tokens) == T != len(key_tokens):
-            # The encoder's, unless only the decoder's tokens have this length.
-            queries, keys, said = key_tokens, key_tokens, ("key_tokens", "key_tokens")
-    return _checked(queries, T, said[0], name, "queries"), _checked(keys, S, said[1], name, "keys")
-
-
-def _checked(tokens: Any, count: int, argument: str, name: str, axis: str) -> list[str]:
-    if isinstance(tokens, (str, bytes)):
-        raise TypeError(f"`{argument}` must be a list of strings. Received: {tokens!r}")
-    found = list(tokens)
-    for token in found:
-        if not isinstance(token, str):
-            raise TypeError(f"`{argument}` must be a list of strings. Received: {token!r} in it")
-    if len(found) != count:
-        raise ValueError(
-            f"`{argument}` must have one token for each of the {count} {axis} of {name!r}. "
-            f"Received: {len(found)} tokens"
-        )
-    return found
-
-
-def _labels(tokens: list[str], starts: Sequence[int], cell: int) -> tuple[str, ...]:
-    """The tokens that rows or columns stand for: each its own, or the first and last of its cell."""
-    if cell == 1:
-        return tuple(tokens[start] for start in starts)
-    parts = [tokens[start : start + cell] for start in starts]
-    return tuple(part[0] if len(part) == 1 else f"{part[0]} … {part[-1]}" for part in parts)
-
-
-def _compressed(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
-    """The number of levels, and the base64 of the deflated codes."""
-    levels, text = 0, ""
-    for levels in _LEVELS:
-        # Weights repeat in runs of nothing only: looking for more takes 30 times as long and makes more of it.
-        packer = zlib.compressobj(strategy=zlib.Z_RLE)
-        codes = (np.rint(np.sqrt(picture) * levels).astype(np.uint8) for picture in weights)
-        packed = [packer.compress(code.tobytes()) for code in codes]
-        text = base64.b64encode(b"".join([*packed, packer.flush()])).decode("ascii")
-        if len(text) <= _SMALL:
-            break
-    return levels, text
-
-
-def _note(levels: int) -> str:
-    """How exact the page is, for people."""
-    worst = {weight: weight**0.5 / levels + 1 / (4 * levels**2) for weight in (1.0, 0.1, 0.01)}
-    said = [f"{weight:.2f} by at most {error:.1g}" for weight, error in worst.items()]
-    return (
-        f"Weights are rounded: {', '.join(said)}. "
-        "Colours follow their square root, so that weak ones can be seen."
-    )
-
-
-def _json_in_html(value: Any) -> str:
-    r"""JSON that can stand in a <script> element, whatever text it holds.
-
-    Example:
-        >>> _json_in_html("</script><!--")
-        '"\\u003c/script\\u003e\\u003c!--"'
-    """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text

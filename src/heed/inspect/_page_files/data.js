@@ -27,15 +27,12 @@ function cleared(canvas) {
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-async function readData() {
-  const data = JSON.parse($("data").textContent);
-  const text = atob($("weights").textContent);
-  const packed = new Uint8Array(text.length);
+// A drawing as `heed.inspect.drawing.drawing_of` made it, with its heads as codes.
+async function unpacked(data) {
+  const text = atob(data.weights), packed = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const codes = new Uint8Array(await new Response(stream).arrayBuffer());
-  $("data").remove();
-  $("weights").remove();
   let at = 0;
   data.heads = [];
   const label = labels(data.layers.map((layer) => layer.name));

@@ -1,6 +1,6 @@
 // All heads as thumbnails, layers from top to bottom, and the filters above them.
 
-function makeHeads(data, state, select, changed) {
+function makeHeads(data, state, select, changed, kept) {
   const grid = $("grid"), most = Math.max(...data.layers.map((layer) => layer.heads.length));
   // As many points for a thumbnail as leave room for all of them.
   const size = Math.max(26, Math.min(64, Math.floor(390 / most), Math.floor(560 / data.layers.length)));
@@ -99,7 +99,7 @@ function makeHeads(data, state, select, changed) {
   });
 
   for (const [id, [, choices]] of Object.entries(filters)) {
-    for (const [value, text] of [["", "all"], ...choices]) $(id).add(new Option(text, value));
+    for (const [value, text] of [["", "all"], ...choices]) $(id).add(new Option(text, value, false, String(value) === kept[id]));
     $(id).addEventListener("change", build);
   }
   $("kinds").hidden = filters.kind[1].length < 2;
@@ -113,5 +113,6 @@ function makeHeads(data, state, select, changed) {
   $("filters").addEventListener("submit", (event) => event.preventDefault());
   threshold();
   state.own = $("own").checked;
-  return { build, mark };
+  const chosen = () => Object.fromEntries(Object.keys(filters).map((id) => [id, $(id).value]));
+  return { build, mark, filters: chosen };
 }

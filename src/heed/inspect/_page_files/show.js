@@ -1,7 +1,13 @@
 // What is chosen, what is said of it, and the start.
 
-function start(data) {
-  const state = { threshold: 0, own: false, head: data.heads.find((head) => head.layer.kind === "cross") || data.heads[0], hovered: null, pinned: null };
+// Fills the elements of the view, which nothing has filled yet. Returns `kept`, which gives what a person has chosen, for
+// another `show` with newly made elements, and `end`, for before the elements are removed.
+function show(data, kept = {}) {
+  const usual = data.heads.find((head) => head.layer.kind === "cross") || data.heads[0];
+  const chosen = data.heads.find((head) => head.layer.name === kept.layer && head.number === kept.number);
+  const state = { threshold: 0, own: false, head: chosen || usual, hovered: null, pinned: null };
+  for (const [id, of] of Object.entries(kept.controls || {})) Object.assign($(id), of);
+  const ended = new AbortController(), { signal } = ended;
   state.highest = (head) => (state.own ? head.highest : data.highest);
   const tables = new Map();
   state.paint = (head) => {
@@ -15,6 +21,7 @@ function start(data) {
     asked = true;
     requestAnimationFrame(() => {
       asked = false;
+      if (signal.aborted) return;
       const active = state.hovered || state.pinned;
       lines.draw(active);
       matrix.draw(active);
@@ -38,7 +45,7 @@ function start(data) {
   }
   const lines = makeLines(data, state, focus, pin);
   const matrix = makeMatrix(data, state, focus, pin);
-  const heads = makeHeads(data, state, select, changed);
+  const heads = makeHeads(data, state, select, changed, kept.filters || {});
 
   function select(head) {
     const before = state.head.layer, after = head.layer;
@@ -91,8 +98,8 @@ function start(data) {
 
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") { state.hovered = null; pin(null); }
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.redraw());
+  }, { signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.redraw(), { signal });
   const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
   $("summary").textContent = `${count(data.layers.length, "layer")}, ${count(data.heads.length, "head")}` +
     (data.sequences.length === 1 ? `, ${count(data.sequences[0].length, "token")}` : "");
@@ -101,9 +108,14 @@ function start(data) {
   matrix.fit();
   heads.build();
   changed();
+  return {
+    kept: () => ({
+      layer: state.head.layer.name,
+      number: state.head.number,
+      filters: heads.filters(),
+      controls: { threshold: { value: $("threshold").value }, own: { checked: $("own").checked } },
+    }),
+    end: () => ended.abort(),
+  };
 }
 
-readData().then(start).catch((error) => {
-  document.querySelector("main").textContent =
-    `This page could not be shown (it needs a browser of 2023 or newer): ${error.message}`;
-});
