@@ -1,0 +1,234 @@
+"""The paths of a server, and which status each failure has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from heed import __version__
+from heed.seq2seq.decoding_options import DecodingOptions
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.serving import messages
+from heed.seq2seq.serving.batcher import Batcher, QueueFullError
+from heed.seq2seq.serving.body import read_body
+from heed.seq2seq.serving.metrics import Counted, Metrics
+from heed.seq2seq.serving.options import ServingOptions
+from heed.seq2seq.serving.page import page_of
+from heed.seq2seq.serving.translations import Text, Translations, Way
+from heed.seq2seq.translate import Translator
+
+_LOG = logging.getLogger("heed.serving")
+_SOON = {"Retry-After": "1"}
+# Status by status, why `POST /translate` may refuse.
+_REFUSALS = {
+    HTTPStatus.BAD_REQUEST: "The body is no JSON",
+    HTTPStatus.NOT_FOUND: "No run has that name",
+    HTTPStatus.REQUEST_TIMEOUT: "The body did not arrive in time",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not said to be JSON",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "A field is wrong, or a text cannot be translated",
+    HTTPStatus.TOO_MANY_REQUESTS: "Too many texts wait",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The server is stopping",
+    HTTPStatus.GATEWAY_TIMEOUT: "The translation was not ready in time",
+}
+
+
+class Service:
+    """The runs that are served, the queue before them, and whether new requests are still taken.
+
+    Args:
+        translators: by name the runs; the first is the usual one.
+        options: the limits.
+        decoding: how translations are chosen, but for what requests say.
+    """
+
+    def __init__(
+        self,
+        translators: Mapping[str, Translator],
+        options: ServingOptions,
+        decoding: DecodingOptions | None = None,
+    ) -> None:
+        self.options, self.decoding = options, decoding or DecodingOptions()
+        self.translations = Translations(translators, options.max_batch)
+        self.metrics = Metrics(lambda: len(self.batcher))
+        self.batcher: Batcher[Text, messages.Translation] = Batcher(
+            self.translations,
+            self.translations.size,
+            options.max_queue,
+            self.metrics.batch.observe,
+        )
+        self.request_model = messages.limited(options)
+        self.stopping = False
+        self.open_requests = 0
+
+    def warm_up(self) -> None:
+        """Compiles what the usual requests need, so that none waits for it."""
+        self.translations.warm_up(self.decoding)
+
+    async def translate(self, request: Request) -> messages.TranslateAnswer:
+        """Answers a request.
+
+        Raises:
+            HTTPException: with the status that says why not.
+        """
+        if self.stopping:
+            raise HTTPException(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the server is stopping",
+                {**_SOON, "Connection": "close"},
+            )
+        self.open_requests += 1
+        try:
+            asked = await self._asked(request)
+            return await self._answer(asked)
+        finally:
+            self.open_requests -= 1
+
+    async def _asked(self, request: Request) -> messages.TranslateRequest:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            # A page of another site may send a form or plain text unasked, but not this.
+            raise HTTPException(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the Content-Type must be application/json"
+            )
+        body = await read_body(request, self.options.max_body, self.options.body_timeout)
+        try:
+            return self.request_model.model_validate_json(body)
+        except ValidationError as error:
+            bad = messages.is_no_json(error)
+            status = HTTPStatus.BAD_REQUEST if bad else HTTPStatus.UNPROCESSABLE_ENTITY
+            raise HTTPException(status, messages.in_one_line(error)) from None
+
+    async def _answer(self, asked: messages.TranslateRequest) -> messages.TranslateAnswer:
+        run = next(iter(self.translations.translators)) if asked.run is None else asked.run
+        if run not in self.translations.translators:
+            known = ", ".join(self.translations.translators)
+            raise HTTPException(
+                HTTPStatus.NOT_FOUND, f"no run has that name; those that are served: {known}"
+            )
+        options = dataclasses.replace(self.decoding, beam_size=asked.beam_size)
+        way = Way(run, options, asked.attention, asked.alignment)
+        texts = [Text(text, asked.language, asked.n_best) for text in asked.texts]
+        try:
+            waiting = self.batcher.submit(way, texts)
+        except QueueFullError:
+            raise HTTPException(
+                HTTPStatus.TOO_MANY_REQUESTS, "too many texts wait: try again later", _SOON
+            ) from None
+        _, late = await asyncio.wait(waiting, timeout=self.options.timeout)
+        if late:
+            for future in late:
+                future.cancel()
+            raise HTTPException(
+                HTTPStatus.GATEWAY_TIMEOUT,
+                f"no translation within {self.options.timeout:g} seconds",
+                _SOON,
+            )
+        errors = [future.exception() for future in waiting]
+        for place, error in enumerate(errors):
+            if isinstance(error, TaskError):
+                raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"texts.{place}: {error}")
+            if error is not None:
+                raise error
+        found = [future.result() for future in waiting]
+        return messages.TranslateAnswer.model_construct(run=run, translations=found)
+
+    def health(self) -> messages.Health:
+        """Which runs are served, and whether requests are taken."""
+        runs = {
+            name: messages.ServedRun(
+                task=one.task.kind, step=one.step, languages=list(one.task.languages)
+            )
+            for name, one in self.translations.translators.items()
+        }
+        status = "stopping" if self.stopping else "ok"
+        return messages.Health(status=status, version=__version__, runs=runs)
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application; it closes the service's queue when it ends.
+
+    Args:
+        service: what answers.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.stopping = True
+        await asyncio.get_running_loop().run_in_executor(None, service.batcher.close)
+
+    # Their pages load scripts from elsewhere.
+    app = FastAPI(
+        title="heed",
+        version=__version__,
+        description="Translations by runs that heed trained.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    problem: dict[str, Any] = {"model": messages.Problem}
+    schema = service.request_model.model_json_schema()
+    languages = {name: one.languages for name, one in service.health().runs.items()}
+    page, policy = page_of(languages, service.options.max_beam, service.options.max_characters)
+
+    @app.post(
+        "/translate",
+        response_model=messages.TranslateAnswer,
+        response_model_exclude_none=True,
+        responses={status: problem | {"description": why} for status, why in _REFUSALS.items()},
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
+        },
+        summary="Translate texts",
+    )
+    async def translate(request: Request) -> Response:
+        answer = await service.translate(request)
+        return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
+
+    @app.get(
+        "/health",
+        response_model=messages.Health,
+        responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": messages.Health}},
+        summary="Which runs are served",
+    )
+    async def health() -> Response:
+        status = HTTPStatus.SERVICE_UNAVAILABLE if service.stopping else HTTPStatus.OK
+        return Response(service.health().model_dump_json(), status, media_type="application/json")
+
+    @app.get("/metrics", summary="Figures for Prometheus", response_class=Response)
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return Response(
+            page,
+            media_type="text/html",
+            headers={
+                "Content-Security-Policy": policy,
+                "X-Content-Type-Options": "nosniff",
+                "Referrer-Policy": "no-referrer",
+                "Cache-Control": "no-cache",
+            },
+        )
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return JSONResponse({"detail": "a fault of heed's"}, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    paths = frozenset({"/", "/translate", "/health", "/metrics", "/openapi.json"})
+    app.add_middleware(functools.partial(Counted, metrics=service.metrics, paths=paths))
+    return app

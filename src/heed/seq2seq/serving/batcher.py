@@ -1,0 +1,147 @@
+"""The queue of a server: what waits is joined into batches for one worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class QueueFullError(Exception):
+    """No room for what was submitted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting(Generic[Item]):
+    kind: Hashable
+    item: Item
+    future: asyncio.Future[Any]
+
+
+class Batcher(Generic[Item, Result]):
+    """Items of one kind that wait at the same time are worked on together.
+
+    Nothing waits on purpose: an item that finds the worker idle is a batch of its own at once, and what arrives while
+    the worker is busy is the next batch. So a lone request is as quick as can be, and batches grow with the load by
+    themselves. First come, first served: the oldest item chooses the kind, and others of its kind join it.
+
+    Args:
+        work: is called on the worker thread with a kind and some of its items, and returns for each its result or the
+            exception that whoever submitted it gets.
+        size: how many items of a kind may be joined.
+        room: how many items may wait.
+        ran: is called on the worker thread with the size of each batch, before it is worked on.
+
+    Example:
+        >>> async def ask():
+        ...     batcher = Batcher(lambda kind, items: [kind * item for item in items], lambda kind: 2, room=4)
+        ...     try:
+        ...         return await asyncio.gather(*batcher.submit(10, [1, 2, 3]))
+        ...     finally:
+        ...         batcher.close()
+        >>> asyncio.run(ask())
+        [10, 20, 30]
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Any, list[Item]], Sequence[Result | Exception]],
+        size: Callable[[Any], int],
+        room: int,
+        ran: Callable[[int], object] = lambda size: None,
+    ) -> None:
+        self._work, self._size, self._room, self._ran = work, size, room, ran
+        self._waiting: deque[_Waiting[Item]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="heed-worker", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """How many items wait; those that are worked on do not."""
+        return len(self._waiting)
+
+    def submit(self, kind: Hashable, items: Sequence[Item]) -> list[asyncio.Future[Result]]:
+        """Puts items in the queue, all of them or none; called on an event loop, which gets the results.
+
+        An item whose future is cancelled while it waits is never worked on.
+
+        Raises:
+            QueueFullError: if they have no room.
+        """
+        loop = asyncio.get_running_loop()
+        added = [_Waiting(kind, item, loop.create_future()) for item in items]
+        with self._changed:
+            if self._closed or len(self._waiting) + len(added) > self._room:
+                raise QueueFullError
+            self._waiting.extend(added)
+            self._changed.notify()
+        return [one.future for one in added]
+
+    def close(self) -> None:
+        """Ends the thread, once what waits has been worked on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batch := self._next():
+            self._ran(len(batch))
+            try:
+                results = self._work(batch[0].kind, [one.item for one in batch])
+            except Exception as error:  # the thread goes on for the others
+                results = [error] * len(batch)
+            self._deliver(batch, results)
+
+    def _next(self) -> list[_Waiting[Item]]:
+        """The oldest item and those of its kind, in order; none once the batcher is closed and empty."""
+        with self._changed:
+            while True:
+                while self._waiting and self._waiting[0].future.cancelled():
+                    self._waiting.popleft()
+                if self._waiting or self._closed:
+                    break
+                self._changed.wait()
+            batch: list[_Waiting[Item]] = []
+            others: deque[_Waiting[Item]] = deque()
+            while self._waiting:
+                one = self._waiting.popleft()
+                if one.future.cancelled():
+                    continue
+                if not batch:
+                    most = self._size(one.kind)
+                if not batch or (one.kind == batch[0].kind and len(batch) < most):
+                    batch.append(one)
+                else:
+                    others.append(one)
+            self._waiting = others
+            return batch
+
+    @staticmethod
+    def _deliver(batch: Sequence[_Waiting[Item]], results: Sequence[Any]) -> None:
+        """Hands results over on their event loops, one call for all of a loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+        for one, result in zip(batch, results, strict=True):
+            by_loop.setdefault(one.future.get_loop(), []).append((one.future, result))
+        for loop, pairs in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_settle, pairs)
+            except RuntimeError:  # the loop was closed: nobody waits any more
+                continue
+
+
+def _settle(pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, result in pairs:
+        if future.done():  # cancelled meanwhile
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -1,0 +1,69 @@
+"""Reading the body of a request within limits of size and time."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import anyio
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+# What is left of a refused body is dropped, for so many seconds and up to such a length: a client that is still sending
+# when the connection is closed does not get to read why.
+_LINGER, _WORTH_LINGERING = 2.0, 1 << 24
+
+
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
+    """The body of a request; never more of it is held than is allowed.
+
+    Args:
+        request: whose body has not been read.
+        most: bytes.
+        seconds: for all of it to arrive.
+
+    Raises:
+        HTTPException: 413 for a longer body, at once where the header tells its length; 408 for a slow one; 400 where
+            the client went away. The connection is closed after it.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and (length := int(announced[:20])) > most:
+        # One that asks first, `Expect: 100-continue`, sends nothing if it is not told to.
+        if length <= _WORTH_LINGERING and "expect" not in request.headers:
+            await _drop(request)
+        raise _too_large(most)
+    body = bytearray()
+    try:
+        with anyio.fail_after(seconds):
+            async for part in request.stream():
+                if len(body) + len(part) > most:
+                    raise _too_large(most)
+                body.extend(part)
+    except TimeoutError:
+        raise _refused(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"the body must arrive within {seconds:g} seconds: {len(body):,} bytes of it did",
+        ) from None
+    except ClientDisconnect:
+        raise _refused(HTTPStatus.BAD_REQUEST, "the client went away") from None
+    except HTTPException:
+        await _drop(request)
+        raise
+    return bytes(body)
+
+
+async def _drop(request: Request) -> None:
+    """Lets the rest of a body go by, for a while, without keeping it."""
+    with anyio.move_on_after(_LINGER):
+        while (message := await request.receive())["type"] == "http.request":
+            if not message.get("more_body"):
+                return
+
+
+def _too_large(most: int) -> HTTPException:
+    return _refused(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body must have at most {most:,} bytes"
+    )
+
+
+def _refused(status: int, detail: str) -> HTTPException:
+    return HTTPException(status, detail, {"Connection": "close"})

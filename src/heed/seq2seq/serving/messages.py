@@ -1,0 +1,159 @@
+"""What is asked and answered over HTTP; the OpenAPI description is made of these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+
+from heed.seq2seq.serving.options import ServingOptions
+
+MOST_ATTENTION = 16  # each may take a megabyte
+
+
+class TranslateRequest(BaseModel):
+    """What `POST /translate` takes."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"texts": ["1 2 3 4", "42"], "beam_size": 4, "n_best": 2}]},
+    )
+
+    texts: list[str] = Field(description="what to translate")
+    run: str | None = Field(
+        None, max_length=200, description="which run by name; none: the first that is served"
+    )
+    language: str | None = Field(
+        None, max_length=40, description="which language to write, where the run knows several"
+    )
+    beam_size: int = Field(
+        1, ge=1, description="hypotheses of a beam search; 1: the likeliest token in each step"
+    )
+    n_best: int = Field(
+        1, ge=1, description="how many of them to give, the likeliest first; at most `beam_size`"
+    )
+    alignment: bool = Field(
+        False, description="which words each word comes from, as Pharaoh writes it"
+    )
+    attention: bool = Field(
+        False,
+        description=f"where each head looked; for at most {MOST_ATTENTION} translations of a request",
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> TranslateRequest:
+        if self.n_best > self.beam_size:
+            raise ValueError("`n_best` must be at most `beam_size`, which is 1 if it is not given")
+        if self.attention and len(self.texts) * self.n_best > MOST_ATTENTION:
+            raise ValueError(
+                f"`attention` is given for at most {MOST_ATTENTION} translations of a request: ask for fewer"
+            )
+        return self
+
+
+def limited(options: ServingOptions) -> type[TranslateRequest]:
+    """`TranslateRequest` with the limits of a server.
+
+    Example:
+        >>> schema = limited(ServingOptions(max_texts=2)).model_json_schema()
+        >>> schema["properties"]["texts"]["maxItems"]
+        2
+    """
+    text = Annotated[str, Field(min_length=1, max_length=options.max_characters)]
+    fields = TranslateRequest.model_fields
+    return create_model(
+        "TranslateRequest",
+        __base__=TranslateRequest,
+        __doc__=TranslateRequest.__doc__,
+        texts=(
+            list[text],
+            Field(
+                min_length=1, max_length=options.max_texts, description=fields["texts"].description
+            ),
+        ),
+        beam_size=(
+            int,
+            Field(1, ge=1, le=options.max_beam, description=fields["beam_size"].description),
+        ),
+    )
+
+
+class Attention(BaseModel):
+    """Every head of a translation.
+
+    `weights` is the base64 of the deflated codes, a byte each, of all layers in turn, heads by rows by keys; a code c
+    stands for the weight (c / levels)^2. A layer's rows and keys are indices of `sequences`, which hold their labels.
+    """
+
+    levels: int
+    sequences: list[list[str]]
+    layers: list[dict[str, Any]]
+    note: str = Field(description="how exact the weights are")
+    weights: str
+
+
+class Hypothesis(BaseModel):
+    """One of several translations of a text."""
+
+    text: str
+    score: float = Field(
+        description="log-probability, divided by the penalty for its length, by which they are ranked"
+    )
+    alignment: str | None = None
+    attention: Attention | None = None
+
+
+class Translation(BaseModel):
+    """What became of one text."""
+
+    text: str = Field(description="the likeliest translation")
+    hypotheses: list[Hypothesis] | None = Field(
+        None, description="where `n_best` is above 1: the likeliest first, each with its attention"
+    )
+    alignment: str | None = Field(
+        None, description='of `text`, where `n_best` is 1: "0-1 1-0", words of the source and of it'
+    )
+    attention: Attention | None = Field(None, description="of `text`, where `n_best` is 1")
+
+
+class TranslateAnswer(BaseModel):
+    """What `POST /translate` gives: a translation for each text, in their order."""
+
+    run: str
+    translations: list[Translation]
+
+
+class Problem(BaseModel):
+    """Why a request was refused, in one line."""
+
+    detail: str
+
+
+class ServedRun(BaseModel):
+    """A run that is served."""
+
+    task: str
+    step: int = Field(description="training steps behind its weights")
+    languages: list[str] = Field(description="that `language` may name")
+
+
+class Health(BaseModel):
+    """What `GET /health` gives."""
+
+    status: str = Field(description="ok, or stopping")
+    version: str
+    runs: dict[str, ServedRun] = Field(description="by name; the first is the usual one")
+
+
+def in_one_line(error: ValidationError) -> str:
+    """What is wrong with a request, and where."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the body"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}{more}"
+
+
+def is_no_json(error: ValidationError) -> bool:
+    """Whether the body could not be read as JSON at all."""
+    return any(part["type"] == "json_invalid" for part in error.errors(include_url=False))

@@ -1,0 +1,85 @@
+"""What a server counts, in the form that Prometheus reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The figures of one server.
+
+    Args:
+        waiting: says how many texts wait.
+
+    Attributes:
+        batch: takes the number of texts of each batch.
+    """
+
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "heed_requests",
+            "Requests by path and status",
+            ["path", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "heed_request_seconds",
+            "From the head of a request to the end of its answer",
+            ["path"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.batch = Histogram(
+            "heed_batch_size", "Texts decoded together", buckets=_SIZES, registry=self._registry
+        )
+        queue = Gauge("heed_queue_length", "Texts that wait", registry=self._registry)
+        queue.set_function(waiting)
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self._registry)
+
+    def answered(self, path: str, status: int, seconds: float) -> None:
+        """Counts a request."""
+        self._requests.labels(path, status).inc()
+        self._seconds.labels(path).observe(seconds)
+
+
+class Counted:
+    """ASGI middleware: every answer is counted, whatever gave it.
+
+    Args:
+        app: what answers.
+        metrics: what counts.
+        paths: those that are counted by name; all others are "other", or anybody could make up labels without end.
+    """
+
+    def __init__(self, app: Any, metrics: Metrics, paths: frozenset[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, paths
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        begin, status = time.perf_counter(), 500
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def noted(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            self._metrics.answered(path, status, time.perf_counter() - begin)
+        return None

@@ -1,0 +1,58 @@
+"""What a server allows, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from heed._numbers import check_integer, check_real
+from heed.seq2seq.errors import TaskError, values_from_people
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """The limits of a server. Each request beyond one is refused at once, with a status that says which.
+
+    Args:
+        max_batch: hypotheses that are decoded together, 1 or more: as many texts, or fewer with a beam.
+        max_queue: texts that may wait, of all requests together, at least `max_texts`. Beyond: 429.
+        max_texts: texts of a request, 1 or more. Beyond: 422.
+        max_characters: characters of a text, 1 or more. Beyond: 422.
+        max_beam: the widest beam that a request may ask for, 1 or more. Beyond: 422.
+        max_body: bytes of a request's body, 1 or more. Beyond: 413, and the rest is not read.
+        body_timeout: seconds for a body to arrive, above 0. Beyond: 408.
+        timeout: seconds from the end of the body to the answer, above 0. Beyond: 504.
+
+    Raises:
+        TaskError: if a value is out of its range.
+
+    Example:
+        >>> ServingOptions(max_batch=0)
+        Traceback (most recent call last):
+        ...
+        heed.seq2seq.errors.TaskError: `max_batch` must be an integer >= 1. Received: max_batch=0
+    """
+
+    max_batch: int = 64
+    max_queue: int = 512
+    max_texts: int = 64
+    max_characters: int = 2_000
+    max_beam: int = 8
+    max_body: int = 256 * 1024
+    body_timeout: float = 10.0
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        with values_from_people():
+            for field in dataclasses.fields(self):
+                value = getattr(self, field.name)
+                if field.type == "int":
+                    value = check_integer(field.name, value, least=1)
+                else:
+                    value = check_real(field.name, value, least=0, exclusive=True)
+                object.__setattr__(self, field.name, value)
+        if self.max_queue < self.max_texts:
+            raise TaskError(
+                "`max_queue` must be at least `max_texts`, or a full request could never wait. "
+                f"Received: max_queue={self.max_queue}, max_texts={self.max_texts}"
+            )

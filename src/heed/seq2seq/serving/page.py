@@ -1,0 +1,52 @@
+"""The page of a server: one HTML document that asks the server itself and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from heed.inspect.drawing import drawing_parts, fill, json_in_html
+
+_FILES = Path(__file__).parent / "_page_files"
+
+
+def page_of(runs: Mapping[str, Any], max_beam: int, max_characters: int) -> tuple[str, str]:
+    """The page, and its content security policy, which lets no other script run than the page's own.
+
+    Args:
+        runs: by name the languages that each run can write; the first is the usual one.
+        max_beam: the widest beam.
+        max_characters: of a text.
+    """
+    shared = drawing_parts()
+    style = f"\n{shared['style']}{_read('serve.css')}"
+    script = f'\n"use strict";\n(() => {{\n{shared["drawing"]}{_read("serve.js")}}})();\n'
+    about = {
+        "runs": [{"name": name, "languages": list(of)} for name, of in runs.items()],
+        "beams": max_beam,
+        "characters": max_characters,
+    }
+    parts = {
+        "style": style,
+        "script": script,
+        "view": shared["view"],
+        "about": json_in_html(about),
+        "characters": str(max_characters),
+    }
+    policy = (
+        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return fill(_read("serve.html"), parts), policy
+
+
+def _read(name: str) -> str:
+    return (_FILES / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return f"'sha256-{digest}'"

@@ -1,0 +1,55 @@
+"""Where a server listens. Nothing here waits for TensorFlow, so that a port in use is known at once."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from heed.seq2seq.errors import TaskError
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that nobody else can have, on which nothing is listened to yet.
+
+    Args:
+        host: an address of this machine, or a name that it has; "0.0.0.0" or "::" for all of them.
+        port: 0 to 65,535; 0 takes a free one.
+
+    Raises:
+        TaskError: if it is in use, or cannot be had.
+    """
+    if not 0 <= port <= 65_535:
+        raise TaskError(f"--port must be from 0 to 65535. Received: {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise TaskError(f"--host must be an address of this machine. Received: {host!r}") from None
+    # asyncio switches off Nagle's algorithm, which holds answers back for 40 ms, where a socket is said to be TCP.
+    made = socket.socket(family, kind, protocol)
+    try:
+        # After a server has stopped its port is free at once; one that listens keeps it.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(128)
+    except OSError as error:
+        made.close()
+        raise TaskError(
+            f"cannot serve at {host}, port {port}: {error.strerror or error}; "
+            "--port chooses another (0: any that is free)"
+        ) from None
+    return made
+
+
+def is_loopback(made: socket.socket) -> bool:
+    """Whether only this machine can reach it."""
+    return ipaddress.ip_address(made.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def url_of(made: socket.socket) -> str:
+    """Where a browser on this machine finds it."""
+    host, port = made.getsockname()[:2]
+    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        host = "::1" if made.family == socket.AF_INET6 else "127.0.0.1"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

@@ -1,0 +1,122 @@
+"""What the worker of a server does: texts that go together, translated together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from heed.inspect.drawing import drawing_of
+from heed.seq2seq.attention import AttentionReader
+from heed.seq2seq.decoding_options import DecodingOptions
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
+from heed.seq2seq.tokenizer import END_ID
+from heed.seq2seq.translate import Translation as Translated
+from heed.seq2seq.translate import Translator
+
+# Attention of a text takes as long as decoding several: others get their turn after so many.
+_READ_AT_ONCE = 4
+
+
+class Text(NamedTuple):
+    """One text to translate, the language to write, and how many translations to give."""
+
+    text: str
+    language: str | None = None
+    n_best: int = 1
+
+
+@dataclass(frozen=True)
+class Way:
+    """How texts are translated; those of one way may share a batch."""
+
+    run: str
+    options: DecodingOptions
+    attention: bool = False
+    alignment: bool = False
+
+
+class Translations:
+    """Translates batches of texts with one of several runs.
+
+    Args:
+        translators: by name the runs that are served.
+        max_batch: hypotheses that are decoded together.
+    """
+
+    def __init__(self, translators: Mapping[str, Translator], max_batch: int) -> None:
+        self.translators = dict(translators)
+        self._readers: dict[str, AttentionReader] = {}
+        for name, translator in self.translators.items():
+            with contextlib.suppress(TaskError):  # a model without attention has none to show
+                self._readers[name] = AttentionReader(translator)
+        self._max_batch = max_batch
+
+    def size(self, way: Way) -> int:
+        """How many texts may be translated together."""
+        size = max(1, self._max_batch // way.options.beam_size)
+        return min(size, _READ_AT_ONCE) if way.attention else size
+
+    def __call__(self, way: Way, texts: Sequence[Text]) -> list[Translation | Exception]:
+        """The translation of each text, or what is wrong with it: one that cannot be translated stops no other."""
+        translator = self.translators[way.run]
+        results: list[Translation | Exception] = []
+        rows: dict[int, list[int]] = {}
+        for place, one in enumerate(texts):
+            results.append(Translation(text=""))
+            try:
+                rows[place] = translator.task.encode(one.text, one.language)
+            except TaskError as error:
+                results[place] = error
+        found = translator.search(
+            list(rows.values()), options=_whole_beam(way.options), alignments=way.alignment
+        )
+        for (place, row), several in zip(rows.items(), found, strict=True):
+            results[place] = self._translation(way, texts[place], row, several)
+        return results
+
+    def _translation(
+        self, way: Way, one: Text, row: list[int], found: list[Translated]
+    ) -> Translation:
+        # Where a beam met fewer sequences than it is wide, what is left has no probability.
+        found = [each for each in found if each.score != -math.inf][: one.n_best]
+        answers = [
+            Hypothesis(
+                text=each.text,
+                score=each.score or 0.0,
+                alignment=None if each.alignment is None else str(each.alignment),
+                attention=self._attention(way, one, row, each.ids),
+            )
+            for each in found
+        ]
+        best = answers[0]
+        if one.n_best > 1:
+            return Translation(text=best.text, hypotheses=answers)
+        return Translation(text=best.text, alignment=best.alignment, attention=best.attention)
+
+    def _attention(
+        self, way: Way, one: Text, source: list[int], target: list[int]
+    ) -> Attention | None:
+        if not way.attention or way.run not in self._readers:
+            return None
+        seen = self._readers[way.run](one.text, one.language, source, target)
+        return Attention(**drawing_of(seen.capture, seen.tokens))
+
+    def warm_up(self, options: DecodingOptions) -> None:
+        """Compiles what requests with these options need, for any number and length of texts."""
+        for name, translator in self.translators.items():
+            for rows in ([[END_ID]], [[END_ID] * 9] * 2):  # TensorFlow generalises from two sizes
+                translator.search(rows, options=_whole_beam(options))
+            if name in self._readers:
+                self._readers[name].warm_up()
+
+
+def _whole_beam(options: DecodingOptions) -> DecodingOptions:
+    """All that a beam has, whatever is wanted of it: one compiled program for each width."""
+    if options.beam_size == 1:
+        return options
+    return dataclasses.replace(options, n_best=options.beam_size, scores=True)

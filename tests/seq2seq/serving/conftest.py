@@ -1,0 +1,119 @@
+"""A tiny run as it is served: in this process for most tests, over a socket for some."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from heed.seq2seq import Translator
+
+
+@pytest.fixture(scope="session")
+def translator(finished_run):
+    return Translator(finished_run)
+
+
+class Gate:
+    """Holds the worker back until it is opened, so that tests decide what waits."""
+
+    def __init__(self, decode):
+        self._decode, self._open, self.batches = decode, threading.Event(), []
+
+    def __call__(self, rows, *args, **kwargs):
+        self.batches.append(len(rows))
+        assert self._open.wait(60)
+        return self._decode(rows, *args, **kwargs)
+
+    def open(self):
+        self._open.set()
+
+    def wait_for_a_batch(self):
+        wait_until(lambda: self.batches)
+
+
+def wait_until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def gate(translator, monkeypatch):
+    made = Gate(translator.search)
+    monkeypatch.setattr(translator, "search", made)
+    yield made
+    made.open()
+
+
+@pytest.fixture
+def serving(translator):
+    """Makes clients of applications with some limits; `serving(...).service` is what answers."""
+    from fastapi.testclient import TestClient
+
+    from heed.seq2seq.serving.app import Service, make_app
+    from heed.seq2seq.serving.options import ServingOptions
+
+    with contextlib.ExitStack() as stack:
+
+        def make(runs=None, **limits):
+            service = Service(runs or {"numbers": translator}, ServingOptions(**limits))
+            client = TestClient(make_app(service), raise_server_exceptions=False)
+            client.service = service
+            return stack.enter_context(client)
+
+        yield make
+
+
+class Live:
+    """A server on a free port of this machine, in a thread of its own."""
+
+    def __init__(self, service):
+        import uvicorn
+
+        from heed.seq2seq.serving import server, sockets
+
+        class Quiet(server._Server):
+            def install_signal_handlers(self):
+                """Signals are for the main thread."""
+
+        self.service = service
+        self.socket = sockets.bound("127.0.0.1", 0)
+        self.address = self.socket.getsockname()
+        self.url = sockets.url_of(self.socket)
+        config = uvicorn.Config(
+            server.make_app(service), log_config=None, access_log=False, server_header=False
+        )
+        started = threading.Event()
+        self.server = Quiet(config, service, started.set)
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
+        self.thread.start()
+        assert started.wait(60)
+
+    def stop(self):
+        """As a signal does; does not wait."""
+        self.server.handle_exit(0, None)
+
+    def join(self):
+        self.stop()
+        self.thread.join(60)
+        self.socket.close()
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def live(translator):
+    """Starts servers with some limits."""
+    from heed.seq2seq.serving.app import Service
+    from heed.seq2seq.serving.options import ServingOptions
+
+    servers = []
+
+    def make(runs=None, **limits):
+        servers.append(Live(Service(runs or {"numbers": translator}, ServingOptions(**limits))))
+        return servers[-1]
+
+    yield make
+    for one in servers:
+        one.join()

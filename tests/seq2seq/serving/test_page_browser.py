@@ -1,0 +1,206 @@
+"""The server's page in a browser: needs playwright (the extra `browser`) and a Chromium; skipped without."""
+
+import os
+import shutil
+
+import pytest
+
+from tests.inspect.test_page_browser import luminance, rgb
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = os.environ.get("HEED_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+if CHROMIUM is None:
+    pytest.skip("no Chromium found; HEED_CHROMIUM can name one", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def show(chromium):
+    """Opens the page of a server; at the end, nobody else was asked and nothing went wrong."""
+    contexts, requests, complaints = [], [], []
+
+    def open_it(server, colours="light"):
+        context = chromium.new_context(
+            color_scheme=colours, viewport={"width": 1360, "height": 900}
+        )
+        contexts.append(context)
+        tab = context.new_page()
+        tab.set_default_timeout(60_000)  # a machine may stand still for a while
+        tab.on("request", lambda request: requests.append((server.url, request.url)))
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.goto(server.url)
+        return tab
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert all(url in (own, f"{own}translate") for own, url in requests)
+    ignored = ("willReadFrequently", "the server responded with a status of 422", "ERR_CONNECTION")
+    assert [text for text in complaints if not any(part in text for part in ignored)] == []
+
+
+def type_in(tab, text):
+    tab.locator("#text").press_sequentially(text, delay=5)
+    whole = tab.locator("#text").input_value()
+    playwright.expect(tab.locator("#said")).to_have_attribute("data-of", whole, timeout=60_000)
+
+
+def test_the_translation_comes_as_one_types(show, live, translator):
+    tab = show(live())
+    assert tab.evaluate("document.activeElement.id") == "text"
+    type_in(tab, "12")
+    first = tab.locator("#translations li")
+    assert first.inner_text() == translator(["12"])[0]
+    type_in(tab, "34")
+    assert first.inner_text() == translator(["1234"])[0]
+    assert tab.locator("#keys li").all_inner_texts() == ["en", *"1234"]
+    tab.locator("#text").fill("")
+    first.wait_for(state="detached")
+    assert tab.locator("#grid").count() == 0
+
+
+def test_words_heads_and_layers(show, live):
+    tab = show(live())
+    type_in(tab, "123")
+    assert tab.locator("#name").inner_text().startswith("cross 1, head 1")
+    written = tab.locator("#rows li").first.inner_text()
+    tab.locator("#rows li").first.hover()
+    assert tab.locator("#readout").inner_text().startswith(f"{written} looks at")
+    tab.locator("#keys li").nth(2).hover()
+    assert tab.locator("#readout").inner_text().startswith("2 is looked at by")
+    tab.locator("#grid button").nth(1).click()
+    assert tab.locator("#name").inner_text().startswith("encoder 1, head 2")
+    tab.locator("#threshold").fill("40")
+    tab.locator("#layer").select_option("encoder 1")
+    type_in(tab, "4")
+    assert tab.locator("#keys li").all_inner_texts() == ["en", *"1234"]
+    assert tab.locator("#name").inner_text().startswith("encoder 1, head 2"), "it stays chosen"
+    assert tab.locator("#threshold").input_value() == "40"
+    assert tab.locator("#layer option:checked").inner_text() == "encoder 1"
+    assert tab.locator("#grid button").count() == 2
+
+
+def test_the_keyboard_reaches_everything(show, live):
+    tab = show(live())
+    type_in(tab, "123")
+    seen = set()
+    for _ in range(14):
+        tab.keyboard.press("Tab")
+        seen.add(tab.evaluate("document.activeElement.id || document.activeElement.ariaLabel"
+                              " || document.activeElement.parentElement.id"))  # fmt: skip
+    assert {"translations", "layer", "head", "threshold", "own", "rows"} <= seen, seen
+    assert "cross 1, head 1, cross-attention" in seen
+
+
+def test_an_error_is_shown_and_goes_away(show, live):
+    tab = show(live())
+    type_in(tab, "12")
+    tab.locator("#keys li").first.wait_for()
+    type_in(tab, "x")
+    problem = tab.locator("#problem")
+    assert "must be digits" in problem.inner_text()
+    assert tab.locator("#translations li").count() == tab.locator("#grid").count() == 0
+    tab.keyboard.press("Backspace")
+    tab.locator("#translations li").wait_for()
+    assert not problem.is_visible()
+
+
+def test_a_server_that_has_gone_is_said(show, live):
+    server = live()
+    tab = show(server)
+    server.join()
+    type_in(tab, "1")
+    assert tab.locator("#problem").inner_text() == "The server does not answer."
+
+
+def test_an_answer_that_comes_late_is_not_shown(show, live, gate, translator):
+    server = live()
+    tab = show(server)
+    tab.locator("#text").press_sequentially("1")
+    gate.wait_for_a_batch()
+    tab.locator("#text").press_sequentially("2")
+    tab.wait_for_timeout(400)  # its request is under way, too
+    gate.open()
+    tab.locator("#translations li").wait_for()
+    assert tab.locator("#translations li").inner_text() == translator(["12"])[0]
+    assert tab.locator("#keys li").all_inner_texts() == ["en", "1", "2"]
+
+
+def test_runs_and_languages(show, live, translator):
+    tab = show(live({"one": translator, "<b>two</b>": translator}))
+    assert tab.locator("#run option").all_inner_texts() == ["one", "<b>two</b>"]
+    type_in(tab, "12")
+    tab.locator("#run").select_option("<b>two</b>")
+    tab.locator("#language").select_option("de")
+    tab.locator("#keys li", has_text="de").wait_for()
+    assert tab.locator("#translations li").inner_text() == translator(["12"], "de")[0]
+
+
+def test_alternatives(show, live, translator):
+    tab = show(live())
+    type_in(tab, "123")
+    tab.locator("#beams").select_option("4")
+    items = tab.locator("#translations li")
+    items.nth(3).wait_for()
+    assert items.nth(0).get_attribute("aria-selected") == "true"
+    found = items.all_inner_texts()
+    assert len(set(found)) == 4
+    first = tab.locator("#rows li").all_inner_texts()
+    items.nth(2).click()
+    assert items.nth(2).get_attribute("aria-selected") == "true"
+    playwright.expect(tab.locator("#rows li")).not_to_have_text(first)
+    assert items.nth(2).get_attribute("title").startswith("score -")
+    items.nth(2).focus()
+    tab.keyboard.press("Home")
+    assert tab.evaluate("document.activeElement.textContent") == found[0]
+    playwright.expect(tab.locator("#rows li")).to_have_text(first)
+    type_in(tab, "4")
+    assert tab.locator("#translations li").count() == 4
+
+
+def test_markup_is_text(show, live, translator, monkeypatch):
+    bad = "<img src=x onerror='window.hit=1'>\x07<script>window.hit=2</script>"
+    monkeypatch.setattr(translator.task, "decode", lambda rows: [bad for _ in rows])
+    monkeypatch.setattr(translator.task, "target_labels", lambda ids: [bad for _ in ids])
+    tab = show(live({"<script>window.hit=3</script>": translator}))
+    type_in(tab, "1")
+    assert tab.locator("#translations li").text_content() == bad
+    assert bad in tab.locator("#rows li").first.text_content()
+    tab.locator("#text").fill(bad)
+    tab.locator("#problem:visible").wait_for()
+    assert "<img" in tab.locator("#problem").inner_text()
+    assert tab.evaluate("window.hit") is None
+    assert tab.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_light_and_dark_can_be_read(show, live, colours):
+    tab = show(live(), colours)
+    type_in(tab, "12")
+
+    def contrast(part, behind):
+        style = "getComputedStyle(document.querySelector('{}')).{}"
+        ink = rgb(tab.evaluate(style.format(part, "color")))
+        paper = rgb(tab.evaluate(style.format(behind, "backgroundColor")))
+        assert (luminance(paper) > 0.8) == (colours == "light")
+        lighter, darker = sorted([luminance(ink), luminance(paper)], reverse=True)
+        return (lighter + 0.05) / (darker + 0.05)
+
+    for part, behind in (
+        ("#text", "#text"),
+        ("#translations li", "#said"),
+        ("#state", "#said"),
+        ("#problem", "#said"),
+        ("#choices label", ":root"),
+    ):
+        assert contrast(part, behind) >= 4.5, part  # WCAG 2.2, level AA
