@@ -130,7 +130,18 @@ def test_wrong_arguments(heed, words, message):
             "--languages is for numbers",
         ),
         (["train", "--resume", "x"], "x does not exist"),
-        (["train", "--resume", ".", "--steps", "9"], "leave out --steps"),
+        (["train", "--resume", ".", "--steps", "9"], "not a run folder"),
+        (["train", "--resume", ".", "--config", "a.yaml"], "leave out --config"),
+        (["train", "--resume", ".", "--init-from", "x"], "leave out --init-from"),
+        (["train", "--resume", ".", "--no-gated"], "leave out --gated"),
+        (["train", "--config", "a.yaml"], "cannot read a.yaml: No such file"),
+        (["train", "numbers", "--init-from", "x"], "x does not exist"),
+        (["train", "numbers", "--ema", "1"], "`ema` must be"),
+        (["train", "numbers", "--cell", "gru"], "`cell` is for the recurrent architecture"),
+        (["train", "numbers", "--preset", "huge"], "`preset` must be one of"),
+        (["train", "numbers", "--architecture", ""], "`architecture` must be one of"),
+        (["average", "x"], "x does not exist"),
+        (["average", "x", "--last", "0"], "--last must be an integer >= 1. Received: 0"),
         (["train", "--resume", ".", "--batch-size", "9"], "leave out --batch-size"),
         (["train", "--resume", ".", "--languages", ""], "leave out --languages"),
         (["train", "--resume", ".", "--run", "x"], "leave out --run"),
@@ -163,7 +174,7 @@ def test_text_where_a_number_belongs(heed, run_path, text):
 
 @pytest.mark.parametrize("command", ["translate", "explain"])
 def test_bad_text_does_not_wait_for_the_model(heed, run_path, monkeypatch, command):
-    monkeypatch.setattr(cli, "_translator", lambda path: 1 / 0)
+    monkeypatch.setattr(f"heed.cli.{command}.open_translator", lambda *_: 1 / 0)
     fails(heed(command, run_path, "12a"), 1, "number")
 
 
@@ -374,7 +385,9 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
     assert status == 0
     assert out.endswith(f"picture: {tmp_path / 'q.svg'}\n")
     assert (tmp_path / "q.svg").read_bytes().startswith(b"<?xml")
-    monkeypatch.setattr(cli, "_translator", lambda path: 1 / 0)  # said before the model loads
+    monkeypatch.setattr(
+        "heed.cli.explain.open_translator", lambda _: 1 / 0
+    )  # said before the model loads
     result = heed("explain", run_path, "7", "--png", tmp_path / "q.jpg")
     fails(result, 1, "must be a .png, .svg or .pdf file")
 
@@ -596,3 +609,77 @@ def test_python_m_heed_says_nothing_but_the_answer(run_path):
     assert running.returncode == 0, err
     assert err == ""
     assert out.count("\n") == 1
+
+
+def test_several_translations_in_columns(heed, run_path):
+    """As many lines for each line, whatever is found: its number, the score, the translation."""
+    options = ["--beam-size", "3", "--n-best", "2", "--scores"]
+    status, out, err = heed("translate", run_path, *options, stdin="1\n\nx\n22\n")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert (status, err.count("\n")) == (1, 1)
+    assert [row[0] for row in rows] == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    assert rows[2:6] == [["2", "", ""]] * 2 + [["3", "", ""]] * 2
+    for first, second in (rows[:2], rows[6:]):
+        assert float(first[1]) >= float(second[1])
+        assert first[2] != second[2]
+    best = heed("translate", run_path, "--beam-size", "3", stdin="1\n22\n")[1].splitlines()
+    assert [rows[0][2], rows[6][2]] == best
+    assert heed("translate", run_path, "1", *options)[1].splitlines() == out.splitlines()[:2]
+    status, scored, _ = heed("translate", run_path, "1", "--scores")
+    assert scored.rstrip("\n").split("\t")[1] == heed("translate", run_path, "1")[1].rstrip("\n")
+    assert float(scored.split("\t")[0]) < 0
+
+
+def test_translations_that_begin_as_they_are_told(heed, run_path):
+    status, out, err = heed("translate", run_path, "--prefix", "one hundred", stdin="1\n\n2\n")
+    assert (status, err) == (0, "")
+    assert [line[:11] for line in out.splitlines()] == ["one hundred", "", "one hundred"]
+    fails(heed("translate", run_path, "1", "--prefix", ""), 1, "a prefix must not be empty")
+    fails(heed("translate", run_path, "1", "--prefix", "a" * 999), 1, "a prefix must have less")
+    drawn = heed("translate", run_path, "1", "--prefix", "one", "--picture")
+    fails(drawn, 1, "--picture draws what the model says by itself")
+    fails(heed("translate", run_path, "1", "--n-best", "2"), 1, "`n_best` must be at most")
+
+
+def test_which_words_a_translation_comes_from(heed, run_path):
+    """In a last column, word by word."""
+    status, out, err = heed("translate", run_path, "--alignments", stdin="1 2 3\n\n7\n")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert (status, err, rows[1]) == (0, "", ["", ""])
+    for row, digits in ((rows[0], 3), (rows[2], 1)):
+        links = [[int(x) for x in link.split("-")] for link in row[1].split()]
+        assert sorted(j for _, j in links) == [*range(len(row[0].split()))]
+        assert all(0 <= i < digits for i, _ in links)
+    assert heed("translate", run_path, "7", "--alignments")[1].splitlines() == out.splitlines()[2:]
+
+
+def test_runs_that_translate_together(heed, run_path, tmp_path):
+    """A run with itself says the same; one of other tokens is refused."""
+    alone = heed("translate", run_path, "--beam-size", "2", stdin="1\n22\n")
+    words = ["--ensemble", run_path, "--beam-size", "2"]
+    assert heed("translate", run_path, *words, stdin="1\n22\n") == alone
+    other = tiny.start(tmp_path / "other", languages=("en",))
+    refused = heed("translate", run_path, "1", "--ensemble", other.path)
+    fails(refused, 1, "cannot translate together: their tokens differ")
+    fails(heed("translate", run_path, "1", "--ensemble", "nowhere"), 1, "nowhere does not exist")
+    packed = heed("translate", run_path, "1", "--ensemble", run_path, "--weights", "int8")
+    fails(packed, 1, "Ensemble is neither a Transformer nor")
+
+
+def test_a_command_computes_with_so_many_threads(run_path):
+    """Set before TensorFlow starts, so in a process of its own."""
+    program = (
+        "import sys\n"
+        "from heed.cli import main\n"
+        f"status = main(['translate', {str(run_path)!r}, '5', '--device-threads', '1'])\n"
+        "from heed.ops.backends.tensorflow.native import library\n"
+        "print(status, library.threads())\n"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[1:] == ["0 1"], done.stderr
+
+
+def test_no_threads_at_all(heed, run_path):
+    refused = heed("translate", run_path, "1", "--device-threads", "0")
+    fails(refused, 1, "--device-threads must be an integer >= 1. Received: 0")

@@ -206,7 +206,7 @@ FAULTS = (
     Fault(
         "beam search compares open hypotheses by their current length",
         f"{_MODELS}/beam.py",
-        "attainable = (scores / penalty(float(length) - given_length, length_penalty))[:, 0]",
+        "attainable = (scores / full)[:, 0]",
         "attainable = (scores / penalty(count, length_penalty))[:, 0]",
         (f"{_OF_MODELS}/test_decoding.py",),
     ),

@@ -41,6 +41,12 @@ def test_the_last_two_stay(tmp_path):
     assert said == []
 
 
+def test_as_many_stay_as_are_asked_for(tmp_path):
+    for step in range(1, 8):
+        checkpoint.save_step(tmp_path, ARRAYS, {"step": step}, keep=3)
+    assert [path.stem[-1] for path in checkpoint.steps(tmp_path)] == ["5", "6", "7"]
+
+
 @pytest.mark.parametrize("position", [0.0, 0.3, 0.6, 0.97])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, position):
     checkpoint.save_step(tmp_path, ARRAYS, {"step": 1})

@@ -23,6 +23,9 @@ from heed.seq2seq import translate as translate_module
         ({"top_k": 3}, "`top_k` is for drawing: give a `temperature` too"),
         ({"top_p": 0.5}, "`top_p` is for drawing"),
         ({"seed": 3}, "`seed` is for drawing"),
+        ({"n_best": 0, "beam_size": 4}, "`n_best` must be an integer >= 1"),
+        ({"n_best": 3, "beam_size": 2}, "`n_best` must be at most `beam_size`.*beam_size=2"),
+        ({"n_best": 2}, "`n_best` must be at most `beam_size`.*beam_size=1"),
     ],
 )
 def test_what_does_not_go(given, message):
@@ -51,6 +54,8 @@ def test_what_reaches_generate():
         "seed": 9,  # each batch draws its own
     }
     assert DecodingOptions(temperature=1).arguments(3, 9)["seed"] is None
+    several = DecodingOptions(temperature=1, n_best=3, scores=True).arguments(0, 9)
+    assert (several["num_results"], several["return_scores"]) == (3, True)
 
 
 def test_a_translator_translates_as_it_is_told(finished_run, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from heed.seq2seq import TextTask, start_run
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.options import TrainingOptions
+from heed.seq2seq.options import SCHEDULES, TrainingOptions
 from tests.seq2seq import tiny
 
 
@@ -22,9 +22,22 @@ def test_warm_up_then_cosine():
     assert 0 < found[-1] < 0.01
 
 
+def test_inverse_square_root_and_constant():
+    options = {"learning_rate": 2.0, "warmup_steps": 10, "steps": 90}
+    roots = rates(TrainingOptions(schedule="inverse_sqrt", **options))
+    constant = rates(TrainingOptions(schedule="constant", **options))
+    assert roots[:10] == constant[:10] == pytest.approx([2.0 * (s + 1) / 10 for s in range(10)])
+    assert roots[10:] == pytest.approx([2.0 * math.sqrt(10 / (s + 1)) for s in range(10, 90)])
+    assert roots[39] == pytest.approx(1.0)
+    assert set(constant[10:]) == {2.0}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 5), (5, 5), (9, 5), (1, 1)])
-def test_rates_are_positive_and_finite_at_the_edges(warmup, steps):
-    options = TrainingOptions(learning_rate=1e-3, warmup_steps=warmup, steps=steps)
+def test_rates_are_positive_and_finite_at_the_edges(warmup, steps, schedule):
+    options = TrainingOptions(
+        learning_rate=1e-3, warmup_steps=warmup, steps=steps, schedule=schedule
+    )
     for rate in rates(options):
         assert math.isfinite(rate)
         assert 0 < rate <= 1e-3
@@ -85,6 +98,15 @@ def test_numbers_of_numpy_are_like_those_of_python():
         {"clip_norm": 0.0},
         {"label_smoothing": 1.0},
         {"label_smoothing": math.nan},
+        {"accumulate": 0},
+        {"keep": 1},
+        {"ema": 1.0},
+        {"ema": -0.1},
+        {"schedule": "linear"},
+        {"schedule": ["cosine"]},
+        {"precision": "float16"},
+        {"validate_with": "ter"},
+        {"validate_sentences": 0},
     ],
 )
 def test_bad_options(bad):

@@ -1,5 +1,8 @@
 """The task of own text: what is trained on, watched and judged by, and from which files."""
 
+import collections
+
+import numpy as np
 import pytest
 
 from heed.seq2seq import TaskError, TextTask
@@ -76,3 +79,82 @@ def test_files_that_do_not_serve(tmp_path):
     pairs_file(corpus, range(31))
     with pytest.raises(TaskError, match=r"pairs\.tsv has changed since the run began"):
         reloaded(task).notes()
+
+
+def test_the_longest_sentence_is_set_and_what_is_longer_is_counted(tmp_path):
+    path = pairs_file(tmp_path / "pairs.tsv", range(100))
+    with path.open("a") as file:
+        file.writelines(f"{'sehr ' * 40}lang {n}\tlong {n}\n" for n in range(100))
+    task = TextTask.create(path, vocabulary_size=60, longest=40)
+    notes = reloaded(task).notes()
+    assert any("left out of training, because a side has more than 40 tokens" in n for n in notes)
+    for step in range(30):
+        batch = task.training_batch(0, step, 10)
+        assert batch.source.shape[1] <= 40
+    with pytest.raises(TaskError, match="at most 40 tokens"):
+        task.encode("sehr " * 60)
+    with pytest.raises(TaskError, match=r"`longest` must be an integer >= 2"):
+        TextTask.create(path, longest=1)
+
+
+def test_tokens_that_are_reckoned_let_nothing_long_through(tmp_path, monkeypatch):
+    path = pairs_file(tmp_path / "pairs.tsv", range(300))
+    with path.open("a") as file:  # as long in letters as the others, but not in tokens
+        file.writelines(f"{'xqzj' * 4}{n}\tword {n} and more\n" for n in range(60))
+    monkeypatch.setattr("heed.seq2seq.text_task._COUNTED", 10)
+    task = TextTask.create(path, vocabulary_size=60, longest=14)
+    seen = [task.training_batch(0, step, 16) for step in range(40)]
+    assert max(batch.source.shape[1] for batch in seen) <= 16  # 14, filled up to a multiple of 8
+    assert max(np.count_nonzero(batch.source, axis=1).max() for batch in seen) <= 14
+    assert "lengths are reckoned from letters" in " ".join(task.notes())
+
+
+def test_a_corpus_without_a_short_sentence_is_refused(tmp_path):
+    task = TextTask.create(pairs_file(tmp_path / "a.tsv", range(30)), vocabulary_size=60, longest=3)
+    with pytest.raises(TaskError, match="no training pair has at most 3 tokens on both sides"):
+        task.training_batch(0, 0, 4)
+
+
+def test_several_corpora_come_as_often_as_their_weights_say(tmp_path):
+    small, large = tmp_path / "small.tsv", tmp_path / "large.tsv"
+    pairs_file(small, range(1000, 1040))
+    corpora = [{"source": small, "weight": 3}, {"source": pairs_file(large, range(60))}]
+    task = reloaded(TextTask.create(vocabulary_size=60, corpora=corpora))
+    counts = collections.Counter(
+        task.subwords.decode([target])[0]
+        for step in range(30)
+        for target in task.training_batch(0, step, 5, tokens=200).target.tolist()
+    )
+    rare = [count for text, count in counts.items() if int(text.split()[1]) < 1000]
+    often = [count for text, count in counts.items() if int(text.split()[1]) >= 1000]
+    assert 2 < np.mean(often) / np.mean(rare) < 4
+
+
+@pytest.mark.parametrize(
+    ("corpora", "problem"),
+    [
+        ([{"target": "a.tsv"}], "has no other side: give --source too"),
+        ([{}], "a corpus needs a source"),
+        ([{"source": "a.tsv", "wieght": 2}], r"a target and a weight\. Received: wieght"),
+        ([{"source": "a.tsv", "weight": 0}], r"`weight` must be .*> 0"),
+        ([], "own text needs --source"),
+    ],
+)
+def test_corpora_that_do_not_serve(corpora, problem):
+    with pytest.raises(TaskError, match=problem):
+        TextTask.create(corpora=corpora)
+
+
+def test_batches_by_tokens_hold_their_bound(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text(
+        "".join(f"{'wort ' * (n % 20)}{n}\t{'word ' * (n % 7)}{n}\n" for n in range(500))
+    )
+    task = TextTask.create(path, vocabulary_size=60)
+    sizes = set()
+    for step in range(40):
+        batch = task.training_batch(0, step, 16, tokens=128)
+        sizes.add(len(batch.source))
+        real = max(np.count_nonzero(side, axis=1).max() for side in batch)
+        assert len(batch.source) == 1 or len(batch.source) * real <= 128
+    assert len(sizes) > 3

@@ -4,6 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
@@ -123,3 +125,16 @@ def test_evaluation_judges_each_number_in_each_language(task):
     assert {item.group for item in items} == set(number_words.LANGUAGES)
     item = items[2000]
     assert item.reference == number_words.spell(int(item.text.replace(",", "")), item.group)
+
+
+MODEL = SubwordTokenizer.train(
+    ["ab abc cab bac a b c", "é abca ab ca", "aa bb cc abcabc"], 30
+).model
+
+
+@given(st.lists(st.text(st.sampled_from("abc  \t▁é\u3000\x00😀xyz"), max_size=20), max_size=6))
+def test_words_that_come_again_are_split_as_the_library_splits_whole_sentences(texts):
+    tokenizer = SubwordTokenizer(MODEL)
+    whole = [[*ids, END_ID] for ids in tokenizer._processor.encode(texts)]
+    assert tokenizer.encode(texts) == whole
+    assert tokenizer.counts(texts).tolist() == [len(ids) for ids in whole]

@@ -63,7 +63,7 @@ def test_the_batches_are_those_of_the_seed(tmp_path):
         options = TrainingOptions(steps=4, batch_size=32, seed=seed)
         taken = list(training_module._ahead(task, options, 1))
         assert len(taken) == 3
-        for step, batch in enumerate(taken, 1):
+        for step, (batch,) in enumerate(taken, 1):
             assert (batch.source == task.training_batch(seed, step, 32).source).all()
             assert (batch.source != task.training_batch(11 - seed, step, 32).source).any()
 

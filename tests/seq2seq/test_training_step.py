@@ -106,6 +106,37 @@ def test_steps_are_adam_on_the_clipped_gradient():
     assert_same_weights(step, reference)
 
 
+def test_accumulated_batches_take_the_step_of_one_large_batch():
+    """Of other sizes and lengths too: the mean is over all tokens, not over batches."""
+    large, small = made(clip_norm=0.5), made(clip_norm=0.5, accumulate=2)
+    for i in range(3):
+        whole = batch(7, seed=i)
+        parts = [Batch(*(side[rows] for side in whole)) for rows in (slice(2), slice(2, 7))]
+        parts[0] = Batch(parts[0].source, np.pad(parts[0].target, ((0, 0), (0, 3))))
+        loss = float(large(whole, i, 1e-2))
+        assert float(small(parts[0], i, 1e-2, parts[1:])) == pytest.approx(loss, rel=1e-5)
+    assert_same_weights(large, small)
+    assert all(not np.asarray(one).any() for one in small._sums)
+
+
+def test_the_moving_average_follows_its_formula():
+    step = made(ema=0.5)
+    averages = [weight.numpy() for weight in step.model.weights]
+    for i in range(6):
+        step(batch(seed=i), i, 1e-2)
+        decay = np.float32(min(0.5, (2 + i) / (11 + i)))
+        for place, weight in enumerate(step.model.weights):
+            averages[place] = averages[place] + (1 - decay) * (weight.numpy() - averages[place])
+    trained = [weight.numpy() for weight in step.model.weights]
+    for expected, average in zip(averages, step.average, strict=True):
+        np.testing.assert_allclose(average.numpy(), expected, atol=1e-6)
+    with step.averaged():
+        for weight, average in zip(step.model.weights, step.average, strict=True):
+            assert (weight.numpy() == average.numpy()).all()
+    for weight, value in zip(step.model.weights, trained, strict=True):
+        assert (weight.numpy() == value).all(), "training goes on with its own"
+
+
 def test_validation_counts_what_greedy_decoding_would_get_right():
     from heed.models import generate
 
@@ -129,18 +160,22 @@ device = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
 from tests.seq2seq.test_training_step import *
 data = [batch(seed=s) for s in range(3)]
-single = made(clip_norm=0.5)
-losses = [float(single(one, i, 1e-2)) for i, one in enumerate(data)]
+options = {"clip_norm": 0.5, "accumulate": 2, "ema": 0.9}
+single = made(**options)
+losses = [float(single(one, i, 1e-2, [one])) for i, one in enumerate(data)]
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 keras.utils.set_random_seed(3)
 with strategy.scope():
     model = Transformer(CONFIG)
     model.build()
-double = TrainingStep(model, TrainingOptions(clip_norm=0.5), strategy)
+double = TrainingStep(model, TrainingOptions(**options), strategy)
 assert strategy.num_replicas_in_sync == 2
-np.testing.assert_allclose([float(double(one, i, 1e-2)) for i, one in enumerate(data)], losses, rtol=1e-5)
+np.testing.assert_allclose([float(double(one, i, 1e-2, [one])) for i, one in enumerate(data)], losses, rtol=1e-5)
 assert_same_weights(single, double)
 np.testing.assert_allclose(single.validate(data), double.validate(data), rtol=1e-5)
+for a, b, squares in zip(single.average, double.average, single.second):
+    felt = np.sqrt(squares.numpy()) > 1e-5
+    np.testing.assert_allclose(a.numpy()[felt], b.numpy()[felt], atol=3e-5)
 for a, b in zip(single.second, double.second):
     np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-6)
 print("same")

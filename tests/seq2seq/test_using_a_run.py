@@ -94,6 +94,24 @@ def test_nothing_but_bad_lines(translator, size):
     assert len(reported) == 1
 
 
+def test_perplexity_is_that_of_the_whole_model(translator):
+    """Of each token, the end included; padding, batches and their order change nothing."""
+    task = translator.task
+    rows = [task.encode(str(n)) for n in (7, 123_456, 31)]
+    targets = task.subwords.encode(["seven", "one hundred", "x"])
+    logs = []
+    for row, target in zip(rows, targets, strict=True):
+        batch = {"source": np.array([row]), "target": np.array([[1, *target[:-1]]])}
+        logits = np.asarray(translator.model(batch))[0].astype("float64")
+        steps = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        logs += [steps[t, token] for t, token in enumerate(target)]
+    found = translator.perplexity(rows, targets)
+    assert found == pytest.approx(np.exp(-np.mean(logs)), rel=1e-5)
+    turned = translator.perplexity(rows[::-1] * 30, targets[::-1] * 30)
+    assert found == pytest.approx(turned, rel=1e-5)
+    assert translator.perplexity([], []) == 1
+
+
 def test_sentences_that_are_too_long_are_not_cut_silently(tmp_path, capsys):
     """More than 128 tokens: refused in translation, counted in training, validation and evaluation."""
     source, target = tiny.write_parallel_text(tmp_path)
@@ -209,8 +227,17 @@ def test_bleu_and_chrf_take_what_was_said_for_what_was_said():
         evaluation_items=lambda: [Item([5], "x", reference, "text")],
         extra_evaluations=dict,
         decode=lambda rows: [said for _ in rows],
+        subwords=SimpleNamespace(encode=lambda texts: [[5, 2] for _ in texts]),
     )
-    result = evaluate(SimpleNamespace(task=task, decode=lambda rows: rows))
+    asked = []
+    translator = SimpleNamespace(
+        task=task,
+        decode=lambda rows: rows,
+        perplexity=lambda *given: asked.append(given) or 3.5,
+    )
+    result = evaluate(translator)
+    assert (result.perplexity, asked) == (3.5, [([[5]], [[5, 2]])])
+    assert "perplexity 3.50 a token of the right answers" in result.report()
     assert result.bleu == pytest.approx(100 * np.exp(1 - 10 / 5)), "the brevity penalty alone"
     chrf = sacrebleu.sentence_chrf(hypothesis=said, references=[reference]).score
     assert result.chrf == pytest.approx(chrf)

@@ -2,8 +2,10 @@
 
 - `NumbersTask`, `TextTask`: what is learned; `Task` is what they have in common.
 - `start_run(path, task)` makes a run folder; `train(run)` trains it, also after a stop.
+- `read_config`: a training written down in YAML; `extended`: a run with more steps; `average`: the mean of checkpoints.
 - `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
-- `Translator`, `evaluate`: use a trained run, and judge it on what it never saw; `DecodingOptions`: how it chooses.
+- `Translator`, `evaluate`: use a trained run, and judge it on what it never saw; `DecodingOptions`: how it chooses; a
+  `Translation` is one of those that it finds, with its `Alignment`.
 - `Corpus`: files of parallel text; `compare`: whether one run is better than another.
 - `attention_of`: where it looked, as weights, a picture and a page.
 - `run_demo`: all of it on numbers.
@@ -18,13 +20,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heed.seq2seq.alignment import Alignment
     from heed.seq2seq.attention import TranslationAttention, attention_of
+    from heed.seq2seq.averaging import average
     from heed.seq2seq.comparison import Comparison, compare
+    from heed.seq2seq.config_file import ConfigFile, read_config
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.decoding_options import DecodingOptions
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
     from heed.seq2seq.evaluation import Evaluation, evaluate
+    from heed.seq2seq.extension import extended
     from heed.seq2seq.numbers_task import NumbersTask
     from heed.seq2seq.options import TrainingOptions
     from heed.seq2seq.run_folder import RunFolder
@@ -32,10 +38,12 @@ if TYPE_CHECKING:
     from heed.seq2seq.task import Task
     from heed.seq2seq.text_task import TextTask
     from heed.seq2seq.training import Trained, TrainingInterrupted, train
-    from heed.seq2seq.translate import Translator
+    from heed.seq2seq.translate import Translation, Translator
 
 __all__ = [
+    "Alignment",
     "Comparison",
+    "ConfigFile",
     "Corpus",
     "DecodingOptions",
     "Evaluation",
@@ -47,24 +55,32 @@ __all__ = [
     "Trained",
     "TrainingInterrupted",
     "TrainingOptions",
+    "Translation",
     "TranslationAttention",
     "Translator",
     "attention_of",
+    "average",
     "compare",
     "evaluate",
+    "extended",
+    "read_config",
     "run_demo",
     "start_run",
     "train",
 ]
 
 _MODULES = {
+    "alignment": ("Alignment",),
     "attention": ("TranslationAttention", "attention_of"),
+    "averaging": ("average",),
     "comparison": ("Comparison", "compare"),
+    "config_file": ("ConfigFile", "read_config"),
     "corpus": ("Corpus",),
     "decoding_options": ("DecodingOptions",),
     "demo": ("run_demo",),
     "errors": ("TaskError",),
     "evaluation": ("Evaluation", "evaluate"),
+    "extension": ("extended",),
     "numbers_task": ("NumbersTask",),
     "options": ("TrainingOptions",),
     "run_folder": ("RunFolder",),
@@ -72,7 +88,7 @@ _MODULES = {
     "task": ("Task",),
     "text_task": ("TextTask",),
     "training": ("Trained", "TrainingInterrupted", "train"),
-    "translate": ("Translator",),
+    "translate": ("Translation", "Translator"),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from heed.inspect import Capture, page, plot_cross_attention
+from heed.ops.backends import current
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import picture_format, write_atomically
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
@@ -30,7 +31,8 @@ class TranslationAttention:
         source: S labels. The digits of a number are in reading order.
         written: T labels of the tokens that were written; the last is the end, if it was reached.
         capture: the weights, by name "encoder 1" and so on, then "decoder 1" and "cross 1" ...: (1, N, S, S),
-            (1, N, T, T) and (1, N, T, S). Row t of the last two says where the decoder looked when it wrote token t.
+            (1, N, T, T) and (1, N, T, S); of a recurrent model "cross 1" alone, with N = 1. Row t of the last two says
+            where the decoder looked when it wrote token t.
         tokens: by name the labels of the rows and those of the columns. The decoder's columns are the tokens that it
             had read by then: "start", then all but the last that it wrote.
     """
@@ -83,36 +85,82 @@ def attention_of(
     Raises:
         TaskError: if the line cannot be translated; the message says why.
     """
-    task = translator.task
-    source = task.encode(line, language)
-    found = translator.decode([source])[0]
-    target = found[: found.index(END_ID) + 1] if END_ID in found else found
-    read = [START_ID, *target[:-1]]
-    inputs = {"source": np.array([source], np.int32), "target": np.array([read], np.int32)}
-    _, scores = translator.model(inputs, return_attention_scores=True)
+    source = translator.task.encode(line, language)
+    target = translator.decode([source])[0]
+    return AttentionReader(translator, compiled=False)(line, language, source, target)
 
-    order = task.reading_order(source)
-    pieces = task.source_labels(source)
-    sources = [_shown(pieces[place]) for place in order]
-    written, reading = _target_labels(task, target), _target_labels(task, read)
-    sides = {"self": (sources, sources), "causal": (written, reading), "cross": (written, sources)}
-    weights, kinds = {}, {}
-    for part, layers in scores.items():
-        for number, layer in enumerate(layers, 1):
-            name, array = f"{part} {number}", np.asarray(layer, np.float32)
-            kinds[name] = _KINDS[part]
-            rows, columns = sides[kinds[name]]
-            array = array[:, :, order] if rows is sources else array
-            weights[name] = array[..., order] if columns is sources else array
-    return TranslationAttention(
-        line,
-        language,
-        task.decode([target])[0],
-        sources,
-        written,
-        Capture(weights, kinds),
-        {name: sides[kind] for name, kind in kinds.items()},
-    )
+
+class AttentionReader:
+    """Says where a run's model looked while it wrote a target that it has written already.
+
+    Args:
+        translator: the run's model.
+        compiled: takes seconds at the first two calls and some milliseconds from then on, instead of some tenths of a
+            second at each.
+
+    Raises:
+        TaskError: if the model has no attention.
+    """
+
+    def __init__(self, translator: Translator, compiled: bool = True) -> None:
+        self._translator, model = translator, translator.model
+        if getattr(model.config, "attention", None) == "none":
+            raise TaskError(f"the model of {translator.run.path} has no attention to show")
+
+        def scores(inputs: dict[str, Any]) -> dict[str, Any]:
+            found = model(inputs, return_attention_scores=True)[1]
+            # Of a recurrent model: one alignment (B, T, S).
+            return found if isinstance(found, dict) else {"cross": [found[:, None]]}
+
+        self._scores = current().compiled(scores) if compiled else scores
+
+    def warm_up(self) -> None:
+        """Compiles it, for sources and targets of any length: TensorFlow generalises from two."""
+        for length in (1, 2):
+            ids = np.full((1, length), END_ID, np.int32)
+            self._scores({"source": ids, "target": ids})
+
+    def __call__(
+        self, line: str, language: str | None, source: list[int], target: list[int]
+    ) -> TranslationAttention:
+        """Where each layer looked.
+
+        Args:
+            line: what was translated.
+            language: which language was asked for, or None.
+            source: its ids.
+            target: the ids that were written, with or without what follows the end.
+        """
+        task = self._translator.task
+        target = target[: target.index(END_ID) + 1] if END_ID in target else target
+        read = [START_ID, *target[:-1]]
+        inputs = {"source": np.array([source], np.int32), "target": np.array([read], np.int32)}
+        order = task.reading_order(source)
+        pieces = task.source_labels(source)
+        sources = [_shown(pieces[place]) for place in order]
+        written, reading = _target_labels(task, target), _target_labels(task, read)
+        sides = {
+            "self": (sources, sources),
+            "causal": (written, reading),
+            "cross": (written, sources),
+        }
+        weights, kinds = {}, {}
+        for part, layers in self._scores(inputs).items():
+            for number, layer in enumerate(layers, 1):
+                name, array = f"{part} {number}", np.asarray(layer, np.float32)
+                kinds[name] = _KINDS[part]
+                rows, columns = sides[kinds[name]]
+                array = array[:, :, order] if rows is sources else array
+                weights[name] = array[..., order] if columns is sources else array
+        return TranslationAttention(
+            line,
+            language,
+            task.decode([target])[0],
+            sources,
+            written,
+            Capture(weights, kinds),
+            {name: sides[kind] for name, kind in kinds.items()},
+        )
 
 
 def _target_labels(task: Any, ids: Iterable[int]) -> list[str]:

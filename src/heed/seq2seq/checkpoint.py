@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from heed._npz import read_npz
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import write_atomically
-
-KEPT = 2  # the one before the newest stays, in case the newest is damaged
 
 _META = "meta.json"
 Arrays = dict[str, list[NDArray[Any]]]
@@ -32,10 +30,15 @@ def save(path: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any
     Raises:
         OSError: if it cannot be written, as when the disk is full; `path` is as it was.
     """
+    write_atomically(path, lambda file: write(file, arrays, meta))
+
+
+def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
+    """Writes the same to an open file, see :func:`save`."""
     everything: dict[str, Any] = {_META: np.frombuffer(json.dumps(dict(meta)).encode(), np.uint8)}
     for name, values in arrays.items():
         everything |= {f"{name}/{i:04d}": np.asarray(value) for i, value in enumerate(values)}
-    write_atomically(path, lambda file: np.savez(file, **everything))
+    np.savez(file, **everything)
 
 
 def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
@@ -62,13 +65,16 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     return lists, meta
 
 
-def save_step(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> Path:
+def save_step(
+    folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any], keep: int = 2
+) -> Path:
     """Writes the checkpoint of a step and removes those that are no longer needed.
 
     Args:
         folder: the folder of the checkpoints; it is made if it is not there.
         arrays: as for :func:`save`.
         meta: as for :func:`save`; its "step" says how many steps have been taken.
+        keep: how many checkpoints stay, 1 or more; with two there is one in case the newest is damaged.
 
     Raises:
         OSError: if it cannot be written; the older checkpoints are as they were.
@@ -76,11 +82,16 @@ def save_step(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[s
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{meta['step']:08d}.npz"
     save(path, arrays, meta)
-    for old in steps(folder)[:-KEPT]:
+    for old in steps(folder)[:-keep]:
         old.unlink(missing_ok=True)
     for leftover in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
     return path
+
+
+def weights_of(arrays: Arrays) -> list[NDArray[Any]]:
+    """The weights to translate with: the moving average of those that are trained, where there is one."""
+    return arrays.get("average") or arrays.get("weight", [])
 
 
 def steps(folder: Path) -> list[Path]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import io
 import itertools
 import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 from heed.seq2seq.errors import TaskError
 
@@ -114,6 +113,23 @@ class Corpus:
                 raise TaskError(f"{where}, line {entry.number:,}: {entry.problem}")
             yield entry.source, entry.target
 
+    def sides(self, *lines: list[str]) -> tuple[list[str], list[str]]:
+        """The sources and the targets in lines of the files, without outer spaces; a side may be empty.
+
+        Args:
+            *lines: as many of each file.
+
+        Raises:
+            ValueError: if one is no pair.
+        """
+        if self.target is not None:
+            sources, targets = lines
+        else:
+            split = _SPLIT[self.kind]
+            pairs = [split(line) for line in lines[0]]
+            sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+        return [text.strip() for text in sources], [text.strip() for text in targets]
+
 
 _NO_LINE = object()
 
@@ -133,6 +149,8 @@ def _members(line: str) -> tuple[str, str]:
     sides = [found.get(name) if isinstance(found, dict) else None for name in ("source", "target")]
     if not all(isinstance(side, str) for side in sides):
         raise ValueError('an object with the strings "source" and "target" is wanted')
+    if any("\ud800" <= letter <= "\udfff" for side in sides for letter in str(side)):
+        raise ValueError(NOT_UTF8)  # half of a pair of escapes
     return str(sides[0]), str(sides[1])
 
 
@@ -146,7 +164,7 @@ def _lines(path: Path) -> Iterator[str | None]:
     Only the line feed ends a line: Python's own idea of one would also split at form feeds and U+2028.
     """
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             for number, line in enumerate(file):
                 try:
                     yield line.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
@@ -158,7 +176,8 @@ def _lines(path: Path) -> Iterator[str | None]:
         ) from None
 
 
-def _opened(path: Path) -> io.BufferedIOBase:
+def opened(path: Path) -> IO[bytes]:
+    """The bytes of a file; those that were compressed, if its name ends with .gz."""
     if path.name.lower().endswith(".gz"):
-        return gzip.open(path)
+        return cast(IO[bytes], gzip.open(path))
     return path.open("rb")

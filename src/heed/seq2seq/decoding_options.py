@@ -27,6 +27,9 @@ class DecodingOptions:
         seed: of what is drawn, an integer; None draws afresh.
         max_length: the most tokens of a translation, its end included, 1 or more; None takes the task's.
         weights: how the model's weights are kept while it translates: "float32", "bfloat16" or "int8".
+        n_best: how many translations of each sentence: of a beam search, at most `beam_size`, the best ones; or so many
+            that are drawn.
+        scores: whether their scores are wanted, as `heed.models.generate` has them.
 
     Raises:
         TaskError: if a value is out of its range, or two do not go together.
@@ -48,6 +51,8 @@ class DecodingOptions:
     seed: int | None = None
     max_length: int | None = None
     weights: str = "float32"
+    n_best: int = 1
+    scores: bool = False
 
     def __post_init__(self) -> None:
         with values_from_people():
@@ -58,6 +63,7 @@ class DecodingOptions:
             self._check("top_p", check_real, least=0, exclusive=True, optional=True)
             self._check("seed", check_integer, least=None, optional=True)
             self._check("max_length", check_integer, least=1, optional=True)
+            self._check("n_best", check_integer, least=1)
             if (self.top_p or 1) > 1:
                 raise ValueError(f"`top_p` must be in (0, 1]. Received: top_p={self.top_p}")
             if self.weights not in WEIGHTS:
@@ -72,6 +78,11 @@ class DecodingOptions:
             raise ValueError(
                 "`temperature` draws, `beam_size` searches: give one of them. "
                 f"Received: temperature={self.temperature}, beam_size={self.beam_size}"
+            )
+        if self.temperature is None and self.n_best > self.beam_size:
+            raise ValueError(
+                "`n_best` must be at most `beam_size`, unless a `temperature` draws. "
+                f"Received: n_best={self.n_best}, beam_size={self.beam_size}"
             )
         for name in _OF_DRAWING:
             value = getattr(self, name)
@@ -98,6 +109,10 @@ class DecodingOptions:
             longest: the most tokens of a translation that the task has.
         """
         chosen: dict[str, Any] = {"max_length": self.max_length or longest, "weights": self.weights}
+        if self.n_best > 1:
+            chosen["num_results"] = self.n_best
+        if self.scores:
+            chosen["return_scores"] = True
         if self.method == "beam":
             beam = {"beam_size": self.beam_size, "length_penalty": self.length_penalty}
             return chosen | {"method": "beam", **beam}

@@ -44,6 +44,7 @@ class Evaluation:
         seconds: for decoding, compilation included.
         bleu: BLEU in percent, or None where it is not computed.
         chrf: chrF in percent, or None.
+        perplexity: of the right answers, see `Translator.perplexity`, or None.
         signatures: sacrebleu's of the two, by name: how they were computed, for others to do the same.
         given: whether the pairs were given, not held out.
         left_out: what is wrong with pairs that could not be judged, a line each.
@@ -66,6 +67,7 @@ class Evaluation:
     signatures: Mapping[str, str] = field(default_factory=dict)
     given: bool = False
     left_out: Sequence[str] = ()
+    perplexity: float | None = None
 
     @property
     def right(self) -> int:
@@ -110,6 +112,8 @@ class Evaluation:
         if self.bleu is not None and self.chrf is not None:
             lines.append(f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f}")
             lines += [f"  {name}: {signature}" for name, signature in self.signatures.items()]
+        if self.perplexity is not None:
+            lines.append(f"perplexity {self.perplexity:.2f} a token of the right answers")
         if self.left_out:
             lines.append(
                 f"{len(self.left_out):,} pairs were left out; the first: {self.left_out[0]}"
@@ -146,7 +150,7 @@ class Evaluation:
             figures["signatures"] = dict(self.signatures)
         if self.left_out:
             figures["left_out"] = list(self.left_out)
-        scores = {"bleu": self.bleu, "chrf": self.chrf}
+        scores = {"bleu": self.bleu, "chrf": self.chrf, "perplexity": self.perplexity}
         figures |= {name: score for name, score in scores.items() if score is not None}
         if self.extra:
             figures["extra"] = {name: one.to_dict() for name, one in self.extra.items()}
@@ -158,7 +162,8 @@ def evaluate(
 ) -> Evaluation:
     """Translates the held-out evaluation pairs of the run's task, and its extra evaluations, or pairs that are given.
 
-    For own text, and for pairs that are given, BLEU and chrF are computed too, by the sacrebleu library if it is there.
+    For own text, and for pairs that are given, the perplexity of the right answers is computed too, and BLEU and chrF
+    by the sacrebleu library if it is there.
 
     Args:
         translator: the run's model.
@@ -172,11 +177,15 @@ def evaluate(
     if corpus is not None:
         items, left_out = _items_of(task, corpus, language)
         found = _judged(translator, items)
-        return replace(found, given=True, left_out=left_out, **_corpus_scores(found.answers))
-    found = _judged(translator, task.evaluation_items())
+        given = _corpus_scores(translator, items, found.answers)
+        return replace(found, given=True, left_out=left_out, **given)
+    items = task.evaluation_items()
+    found = _judged(translator, items)
     others = task.extra_evaluations().items()
     extra = {name: _judged(translator, items) for name, items in others}
-    scores = _corpus_scores(found.answers) if task.has_corpus_scores else {}
+    scores: dict[str, Any] = {}
+    if task.has_corpus_scores:
+        scores = _corpus_scores(translator, items, found.answers)
     return replace(found, extra=extra, **scores)
 
 
@@ -208,15 +217,21 @@ def _judged(translator: Translator, items: Sequence[Item]) -> Evaluation:
     return Evaluation(answers, seconds, cut=sum(item.cut for item in items))
 
 
-def _corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
+def _corpus_scores(
+    translator: Translator, items: Sequence[Item], answers: Sequence[Answer]
+) -> dict[str, Any]:
+    targets = translator.task.subwords.encode([item.reference for item in items])
+    scores: dict[str, Any] = {
+        "perplexity": translator.perplexity([item.ids for item in items], targets)
+    }
     try:
         import sacrebleu
     except ImportError:
-        return {}
+        return scores
     said, references = [a.said for a in answers], [[a.reference for a in answers]]
     metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
     found = {name: one.corpus_score(said, references) for name, one in metrics.items()}
-    return {
+    return scores | {
         "bleu": float(found["BLEU"].score),
         "chrf": float(found["chrF"].score),
         "signatures": {name: str(one.get_signature()) for name, one in metrics.items()},

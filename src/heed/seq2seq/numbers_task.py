@@ -9,6 +9,7 @@ from typing import Any
 
 from heed._numbers import check_integer
 from heed.seq2seq import number_words
+from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
 from heed.seq2seq.tokenizer import RESERVED, SubwordTokenizer
 
@@ -108,8 +109,10 @@ class NumbersTask(Task):
         # One shape for all batches: TensorFlow compiles the step once.
         return Batch(padded(source, _LONGEST_SOURCE), padded(target, self.longest_target))
 
-    def training_batch(self, seed: int, step: int, size: int) -> Batch:
+    def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
         """The batch of a step: as many numbers, the languages in turn."""
+        if tokens:
+            raise TaskError("batches of numbers have one size: leave out --batch-tokens")
         chosen = number_words.training_numbers(seed, step, size).tolist()
         # One further in each round of lengths, so that each length comes in each language.
         turns = [
@@ -154,6 +157,11 @@ class NumbersTask(Task):
     def reading_order(self, ids: Sequence[int]) -> list[int]:
         """The language, then the digits, units last."""
         return [0, *range(len(ids) - 1, 0, -1)]
+
+    def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
+        """Each digit is a word; the language is none."""
+        digits = self.source_labels(ids)[1:]
+        return [None, *range(len(digits) - 1, -1, -1)], digits[::-1]
 
     def to_config(self) -> dict[str, Any]:
         """The languages and the longest target."""

@@ -1,9 +1,12 @@
 """The folder of a run: everything that a run is, in files that are whole or not there at all.
 
 config.json      what is trained, how, and with which model
+train.yaml       the file that asked for it, if there was one
 *.model          the tokenizers
+initial.npz      the first weights, where they are those of another run
 checkpoints/     what training needs to go on: weights, optimizer state, step
 weights.npz      the final weights, once the run is complete
+model.keras      the same as a model for Keras
 metrics.jsonl    one line of numbers for each few steps
 train.log        what was said
 tensorboard/     the same numbers for TensorBoard
@@ -27,7 +30,7 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Task
 from heed.seq2seq.tasks import TASKS
 
-_FORMAT, _VERSION = "heed run", 3
+_FORMAT, _VERSION = "heed run", 4
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -93,11 +96,13 @@ class RunFolder:
     Args:
         path: the folder.
         config: what its config.json holds.
+        task: the one that it says, if there is one already.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, config: Mapping[str, Any], task: Task | None = None) -> None:
         self.path = path
         self.config = config
+        self._task = task
 
     @classmethod
     def create(
@@ -106,6 +111,8 @@ class RunFolder:
         task: Task,
         options: TrainingOptions,
         model: Mapping[str, Any],
+        architecture: str = "transformer",
+        others: Mapping[str, bytes] | None = None,
     ) -> RunFolder:
         """Makes a new run folder, all of it or nothing.
 
@@ -113,7 +120,9 @@ class RunFolder:
             path: the folder; it must not exist, or be empty.
             task: what is to be learned.
             options: how.
-            model: the fields of a `heed.models.TransformerConfig`.
+            model: the fields of the config of its model.
+            architecture: which kind of model that is, see `heed.seq2seq.architectures`.
+            others: what else the folder holds, by name.
 
         Raises:
             TaskError: if the folder exists and holds something.
@@ -121,18 +130,20 @@ class RunFolder:
         """
         path = Path(path)
         cls.check_free(path)
+        files = {**task.files(), **(others or {})}
         config = {
             "format": _FORMAT,
             "version": _VERSION,
             "task": task.to_config(),
-            "files": {name: _checksum(data) for name, data in task.files().items()},
+            "files": {name: _checksum(data) for name, data in files.items()},
             "training": options.to_dict(),
+            "architecture": architecture,
             "model": dict(model),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
-            for name, data in {**task.files(), "config.json": _json(config)}.items():
+            for name, data in {**files, "config.json": _json(config)}.items():
                 (temporary / name).write_bytes(data)
             (temporary / "checkpoints").mkdir()
             temporary.chmod(0o755)
@@ -141,7 +152,7 @@ class RunFolder:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         _sync_folder(path.parent)
-        return cls(path, config)
+        return cls(path, config, task)
 
     @classmethod
     def check_free(cls, path: Path) -> None:
@@ -185,6 +196,8 @@ class RunFolder:
         for part in ("task", "files", "training", "model"):
             if not isinstance(config.get(part), dict):
                 raise TaskError(f"{path} is damaged: its config.json has no {part}")
+        if not isinstance(config.get("architecture"), str):
+            raise TaskError(f"{path} is damaged: its config.json has no architecture")
         return cls(path, config)
 
     @property
@@ -196,11 +209,13 @@ class RunFolder:
             raise TaskError(f"{self.path} is damaged: {error}") from None
 
     def task(self) -> Task:
-        """What the run learns, read from the folder.
+        """What the run learns, read from the folder if it was not just made.
 
         Raises:
             TaskError: if the folder is damaged.
         """
+        if self._task is not None:
+            return self._task
         config = self.config["task"]
         try:
             if config["kind"] in tuple(TASKS):

@@ -1,4 +1,4 @@
-"""Starting a run: what is trained, how, and with which model."""
+"""Starting a run: what is trained, how, with which model, and from which weights on."""
 
 from __future__ import annotations
 
@@ -6,21 +6,39 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from heed.models import TransformerConfig
+from heed.seq2seq.architectures import architecture as known_architecture
+from heed.seq2seq.architectures import model_values
+from heed.seq2seq.config_file import ConfigFile
 from heed.seq2seq.errors import values_from_people
+from heed.seq2seq.fine_tuning import INITIAL, initial_weights, model_of
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 
 
-def start_run(path: Path | str, task: Task, **options: Any) -> RunFolder:
-    """A new run. What the options do not say, the task's recipe does, and else the defaults.
+def start_run(
+    path: Path | str,
+    task: Task,
+    *,
+    architecture: str | None = None,
+    preset: str | None = None,
+    init_from: RunFolder | None = None,
+    config_file: ConfigFile | None = None,
+    **options: Any,
+) -> RunFolder:
+    """A new run. What the options do not say, the preset does, then the task's recipe, and else the defaults.
 
     Args:
         path: the run folder to make.
         task: what is to be learned: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
-        **options: fields of `TrainingOptions`, or of `TransformerConfig`.
+        architecture: "transformer" (the default) or "recurrent".
+        preset: the size of the model: "tiny", "base" or "big"; None takes that of the task's recipe.
+        init_from: a trained run to go on from. The model is that run's; weights of tokens that both vocabularies have
+            are carried over, and so are all others.
+        config_file: the file that asked for the run, to be kept in its folder.
+        **options: fields of `TrainingOptions`, or of the model's config (`TransformerConfig`,
+            `RecurrentTranslatorConfig`).
 
     Raises:
         TaskError: if the folder is in use, or a value is bad.
@@ -32,16 +50,29 @@ def start_run(path: Path | str, task: Task, **options: Any) -> RunFolder:
         >>> run.options.steps, run.config["model"]["width"]
         (10, 128)
     """
+    recipe = dict(task.recipe)
     names = {field.name for field in dataclasses.fields(TrainingOptions)}
-    values = {**task.recipe, **options}
-    training = TrainingOptions(**{name: values.pop(name) for name in names & set(values)})
+    training = {
+        name: values.pop(name)
+        for values in (recipe, options)
+        for name in names & set(values)
+    }  # fmt: skip
+    if init_from is None:
+        architecture = "transformer" if architecture is None else architecture
+        values = model_values(architecture, preset, recipe, options)
+    else:
+        given = {"architecture": architecture, "preset": preset, **options}
+        architecture, values = model_of(init_from, given)
+    values |= {"pad_id": PAD_ID, "start_id": START_ID, "end_id": END_ID}
+    values["source_vocabulary_size"] = task.source_vocabulary_size
+    values["target_vocabulary_size"] = task.target_vocabulary_size
     with values_from_people():
-        model = TransformerConfig(
-            source_vocabulary_size=task.source_vocabulary_size,
-            target_vocabulary_size=task.target_vocabulary_size,
-            pad_id=PAD_ID,
-            start_id=START_ID,
-            end_id=END_ID,
-            **values,
+        model = known_architecture(architecture).config.from_dict(values)
+    training_options = TrainingOptions(**training)
+    others = {} if config_file is None else {"train.yaml": config_file.data}
+    RunFolder.check_free(Path(path))
+    if init_from is not None:
+        others[INITIAL] = initial_weights(
+            init_from, task, architecture, model, training_options.seed
         )
-    return RunFolder.create(path, task, training, model.to_dict())
+    return RunFolder.create(path, task, training_options, model.to_dict(), architecture, others)

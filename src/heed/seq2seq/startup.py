@@ -9,11 +9,14 @@ import tempfile
 from collections.abc import Iterator
 
 
-def start_tensorflow() -> None:
+def start_tensorflow(threads: int | None = None) -> None:
     """Imports TensorFlow and Keras without the lines that their C++ side writes to stderr.
 
     Keras gets the TensorFlow backend whatever the environment says: the commands need it. What was
     written is shown if the import fails.
+
+    Args:
+        threads: how many a computation may use, 1 or more; None leaves that to TensorFlow.
 
     Raises:
         ImportError: if there is no TensorFlow.
@@ -22,6 +25,11 @@ def start_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with _held_back():
         import keras  # noqa: F401  (and with it TensorFlow)
+
+        if threads is not None:
+            from heed.ops.backends import current
+
+            current().use_threads(threads)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.tokenizer import PAD_ID, SubwordTokenizer
+from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, SubwordTokenizer, words_of
 
 
 class Batch(NamedTuple):
@@ -44,12 +44,14 @@ class Option(NamedTuple):
         type: makes the value from a word, as `argparse` has it.
         help: what it says, for people.
         required: whether the task needs it.
+        rare: whether the help on the command line leaves it out; the documentation lists all.
     """
 
     name: str
     type: Callable[[str], Any]
     help: str
     required: bool = False
+    rare: bool = False
 
 
 class Task(abc.ABC):
@@ -117,8 +119,18 @@ class Task(abc.ABC):
         """What is learned, and from how much, in half a line."""
 
     @abc.abstractmethod
-    def training_batch(self, seed: int, step: int, size: int) -> Batch:
-        """The batch of a step, a function of the arguments alone."""
+    def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
+        """The batch of a step, a function of the arguments alone.
+
+        Args:
+            seed: int.
+            step: int, 0 or more.
+            size: pairs in a batch.
+            tokens: the most tokens of a batch on either side, padding included; 0: `size` says how large it is.
+
+        Raises:
+            TaskError: for a number of tokens, if the task has batches of one size only.
+        """
 
     def notes(self) -> list[str]:
         """What a person should know of the training data, in lines: what is left out, and why."""
@@ -127,6 +139,18 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def validation_batches(self) -> list[Batch]:
         """Held-out pairs to watch while training."""
+
+    def validation_texts(self) -> list[tuple[list[int], str]]:
+        """The source ids of the validation pairs, and what they are to be translated as."""
+        return [
+            (row[row != PAD_ID].tolist(), text)
+            for batch in self.validation_batches()
+            for row, text in zip(batch.source, self.decode(batch.target), strict=True)
+        ]
+
+    def same_vocabulary(self) -> dict[str, Any]:
+        """What `create` is to be given so that a new task has this one's tokens; nothing where it has them anyway."""
+        return {}
 
     # Evaluation and translation
 
@@ -152,6 +176,25 @@ class Task(abc.ABC):
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of a line that a person gave; TaskError if it cannot be translated."""
 
+    def encode_prefix(self, prefix: str) -> list[int]:
+        """The target ids of what a translation is to begin with, without an end.
+
+        Raises:
+            TaskError: if it is no text, or has characters that no translation of this run has.
+        """
+        if not prefix.strip():
+            raise TaskError("a prefix must not be empty")
+        try:
+            prefix.encode()
+        except UnicodeEncodeError:  # bytes that were no text when they were read
+            raise TaskError("a prefix must be UTF-8 text") from None
+        ids = self.subwords.encode([prefix])[0][:-1]
+        if UNKNOWN_ID in ids:
+            raise TaskError(
+                f"a prefix must be of characters that translations of this run have. Received: {prefix}"
+            )
+        return ids
+
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The text of rows of target ids."""
         return self.subwords.decode(rows)
@@ -164,9 +207,21 @@ class Task(abc.ABC):
         """A short label for each target token before the end."""
         return self.subwords.pieces(ids)
 
+    def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
+        """Which word each source token is part of, None for one that is no text; and the words, in reading order."""
+        return _words(ids, self.source_labels(ids))
+
+    def target_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
+        """The same for target tokens before the end."""
+        return _words(ids, [self.subwords.pieces([i])[0] if i > END_ID else "" for i in ids])
+
     def reading_order(self, ids: Sequence[int]) -> list[int]:
         """The places of source tokens in the order in which people read them."""
         return list(range(len(ids)))
+
+
+def _words(ids: Sequence[int], labels: Sequence[str]) -> tuple[list[int | None], list[str]]:
+    return words_of([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
 
 
 def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) -> NDArray[np.int32]:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heed._numbers import check_integer
+from heed._numbers import check_integer, check_real
 from heed.seq2seq import parallel_text
+from heed.seq2seq._hashing import permuted
+from heed.seq2seq.batch_order import BatchOrder
 from heed.seq2seq.corpus import Corpus, Pair
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.pair_store import PairStore, digests
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
 from heed.seq2seq.tokenizer import SubwordTokenizer
 
-LONGEST = 128  # tokens in a sentence, its end included; longer ones are not trained on
+LONGEST = 128  # tokens in a sentence, its end included, if nothing else is said
 _MULTIPLE = 8  # batches are padded to a multiple of this
 _VALIDATION_BATCH = 64
+_SAMPLE = 100_000  # pairs that the subwords are learned from
+_COUNTED = 500_000  # pairs; the tokens of a larger corpus are reckoned from its letters
+_BLOCK = 20_000  # pairs whose text is in memory together when their tokens are counted
+_SAMPLE_KEY = 0x73616D70
+_MOST_TRIES = 1_000  # batches in a row without a sentence that is short enough
 _SIDES = ("source", "target")
 _HELD_OUT = ("validation", "evaluation")
 
@@ -27,10 +36,10 @@ _Ids = tuple[list[int], list[int]]  # of a source and of its target
 
 
 class _Training(NamedTuple):
-    """The training pairs, how many ids each has on both sides, and how many pairs are too long."""
+    """What is trained on: places in the store, the tokens on each side, and how many pairs are too long."""
 
-    pairs: list[_Ids]
-    lengths: NDArray[np.int64]
+    places: NDArray[np.uint32]
+    lengths: NDArray[np.uint16]
     too_long: int
 
 
@@ -42,12 +51,13 @@ class TextTask(Task):
     fewer than 3,000; it stops when five validations in a row are no better, and keeps the best
     weights.
 
-    Training needs the files as they were when the run began; evaluation and translation need
-    the run folder only.
+    Training reads its sentences from the files, which may be larger than memory and must stay as they
+    were when the run began; evaluation and translation need the run folder only.
 
     Args:
         config: what `to_config` returned.
         read: gives the run folder's file of a name.
+        store: the pairs of the files, if they have been read already.
     """
 
     kind, title = "text", "own text"
@@ -55,15 +65,16 @@ class TextTask(Task):
         Option(
             "source",
             Path,
-            "own text: sentences, one a line (UTF-8); or both sides: .tsv, .jsonl (any of them .gz)",
+            "own text: sentences, or both sides (.tsv, .jsonl)",
             required=True,
         ),
         Option("target", Path, "own text: their translations, line by line"),
-        Option("valid_source", Path, "own text: sentences to watch; else some are held out"),
-        Option("valid_target", Path, "own text: their translations"),
-        Option("test_source", Path, "own text: sentences to be judged by; else some are held out"),
-        Option("test_target", Path, "own text: their translations"),
-        Option("vocabulary_size", int, "own text: most subwords a side"),
+        Option("valid_source", Path, "own text: to watch (and --valid-target)"),
+        Option("valid_target", Path, "own text: their translations", rare=True),
+        Option("test_source", Path, "own text: to be judged by (and --test-target)"),
+        Option("test_target", Path, "own text: their translations", rare=True),
+        Option("vocabulary_size", int, "own text: most subwords a side (8,000)"),
+        Option("longest", int, f"own text: most tokens of a sentence to train on ({LONGEST})"),
     )
     has_corpus_scores = True
     recipe = {  # noqa: RUF012  (a property of the class, which nobody changes)
@@ -80,7 +91,12 @@ class TextTask(Task):
         "dropout": 0.1,
     }
 
-    def __init__(self, config: Mapping[str, Any], read: Callable[[str], bytes]) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        read: Callable[[str], bytes],
+        store: PairStore | None = None,
+    ) -> None:
         self._config = dict(config)
         models = [f"{side}.model" for side in _SIDES]
         texts = [f"{part}.{side}.txt" for part in _HELD_OUT for side in _SIDES]
@@ -92,8 +108,17 @@ class TextTask(Task):
         self.source_vocabulary_size = self._source.vocabulary_size
         self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
+        self._longest = check_integer("longest", config["longest"], least=2)
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
         self._originals = {Path(path): sha256 for path, sha256 in dict(config["files"]).items()}
+        self._corpora = [
+            Corpus(*(None if one[side] is None else Path(one[side]) for side in _SIDES))  # type: ignore[arg-type]
+            for one in config["corpora"]
+        ]
+        self._weights = [check_real("weight", one["weight"], least=0) for one in config["corpora"]]
+        if store is not None:
+            self._store = store
+        self._order = lru_cache(maxsize=1)(self._new_order)
 
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> TextTask:
@@ -103,13 +128,16 @@ class TextTask(Task):
     @classmethod
     def create(
         cls,
-        source: Path | str,
+        source: Path | str | None = None,
         target: Path | str | None = None,
         vocabulary_size: int = 8_000,
         valid_source: Path | str | None = None,
         valid_target: Path | str | None = None,
         test_source: Path | str | None = None,
         test_target: Path | str | None = None,
+        longest: int = LONGEST,
+        corpora: Sequence[Mapping[str, Any]] = (),
+        tokenizers: Sequence[SubwordTokenizer] = (),
     ) -> TextTask:
         """A new task from files of parallel text: reads, splits, and learns the subwords.
 
@@ -119,39 +147,62 @@ class TextTask(Task):
             vocabulary_size: the most subwords for each side.
             valid_source, valid_target: the same, of what training is watched on. Without them it is held out.
             test_source, test_target: the same, of what `evaluate` judges by. Without them it is held out.
+            longest: the most tokens of a sentence that is trained on or translated, its end included, 2 or more.
+            corpora: more text: "source", perhaps "target", and perhaps "weight", how often each pair comes in an
+                epoch (1; 0.5: each second pair in turn).
+            tokenizers: those of source and target; none: they are learned from the text.
 
         Raises:
             TaskError: if the files do not fit, or without the sentencepiece library.
         """
-        corpus = _corpus("source", source, target)
-        if corpus is None:
+        with values_from_people():
+            longest = check_integer("longest", longest, least=2)
+        everything = [_described(one) for one in corpora]
+        if source is not None or target is not None:
+            everything.insert(0, _described({"source": source, "target": target}))
+        if not everything:
             raise TaskError("own text needs --source")
+        texts = [corpus for corpus, _ in everything]
         given = [
             _corpus("valid_source", valid_source, valid_target),
             _corpus("test_source", test_source, test_target),
         ]
-        everything, empty = parallel_text.read_pairs(corpus)
-        parts = iter(parallel_text.split(everything, held_out=given.count(None)))
-        next(parts)  # what is left for training, see `_train_on`
-        held_out = [next(parts) if one is None else _both_sides(one) for one in given]
-        training = _train_on(everything, held_out)
-        sides = list(zip(*training, strict=True))
-        tokenizers = [SubwordTokenizer.train(lines, vocabulary_size) for lines in sides]
-        lengths = np.array([len(ids) for ids in tokenizers[1].encode(sides[1])])
+        store = PairStore(texts)
+        parts = parallel_text.split(store.sources, held_out=given.count(None))
+        numbers = itertools.count(1)
+        held_out = [
+            store.pairs(np.flatnonzero(parts == next(numbers))) if one is None else _both_sides(one)
+            for one in given
+        ]
+        places = _train_on(store, held_out)
+        sample = store.pairs(places[_sample(len(places), _SAMPLE)])
+        sides = list(zip(*sample, strict=True))
+        tokenizers = tokenizers or [SubwordTokenizer.train(x, vocabulary_size) for x in sides]
+        lengths = tokenizers[1].counts(sides[1])
         files = {f"{side}.model": one.model for side, one in zip(_SIDES, tokenizers, strict=True)}
         for name, part in zip(_HELD_OUT, held_out, strict=True):
             for side, lines in zip(_SIDES, zip(*part, strict=True), strict=True):
                 files[f"{name}.{side}.txt"] = "".join(f"{line}\n" for line in lines).encode()
+        paths = [path for corpus in texts for path in corpus.paths]
         config = {
             "kind": cls.kind,
-            "files": {str(path.resolve()): parallel_text.digest(path) for path in corpus.paths},
-            "pairs": len(training),
-            "empty_pairs": empty,
-            "held_out_pairs": len(everything) - len(training),
+            "corpora": [
+                {
+                    "source": str(corpus.source.resolve()),
+                    "target": None if corpus.target is None else str(corpus.target.resolve()),
+                    "weight": weight,
+                }
+                for corpus, weight in everything
+            ],
+            "files": {str(path.resolve()): parallel_text.digest(path) for path in paths},
+            "pairs": len(places),
+            "empty_pairs": store.empty,
+            "held_out_pairs": len(store) - len(places),
+            "longest": longest,
             # Room for answers half as long again as the longest that are trained on.
-            "longest_target": int(1.5 * lengths[lengths <= LONGEST].max(initial=8)),
+            "longest_target": int(1.5 * lengths[lengths <= longest].max(initial=8)),
         }
-        return cls(config, files.__getitem__)
+        return cls(config, files.__getitem__, store)
 
     @property
     def description(self) -> str:
@@ -161,59 +212,117 @@ class TextTask(Task):
         return f"{self._config['pairs']:,} sentence pairs of {files}, {held_out:,} others held out"
 
     @cached_property
+    def _store(self) -> PairStore:
+        return PairStore(self._corpora)
+
+    @cached_property
     def _training(self) -> _Training:
-        """The training pairs, from the original files."""
+        """What is trained on, of the original files."""
         for path, sha256 in self._originals.items():
             if parallel_text.digest(path) != sha256:
                 raise TaskError(f"{path} has changed since the run began: start a new run")
-        everything, _ = parallel_text.read_pairs(Corpus(*self._originals))
-        training = _train_on(everything, [self._validation, self._evaluation])
-        kept = [pair for pair in self._ids(training) if max(map(len, pair)) <= LONGEST]
-        if not kept:
-            raise TaskError(f"no training pair has at most {LONGEST} tokens on both sides")
-        lengths = np.array([sum(map(len, pair)) for pair in kept])
-        return _Training(kept, lengths, len(training) - len(kept))
+        places = _train_on(self._store, [self._validation, self._evaluation])
+        self._store.forget_sources()
+        lengths = self._lengths(places)
+        fits = lengths.max(axis=1) <= self._longest
+        if not fits.any():
+            raise TaskError(f"no training pair has at most {self._longest} tokens on both sides")
+        if fits.all():
+            return _Training(places, lengths, 0)
+        return _Training(places[fits], lengths[fits], int(np.count_nonzero(~fits)))
+
+    def _lengths(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
+        """(P, 2), the tokens of each side: counted, or for a large corpus reckoned from its letters."""
+        out = np.empty((len(places), 2), np.uint16)
+        blocks = [slice(first, first + _BLOCK) for first in range(0, len(places), _BLOCK)]
+        if len(places) <= _COUNTED:
+            for block in blocks:
+                out[block] = self._counts(places[block])
+            return out
+        sample = places[_sample(len(places), _BLOCK)]
+        a_letter = self._counts(sample).sum(axis=0) / self._store.letters[sample].sum(axis=0)
+        for block in blocks:
+            reckoned = np.ceil(self._store.letters[places[block]] * a_letter)
+            out[block] = np.minimum(reckoned, np.iinfo(np.uint16).max)
+        return out
+
+    def _counts(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
+        sides = zip(*self._store.pairs(places), strict=True)
+        both = (self._source, self.subwords)
+        return np.stack([one.counts(side) for one, side in zip(both, sides, strict=True)], axis=1)
 
     def notes(self) -> list[str]:
         """Which pairs are left out of training, and which are cut in validation."""
         counts = {
             "left out, because a side is empty": self._empty_pairs,
-            f"left out of training, because a side has more than {LONGEST} tokens": (
+            f"left out of training, because a side has more than {self._longest} tokens": (
                 self._training.too_long
             ),
-            f"cut to {LONGEST} tokens a side for validation": sum(
-                max(map(len, pair)) > LONGEST for pair in self._ids(self._validation)
+            f"cut to {self._longest} tokens a side for validation": sum(
+                max(map(len, pair)) > self._longest for pair in self._ids(self._validation)
             ),
         }
-        return [
+        found = [
             f"{count:,} {'pair is' if count == 1 else 'pairs are'} {what}"
             for what, count in counts.items()
             if count
         ]
+        if len(self._training.places) > _COUNTED:
+            found.append(
+                "lengths are reckoned from letters: a pair that turns out to be too long is left out when it comes"
+            )
+        return found
 
     def _ids(self, pairs: Sequence[Pair]) -> list[_Ids]:
         sources = self._source.encode([source for source, _ in pairs])
         targets = self.subwords.encode([target for _, target in pairs])
         return list(zip(sources, targets, strict=True))
 
-    def training_batch(self, seed: int, step: int, size: int) -> Batch:
-        """The batch of a step; each pair comes once an epoch."""
-        chosen = parallel_text.batch_of_step(self._training.lengths, seed, step, size)
-        return _batch([self._training.pairs[i] for i in chosen])
+    def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
+        """The batch of a step; each pair comes once an epoch, or as often as the weight of its corpus says."""
+        order = self._order(seed, size, tokens)
+        for attempt in range(_MOST_TRIES):
+            places = self._training.places[order.batch(step + attempt)]
+            ids = self._ids(self._store.pairs(places))
+            # Reckoned lengths let some through that are too long; very rarely all of a batch.
+            if kept := [pair for pair in ids if max(map(len, pair)) <= self._longest]:
+                return _batch(kept)
+        raise TaskError(f"{_MOST_TRIES:,} batches have no pair of at most {self._longest} tokens")
+
+    def _new_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
+        ends = np.searchsorted(self._training.places, [0, *np.cumsum(self._store.counts)])
+        counts = np.diff(ends).tolist()
+        return BatchOrder(self._training.lengths, seed, size, tokens, counts, self._weights)
 
     def validation_batches(self) -> list[Batch]:
         """The validation pairs, cut to the longest length, those of like length together."""
-        pairs = [(s[:LONGEST], t[:LONGEST]) for s, t in self._ids(self._validation)]
+        most = self._longest
+        pairs = [(s[:most], t[:most]) for s, t in self._ids(self._validation)]
         pairs.sort(key=lambda pair: len(pair[1]))
         return [
             _batch(pairs[i : i + _VALIDATION_BATCH])
             for i in range(0, len(pairs), _VALIDATION_BATCH)
         ]
 
+    def validation_texts(self) -> list[tuple[list[int], str]]:
+        """The source ids of the validation pairs, cut to the longest length, and their translations as they are."""
+        found = zip(self._ids(self._validation), self._validation, strict=True)
+        return [(self._cut(ids), target) for (ids, _), (_, target) in found]
+
+    def same_vocabulary(self) -> dict[str, Any]:
+        """The tokenizers."""
+        return {"tokenizers": (self._source, self.subwords)}
+
     def evaluation_items(self) -> list[Item]:
         """The evaluation pairs, in one group; sources that are too long are cut, and say so."""
         found = zip(self._ids(self._evaluation), self._evaluation, strict=True)
-        return [Item(_cut(ids), *pair, "text", cut=len(ids) > LONGEST) for (ids, _), pair in found]
+        return [
+            Item(self._cut(ids), *pair, "text", cut=len(ids) > self._longest)
+            for (ids, _), pair in found
+        ]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        return ids if len(ids) <= self._longest else [*ids[: self._longest - 1], ids[-1]]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of a sentence; TaskError for one that is empty, no text or too long."""
@@ -225,9 +334,9 @@ class TextTask(Task):
         except UnicodeEncodeError:  # bytes that were no text when they were read
             raise TaskError("a sentence to translate must be UTF-8 text") from None
         ids = self._source.encode([line.strip()])[0]
-        if len(ids) > LONGEST:
+        if len(ids) > self._longest:
             raise TaskError(
-                f"a sentence to translate must have at most {LONGEST} tokens, its end included. "
+                f"a sentence to translate must have at most {self._longest} tokens, its end included. "
                 f"Received: {len(ids):,}"
             )
         return ids
@@ -265,17 +374,39 @@ def _both_sides(corpus: Corpus) -> list[Pair]:
     return pairs
 
 
-def _train_on(everything: Sequence[Pair], held_out: Iterable[Sequence[Pair]]) -> list[Pair]:
-    """The pairs whose sources are in no held-out part."""
-    kept_back = {source for part in held_out for source, _ in part}
-    training = [pair for pair in everything if pair[0] not in kept_back]
-    if not training:
+def _described(corpus: Mapping[str, Any]) -> tuple[Corpus, float]:
+    """A corpus and its weight, from what a person said of it."""
+    unknown = sorted(set(corpus) - {*_SIDES, "weight"})
+    if unknown:
+        raise TaskError(
+            f"a corpus has a source, a target and a weight. Received: {', '.join(unknown)}"
+        )
+    found = _corpus("source", corpus.get("source"), corpus.get("target"))
+    if found is None:
+        raise TaskError("a corpus needs a source")
+    with values_from_people():
+        return found, check_real("weight", corpus.get("weight", 1.0), least=0, exclusive=True)
+
+
+def _train_on(store: PairStore, held_out: Iterable[Sequence[Pair]]) -> NDArray[np.uint32]:
+    """The places of the pairs whose sources are in no held-out part."""
+    kept_back = np.sort(digests([source for part in held_out for source, _ in part]))
+    trained_on = np.empty(len(store), np.bool_)
+    for first in range(0, len(store), _BLOCK):  # np.isin would sort the corpus
+        block = slice(first, first + _BLOCK)
+        nearest = kept_back[np.searchsorted(kept_back[:-1], store.sources[block])]
+        trained_on[block] = nearest != store.sources[block]
+    places = np.flatnonzero(trained_on).astype(np.uint32)
+    if not len(places):
         raise TaskError("every sentence to train on is held out too")
-    return training
+    return places
 
 
-def _cut(ids: list[int]) -> list[int]:
-    return ids if len(ids) <= LONGEST else [*ids[: LONGEST - 1], ids[-1]]
+def _sample(count: int, most: int) -> NDArray[np.int64]:
+    """Some of the numbers 0 to count - 1, in order; all of them if these are not too many."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(permuted(np.arange(most), count, _SAMPLE_KEY))
 
 
 def _batch(pairs: Sequence[_Ids]) -> Batch:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from heed._install import how_to_install
 from heed._numbers import check_integer
@@ -14,6 +18,8 @@ from heed.seq2seq.errors import TaskError, values_from_people
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those
 _LARGEST = 2**31 - 1  # what sentencepiece's int holds
+_SPACE = "▁"
+_WORDS = 1 << 16  # whose subwords are kept
 
 
 class SubwordTokenizer:
@@ -42,6 +48,7 @@ class SubwordTokenizer:
             raise TaskError(f"the tokenizer cannot be read: {_first_line(error)}") from None
         if ids != [PAD_ID, START_ID, END_ID]:
             raise TaskError(f"the tokenizer's special ids must be 0, 1, 2. Received: {ids}")
+        self._word = lru_cache(_WORDS)(self._processor.encode)
 
     @classmethod
     def train(cls, lines: Iterable[str], vocabulary_size: int) -> SubwordTokenizer:
@@ -80,7 +87,19 @@ class SubwordTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, the end token last."""
-        return [[*ids, END_ID] for ids in self._processor.encode(list(texts))]
+        return [[*self._ids(text), END_ID] for text in texts]
+
+    def _ids(self, text: str) -> Iterator[int]:
+        """No subword goes beyond a word, and words come again: the library is asked once for each."""
+        if _SPACE in text:  # the library's own sign for a space
+            return iter(self._processor.encode(text))
+        return itertools.chain.from_iterable(self._word(word) for word in text.split(" ") if word)
+
+    def counts(self, texts: Sequence[str]) -> NDArray[np.uint16]:
+        """(N,) how many ids each text has, the end token included; more than 65,535 count as these."""
+        counts = (1 + sum(1 for _ in self._ids(text)) for text in texts)
+        most = np.iinfo(np.uint16).max
+        return np.fromiter((min(count, most) for count in counts), np.uint16, len(texts))
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The text of each row of ids, up to its end token."""
@@ -89,6 +108,32 @@ class SubwordTokenizer:
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """What each id up to the end token stands for, as a label; "▁" marks the start of a word."""
         return [str(self._processor.id_to_piece(i)) for i in _before_end(ids)]
+
+
+def words_of(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
+    """Which word each piece is part of, and the words: "▁" stands for the space before one.
+
+    Args:
+        pieces: of a tokenizer; None for one that is no text.
+
+    Example:
+        >>> words_of(["▁the", "▁c", "at", "▁", "s", None])
+        ([0, 1, 1, 2, 2, None], ['the', 'cat', 's'])
+    """
+    words: list[str] = [""]
+    numbers: list[int | None] = []
+    for piece in pieces:
+        if piece is None:
+            numbers.append(None)
+            continue
+        if piece.startswith("▁") and words[-1]:
+            words.append("")
+        words[-1] += piece.replace("▁", "")
+        numbers.append(len(words) - 1)
+    if words[-1]:
+        return numbers, words
+    # Spaces at the end, or nothing at all, are no word.
+    return [None if n == len(words) - 1 else n for n in numbers], words[:-1]
 
 
 def _before_end(ids: Iterable[int]) -> list[int]:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,17 +16,19 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import config  # nothing public switches determinism off
 
-from heed.models import Transformer
 from heed.seq2seq import checkpoint
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.fine_tuning import INITIAL
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Batch, Task
-from heed.seq2seq.trained_model import assign, check, new_model
+from heed.seq2seq.trained_model import assign, check, new_model, write_trained
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
+from heed.seq2seq.validation_score import ValidationScore
 
 _RECORD_EVERY = 10  # steps in one line of metrics
+_TITLES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -41,7 +43,7 @@ class Trained:
         steps: how many steps were taken in all.
         seconds: how long they took, over all sittings, validation and checkpoints included.
         stopped_early: whether validation stopped it.
-        best_step: the step of the best validation loss; its weights are kept if `patience` is set.
+        best_step: the step of the best validation; its weights are kept if `patience` is set.
     """
 
     steps: int
@@ -54,13 +56,15 @@ class Trained:
 class _Progress:
     """What the loop knows beside weights and optimizer state; plain values for the checkpoint.
 
-    Batches and learning rates are functions of the step, so nothing of them is here.
+    Batches and learning rates are functions of the step, so nothing of them is here. `steps` is how many there were to
+    be when it was written.
     """
 
     step: int = 0
+    steps: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0
-    best_loss: float = math.inf
+    best_score: float = -math.inf
     best_step: int = 0
     without_better: int = 0
     stopped_early: bool = False
@@ -109,11 +113,12 @@ class _Training:
         self._options: TrainingOptions = run.options
         self._task: Task = run.task()
         with strategy.scope():
-            self._model: Transformer = new_model(run)
+            self._model = new_model(run, self._options.precision)
         self._step = TrainingStep(self._model, self._options, strategy, self._task.one_shape)
-        self._at = _Progress()
+        self._at = _Progress(steps=self._options.steps)
         self._best: list[np.ndarray] = []  # the weights of the best validation, if they are kept
         self._saved = 0
+        self._score: ValidationScore | None = None  # of translations, if they are asked for
         self._notes: list[str] = []  # what to say once the log is open
         self._restore()
 
@@ -127,18 +132,20 @@ class _Training:
             "other": [one for one in self._model.variables if id(one) not in weights],
             "first": self._step.first,
             "second": self._step.second,
+            "average": self._step.average,
         }
 
     def _save(self) -> None:
         at = self._at
         if self._chief:
             arrays = {**self._variables(), "best": self._best}
-            checkpoint.save_step(self._run.checkpoints, arrays, vars(at))
+            checkpoint.save_step(self._run.checkpoints, arrays, vars(at), self._options.keep)
         self._saved = at.step
 
     def _restore(self) -> None:
         latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append)
         if latest is None:
+            self._begin()
             return
         arrays, meta = latest
         for name, variables in self._variables().items():
@@ -149,6 +156,20 @@ class _Training:
             raise TaskError(f"{self._run.path} is damaged: its checkpoint is not one") from None
         self._best = arrays.get("best", [])
         self._saved = self._at.step
+        if self._at.steps < self._options.steps:  # it is trained on
+            self._at.steps = self._options.steps
+            self._at.stopped_early, self._at.without_better = False, 0
+
+    def _begin(self) -> None:
+        """Takes the weights of another run, if it is to go on from them."""
+        if INITIAL not in self._run.config["files"]:
+            return
+        self._run.read(INITIAL)  # which compares the checksum
+        arrays, meta = checkpoint.load(self._run.path / INITIAL)
+        assign(self._model.weights, arrays.get("weight", []), self._run)
+        if self._step.average:
+            assign(self._step.average, arrays["weight"], self._run)
+        self._notes.append(str(meta.get("said", "")))
 
     # The loop -------------------------------------------------------------------------------------
 
@@ -171,9 +192,11 @@ class _Training:
                 if not self._finished():
                     for note in self._task.notes():
                         log.say(note)
+                    if options.validate_with != "loss":
+                        self._score = ValidationScore(self._run, self._task)
                     with contextlib.closing(_ahead(self._task, options, at.step)) as batches:
-                        for batch in batches:
-                            self._take(batch, log)
+                        for of_step in batches:
+                            self._take(of_step, log)
                             at.seconds = time.monotonic() - began
                             self._after_step(log)
                             if self._finished():
@@ -197,10 +220,13 @@ class _Training:
     def _description(self) -> str:
         """What is trained: the first line, long before the first validation."""
         task, options = self._task, self._options
+        size = f"{options.accumulate * options.batch_size:,} pairs"
+        if options.batch_tokens:
+            size = f"at most {options.accumulate * options.batch_tokens:,} tokens a side"
         return (
             f"{task.description}; vocabularies of {task.source_vocabulary_size:,} and "
             f"{task.target_vocabulary_size:,} tokens; {self._model.count_params():,} parameters; "
-            f"{options.steps:,} steps of {options.batch_size:,} pairs; in {self._run.path}"
+            f"{options.steps:,} steps of {size}; in {self._run.path}"
         )
 
     def _is_written(self) -> bool:
@@ -230,9 +256,9 @@ class _Training:
         at = self._at
         return Trained(at.step, at.seconds, at.stopped_early, at.best_step)
 
-    def _take(self, batch: Batch, log: TrainingLog) -> None:
-        at = self._at
-        loss = float(self._step(batch, at.step, self._options.rate(at.step)))
+    def _take(self, batches: Sequence[Batch], log: TrainingLog) -> None:
+        at, (batch, *more) = self._at, batches
+        loss = float(self._step(batch, at.step, self._options.rate(at.step), more))
         at.step += 1
         if not math.isfinite(loss):
             raise TaskError(
@@ -262,21 +288,29 @@ class _Training:
             log.flush()
 
     def _validated(self, log: TrainingLog, loss: float) -> dict[str, Any]:
-        at, patience = self._at, self._options.patience
-        result = self._step.validate(self._validation_batches)
-        if result.loss < at.best_loss:
-            at.best_loss, at.best_step, at.without_better = result.loss, at.step, 0
+        at, patience, name = self._at, self._options.patience, self._options.validate_with
+        with self._step.averaged():
+            result = self._step.validate(self._validation_batches)._asdict()
+            # Copies, for training goes on in the variables.
+            wanted = self._model.weights if patience or self._score is not None else ()
+            weights = [np.array(weight.numpy()) for weight in wanted]
+        if self._score is not None:
+            result[name] = self._score(weights)
+        score = result[name] if self._score is not None else -result["loss"]
+        if score > at.best_score:
+            at.best_score, at.best_step, at.without_better = score, at.step, 0
             if patience:
-                self._best = [np.array(weight.numpy()) for weight in self._model.weights]
+                self._best = weights
         else:
             at.without_better += 1
             at.stopped_early = 0 < patience <= at.without_better
+        translated = f"{_TITLES[name]} {score:.1f}  " if self._score is not None else ""
         log.say(
             f"step {at.step}/{self._options.steps}  loss {loss:.4f}  "
-            f"validation loss {result.loss:.4f}  exact {100 * result.exact:.1f} %  "
+            f"validation loss {result['loss']:.4f}  {translated}exact {100 * result['exact']:.1f} %  "
             f"{at.seconds:.0f} s"
         )
-        return {f"validation_{name}": value for name, value in result._asdict().items()}
+        return {f"validation_{key}": value for key, value in result.items()}
 
     @cached_property
     def _validation_batches(self) -> list[Batch]:
@@ -285,26 +319,34 @@ class _Training:
     def _finish(self, log: TrainingLog) -> None:
         at = self._at
         if self._best:
-            assign(self._model.weights, self._best, self._run)
             log.say(f"kept the weights of step {at.best_step}, the best in validation")
         if self._chief:
+            weights = self._best or self._step.average or self._model.weights
             step = at.best_step if self._best else at.step
-            checkpoint.save(self._run.weights, {"weight": self._model.weights}, {"step": step})
+            write_trained(self._run, [_value(weight) for weight in weights], {"step": step})
         log.say(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
 
 
-def _ahead(task: Task, options: TrainingOptions, step: int) -> Generator[Batch, None, None]:
-    """The batches from `step` on; a second thread makes the next one while this one is used."""
+def _ahead(task: Task, options: TrainingOptions, step: int) -> Generator[list[Batch], None, None]:
+    """The batches of each step from `step` on; a second thread makes the next ones while these are used."""
+
+    def of_step(step: int) -> list[Batch]:
+        first = step * options.accumulate
+        return [
+            task.training_batch(options.seed, number, options.batch_size, options.batch_tokens)
+            for number in range(first, first + options.accumulate)
+        ]
+
     with ThreadPoolExecutor(max_workers=1) as pool:
-
-        def begin(step: int) -> Future[Batch]:
-            return pool.submit(task.training_batch, options.seed, step, options.batch_size)
-
-        coming = begin(step)
+        coming = pool.submit(of_step, step)
         for following in range(step + 1, options.steps + 1):
-            batch = coming.result()
-            coming = begin(following)
-            yield batch
+            batches = coming.result()
+            coming = pool.submit(of_step, following)
+            yield batches
+
+
+def _value(weight: Any) -> np.ndarray:
+    return weight if isinstance(weight, np.ndarray) else np.asarray(weight.numpy())
 
 
 def _is_chief(strategy: tf.distribute.Strategy) -> bool:

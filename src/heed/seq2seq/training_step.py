@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from heed.models import Transformer
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Batch
@@ -32,27 +32,37 @@ class Validation(NamedTuple):
 class TrainingStep:
     """The model, the state of its optimizer, and the functions that use them.
 
-    Adam on the gradient of the mean cross-entropy over all target tokens of the batch:
+    Adam on the gradient of the mean cross-entropy over all target tokens of the step's batches:
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g**2;
     w = w - rate * sqrt(1 - b2**t) / (1 - b1**t) * m / (sqrt(v) + 1e-7),
     with b1 = 0.9, b2 = 0.98, t counted from 1, and g scaled down to the global norm `clip_norm`.
 
     Gradients are summed over all replicas before they are clipped, so that n replicas take the step
-    that one would take on the whole batch.
+    that one would take on the whole batch. Those of several batches are summed up, likewise: n batches take the step of
+    one of n times the size.
+
+    After step t the moving average is a = a + (1 - d) (w - a) with d = min(ema, (1 + t) / (10 + t)), so that it
+    forgets the first weights soon, however slow it is later.
 
     Args:
-        model: a built model, made in the scope of `strategy`.
+        model: a built model, made in the scope of `strategy`: called with a dict of "source" and "target" it gives
+            logits, and its `config` has `pad_id`, `start_id` and `target_vocabulary_size`.
         options: how it is trained.
         strategy: what the batch is spread over.
         one_shape: whether nearly all batches have the same shape.
 
+    Attributes:
+        first, second: m and v, for each trainable weight.
+        average: the moving average of each of the model's weights; none without `ema`.
+
     Source: Kingma and Ba, "Adam" (2015), in the order of its section 2; Vaswani et al., "Attention
-        is all you need" (2017) for b2.
+        is all you need" (2017) for b2; Polyak and Juditsky, "Acceleration of stochastic approximation by
+        averaging" (1992).
     """
 
     def __init__(
         self,
-        model: Transformer,
+        model: Any,
         options: TrainingOptions,
         strategy: tf.distribute.Strategy,
         one_shape: bool = False,
@@ -62,33 +72,63 @@ class TrainingStep:
         self._strategy = strategy
         self._weights = [variable.value for variable in model.trainable_variables]
         with strategy.scope():
-            self.first = [tf.Variable(tf.zeros_like(w), trainable=False) for w in self._weights]
-            self.second = [tf.Variable(tf.zeros_like(w), trainable=False) for w in self._weights]
+            self.first, self.second = _zeros(self._weights), _zeros(self._weights)
+            self._sums = _zeros(self._weights) if options.accumulate > 1 else []
+            self.average = [
+                tf.Variable(w.value, trainable=False)
+                for w in (model.weights if options.ema else ())
+            ]
         # Known shapes are traced in half the time and run a tenth faster. Where they vary, one
         # trace serves all; a batch spread over replicas can have no such signature.
-        train_signature = (_TOKENS, _TOKENS, tf.TensorSpec((4,), tf.float32))
+        scalars = tf.TensorSpec((5,), tf.float32)
         single = strategy.num_replicas_in_sync == 1
         self._train = _compiled(
-            self._all_replicas, None if one_shape or not single else train_signature
+            self._all_replicas, None if one_shape or not single else (_TOKENS, _TOKENS, scalars)
         )
+        self._step_from_sums = _compiled(self._from_sums, (scalars,))
         self._validate = _compiled(self._counts, None if one_shape else (_TOKENS, _TOKENS))
 
-    def __call__(self, batch: Batch, step: int, rate: float) -> tf.Tensor:
+    def __call__(
+        self, batch: Batch, step: int, rate: float, more: Sequence[Batch] = ()
+    ) -> tf.Tensor:
         """Takes one step.
 
         Args:
             batch: the whole batch, for all replicas.
             step: int, 0 for the first.
             rate: the learning rate.
+            more: further batches of the same step, where the options say that several are accumulated.
 
         Returns:
             Scalar float32: the loss before the step.
         """
-        tokens = int((batch.target != self.model.config.pad_id).sum())
+        batches, done = (batch, *more), step + 1
+        tokens = sum(int((one.target != self.model.config.pad_id).sum()) for one in batches)
+        decay = min(self._options.ema, (1 + done) / (10 + done))
         scalars = tf.constant(
-            [1 / max(1, tokens), rate, _BETA_1 ** (step + 1), _BETA_2 ** (step + 1)], tf.float32
+            [1 / max(1, tokens), rate, _BETA_1**done, _BETA_2**done, decay], tf.float32
         )
-        return self._train(self._spread(batch.source), self._spread(batch.target), scalars)
+        losses = [
+            self._train(self._spread(one.source), self._spread(one.target), scalars)
+            for one in batches
+        ]
+        if self._sums:
+            self._step_from_sums(scalars)
+        return losses[0] if len(losses) == 1 else tf.add_n(losses)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Meanwhile the model has the moving average of its weights, where there is one."""
+        kept = [weight.numpy() for weight in self.model.weights] if self.average else []
+        try:
+            for weight, average in zip(
+                self.model.weights if kept else (), self.average, strict=True
+            ):
+                weight.assign(average.numpy())
+            yield
+        finally:
+            for weight, value in zip(self.model.weights if kept else (), kept, strict=True):
+                weight.assign(value)
 
     def _spread(self, rows: np.ndarray) -> Any:
         """The rows, each replica getting every n-th."""
@@ -114,9 +154,33 @@ class TrainingStep:
         gradients = tape.gradient(loss, self._weights)
         context = tf.distribute.get_replica_context()
         gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        if self._sums:
+            context.merge_call(self._add, args=(gradients,))
+        else:
+            self._apply(context, gradients, scalars)
+        return loss
+
+    def _from_sums(self, scalars: tf.Tensor) -> None:
+        """Takes the step of the gradients that were summed up, and begins to sum anew."""
+
+        def one_replica(scalars: tf.Tensor) -> None:
+            context = tf.distribute.get_replica_context()
+            self._apply(context, [tf.convert_to_tensor(one) for one in self._sums], scalars)
+            context.merge_call(self._forget)
+
+        self._strategy.run(one_replica, args=(scalars,))
+
+    def _apply(self, context: Any, gradients: Sequence[Any], scalars: tf.Tensor) -> None:
         gradients, _ = tf.clip_by_global_norm(gradients, self._options.clip_norm)
         context.merge_call(self._update, args=(gradients, scalars))
-        return loss
+
+    def _add(self, strategy: tf.distribute.Strategy, gradients: Sequence[Any]) -> None:
+        for total, gradient in zip(self._sums, gradients, strict=True):
+            strategy.extended.update(total, _add, args=(gradient,))
+
+    def _forget(self, strategy: tf.distribute.Strategy) -> None:
+        for total in self._sums:
+            strategy.extended.update(total, _forget)
 
     def _update(
         self, strategy: tf.distribute.Strategy, gradients: Sequence[Any], scalars: Any
@@ -125,6 +189,9 @@ class TrainingStep:
             self._weights, self.first, self.second, gradients, strict=True
         ):
             strategy.extended.update(weight, _adam, args=(first, second, gradient, scalars))
+        weights = [weight.value for weight in self.model.weights] if self.average else []
+        for average, weight in zip(self.average, weights, strict=True):
+            strategy.extended.update(average, _follow, args=(weight, scalars[4]))
 
     def _logits(self, source: tf.Tensor, target: tf.Tensor, training: bool) -> tf.Tensor:
         start = tf.fill((tf.shape(target)[0], 1), self.model.config.start_id)
@@ -161,6 +228,23 @@ def _compiled(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...]
     return tf.function(
         function, input_signature=signature, autograph=False, reduce_retracing=signature is None
     )
+
+
+def _zeros(weights: Sequence[tf.Variable]) -> list[tf.Variable]:
+    return [tf.Variable(tf.zeros_like(weight), trainable=False) for weight in weights]
+
+
+def _add(total: tf.Variable, gradient: tf.Tensor) -> None:
+    total.assign_add(tf.cast(gradient, total.dtype))
+
+
+def _forget(total: tf.Variable) -> None:
+    total.assign(tf.zeros_like(total))
+
+
+def _follow(average: tf.Variable, weight: tf.Tensor, decay: tf.Tensor) -> None:
+    weight = tf.cast(tf.convert_to_tensor(weight), average.dtype)
+    average.assign_add(tf.cast(1 - decay, average.dtype) * (weight - average))
 
 
 def _adam(

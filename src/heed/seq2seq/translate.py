@@ -5,17 +5,39 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from heed.models import generate
+from heed.models import Ensemble, explain_generate, generate
+from heed.seq2seq.alignment import Alignment, align
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import padded
+from heed.seq2seq.task import Task, padded
+from heed.seq2seq.tokenizer import PAD_ID, START_ID
 from heed.seq2seq.trained_model import trained_model
 
+_JUDGED = 16  # pairs whose perplexity is computed together: all their logits are there at once
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of a line.
+
+    Args:
+        text: what it says.
+        ids: its tokens, then padding; nothing but padding where a search met no further sequence.
+        score: log p of it, as `heed.models.generate` has it; None where scores are not asked for.
+        alignment: which words it comes from; None where that is not asked for.
+    """
+
+    text: str
+    ids: list[int]
+    score: float | None = None
+    alignment: Alignment | None = None
 
 
 class Translator:
@@ -25,9 +47,10 @@ class Translator:
         run: the run folder; unfinished runs translate with their newest checkpoint.
         say: is called with a line for each newer checkpoint that is damaged.
         options: how translations are chosen. None takes the likeliest token in each step.
+        others: runs that translate with it, as a `heed.models.Ensemble`. Alignments are those of the first run.
 
     Raises:
-        TaskError: if the run has no weights yet, or is damaged.
+        TaskError: if a run has no weights yet, or is damaged, or has other tokens than the first.
 
     Example:
         >>> Translator(RunFolder.open("heed-runs/numbers"))(["1 2"])  # doctest: +SKIP
@@ -39,12 +62,28 @@ class Translator:
         run: RunFolder,
         say: Callable[[str], object] = warnings.warn,
         options: DecodingOptions | None = None,
+        others: Sequence[RunFolder] = (),
     ) -> None:
         self.run = run
         self.options = options or DecodingOptions()
         self._batches = 0
         self.task = run.task()
+        for other in others:
+            if _tokens(other.task()) != _tokens(self.task):
+                raise TaskError(
+                    f"{other.path} and {run.path} cannot translate together: their tokens differ"
+                )
         self.model, self.step = trained_model(run, say)
+        self._decoded: Any = self.model
+        if others:
+            self._decoded = Ensemble([self.model, *(trained_model(x, say)[0] for x in others)])
+        if self.options.weights != "float32":
+            found = explain_generate(self._decoded, method=self.options.method)
+            if found.implementation != "engine":
+                raise TaskError(
+                    f"`weights` must be 'float32' for {run.path}: {'; '.join(found.reasons)}. "
+                    f"Received: {self.options.weights!r}"
+                )
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
         """The translation of each line.
@@ -59,8 +98,64 @@ class Translator:
         rows = [self.task.encode(line, language) for line in lines]
         return self.task.decode(self.decode(rows))
 
-    def decode(self, rows: Sequence[Sequence[int]], batch_size: int = 500) -> list[list[int]]:
-        """The target ids of rows of source ids.
+    def translations(
+        self,
+        lines: Sequence[str],
+        language: str | None = None,
+        prefix: str | None = None,
+        options: DecodingOptions | None = None,
+        alignments: bool = False,
+    ) -> list[list[Translation]]:
+        """The `n_best` translations of each line, best first, or as they were drawn; with scores if they are wanted.
+
+        Args:
+            lines: what to translate.
+            language: for numbers: which of the run's languages; None takes the first.
+            prefix: what each translation begins with, in whole words; None leaves that to the model.
+            options: how they are chosen; None takes those of the translator.
+            alignments: whether to say which words each comes from.
+
+        Raises:
+            TaskError: if a line cannot be translated, or the prefix leaves no room for a translation.
+        """
+        rows = [self.task.encode(line, language) for line in lines]
+        start = [] if prefix is None else self.task.encode_prefix(prefix)
+        return self.search(rows, start, options, alignments=alignments)
+
+    def search(
+        self,
+        rows: Sequence[Sequence[int]],
+        prefix: Sequence[int] = (),
+        options: DecodingOptions | None = None,
+        batch_size: int = 500,
+        alignments: bool = False,
+    ) -> list[list[Translation]]:
+        """The same for rows of source ids and a prefix of target ids.
+
+        Raises:
+            TaskError: if the prefix leaves no room for a translation.
+        """
+        found = self._decode(rows, batch_size, prefix, options or self.options)
+        pairs = [(row, ids) for row, (of_row, _) in zip(rows, found, strict=True) for ids in of_row]
+        texts = iter(self.task.decode([ids for _, ids in pairs]))
+        aligned: Iterator[Alignment | None] = itertools.repeat(None)
+        if alignments and pairs:
+            aligned = iter(align(self.model, self.task, *zip(*pairs, strict=True)))
+        return [
+            [
+                Translation(next(texts), ids, score, next(aligned))
+                for ids, score in zip(of_row, scores, strict=True)
+            ]
+            for of_row, scores in found
+        ]
+
+    def decode(
+        self,
+        rows: Sequence[Sequence[int]],
+        batch_size: int = 500,
+        options: DecodingOptions | None = None,
+    ) -> list[list[int]]:
+        """The target ids of rows of source ids, of several the first.
 
         Rows of like length are decoded together: a batch goes on until its longest target ends.
 
@@ -71,19 +166,75 @@ class Translator:
         Returns:
             A list of target ids for each row, in the order of `rows`.
         """
+        return [ids[0] for ids, _ in self._decode(rows, batch_size, (), options or self.options)]
+
+    def perplexity(self, rows: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> float:
+        """How unsure the model is of given translations: `exp(-mean log p(token))` over all tokens, ends included.
+
+        Args:
+            rows: source ids.
+            targets: a row of target ids for each, its end included; of what is longer than a translation of the task
+                may be, the beginning counts.
+
+        Returns:
+            1 or more; the size of the target vocabulary if all tokens are as likely. Of other subwords it is another
+            number: compare runs of one vocabulary alone.
+        """
+        total, count = 0.0, 0
+        order = sorted(range(len(rows)), key=lambda i: len(targets[i]))
+        for at in range(0, len(order), _JUDGED):
+            part = order[at : at + _JUDGED]
+            wanted = padded([targets[i][: self.task.longest_target] for i in part])
+            read = np.pad(wanted[:, :-1], ((0, 0), (1, 0)), constant_values=START_ID)
+            source = self._decoded.check_source(padded([rows[i] for i in part]))
+            logits = np.asarray(self._decoded.decode_all(read, self._decoded.encode_source(source)))
+            highest = logits.max(-1, keepdims=True)
+            log_sums = np.log(np.exp(logits - highest).sum(-1)) + highest[..., 0]
+            own = np.take_along_axis(logits, wanted[..., None], -1)[..., 0] - log_sums
+            total += float(own[wanted != PAD_ID].sum(dtype=np.float64))
+            count += int((wanted != PAD_ID).sum())
+        return float(np.exp(-total / max(count, 1)))
+
+    def _decode(
+        self,
+        rows: Sequence[Sequence[int]],
+        batch_size: int,
+        prefix: Sequence[int],
+        options: DecodingOptions,
+    ) -> list[tuple[list[list[int]], list[float | None]]]:
+        """Of each row the target ids of all its results, and their scores."""
+        most = options.max_length or self.task.longest_target
+        if len(prefix) >= most:
+            raise TaskError(
+                f"a prefix must have less than the {most:,} tokens of a translation. "
+                f"Received: {len(prefix):,}"
+            )
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        out: list[list[int]] = [[] for _ in rows]
+        out: list[Any] = [None] * len(rows)
         for start in range(0, len(order), batch_size):
             part = order[start : start + batch_size]
             # One size of batch for all: each size is compiled anew.
             filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
             source = padded([rows[i] for i in filled], multiple=_MULTIPLE)
-            options = self.options.arguments(self._batches, self.task.longest_target)
-            found = generate(self.model, source, **options)
+            arguments = options.arguments(self._batches, self.task.longest_target)
+            if len(prefix):
+                arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (len(filled), 1))
+            found = generate(self._decoded, source, **arguments)
             self._batches += 1
-            for i, ids in zip(part, np.asarray(found).tolist(), strict=False):
-                out[i] = ids
+            tokens, scores = found if options.scores else (found, None)
+            several = np.asarray(tokens).reshape(len(filled), options.n_best, -1).tolist()
+            values = [[None] * options.n_best] * len(filled)
+            if scores is not None:
+                values = np.asarray(scores).reshape(len(filled), options.n_best).tolist()
+            for i, *one in zip(part, several, values, strict=False):
+                out[i] = tuple(one)
         return out
+
+
+def _tokens(task: Task) -> tuple[Any, ...]:
+    """What must be the same in runs that translate together: the meaning of every id."""
+    models = {name: data for name, data in task.files().items() if name.endswith(".model")}
+    return task.kind, task.languages, task.source_vocabulary_size, models
 
 
 def translate_stream(
@@ -106,7 +257,30 @@ def translate_stream(
         The translation of each line; an empty line for an empty one, and for one that cannot be
         translated.
     """
+    for _, found in translations_of_stream(translator, lines, report, language, batch_size):
+        yield found[0].text if found else ""
+
+
+def translations_of_stream(
+    translator: Translator,
+    lines: Iterable[str],
+    report: Callable[[str], object],
+    language: str | None = None,
+    batch_size: int = 64,
+    prefix: str | None = None,
+    alignments: bool = False,
+) -> Iterator[tuple[list[int], list[Translation]]]:
+    """The same with all that is found.
+
+    Args:
+        translator, lines, report, language, batch_size: as for :func:`translate_stream`.
+        prefix, alignments: as for :class:`Translator`.
+
+    Yields:
+        Of each line the source ids, and the translations: none where a line is empty or cannot be translated.
+    """
     task = translator.task
+    start = [] if prefix is None else task.encode_prefix(prefix)
 
     def encoded(number: int, line: str) -> list[int] | None:
         if line.strip():
@@ -118,5 +292,6 @@ def translate_stream(
 
     numbered = enumerate(lines, 1)
     while rows := [encoded(*line) for line in itertools.islice(numbered, batch_size)]:
-        said = iter(task.decode(translator.decode([row for row in rows if row is not None])))
-        yield from ("" if row is None else next(said) for row in rows)
+        known = [row for row in rows if row is not None]
+        found = iter(translator.search(known, start, alignments=alignments))
+        yield from (([], []) if row is None else (row, next(found)) for row in rows)

@@ -1,0 +1,131 @@
+"""The command `heed`: arguments only; the work is in `heed.seq2seq`.
+
+Exit status: 0 done; 1 something that the person can put right, said in one line on stderr; 2 wrong
+arguments; 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from heed import __version__
+from heed.cli.arguments import Parser
+from heed.cli.streams import drop_output, note, prepare_streams
+from heed.seq2seq.errors import TaskError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: the words after `heed`; None takes those of the process.
+
+    Returns:
+        The exit status.
+
+    Example:
+        >>> main(["translate", "surely-not-here", "1"])  # says on stderr that it does not exist
+        1
+    """
+    prepare_streams()
+    parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if sys.stdout is None:
+            raise OSError(0, "it is closed", "standard output")
+        code = parsed.command(parsed)
+        sys.stdout.flush()
+        return int(code or 0)
+    except KeyboardInterrupt as error:  # its message, if training was stopped
+        return _fail(str(error) or "stopped", 130)
+    except BrokenPipeError:  # the reader of the output has gone, as in `heed ... | head -1`
+        drop_output()
+        return 1
+    except Exception as error:
+        text = _explained(error)
+        if text is None:
+            raise
+        drop_output()
+        return _fail(text, 1)
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser(next(iter(arguments), None))
+    for word in arguments:
+        if not _is_utf8(word):
+            parser.error(f"the arguments must be UTF-8 text. Received: {word!r}")
+    parsed, others = parser.parse_known_args(arguments)
+    # argparse takes no text after an option once the list has begun: `translate RUN --language de 7`.
+    if others and not (hasattr(parsed, "text") and all(_is_text(word) for word in others)):
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    if others:
+        parsed.text += others
+    return parsed
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether no byte of it had to be escaped when it was read."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _is_text(word: str) -> bool:
+    return not word.startswith("-") or word[1:2].isdigit()
+
+
+def _fail(text: str, code: int) -> int:
+    note(" ".join(text.split()))
+    return code
+
+
+def _explained(error: Exception) -> str | None:
+    """The line for an error that the person can put right; None for a fault of heed."""
+    if isinstance(error, TaskError):
+        return str(error)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError):
+        return "not enough memory"
+    if isinstance(error, MemoryError):
+        return str(error) or "not enough memory"
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        return f"cannot read or write{where}: {error.strerror or error}"
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ImportError) and package in ("keras", "tensorflow"):
+        from heed._install import how_to_install
+
+        return f"this needs {error.name}: {how_to_install('demo')}"
+    return None
+
+
+# What each command is: `add_NAME(parser)` and `run_NAME(parsed)` of a module, loaded when it is asked for.
+_COMMANDS = {
+    "demo": ("train", "Learn numbers in words, evaluate, and draw the attention."),
+    "train": ("train", "Train a new run, or continue one that was stopped."),
+    "average": ("average", "Make the mean of a run's last checkpoints its weights."),
+    "data": ("data", "Check parallel text, or make some of what this machine has."),
+    "evaluate": ("evaluate", "Judge a run on pairs that it never saw."),
+    "translate": ("translate", "Translate the text given, or standard input."),
+    "explain": ("explain", "Translate, and show on one page where each head looked."),
+    "serve": ("serve", "Serve runs over HTTP, with a page to try them on."),
+    "info": ("info", "Say which versions and which implementation of attention are in use."),
+}
+
+
+def _parser(asked: str | None) -> Parser:
+    """The parser; of the commands only the one that is asked for has its arguments."""
+    parser = Parser(
+        prog="heed", description="Learn to translate one sequence into another, and see how."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"heed {__version__}", help="print the version"
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, (module, text) in _COMMANDS.items():
+        made = commands.add_parser(name, help=text, description=text)
+        if name == asked:
+            command = importlib.import_module(f"heed.cli.{module}")
+            getattr(command, f"add_{name}")(made)
+            made.set_defaults(command=getattr(command, f"run_{name}"))
+    return parser

@@ -1,0 +1,30 @@
+"""`heed average`: the mean of the last checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from heed import seq2seq
+from heed.cli.arguments import Parser, check_positive
+from heed.cli.streams import say
+from heed.seq2seq.startup import start_tensorflow
+
+
+def add_average(parser: Parser) -> None:
+    """The arguments of `heed average`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument(
+        "--last", type=int, metavar="N", default=2, help="how many checkpoints (default: 2)"
+    )
+    parser.epilog = "for example: heed average heed-runs/text --last 5 (of a run with --keep 5)"
+
+
+def run_average(parsed: argparse.Namespace) -> None:
+    """Averages, and says what the weights are now."""
+    last = check_positive("--last", parsed.last)
+    run = seq2seq.RunFolder.open(parsed.run)
+    start_tensorflow()
+    from heed.seq2seq.averaging import said
+
+    say(said(seq2seq.average(run, last)))

@@ -1,0 +1,45 @@
+"""`heed explain`: where each head looked."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from heed import seq2seq
+from heed.cli.arguments import Parser
+from heed.cli.decoding import open_translator
+from heed.cli.streams import say
+from heed.seq2seq.errors import TaskError
+
+
+def add_explain(parser: Parser) -> None:
+    """The arguments of `heed explain`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("text", nargs="*", default=[], help="what to translate")
+    parser.add_argument("--language", help="numbers: which of the run's languages")
+    parser.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
+    parser.add_argument(
+        "--png", type=Path, help="draw the cross-attention to this file (.png, .svg, .pdf)"
+    )
+
+
+def run_explain(parsed: argparse.Namespace) -> None:
+    """Translates, and writes a page of the attention."""
+    from heed.seq2seq.run_folder import picture_format
+
+    text = " ".join(parsed.text)
+    seq2seq.RunFolder.open(parsed.run).task().encode(text, parsed.language)
+    out = parsed.out or parsed.run / "attention.html"
+    for option, path in (("--out", out), ("--png", parsed.png)):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise TaskError(f"{option} must be a file in an existing folder, not {path}")
+    if parsed.png is not None:
+        picture_format(parsed.png)
+    translator = open_translator(
+        parsed.run
+    )  # first: it loads TensorFlow, which says much otherwise
+    found = seq2seq.attention_of(translator, text, parsed.language)
+    say(found.translation)
+    say(f"every head: {found.write_page(out)}")
+    if parsed.png is not None:
+        say(f"picture: {found.draw(parsed.png)}")

@@ -1,0 +1,26 @@
+"""`heed info`: versions, and which implementation of attention is in use."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+from heed.cli.arguments import Parser
+from heed.cli.streams import say
+from heed.seq2seq.startup import start_tensorflow
+
+
+def add_info(parser: Parser) -> None:
+    """It has no arguments."""
+
+
+def run_info(_: argparse.Namespace) -> None:
+    """Says what there is."""
+    with contextlib.suppress(ImportError):  # what is missing is part of the answer
+        start_tensorflow()
+    from heed._info import info
+
+    answer = info()
+    width = max(map(len, answer))
+    for name, value in answer.items():
+        say(f"{name:<{width}}  {value}")

@@ -1,0 +1,95 @@
+"""`heed serve`: runs over HTTP, and a page to try them on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from heed import seq2seq
+from heed.cli.arguments import Parser, add_options, given
+from heed.cli.decoding import open_translator
+from heed.cli.streams import note, say
+from heed.seq2seq.errors import TaskError
+
+_LIMITS = (
+    ("max_batch", int, "hypotheses decoded together (64)"),
+    ("max_queue", int, "texts that may wait (512)"),
+    ("max_texts", int, "texts of a request (64)"),
+    ("max_characters", int, "characters of a text (2,000)"),
+    ("max_beam", int, "widest beam of a request (8)"),
+    ("max_body", int, "bytes of a request (262,144)"),
+    ("body_timeout", float, "seconds for a request to arrive (10)"),
+    ("timeout", float, "seconds from then to its answer (30)"),
+)
+_DECODING = (
+    ("length_penalty", float, "of beams: higher favours longer translations (0.6)"),
+    ("max_length", int, "most tokens of a translation"),
+    ("weights", str, "how weights are kept: float32, bfloat16 or int8"),
+)
+
+
+def add_serve(parser: Parser) -> None:
+    """The arguments of `heed serve`."""
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument(
+        "--name", action="append", metavar="NAME", help="of each RUN in turn (default: its folder)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free one (%(default)s)")
+    add_options(parser, _LIMITS + _DECODING)
+    parser.epilog = "for example: heed serve heed-runs/numbers --port 8080"
+
+
+def run_serve(parsed: argparse.Namespace) -> None:
+    """Serves until Ctrl-C."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        from heed._install import how_to_install
+
+        raise TaskError(f"serving needs {error.name}: {how_to_install('serve')}") from None
+    # What can be checked without TensorFlow is checked before the seconds that it takes to load.
+    from heed.seq2seq.serving import sockets
+    from heed.seq2seq.serving.options import ServingOptions
+
+    limits = ServingOptions(**given(parsed, [name for name, _, _ in _LIMITS]))
+    decoding = seq2seq.DecodingOptions(**given(parsed, [name for name, _, _ in _DECODING]))
+    runs = _named(parsed.runs, parsed.name or [])
+    for path in runs.values():
+        seq2seq.RunFolder.open(path)
+    with sockets.bound(parsed.host, parsed.port) as made:
+        if not sockets.is_loopback(made):
+            note(
+                f"{parsed.host}: other machines can reach this server, and it asks nobody who they are"
+            )
+        translators = {name: open_translator(path) for name, path in runs.items()}
+        from heed.seq2seq.serving.server import serve
+
+        serve(
+            made,
+            translators,
+            limits,
+            decoding,
+            lambda url: say(f"serving {', '.join(runs)} at {url} (Ctrl-C stops)"),
+        )
+
+
+def _named(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
+    """The runs by name.
+
+    Raises:
+        TaskError: if there are more or fewer names than runs, or two are the same.
+    """
+    if names and len(names) != len(paths):
+        raise TaskError(
+            f"give a --name for each run or for none. Received: {len(names)} for {len(paths)} runs"
+        )
+    names = names or [path.resolve().name for path in paths]
+    for name in names:
+        if not name.strip() or names.count(name) > 1:
+            what = "two runs are called" if name.strip() else "a run cannot be called"
+            raise TaskError(f"{what} {name!r}: give each a --name of its own")
+    return dict(zip(names, paths, strict=True))

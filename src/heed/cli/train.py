@@ -1,0 +1,203 @@
+"""`heed train` and `heed demo`: new runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from heed import seq2seq  # whose parts load when they are first used
+from heed.cli.arguments import Parser, given, option_name
+from heed.cli.streams import say
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.settings import MODEL, TRAINING, Setting
+from heed.seq2seq.startup import start_tensorflow
+
+RUNS = Path("heed-runs")
+_DEFAULTS = "What is not said is chosen to suit the task; the run's config.json holds all of it."
+_OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "FILE"}
+
+
+def add_demo(parser: Parser) -> None:
+    """The arguments of `heed demo`."""
+    parser.add_argument("--run", type=Path, help=f"run folder to make (default: {RUNS}/numbers)")
+    parser.add_argument("--languages", default="en", help="some of en,de,fr,es (default: en)")
+    _add_settings(parser, TRAINING)
+    parser.epilog = f"{_DEFAULTS}\nfor example: heed demo --languages en,de"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def add_train(parser: Parser) -> None:
+    """The arguments of `heed train`."""
+    from heed.seq2seq.tasks import TASKS
+
+    parser.usage = "heed train (numbers | --source FILE | --config FILE | --resume RUN) [options]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    data = parser.add_argument_group("what to learn")
+    data.add_argument("task", nargs="?", choices=list(TASKS), help="numbers, or text: your own")
+    for option in {one.name: one for task in TASKS.values() for one in task.options}.values():
+        metavar = _METAVARS.get(option.type, "NAME")
+        text = argparse.SUPPRESS if option.rare else option.help
+        data.add_argument(option_name(option.name), type=option.type, help=text, metavar=metavar)
+    parser.set_defaults(corpora=None)  # a file can name several, the command line one
+    run = parser.add_argument_group("the run")
+    run.add_argument("--run", type=Path, help=f"folder to make (default: in {RUNS})")
+    run.add_argument("--config", type=Path, metavar="FILE", help="YAML file of all this")
+    run.add_argument(
+        "--resume", type=Path, metavar="RUN", help="continue this run; with --steps train it on"
+    )
+    run.add_argument(
+        "--init-from", type=Path, metavar="RUN", help="begin with its weights and vocabulary"
+    )
+    _add_settings(parser.add_argument_group("training"), TRAINING)
+    model = parser.add_argument_group("the model")
+    model.add_argument("--architecture", metavar="NAME", help="transformer or recurrent")
+    model.add_argument("--preset", metavar="NAME", help="tiny, base or big")
+    _add_settings(model, MODEL)
+    parser.epilog = (
+        f"More options, such as --schedule and --num-heads: docs/command-line.md, Settings.\n{_DEFAULTS}\n"
+        "for example: heed train --source a.en --target a.de --validate-with bleu"
+    )
+
+
+def _add_settings(parser: Any, settings: Iterable[Setting]) -> None:
+    """Options with the type and the help of each; rare ones are taken, but the help leaves them out."""
+    for name, kind, text, rare in settings:
+        text = argparse.SUPPRESS if rare else text
+        if kind is bool:
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(option_name(name), action=action, default=None, help=text)
+        else:
+            parser.add_argument(option_name(name), type=kind, help=text, metavar=_METAVARS[kind])
+
+
+def run_demo(parsed: argparse.Namespace) -> None:
+    """Learns numbers in words, evaluates, and draws the attention."""
+    from heed.seq2seq.number_words import check_languages
+
+    languages = check_languages(parsed.languages)
+    path = _new_path(parsed, "numbers")
+    start_tensorflow()
+    seq2seq.run_demo(
+        path, languages, say=say, **given(parsed, [setting.name for setting in TRAINING])
+    )
+
+
+def run_train(parsed: argparse.Namespace) -> None:
+    """Trains a new run, or goes on with one."""
+    from heed.seq2seq.tasks import TASKS
+
+    if parsed.resume is not None:
+        run = _resumed(parsed)
+    else:
+        config = None if parsed.config is None else seq2seq.read_config(parsed.config)
+        if config is not None:
+            _fill(parsed, config)
+        with contextlib.nullcontext() if config is None else config.blamed():
+            # A task is named, or it is that whose files are given.
+            kinds = [k for k, task in TASKS.items() if given(parsed, _names(task, required=True))]
+            kind = parsed.task or next(iter(kinds), None if parsed.corpora is None else "text")
+            if kind is None:
+                raise TaskError(f"say what to train: {_WAYS}")
+            if kind not in TASKS:
+                raise TaskError(f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}")
+            run = _new_run(parsed, TASKS[kind], config)
+    trained = seq2seq.train(run)
+    early = f", stopped early; best at {trained.best_step:,}" if trained.stopped_early else ""
+    say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s{early}")
+    say(f"the run: {run.path}")
+
+
+_WAYS = (
+    "`heed train numbers`, `heed train --source FILE`, `heed train --config FILE` or "
+    "`heed train --resume RUN`"
+)
+
+
+def _resumed(parsed: argparse.Namespace) -> seq2seq.RunFolder:
+    """The run to go on with, with more steps if that is said."""
+    from heed.seq2seq.tasks import TASKS
+
+    if parsed.task is not None:
+        raise TaskError(f"say what to train: {_WAYS}")
+    names = [name for task in TASKS.values() for name in _names(task)]
+    names += [*_OPTIONS, "run", "config", "init_from", "architecture", "preset"]
+    others = [name for name in given(parsed, names) if name != "steps"]
+    if others:
+        raise TaskError(
+            f"--resume continues a run as it is: leave out {option_name(others[0])} "
+            "(only --steps may be given, to train on)"
+        )
+    run = seq2seq.RunFolder.open(parsed.resume)
+    if parsed.steps is not None:
+        run = seq2seq.extended(run, parsed.steps)
+    start_tensorflow()
+    return run
+
+
+def _fill(parsed: argparse.Namespace, config: seq2seq.ConfigFile) -> None:
+    """What the file says holds where the command line says nothing."""
+    for name, value in config.values.items():
+        if getattr(parsed, name) is None:
+            setattr(parsed, name, Path(value) if name in ("run", "init_from") else value)
+
+
+def _new_run(
+    parsed: argparse.Namespace, kind: type[seq2seq.Task], config: seq2seq.ConfigFile | None
+) -> seq2seq.RunFolder:
+    values = _task_options(parsed, kind)
+    path = _new_path(parsed, kind.kind)
+    init_from = None if parsed.init_from is None else seq2seq.RunFolder.open(parsed.init_from)
+    seq2seq.TrainingOptions(**given(parsed, [setting.name for setting in TRAINING]))
+    if init_from is not None and "vocabulary_size" not in values:
+        before = init_from.task()
+        values |= before.same_vocabulary() if isinstance(before, kind) else {}
+    task = kind.create(**values)
+    start_tensorflow()
+    return seq2seq.start_run(
+        path,
+        task,
+        architecture=parsed.architecture,
+        preset=parsed.preset,
+        init_from=init_from,
+        config_file=config,
+        **given(parsed, _OPTIONS),
+    )
+
+
+def _new_path(parsed: argparse.Namespace, name: str) -> Path:
+    from heed.seq2seq.run_folder import free_path
+
+    path = parsed.run or free_path(RUNS / name)
+    seq2seq.RunFolder.check_free(path)
+    return path
+
+
+def _task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[str, Any]:
+    """Those of the task's options that were given.
+
+    Raises:
+        TaskError: if one that it needs is missing, or one of another task is there.
+    """
+    from heed.seq2seq.tasks import TASKS
+
+    needed, own = _names(task, required=True), _names(task)
+    if len(given(parsed, needed)) < len(needed) and parsed.corpora is None:
+        raise TaskError(f"{task.title} needs {' and '.join(map(option_name, needed))}")
+    for other in TASKS.values():
+        if wrong := [name for name in given(parsed, _names(other)) if name not in own]:
+            raise TaskError(
+                f"{option_name(wrong[0])} is for {other.title}: leave it out for {task.title}"
+            )
+    corpora = given(parsed, ["corpora"])
+    if corpora and task.kind != "text":
+        raise TaskError(f"`corpora` is for own text: leave it out for {task.title}")
+    return given(parsed, own) | corpora
+
+
+def _names(task: type[seq2seq.Task], required: bool = False) -> list[str]:
+    """The names of a task's options, or of those that it needs."""
+    return [option.name for option in task.options if option.required or not required]

@@ -1,0 +1,127 @@
+"""`heed translate`: text given, a file or standard input."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from heed import seq2seq
+from heed.cli.arguments import Parser, check_positive
+from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
+from heed.cli.streams import note, opened_input, opened_output, without_mark
+from heed.seq2seq.errors import TaskError
+
+
+def add_translate(parser: Parser) -> None:
+    """The arguments of `heed translate`."""
+    parser.usage = "heed translate [options] RUN [text ...]"
+    parser.epilog = "for example: heed translate RUN --beam-size 4 --n-best 2 --scores < a.txt"
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument(
+        "text", nargs="*", default=[], help="what to translate; none: read standard input"
+    )
+    parser.add_argument("--language", help="numbers: which of the run's languages")
+    parser.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
+    parser.add_argument("--input", type=Path, help="read this file, not standard input")
+    parser.add_argument("--output", type=Path, help="write this file, not standard output")
+    parser.add_argument("--batch-size", type=int, help="lines that are translated together (64)")
+    add_decoding_options(parser)
+    parser.add_argument("--prefix", metavar="TEXT", help="what each translation begins with")
+    parser.add_argument("--n-best", type=int, help="so many translations, after the line's number")
+    parser.add_argument(
+        "--scores",
+        action="store_true",
+        help="log p before each translation, divided by the penalty",
+    )
+    parser.add_argument(
+        "--alignments",
+        action="store_true",
+        help="word i of the line, word j of the answer: i-j ...",
+    )
+    parser.add_argument("--quiet", action="store_true", help="say nothing but what is wrong")
+
+
+def run_translate(parsed: argparse.Namespace) -> int | None:
+    """Translates; the status is 1 if a line could not be."""
+    # What can be checked without TensorFlow is checked before the seconds that it takes to load.
+    options = decoding_options(parsed)
+    size = 64 if parsed.batch_size is None else check_positive("--batch-size", parsed.batch_size)
+    task = seq2seq.RunFolder.open(parsed.run).task()
+    if parsed.prefix is not None:
+        task.encode_prefix(parsed.prefix)
+        if parsed.picture:
+            raise TaskError("--picture draws what the model says by itself: leave out --prefix")
+    if parsed.text:
+        if parsed.input is not None:
+            raise TaskError("give the text as an argument or by --input, not both")
+        text = " ".join(parsed.text)
+        task.encode(text, parsed.language)
+        translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
+        with opened_output(parsed.output) as say:
+            (found,) = translator.translations(
+                [text], parsed.language, parsed.prefix, alignments=parsed.alignments
+            )
+            for line in _answer(parsed, 1, found):
+                say(line)
+        if parsed.picture:
+            seen = seq2seq.attention_of(translator, text, parsed.language)
+            print(f"picture: {seen.draw(parsed.run / 'attention.png')}", file=sys.stderr)
+        return None
+    if parsed.picture:
+        raise TaskError("--picture needs the text as an argument: it draws one translation")
+    task.check_language(parsed.language)  # once, not for each line
+    with opened_input(parsed.input) as lines, opened_output(parsed.output) as say:
+        typed = parsed.input is None and sys.stdin.isatty()
+        if typed and not parsed.quiet:
+            note("type what to translate, one a line; Ctrl-D ends")
+        translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
+        return _translate_lines(parsed, translator, lines, say, 1 if typed else size)
+
+
+def _translate_lines(
+    parsed: argparse.Namespace,
+    translator: seq2seq.Translator,
+    lines: Iterable[str],
+    say: Callable[[str], None],
+    batch_size: int,
+) -> int:
+    """The status is 1 if a line could not be translated."""
+    from heed.seq2seq.translate import translations_of_stream
+
+    problems: list[str] = []
+
+    def report(problem: str) -> None:
+        problems.append(problem)
+        note(problem)
+
+    stream = translations_of_stream(
+        translator,
+        without_mark(lines),
+        report,
+        parsed.language,
+        batch_size,
+        parsed.prefix,
+        parsed.alignments,
+    )
+    for number, (_, found) in enumerate(stream, 1):
+        for line in _answer(parsed, number, found):
+            say(line)
+    return 1 if problems else 0
+
+
+def _answer(
+    parsed: argparse.Namespace, number: int, found: Sequence[seq2seq.Translation]
+) -> Iterator[str]:
+    """What is written for a line of input: as many lines whatever is found, columns with a tab between them."""
+    for rank in range(parsed.n_best or 1):
+        one = found[rank] if found else None
+        columns = [] if parsed.n_best is None else [str(number)]
+        if parsed.scores:
+            columns.append("" if one is None else f"{one.score:.4f}")
+        text = "" if one is None else one.text
+        after = [str((one and one.alignment) or "")] if parsed.alignments else []
+        if columns or after:
+            text = text.replace("\t", " ")
+        yield "\t".join([*columns, text, *after])

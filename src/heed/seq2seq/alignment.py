@@ -1,0 +1,116 @@
+"""Which words of a line the words of its translation come from, by where the model looked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.task import Task, padded
+from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How much each word of a translation looked at each word of the line.
+
+    `weights[j, i] = mean_t sum_s a[t, s]` over the tokens t of word j and s of word i, where a is the mean over the
+    heads of the cross-attention of the last decoder layer but one (of the only one, if there is no more), in the step
+    that writes token t. Words are what spaces separate, of numbers the digits in reading order. What goes to the end of
+    the line is nobody's: rows sum to at most 1.
+
+    Args:
+        source: S words of the line.
+        target: T words of the translation.
+        weights: (T, S) float32.
+
+    Source:
+        Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019),
+        section 4.1: the layer before the last one aligns best, by the mean of its heads.
+
+    Example:
+        >>> found = Alignment(["the", "cat"], ["le", "chat"], np.array([[0.8, 0.1], [0.3, 0.6]]))
+        >>> str(found)
+        '0-0 1-1'
+    """
+
+    source: list[str]
+    target: list[str]
+    weights: NDArray[np.float32] = field(compare=False)
+
+    @property
+    def links(self) -> list[tuple[int, int]]:
+        """(i, j) for each word j of the translation: it looked at word i of the line most, the first of equals."""
+        if not self.source:
+            return []
+        return sorted((int(i), j) for j, i in enumerate(np.argmax(self.weights, axis=1)))
+
+    def __str__(self) -> str:
+        """The links as Pharaoh had them: "i-j" for word i of the line and word j of the translation, from 0."""
+        return " ".join(f"{i}-{j}" for i, j in self.links)
+
+
+def align(
+    model: Any, task: Task, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> list[Alignment]:
+    """The alignment of each line and its translation.
+
+    Args:
+        model: a `Transformer`, or a `RecurrentTranslator`, whose only attention it is then.
+        task: what the ids mean.
+        sources: ids of lines.
+        targets: ids of their translations; what stands after an end counts for nothing.
+
+    Raises:
+        TaskError: if the model has no attention.
+    """
+    if getattr(model.config, "attention", None) == "none":
+        raise TaskError("the run's model has no attention that could say which words it looked at")
+    made: list[Alignment] = []
+    for at in range(0, len(sources), _BATCH):
+        part = slice(at, at + _BATCH)
+        written = [_before_end(ids) for ids in targets[part]]
+        found = _looked(model, sources[part], written)
+        for source, target, weights in zip(sources[part], written, found, strict=True):
+            made.append(_of_words(task, source, target, weights))
+    return made
+
+
+def _before_end(ids: Sequence[int]) -> list[int]:
+    ids = list(ids)
+    return ids[: ids.index(END_ID)] if END_ID in ids else [i for i in ids if i != PAD_ID]
+
+
+def _looked(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
+    """(B, T, S): where the model looked when it wrote each token of a target."""
+    read = padded([[START_ID, *target] for target in targets])
+    inputs = {"source": padded(sources), "target": read}
+    _, scores = model(inputs, return_attention_scores=True)
+    if isinstance(scores, dict):
+        layers = scores["cross"]
+        scores = np.mean(layers[max(0, len(layers) - 2)], axis=1)
+    return np.asarray(scores, np.float32)
+
+
+def _of_words(
+    task: Task, source: Sequence[int], target: Sequence[int], weights: NDArray[np.float32]
+) -> Alignment:
+    columns, read = task.source_words(source)
+    rows, said = task.target_words(target)
+    of_source = _members(columns, len(read))
+    of_target = _members(rows, len(said))
+    own = of_target @ weights[: len(target), : len(source)] @ of_source.T
+    return Alignment(read, said, own / np.maximum(of_target.sum(1, keepdims=True), 1))
+
+
+def _members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:
+    """(count, tokens): 1 where a token is part of a word."""
+    return np.array([[word == n for word in words] for n in range(count)], np.float32).reshape(
+        count, len(words)
+    )

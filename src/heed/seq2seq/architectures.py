@@ -1,0 +1,128 @@
+"""The kinds of models that translate: what a run's config.json may name, and their usual sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from heed.models import (
+    RecurrentTranslator,
+    RecurrentTranslatorConfig,
+    Transformer,
+    TransformerConfig,
+)
+from heed.models.config import Config
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.settings import nearest
+
+
+class Architecture(NamedTuple):
+    """One kind of model.
+
+    Args:
+        config: the class of its config, whose fields are the options of the model.
+        model: makes it of such a config; `dtype` says how it computes.
+        of_recipe: which of a task's recipe it takes; that is written for Transformers.
+        presets: by name the fields that a preset sets.
+    """
+
+    config: type[Config]
+    model: Callable[..., Any]
+    of_recipe: tuple[str, ...]
+    presets: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def options(self) -> list[str]:
+        """The fields of the config that a person chooses: the task says the others."""
+        names = [field.name for field in dataclasses.fields(self.config)]  # type: ignore[arg-type]
+        return [name for name in names if name not in _OF_THE_TASK]
+
+
+_OF_THE_TASK = ("source_vocabulary_size", "target_vocabulary_size", "pad_id", "start_id", "end_id")
+
+
+def _transformer(width: int, heads: int, layers: int, dropout: float) -> dict[str, Any]:
+    sizes = {"encoder_layers": layers, "decoder_layers": layers, "feed_forward_width": 4 * width}
+    return {"width": width, "num_heads": heads, "dropout": dropout, **sizes}
+
+
+def _recurrent(width: int, encoder_layers: int, decoder_layers: int) -> dict[str, Any]:
+    sizes = {"encoder_layers": encoder_layers, "decoder_layers": decoder_layers}
+    return {"width": width, "dropout": 0.1 if width < 512 else 0.2, **sizes}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "transformer": Architecture(
+        TransformerConfig,
+        Transformer,
+        of_recipe=tuple(field.name for field in dataclasses.fields(TransformerConfig)),
+        # "base" and "big" as in Vaswani et al. 2017, table 3.
+        presets={
+            "tiny": _transformer(128, 4, 2, 0.1),
+            "base": _transformer(512, 8, 6, 0.1),
+            "big": _transformer(1_024, 16, 6, 0.3),
+        },
+    ),
+    "recurrent": Architecture(
+        RecurrentTranslatorConfig,
+        RecurrentTranslator,
+        of_recipe=("width", "dropout"),
+        # "big" has about the width and depth of Luong et al. 2015.
+        presets={
+            "tiny": _recurrent(128, 1, 1),
+            "base": _recurrent(512, 2, 2),
+            "big": _recurrent(1_024, 4, 4),
+        },
+    ),
+}
+PRESETS = tuple(ARCHITECTURES["transformer"].presets)
+
+
+def architecture(name: str) -> Architecture:
+    """The architecture of a name.
+
+    Raises:
+        TaskError: if there is none.
+
+    Example:
+        >>> architecture("recurrent").model.__name__
+        'RecurrentTranslator'
+    """
+    if name not in ARCHITECTURES:
+        known = ", ".join(map(repr, ARCHITECTURES))
+        raise TaskError(f"`architecture` must be one of {known}. Received: {name!r}")
+    return ARCHITECTURES[name]
+
+
+def model_values(
+    name: str, preset: str | None, recipe: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of the model's config: what the options do not say, the preset does, and else the task's recipe.
+
+    Args:
+        name: of the architecture.
+        preset: its name, or None.
+        recipe: the task's.
+        options: what a person chose.
+
+    Raises:
+        TaskError: for an option that the architecture does not have, or an unknown preset.
+
+    Example:
+        >>> model_values("recurrent", "tiny", {"encoder_layers": 3}, {"cell": "gru"})
+        {'width': 128, 'dropout': 0.1, 'encoder_layers': 1, 'decoder_layers': 1, 'cell': 'gru'}
+    """
+    kind = architecture(name)
+    if preset is not None and preset not in kind.presets:
+        known = ", ".join(map(repr, kind.presets))
+        raise TaskError(f"`preset` must be one of {known}. Received: {preset!r}")
+    for option in options:
+        if option in kind.options:
+            continue
+        owners = [other for other, one in ARCHITECTURES.items() if option in one.options]
+        if owners:
+            raise TaskError(f"`{option}` is for the {owners[0]} architecture, and this is {name}")
+        raise TaskError(f"`{option}` is no option of a run{nearest(option, kind.options)}")
+    ours = {option: value for option, value in recipe.items() if option in kind.of_recipe}
+    return {**ours, **(kind.presets[preset] if preset else {}), **options}

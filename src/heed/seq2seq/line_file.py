@@ -1,0 +1,101 @@
+"""Lines of a file by their numbers, of files that are larger than memory too."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from heed.seq2seq.corpus import opened
+
+_BLOCK = 50_000  # lines that are read together
+_MARK = "\ufeff"  # of the byte order; some editors begin a file with it
+
+
+class LineFile:
+    """A file of UTF-8 text whose lines can be read in any order, once :meth:`blocks` has gone through it.
+
+    Four bytes are held in memory for each line, eight in a file of more than 4 GiB. A compressed file is unpacked to a
+    temporary one, which lives as long as this object does: `TMPDIR` says where.
+
+    Args:
+        path: the file; its name ends with .gz if it is compressed.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = _plain(path)
+        self._raw = cast(
+            io.RawIOBase, self._file.raw
+        )  # lines are shorter than what a buffer reads ahead
+        self._lock = threading.Lock()  # a file has one place where it is read
+        # Where lines begin, and where the last one ends. Made at once: lists of parts would take twice the room.
+        size = os.fstat(self._file.fileno()).st_size
+        kind = np.uint32 if size <= np.iinfo(np.uint32).max else np.uint64
+        self._starts = np.zeros(1 + _count(self._file), kind)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def blocks(self) -> Iterator[list[str]]:
+        """All lines in order without their ends, some thousands at a time.
+
+        Raises:
+            UnicodeDecodeError: at bytes that are no UTF-8.
+            ValueError: if the file has other lines than before.
+        """
+        self._file.seek(0)
+        number = end = 0
+        while lines := list(itertools.islice(self._file, _BLOCK)):
+            ends = end + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
+            self._starts[1 + number : 1 + number + len(lines)] = ends
+            texts = b"".join(lines).decode().removesuffix("\n").split("\n")
+            if not number:
+                texts[0] = texts[0].removeprefix(_MARK)
+            yield texts
+            number, end = number + len(lines), int(ends[-1])
+
+    def lines(self, numbers: Iterable[int]) -> list[str]:
+        """The lines of these numbers, from 0 on, without their ends.
+
+        Raises:
+            UnicodeDecodeError: if the file is no longer what it was.
+        """
+        found = []
+        with self._lock:
+            for number in numbers:
+                start, end = self._starts[number : number + 2].tolist()
+                self._raw.seek(start)
+                line = (self._raw.read(end - start) or b"").decode().removesuffix("\n")
+                found.append(line if start else line.removeprefix(_MARK))
+        return found
+
+
+def _count(file: io.BufferedReader) -> int:
+    """How many lines a file has; the last one needs no end."""
+    count, last = 0, b"\n"
+    file.seek(0)
+    while block := file.read(1 << 20):
+        count, last = count + block.count(b"\n"), block[-1:]
+    return count + (last != b"\n")
+
+
+def _plain(path: Path) -> io.BufferedReader:
+    """The file, open; a temporary copy of it if it is compressed."""
+    if path.suffix.lower() != ".gz":
+        return path.open("rb")
+    copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (closed with the object that holds it)
+    with opened(path) as file:
+        shutil.copyfileobj(file, copy, 1 << 20)
+    copy.flush()  # lines are read past its buffer
+    return cast(io.BufferedReader, copy)

@@ -1,0 +1,136 @@
+"""Sentence pairs by their numbers, of corpora that are larger than memory too."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from heed.seq2seq.corpus import Corpus, Pair
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.line_file import LineFile
+
+_MOST_LETTERS = np.iinfo(np.uint16).max  # longer sides count as this
+
+
+class PairStore:
+    """The pairs of one corpus or several, one after the other; those with an empty side are left out.
+
+    The files are read once and stay open; in memory are some 30 bytes for each pair, not its text.
+
+    Args:
+        corpora: what to read.
+
+    Attributes:
+        counts: how many pairs each corpus has.
+        empty: how many lines were left out.
+        sources: (P,) uint64, a digest of each source sentence: equal sentences have equal ones; none once they are
+            forgotten.
+        letters: (P, 2) uint16, how many letters the source and the target have.
+
+    Raises:
+        TaskError: if a file cannot be read, or holds a line that is no pair; the message has its number.
+    """
+
+    def __init__(self, corpora: Sequence[Corpus]) -> None:
+        self._parts = [_Part(corpus) for corpus in corpora]
+        self.counts = [len(part.numbers) for part in self._parts]
+        self.empty = sum(part.empty for part in self._parts)
+        self.sources = _joined([part.sources for part in self._parts])
+        self.letters = _joined([part.letters for part in self._parts])
+        for part in self._parts:
+            del part.sources, part.letters
+        self._ends = np.cumsum(self.counts)
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def forget_sources(self) -> None:
+        """Gives back the memory of `sources`, which are of use until it is known what is held out."""
+        self.sources = self.sources[:0].copy()
+
+    def corpus_of(self, places: ArrayLike) -> NDArray[np.int64]:
+        """The number of the corpus that each of these pairs is from."""
+        return np.searchsorted(self._ends, places, side="right")
+
+    def pairs(self, places: ArrayLike) -> list[Pair]:
+        """The pairs at these places, read from the files.
+
+        Raises:
+            TaskError: if a file is no longer what it was.
+        """
+        places = np.asarray(places, np.int64)
+        found: list[Pair] = [("", "")] * len(places)
+        of = self.corpus_of(places)
+        for number in np.unique(of).tolist():
+            chosen = np.flatnonzero(of == number)
+            first = self._ends[number] - self.counts[number]
+            for place, pair in zip(
+                chosen.tolist(), self._parts[number].pairs(places[chosen] - first), strict=True
+            ):
+                found[place] = pair
+        return found
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # which would copy
+
+
+class _Part:
+    """One corpus: in which lines its pairs stand."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+        self.empty = 0
+        try:
+            self._files = [LineFile(path) for path in corpus.paths]
+            self._read()
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            for _ in corpus.pairs():  # raises what is wrong, with the number of the line
+                pass
+            raise TaskError(f"cannot read {corpus}: {error}") from None
+
+    def _read(self) -> None:
+        count = len(self._files[0])
+        self.numbers: NDArray[np.uint32] = np.empty(count, np.uint32)
+        self.sources: NDArray[np.uint64] = np.empty(count, np.uint64)
+        self.letters: NDArray[np.uint16] = np.empty((count, 2), np.uint16)
+        number = place = 0
+        for block in zip(*(file.blocks() for file in self._files), strict=True):
+            sides = self._corpus.sides(*block)
+            pairs = zip(*sides, strict=True)
+            kept = np.array([bool(source and target) for source, target in pairs])
+            here = slice(place, place + int(np.count_nonzero(kept)))
+            counts = [np.fromiter(map(len, side), np.int64, len(side)) for side in sides]
+            self.numbers[here] = number + np.flatnonzero(kept)
+            self.sources[here] = digests(sides[0])[kept]
+            self.letters[here] = np.minimum(np.stack(counts, axis=1)[kept], _MOST_LETTERS)
+            number, place = number + len(kept), here.stop
+        self.numbers = self.numbers[:place]
+        self.sources = self.sources[:place]
+        self.letters = self.letters[:place]
+        self.empty = number - place
+
+    def pairs(self, places: NDArray[np.int64]) -> list[Pair]:
+        numbers = self.numbers[places].tolist()
+        try:
+            sides = self._corpus.sides(*(file.lines(numbers) for file in self._files))
+        except (OSError, ValueError) as error:
+            raise TaskError(f"{self._corpus} has changed while it was read: {error}") from None
+        return list(zip(*sides, strict=True))
+
+
+def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """A number for each text: that of equal texts is equal, of two different ones as good as never.
+
+    Example:
+        >>> first, second, third = digests(["a", "b", "a"])
+        >>> bool(first == third), bool(first == second)
+        (True, False)
+    """
+    joined = b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts])
+    return np.frombuffer(joined, ">u8").astype(np.uint64)

@@ -1,0 +1,65 @@
+"""What greedy translations of validation sentences are worth, while a run is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from heed._install import how_to_install
+from heed.models import generate
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.task import Task, padded
+from heed.seq2seq.trained_model import assign, new_model
+
+_BATCH = 64
+_MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
+
+
+class ValidationScore:
+    """BLEU or chrF, as sacrebleu has them, of a fixed choice of validation sentences.
+
+    They are translated by a model of its own: in float32, whatever the training computes in, so that the decoder
+    engine can.
+
+    Args:
+        run: the run folder; its options say which score, and how many sentences.
+        task: its task.
+
+    Raises:
+        TaskError: without the sacrebleu library.
+    """
+
+    def __init__(self, run: RunFolder, task: Task) -> None:
+        try:
+            import sacrebleu
+        except ImportError:
+            name = run.options.validate_with
+            raise TaskError(
+                f"{name} needs the sacrebleu library: {how_to_install('demo')}"
+            ) from None
+        self._metric = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}[run.options.validate_with]
+        self._run, self._task, self._model = run, task, new_model(run)
+        pairs = task.validation_texts()
+        # Evenly spread, because they may stand in the order of their lengths.
+        count = min(run.options.validate_sentences, len(pairs))
+        chosen = [pairs[i * len(pairs) // count] for i in range(count)]
+        self._sources = [ids for ids, _ in chosen]
+        self._references = [text for _, text in chosen]
+
+    def __call__(self, weights: Sequence[Any]) -> float:
+        """The score of a model with these weights, 0 to 100."""
+        assign(self._model.weights, weights, self._run)
+        said: list[str] = []
+        for start in range(0, len(self._sources), _BATCH):
+            part = self._sources[start : start + _BATCH]
+            filled = part + part[:1] * (min(_BATCH, len(self._sources)) - len(part))
+            found = generate(
+                self._model,
+                padded(filled, multiple=_MULTIPLE),
+                max_length=self._task.longest_target,
+            )
+            said += self._task.decode(np.asarray(found).tolist()[: len(part)])
+        return float(self._metric().corpus_score(said, [self._references]).score)

@@ -1,0 +1,130 @@
+"""Kinds of models and their sizes, and runs of each."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+
+from heed.models import RecurrentTranslatorConfig
+from heed.seq2seq import (
+    DecodingOptions,
+    NumbersTask,
+    Translator,
+    attention_of,
+    evaluate,
+    start_run,
+    train,
+)
+from heed.seq2seq.architectures import ARCHITECTURES, PRESETS, model_values
+from heed.seq2seq.errors import TaskError
+from tests.seq2seq import tiny
+
+RECURRENT = {"architecture": "recurrent", "width": 16, "encoder_layers": 1, "decoder_layers": 1}
+_TRAINING = {key: tiny.TINY[key] for key in ("batch_size", "warmup_steps", "steps", "validate_every",
+                                             "checkpoint_every", "dropout", "seed")}  # fmt: skip
+
+
+def recurrent(path, **options):
+    return start_run(path, NumbersTask(("en",)), **{**_TRAINING, **RECURRENT, **options})
+
+
+# Millions of parameters with two vocabularies of 8,000 tokens, as docs/command-line.md states them.
+@pytest.mark.parametrize(
+    ("architecture", "preset", "millions"),
+    [
+        ("transformer", "tiny", 3.0),
+        ("transformer", "base", 52.3),
+        ("recurrent", "tiny", 2.5),
+        ("recurrent", "base", 21.8),
+    ],
+)
+def test_presets_are_as_large_as_the_documentation_says(architecture, preset, millions):
+    kind = ARCHITECTURES[architecture]
+    config = kind.config.from_dict(
+        {"source_vocabulary_size": 8_000, "target_vocabulary_size": 8_000}
+        | model_values(architecture, preset, {}, {})
+    )
+    model = kind.model(config)
+    model.build()
+    assert model.count_params() / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_each_architecture_has_all_presets():
+    for kind in ARCHITECTURES.values():
+        assert tuple(kind.presets) == PRESETS
+        for values in kind.presets.values():
+            kind.config(10, 12, **values)  # which checks them
+
+
+def test_what_is_chosen_comes_before_the_preset_and_that_before_the_recipe(tmp_path):
+    def model(**options):
+        task = NumbersTask(("en",))
+        run = start_run(tmp_path / str(len(list(tmp_path.iterdir()))), task, **options)
+        return run.config["model"]
+
+    assert model()["width"] == 128
+    assert model(preset="base")["width"] == 512
+    assert model(preset="base", width=64)["width"] == 64
+    assert model(preset="base", width=64)["feed_forward_width"] == 2048
+    found = model(architecture="recurrent", cell="gru")
+    assert found["cell"] == "gru"
+    assert set(found) == {field.name for field in dataclasses.fields(RecurrentTranslatorConfig)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"architecture": "rnn"}, "`architecture` must be one of 'transformer', 'recurrent'"),
+        ({"preset": "huge"}, "`preset` must be one of 'tiny', 'base', 'big'. Received: 'huge'"),
+        ({"cell": "gru"}, "`cell` is for the recurrent architecture, and this is transformer"),
+        ({"architecture": "recurrent", "gated": True}, "`gated` is for the transformer archi"),
+        ({"widht": 8}, "`widht` is no option of a run: did you mean `width`?"),
+        ({"pad_id": 8}, "`pad_id` is no option of a run"),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path, options, message):
+    with pytest.raises(TaskError, match=message.replace("?", r"\?")):
+        start_run(tmp_path / "run", NumbersTask(("en",)), **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("attention", ["additive", "general"])
+def test_a_recurrent_run_trains_translates_and_shows_where_it_looked(tmp_path, attention):
+    run = recurrent(tmp_path / "run", attention=attention)
+    train(run, progress=False)
+    translator = Translator(run)
+    found = attention_of(translator, "1234")
+    assert found.translation == translator(["1234"])[0]
+    (weights,) = found.capture.weights.values()
+    assert found.capture.names == ("cross 1",)
+    assert weights.shape == (1, 1, len(found.written), 5)
+    np.testing.assert_allclose(np.asarray(weights).sum(-1), 1, atol=1e-5)
+    assert found.write_page(tmp_path / "a.html").stat().st_size > 1000
+
+
+def test_a_recurrent_run_translates_by_beams_and_draws_in_float32_alone(tmp_path):
+    run = recurrent(tmp_path / "run")
+    train(run, progress=False)
+    one = Translator(run)(["12", "345"])
+    assert Translator(run, options=DecodingOptions(beam_size=1))(["12", "345"]) == one
+    for options in ({"beam_size": 3}, {"temperature": 1.0, "seed": 2}):
+        assert len(Translator(run, options=DecodingOptions(**options))(["12", "345"])) == 2
+    with pytest.raises(TaskError, match=r"`weights` must be 'float32' for .*RecurrentTranslator"):
+        Translator(run, options=DecodingOptions(weights="int8"))
+    assert evaluate(Translator(run)).exact == 0.0
+
+
+def test_a_recurrent_run_without_attention_says_that_there_is_none(tmp_path):
+    run = recurrent(tmp_path / "run", attention="none")
+    train(run, progress=False)
+    with pytest.raises(TaskError, match="run has no attention to show"):
+        attention_of(Translator(run), "1234")
+
+
+def test_a_run_holds_a_model_for_keras(tmp_path, finished_run):
+    for run in (finished_run, recurrent(tmp_path / "run")):
+        train(run, progress=False)
+        model = keras.models.load_model(run.path / "model.keras")
+        weights = [weight.numpy() for weight in model.weights]
+        assert tiny.same(weights, tiny.weights(run))

@@ -1,0 +1,175 @@
+"""A training in YAML: what it sets, and one line for each mistake."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.seq2seq import RunFolder, TrainingOptions, read_config
+from heed.seq2seq.architectures import ARCHITECTURES, model_values
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.settings import MODEL, TRAINING
+from tests.seq2seq import tiny
+
+
+def test_the_table_of_settings_is_complete_and_of_the_right_kinds():
+    """A field that is added to the options or to a config must be offered to people too."""
+    fields = {field.name: field.default for field in dataclasses.fields(TrainingOptions)}
+    assert [setting.name for setting in TRAINING] == list(fields)
+    for setting in TRAINING:
+        assert setting.name == "warmup_steps" or type(fields[setting.name]) is setting.kind
+    names = {name for one in ARCHITECTURES.values() for name in one.options}
+    assert {setting.name for setting in MODEL} == names
+    defaults = {
+        field.name: field.default
+        for one in ARCHITECTURES.values()
+        for field in dataclasses.fields(one.config)
+    }
+    for setting in MODEL:
+        assert defaults[setting.name] is None or type(defaults[setting.name]) is setting.kind
+
+
+@pytest.fixture
+def read(tmp_path):
+    def of(text):
+        path = tmp_path / "train.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return dict(read_config(path).values)
+
+    return of
+
+
+def test_what_a_file_sets(read, tmp_path):
+    found = read(
+        """
+        task: text
+        run: runs/a
+        data: {source: a.txt, vocabulary_size: 100}
+        model: {width: 32, dropout: 0, gated: true, num_key_value_heads: }
+        training:
+          learning_rate: 1e-3
+          validate_with: bleu
+        """
+    )
+    assert found == {
+        "task": "text", "run": "runs/a", "source": type(tmp_path)("a.txt"), "vocabulary_size": 100,
+        "width": 32, "dropout": 0.0, "gated": True, "learning_rate": 1e-3, "validate_with": "bleu",
+    }  # fmt: skip
+    assert read("") == {}
+    assert read("\ufefftask: numbers") == {"task": "numbers"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training: {setps: 5}", "`training.setps` is unknown: did you mean `steps`?"),
+        ("trainig: {}", "`trainig` is unknown: did you mean `training`?"),
+        ("steps: 5", "`steps` is unknown: it belongs under `training`"),
+        ("model: {steps: 5}", "`model.steps` is unknown: it belongs under `training`"),
+        ("qqq: 5", "`qqq` is unknown"),
+        ("training: 5", "`training` must be keys with values. Received: 5"),
+        ("- a", "it must be keys with values. Received: ['a']"),
+        ("training: {steps: ten}", "`training.steps` must be an integer. Received: 'ten'"),
+        ("model: {width: 1.5}", "`model.width` must be an integer. Received: 1.5"),
+        ("model: {width: true}", "`model.width` must be an integer. Received: True"),
+        ("model: {gated: 1}", "`model.gated` must be true or false. Received: 1"),
+        ("data: {source: 5}", "`data.source` must be text. Received: 5"),
+        ("training: {steps: 0}", "`steps` must be an integer >= 1. Received: steps=0"),
+        ("training: {learning_rate: .nan}", "`learning_rate` must be a finite number > 0"),
+        ("training: {schedule: x}", "`schedule` must be one of 'cosine', 'inverse_sqrt', 'const"),
+        ("data: {corpora: 5}", "`data.corpora` must be a list. Received: 5"),
+        ("data: {corpora: [a]}", "`data.corpora.0` must be keys with values. Received: 'a'"),
+        ("data: {corpora: [{sorce: a}]}", "`data.corpora.0.sorce` is unknown: did you mean `sou"),
+        ("data: {corpora: [{weight: a}]}", "`data.corpora.0.weight` must be a number. Receiv"),
+        ("a: b: c", ", line 1 is not YAML: mapping values are not allowed here"),
+        ("task: [", "is not YAML"),
+        ("task: numbers\non: 1", ", line 2: a key must be text. Received: True"),
+        ("model: {width: 5, width: 6}", ", line 1: `width` is there twice"),
+        ("task: \x01", "is not YAML: special characters are not allowed"),
+        (b"task: \xff", "is not UTF-8"),
+        ("[" * 100_000, "is not YAML"),
+        ("!!python/name:os.system ''", "is not YAML: could not determine a constructor"),
+        ("training: {steps: 2020-13-45}", "is not YAML: month must be in 1..12"),
+        ("model: {width: [" + "1, " * 1000 + "]}", "..."),
+    ],
+)
+def test_mistakes(read, tmp_path, text, message):
+    with pytest.raises(TaskError) as caught:
+        read(text)
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'train.yaml'}")
+    assert message in said
+    assert len(said) < 400
+
+
+def test_several_corpora(read):
+    found = read("data: {corpora: [{source: a.tsv}, {source: b, target: c, weight: 2}]}")
+    assert found["corpora"] == [{"source": "a.tsv"}, {"source": "b", "target": "c", "weight": 2.0}]
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(TaskError, match=r"cannot read .*no\.yaml: No such file"):
+        read_config(tmp_path / "no.yaml")
+
+
+_NAMES = st.sampled_from([*(one.name for one in TRAINING + MODEL), "task", "x", ""])
+_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+
+
+@given(st.dictionaries(_NAMES, _VALUES | st.dictionaries(_NAMES, _VALUES)))
+def test_any_content_is_taken_or_one_line(tmp_path_factory, content):
+    """What is taken has the types that it should have."""
+    import yaml
+
+    path = tmp_path_factory.mktemp("config") / "a.yaml"
+    path.write_text(yaml.safe_dump({"training": content}), encoding="utf-8")
+    kinds = {one.name: one.kind for one in TRAINING}
+    try:
+        found = read_config(path).values
+    except TaskError as error:
+        assert str(path) in str(error)  # noqa: PT017
+    else:
+        assert all(type(value) is kinds[name] for name, value in found.items())
+        assert all(math.isfinite(value) for value in found.values() if isinstance(value, float))
+
+
+def test_a_value_of_the_file_that_the_model_refuses_names_the_file(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("model: {width: 6}")
+    config = read_config(path)
+    with pytest.raises(TaskError, match=r"a.yaml: .*`width`"), config.blamed():
+        tiny.start(tmp_path / "run", width=6, num_heads=4)
+    with pytest.raises(TaskError, match=r"^`dropout` must"), config.blamed():
+        tiny.start(tmp_path / "run", dropout=2.0)
+
+
+def test_the_run_keeps_the_file(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("model: {width: 8}  # small")
+    run = tiny.start(tmp_path / "run", config_file=read_config(path))
+    assert (run.path / "train.yaml").read_bytes() == path.read_bytes()
+    assert RunFolder.open(run.path).read("train.yaml") == path.read_bytes()
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "command-line.md"
+
+
+def test_the_documentation_lists_every_setting_with_what_it_is():
+    rows = [line.split("|")[1:3] for line in DOCS.read_text().splitlines() if line.startswith("|")]
+    told = {name.strip(" `"): text.strip() for name, text in rows}
+    for setting in TRAINING + MODEL:
+        assert told.get(setting.name) == setting.help
+
+
+def test_the_file_of_the_documentation_is_one(tmp_path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    values = dict(read_config(path).values)
+    assert {"task", "source", "preset", "position", "batch_tokens"} <= set(values)
+    model = {one.name: values[one.name] for one in MODEL if one.name in values}
+    assert model_values("transformer", values["preset"], {}, model)["num_heads"] == 4

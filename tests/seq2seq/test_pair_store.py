@@ -1,0 +1,114 @@
+"""Pairs read by their numbers: what the careful reader of a corpus says is what is there."""
+
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.seq2seq import line_file
+from heed.seq2seq.corpus import Corpus
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.pair_store import PairStore, digests
+from tests.seq2seq.tiny import write_parallel_text
+
+# What begins, ends or parts a line for Python, but not here.
+TEXT = st.text(st.sampled_from("ab é\u2028\x0b\x85\ufeff　\t\r"), max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks():
+    """Lines are read a few at a time, so that the tests see where one block ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_file, "_BLOCK", 3)
+        yield
+
+
+def wanted(corpus):
+    return [pair for pair in corpus.pairs() if all(pair)]
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), max_size=12), st.booleans(), st.booleans(), st.data())
+def test_pairs_are_those_that_the_corpus_has(tmp_path_factory, pairs, compressed, ends, data):
+    folder = tmp_path_factory.mktemp("corpus")
+    paths = []
+    for side, name in enumerate("ab"):
+        text = "\n".join(pair[side] for pair in pairs) + "\n" * (ends and bool(pairs))
+        if not ends and pairs and not pairs[-1][side]:
+            return  # a file cannot say that its last line is empty
+        paths.append(folder / (name + ".gz" * compressed))
+        paths[-1].write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
+    corpus = Corpus(*paths)
+    store, there = PairStore([corpus]), wanted(corpus)
+    assert len(store) == len(there)
+    assert store.empty == len(pairs) - len(there)
+    assert (store.sources == digests(source for source, _ in there)).all()
+    assert store.letters.tolist() == [[len(source), len(target)] for source, target in there]
+    if there:
+        places = data.draw(st.lists(st.integers(0, len(there) - 1), max_size=8))
+        assert store.pairs(places) == [there[place] for place in places]
+
+
+def test_pairs_of_several_corpora_and_kinds_stand_one_after_the_other(tmp_path):
+    corpora = [Corpus(*write_parallel_text(tmp_path))]
+    (tmp_path / "b.tsv").write_bytes(b"\xef\xbb\xbfeins\tone\r\n\tnone\r\nzwei\ttwo\r\n")
+    corpora.append(Corpus(tmp_path / "b.tsv"))
+    lines = [{"source": f"s{i}", "target": f"t{i}"} for i in range(7)]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpora.append(Corpus(tmp_path / "c.jsonl"))
+    store = PairStore(corpora)
+    there = [pair for corpus in corpora for pair in wanted(corpus)]
+    assert store.counts == [60, 2, 7]
+    assert store.empty == 1
+    assert store.pairs(range(69)) == there
+    assert store.pairs([68, 60, 0, 61]) == [there[i] for i in (68, 60, 0, 61)]
+    assert store.corpus_of([0, 59, 60, 61, 62, 68]).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (b"\xff\xfe", "line 5: not UTF-8"),
+        (b"a b", "line 5: two columns with a tab between them are wanted, not 1"),
+        (b"a\tb\tc", "line 5: two columns with a tab between them are wanted, not 3"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(tmp_path, bad, problem):
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"a\tb\n" * 4 + bad + b"\n" + b"a\tb\n" * 4)
+    with pytest.raises(TaskError, match=problem):
+        PairStore([Corpus(path)])
+
+
+@pytest.mark.parametrize("line", ['{"source": "\\ud800", "target": "b"}', "[1]", "{"])
+def test_a_bad_object_is_named_by_its_number(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"source": "a", "target": "b"}\n' * 3 + line + "\n")
+    with pytest.raises(TaskError, match=r"a\.jsonl, line 4: "):
+        PairStore([Corpus(path)])
+
+
+@pytest.mark.parametrize(("more", "fewer"), [(7, 6), (6, 7), (4, 1)])
+def test_files_of_different_length_are_refused(tmp_path, more, fewer):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, count in zip(paths, (more, fewer), strict=True):
+        path.write_text("word\n" * count)
+    with pytest.raises(TaskError, match=rf"line {min(more, fewer) + 1}: .* ends before it"):
+        PairStore([Corpus(*paths)])
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "bad.tsv.gz").write_bytes(b"no gzip")
+    for name in ("missing.tsv", "bad.tsv.gz"):
+        with pytest.raises(TaskError, match=rf"cannot read .*{name}"):
+            PairStore([Corpus(tmp_path / name)])
+
+
+def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("eins\tone\n" * 9)
+    store = PairStore([Corpus(path)])
+    path.write_text("oneandanother\n" * 9)
+    with pytest.raises(TaskError, match=r"a\.tsv has changed while it was read"):
+        store.pairs([1, 2])

@@ -1,0 +1,98 @@
+"""Several translations of a line, their scores, and what they begin with."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heed.models import generate
+from heed.seq2seq import DecodingOptions, TaskError, Translator, number_words
+from heed.seq2seq.task import padded
+from heed.seq2seq.translate import translations_of_stream
+
+LINES = ["1 2 3 4", "7", "999,999", "42", "0"]
+BEAM = DecodingOptions(beam_size=4, n_best=3, scores=True)
+
+
+@pytest.fixture(scope="module")
+def translator(finished_run):
+    return Translator(finished_run)
+
+
+def test_the_best_of_several_come_first_with_their_scores(translator):
+    found = translator.translations(LINES, options=BEAM)
+    assert [len(of_line) for of_line in found] == [3] * len(LINES)
+    for line, of_line in zip(LINES, found, strict=True):
+        assert [one.score for one in of_line] == sorted((x.score for x in of_line), reverse=True)
+        assert len({tuple(one.ids) for one in of_line}) == 3
+        source = padded([translator.task.encode(line)], multiple=8)
+        arguments = BEAM.arguments(0, translator.task.longest_target)
+        tokens, scores = generate(translator.model, source, **arguments)
+        assert [one.ids for one in of_line] == np.asarray(tokens)[0].tolist()
+        np.testing.assert_allclose([one.score for one in of_line], np.asarray(scores)[0])
+        assert [one.text for one in of_line] == translator.task.decode(x.ids for x in of_line)
+    alone = DecodingOptions(beam_size=4)
+    one = translator.translations(LINES, options=alone)
+    assert [(x.text, x.score) for (x,) in one] == [(of_line[0].text, None) for of_line in found]
+    assert translator.translations([]) == []
+
+
+@given(st.lists(st.integers(0, 999_999), min_size=1, max_size=5), st.integers(1, 4))
+@settings(max_examples=8)
+def test_batches_change_nothing(translator, numbers, batch_size):
+    rows = [translator.task.encode(str(number)) for number in numbers]
+    together = translator.search(rows, options=BEAM)
+    assert translator.search(rows, options=BEAM, batch_size=batch_size) == together
+    for row, found in zip(rows, together, strict=True):
+        assert translator.search([row], options=BEAM) == [found]
+
+
+def test_greedy_and_drawn_ones_have_scores(translator):
+    greedy = translator.translations(LINES, options=DecodingOptions(scores=True))
+    assert [one.text for (one,) in greedy] == translator(LINES)
+    assert all(one.score < 0 for (one,) in greedy)
+    drawn = DecodingOptions(temperature=3, n_best=4, seed=3, scores=True)
+    (several,) = Translator(translator.run, options=drawn).translations(["1234"])
+    assert len({tuple(one.ids) for one in several}) == 4
+
+
+@pytest.mark.parametrize("options", [DecodingOptions(), BEAM], ids=["greedy", "beam"])
+def test_translations_begin_with_a_prefix(translator, options):
+    prefix = " ".join(number_words.spell(123_456, "en").split()[:3])
+    for of_line in translator.translations(LINES, prefix=prefix, options=options):
+        assert all(one.text.startswith(prefix) for one in of_line)
+    ids = translator.task.encode_prefix(prefix)
+    assert translator.task.decode([ids]) == [prefix]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ("", "a prefix must not be empty"),
+        (" \t", "a prefix must not be empty"),
+        ("\udcff", "a prefix must be UTF-8 text"),
+        ("日本", "of characters that translations of this run have. Received: 日本"),
+        ("one " * 200, "a prefix must have less than the .* tokens of a translation"),
+    ],
+)
+def test_prefixes_that_cannot_be(translator, prefix, message):
+    with pytest.raises(TaskError, match=message):
+        translator.translations(["1"], prefix=prefix)
+
+
+def test_a_stream_keeps_in_step(translator):
+    options = translator.options
+    translator.options = BEAM
+    try:
+        reported = []
+        lines = ["1\n", "\n", "x\n", "22"]
+        stream = translations_of_stream(
+            translator, lines, reported.append, batch_size=2, prefix="one"
+        )
+        rows, found = zip(*stream, strict=True)
+    finally:
+        translator.options = options
+    expected = translator.translations(["1", "22"], prefix="one", options=BEAM)
+    assert list(found) == [expected[0], [], [], expected[1]]
+    assert list(rows) == [translator.task.encode("1"), [], [], translator.task.encode("22")]
+    assert len(reported) == 1

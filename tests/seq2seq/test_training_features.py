@@ -1,0 +1,334 @@
+"""Accumulation, averages, scores of translations, training on and fine-tuning: exact after a stop, all of them."""
+
+import keras
+import numpy as np
+import pytest
+
+from heed.seq2seq import (
+    NumbersTask,
+    RunFolder,
+    TaskError,
+    TextTask,
+    Translator,
+    average,
+    checkpoint,
+    extended,
+    start_run,
+    train,
+)
+from heed.seq2seq.trained_model import new_model, trained_model
+from heed.seq2seq.training_log import read_metrics
+from heed.seq2seq.training_step import TrainingStep
+from heed.seq2seq.validation_score import ValidationScore
+from tests.seq2seq import tiny
+from tests.seq2seq.test_architectures import RECURRENT
+from tests.seq2seq.test_training import CrashError, metrics, stop_at
+
+
+def crash_in_batch(monkeypatch, number):
+    """Makes training fail before its batch of that number, counted over all steps of a sitting."""
+    spread, calls = TrainingStep._spread, []
+
+    def failing(self, rows):
+        calls.append(1)
+        if len(calls) == 2 * number + 1:  # a source and a target each
+            raise CrashError
+        return spread(self, rows)
+
+    monkeypatch.setattr(TrainingStep, "_spread", failing)
+
+
+# The checkpoint is that of step 6; batch 15 is the second of step 7.
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2, "ema": 0.9, "validate_with": "chrf", "patience": 9, "keep": 3},
+        {"accumulate": 2, "precision": "bfloat16", "schedule": "inverse_sqrt"},
+        {"accumulate": 2, "ema": 0.5, "task": "text"},
+        {"accumulate": 2, **RECURRENT},
+    ],
+    ids=["averaged and scored", "bfloat16", "text", "recurrent"],
+)
+def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weights(
+    tmp_path, monkeypatch, options
+):
+    on_text = options.get("task") == "text"
+    if options.get("architecture") == "recurrent":
+        options = {key: x for key, x in tiny.TINY.items() if key not in
+                   ("num_heads", "feed_forward_width")} | options  # fmt: skip
+    else:
+        options = {**tiny.TINY, **options}
+    options.pop("task", None)
+    runs = []
+    for name in ("straight", "stopped"):
+        task = NumbersTask(("en",))
+        if on_text:
+            task = TextTask.create(*tiny.write_parallel_text(tmp_path), 60)
+        runs.append(start_run(tmp_path / name, task, **options))
+    straight, stopped = runs
+    train(straight, progress=False)
+    with monkeypatch.context() as patch:
+        crash_in_batch(patch, 15)
+        with pytest.raises(CrashError):
+            train(stopped, progress=False)
+    assert checkpoint.load_latest(stopped.checkpoints, pytest.fail)[1]["step"] == 6
+    train(RunFolder.open(stopped.path), progress=False)
+    assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
+    assert metrics(stopped) == metrics(straight)
+    assert len(checkpoint.steps(stopped.checkpoints)) == options.get("keep", 2)
+
+
+def test_bfloat16_computes_in_less_and_keeps_weights_in_float32(tmp_path, finished_run):
+    run = tiny.start(tmp_path / "run", languages=("en", "de"), precision="bfloat16")
+    model = new_model(run, "bfloat16")
+    assert model.encoder.blocks[0].compute_dtype == "bfloat16"
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+    train(run, progress=False)
+    arrays, _ = checkpoint.load_latest(run.checkpoints, pytest.fail)
+    for name in ("weight", "first", "second"):
+        assert {array.dtype for array in arrays[name]} == {np.dtype("float32")}
+    assert not tiny.same(tiny.weights(run), tiny.weights(finished_run))
+    losses = [metrics(one)[-1]["validation_loss"] for one in (run, finished_run)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert trained_model(run)[0].compute_dtype == "float32"
+
+
+def test_the_moving_average_is_what_is_validated_and_kept(tmp_path, monkeypatch):
+    seen = []
+    validate = TrainingStep.validate
+
+    def noted(self, batches):
+        seen.append([weight.numpy() for weight in self.model.weights])
+        return validate(self, batches)
+
+    monkeypatch.setattr(TrainingStep, "validate", noted)
+    run = tiny.start(tmp_path / "run", ema=0.8)
+    train(run, progress=False)
+    arrays, _ = checkpoint.load_latest(run.checkpoints, pytest.fail)
+    assert tiny.same(tiny.weights(run), arrays["average"])
+    assert tiny.same(seen[-1], arrays["average"])
+    assert not tiny.same(arrays["weight"], arrays["average"])
+    run.weights.unlink()  # a run that is not finished translates with it too
+    assert tiny.same([w.numpy() for w in trained_model(run)[0].weights], arrays["average"])
+
+
+# Scores of translations
+
+
+@pytest.mark.parametrize(("metric", "count"), [("bleu", 7), ("chrf", 10_000)])
+def test_the_score_is_that_of_the_translations(tmp_path, finished_run, metric, count):
+    sacrebleu = pytest.importorskip("sacrebleu")
+    options = {"validate_with": metric, "validate_sentences": count}
+    run = tiny.start(tmp_path / "run", languages=("en", "de"), **options)
+    task = run.task()
+    pairs = task.validation_texts()
+    chosen = [
+        pairs[i * len(pairs) // min(count, len(pairs))] for i in range(min(count, len(pairs)))
+    ]
+    # What a person would get: the same model, asked for the same sentences.
+    said = task.decode(Translator(finished_run).decode([ids for ids, _ in chosen]))
+    expected = getattr(sacrebleu, f"corpus_{metric}")(said, [[text for _, text in chosen]]).score
+    assert ValidationScore(run, task)(tiny.weights(finished_run)) == pytest.approx(expected)
+
+
+def test_the_texts_to_be_scored_by_are_those_of_the_files(tmp_path):
+    task = TextTask.create(*tiny.write_parallel_text(tmp_path, 100), 60)
+    targets = (tmp_path / "target.txt").read_text().splitlines()
+    texts = task.validation_texts()
+    assert {text for _, text in texts} <= set(targets)
+    batches = task.validation_batches()
+    assert sorted(task.decode(row for b in batches for row in b.target)) == sorted(
+        t for _, t in texts
+    )
+    numbers = NumbersTask(("en",))
+    ids, text = numbers.validation_texts()[0]
+    number = int("".join(reversed(numbers.source_labels(ids)[1:])))
+    assert text == numbers.decode([numbers.subwords.encode([text])[0]])[0]
+    assert numbers.encode(str(number)) == ids
+
+
+def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch):
+    scores = iter([1.0, 5.0, 4.0, 5.0, 9.0])
+    monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
+    run = tiny.start(tmp_path / "run", steps=30, patience=2, validate_with="bleu")
+    trained = train(run, progress=False)
+    assert (trained.stopped_early, trained.steps, trained.best_step) == (True, 16, 8)
+    records = read_metrics(run.path / "metrics.jsonl")
+    assert [r["validation_bleu"] for r in records if "validation_bleu" in r] == [1, 5, 4, 5]
+    assert "BLEU 5.0" in (run.path / "train.log").read_text()
+
+
+# Training on
+
+
+@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
+def test_a_run_that_is_trained_on_is_one_that_was_made_so_long(tmp_path, schedule):
+    options = {"schedule": schedule, "ema": 0.9}
+    long = tiny.start(tmp_path / "long", **options, steps=20)
+    train(long, progress=False)
+    short = tiny.start(tmp_path / "short", **options)
+    train(short, progress=False)
+    run = extended(short, 20)
+    assert RunFolder.open(run.path).options.steps == 20
+    assert train(RunFolder.open(run.path), progress=False).steps == 20
+    assert tiny.same(tiny.weights(run), tiny.weights(long))
+    assert checkpoint.load(run.weights)[1]["step"] == 20
+
+
+def test_a_cosine_is_where_it_would_be_in_the_middle_of_a_longer_run(tmp_path, monkeypatch):
+    run = tiny.start(tmp_path / "run")
+    train(run, progress=False)
+    run, rates = extended(run, 24), []
+    call = TrainingStep.__call__
+    monkeypatch.setattr(
+        TrainingStep, "__call__", lambda s, b, step, rate, more: rates.append(rate) or call(s, b, step, rate, more)
+    )  # fmt: skip
+    train(run, progress=False)
+    assert rates == [run.options.rate(step) for step in range(12, 24)]
+    assert rates[0] > 0.5 * run.options.learning_rate
+    assert rates[-1] < 0.05 * run.options.learning_rate
+
+
+def test_training_on_after_an_early_stop_remembers_the_best(tmp_path, monkeypatch):
+    scores = iter([5.0, 4.0, 3.0, 2.0, 6.0, 1.0, 0.0])
+    monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
+    run = tiny.start(tmp_path / "run", steps=20, patience=2, validate_with="bleu")
+    assert train(run, progress=False).steps == 12
+    trained = train(extended(run, 40), progress=False)
+    assert (trained.steps, trained.best_step, trained.stopped_early) == (28, 20, True)
+
+
+@pytest.mark.parametrize("steps", [12, 3, 0])
+def test_training_on_needs_more_steps(tmp_path, finished_run, steps):
+    before = (finished_run.path / "config.json").read_bytes()
+    with pytest.raises(TaskError, match="`steps` must be"):
+        extended(finished_run, steps)
+    assert (finished_run.path / "config.json").read_bytes() == before
+    assert finished_run.weights.exists()
+
+
+# Going on from another run
+
+
+def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, monkeypatch):
+    path = tmp_path / "run"
+    task = NumbersTask(("en", "de"))
+    run = start_run(path, task, init_from=finished_run, **_training())
+    arrays, meta = checkpoint.load(path / "initial.npz")
+    assert tiny.same(arrays["weight"], tiny.weights(finished_run))
+    assert meta["said"] == f"began with the weights of {finished_run.path}: all of them"
+    assert run.config["model"] == finished_run.config["model"]
+    with monkeypatch.context() as patch:  # before its first checkpoint
+        stop_at(patch, 2, CrashError())
+        with pytest.raises(CrashError):
+            train(run, progress=False)
+    train(run, progress=False)
+    again = start_run(tmp_path / "again", task, init_from=finished_run, **_training())
+    train(again, progress=False)
+    assert tiny.same(tiny.weights(run), tiny.weights(again))
+    assert meta["said"] in (path / "train.log").read_text()
+    fresh = start_run(tmp_path / "fresh", task, **tiny.TINY)
+    train(fresh, progress=False)
+    assert metrics(run)[0]["loss"] < metrics(fresh)[0]["loss"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied):
+    old = tiny.start(tmp_path / "old", languages=("en", "de"), tie_embeddings=tied)
+    train(old, progress=False)
+    task = NumbersTask(("de", "fr"))
+    new = start_run(tmp_path / "new", task, init_from=old, **_training())
+    carried = checkpoint.load(new.path / "initial.npz")[0]["weight"]
+    first = {w.path.partition("/")[2]: w.numpy() for w in new_model(new).weights}
+    found = dict(zip(first, carried, strict=True))
+    kept = {w.path.partition("/")[2]: w.numpy() for w in trained_model(old)[0].weights}
+    before, now = old.task(), new.task()
+    pieces = {before.subwords.pieces([i])[0]: i for i in range(4, before.target_vocabulary_size)}
+    tables = ["decoder/embedding/tokens/embeddings"]
+    tables += [] if tied else ["decoder/output/kernel", "decoder/output/bias"]
+    both = 0
+    for name in tables:
+        side = [x[name].T if "kernel" in name else x[name] for x in (found, kept, first)]
+        for i in range(now.target_vocabulary_size):
+            place = i if i < 4 else pieces.get(now.subwords.pieces([i])[0])
+            expected = side[2][i] if place is None else side[1][place]
+            assert (side[0][i] == expected).all()
+            both += place is not None
+    assert 4 * len(tables) < both < now.target_vocabulary_size * len(tables)
+    # German was the second of two languages and is the first now.
+    source = "encoder/embedding/tokens/embeddings"
+    assert (found[source][14] == kept[source][15]).all()
+    assert (found[source][15] == first[source][15]).all()
+    rest = [name for name in found if name not in (*tables, source)]
+    assert rest
+    assert all((found[name] == kept[name]).all() for name in rest)
+    said = checkpoint.load(new.path / "initial.npz")[1]["said"]
+    assert "11 of 12 source" in said
+
+
+def test_another_model_than_that_of_the_run_is_refused(tmp_path, finished_run):
+    task = NumbersTask(("en", "de"))
+    for options, name in (
+        ({"width": 32}, "width"),
+        ({"preset": "tiny"}, "preset"),
+        ({"architecture": "recurrent"}, "architecture"),
+    ):
+        with pytest.raises(TaskError, match=rf"the model is that of .*: leave out `{name}`"):
+            start_run(tmp_path / "run", task, init_from=finished_run, **options)
+    given = {"width": 16, "architecture": "transformer", "dropout": 0.5}
+    run = start_run(tmp_path / "run", task, init_from=finished_run, **given)
+    assert run.config["model"] == {**finished_run.config["model"], "dropout": 0.5}
+    unfinished = tiny.start(tmp_path / "unfinished", languages=("en", "de"))
+    with pytest.raises(TaskError, match="has no weights yet"):
+        start_run(tmp_path / "other", task, init_from=unfinished)
+    assert not (tmp_path / "other").exists()
+
+
+def test_damaged_first_weights_are_refused(tmp_path, finished_run):
+    run = start_run(tmp_path / "run", NumbersTask(("en", "de")), init_from=finished_run)
+    path = run.path / "initial.npz"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(TaskError, match=r"initial.npz is not as it was written"):
+        train(run, progress=False)
+
+
+def _training():
+    names = ("batch_size", "warmup_steps", "steps", "validate_every", "checkpoint_every", "seed")
+    return {name: tiny.TINY[name] for name in names}
+
+
+# Averages of checkpoints
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_the_mean_of_the_last_checkpoints(tmp_path, ema):
+    run = tiny.start(tmp_path / "run", keep=4, ema=ema)
+    train(run, progress=False)
+    name = "average" if ema else "weight"
+    arrays = [checkpoint.load(path)[0][name] for path in checkpoint.steps(run.checkpoints)[1:]]
+    assert average(run, 3) == [6, 9, 12]
+    for mean, ones in zip(tiny.weights(run), zip(*arrays, strict=True), strict=True):
+        np.testing.assert_allclose(mean, sum(np.float64(one) for one in ones) / 3, rtol=1e-6)
+        assert mean.dtype == np.float32
+    model = keras.models.load_model(run.path / "model.keras")
+    assert tiny.same([weight.numpy() for weight in model.weights], tiny.weights(run))
+    assert checkpoint.load(run.weights)[1] == {"step": 12, "averaged": [6, 9, 12]}
+    assert (
+        "the weights are the mean of the checkpoints of the steps 6, 9, 12"
+        in (run.path / "train.log").read_text()
+    )
+    averaged = tiny.weights(run)
+    train(run, progress=False)
+    assert tiny.same(tiny.weights(run), averaged), "a finished run is left as it is"
+    run.weights.unlink()
+    train(run, progress=False)
+    assert tiny.same(tiny.weights(run), arrays[-1])
+
+
+def test_averages_that_cannot_be_had(tmp_path, finished_run):
+    with pytest.raises(TaskError, match=r"has 2 checkpoints, and `last` asks for 3: .*--keep"):
+        average(finished_run, 3)
+    with pytest.raises(TaskError, match="`last` must be an integer >= 1"):
+        average(finished_run, 0)
+    with pytest.raises(TaskError, match="is not finished: finish it with heed train --resume"):
+        average(tiny.start(tmp_path / "run"), 1)
