@@ -45,8 +45,8 @@ COLOURS = {
     "purple": (0.6, 0.2, 0.75),
     "white": (0.97, 0.97, 0.97),
 }
-SHAPES = ("circle", "square", "triangle")
-SIZES = {"small": 3.6, "": 5.2, "large": 7.4}  # half a side, in pixels
+SHAPES = ("square", "ring", "cross")
+SIZES = {"small": 4.0, "": 5.5, "large": 7.5}  # half a side, in pixels
 SIDE, PATCH, LENGTH = 36, 6, 13
 TRAINED, EPOCHS, RATE = 12000, 12, 2e-3
 WORDS = [
@@ -75,9 +75,11 @@ def draw(image: np.ndarray, thing: Thing) -> None:
     y, x = np.mgrid[:SIDE, :SIDE] + 0.5
     x, y, half = x - thing.x, y - thing.y, SIZES[thing.size]
     distance = {  # below 0 inside
-        "circle": np.hypot(x, y) - half,
         "square": np.maximum(abs(x), abs(y)) - 0.9 * half,
-        "triangle": np.maximum(0.87 * abs(x) - 0.5 * (y + half), y - 0.75 * half),
+        "ring": abs(np.hypot(x, y) - 0.75 * half) - 0.25 * half,
+        "cross": np.maximum(
+            np.minimum(abs(x), abs(y)) - 0.3 * half, np.maximum(abs(x), abs(y)) - half
+        ),
     }[thing.shape]
     cover = np.clip(0.5 - distance, 0, 1)[..., None]
     image += cover * (np.array(COLOURS[thing.colour]) - image)
