@@ -47,7 +47,7 @@ def test_a_task_goes_through_every_command(backwards, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train"], "`heed train backwards` or `heed train --resume RUN`"),
+        (["train"], "`heed train backwards`, `heed train --source FILE`, "),
         (["train", "backwards"], "words backwards needs --letters"),
         (["train", "backwards", "--letters", "aa"], "two or more, each once. Received: aa"),
         (

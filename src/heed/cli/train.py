@@ -101,7 +101,7 @@ def run_train(parsed: argparse.Namespace) -> None:
             kinds = [k for k, task in TASKS.items() if given(parsed, _names(task, required=True))]
             kind = parsed.task or next(iter(kinds), None if parsed.corpora is None else "text")
             if kind is None:
-                raise TaskError(f"say what to train: {_WAYS}")
+                raise TaskError(f"say what to train: {_ways()}")
             if kind not in TASKS:
                 raise TaskError(f"`task` must be one of {', '.join(TASKS)}. Received: {kind!r}")
             run = _new_run(parsed, TASKS[kind], config)
@@ -111,10 +111,13 @@ def run_train(parsed: argparse.Namespace) -> None:
     say(f"the run: {run.path}")
 
 
-_WAYS = (
-    "`heed train numbers`, `heed train --source FILE`, `heed train --config FILE` or "
-    "`heed train --resume RUN`"
-)
+def _ways() -> str:
+    """What can be trained, as commands."""
+    from heed.seq2seq.tasks import TASKS
+
+    tasks = [f"`heed train {kind}`" for kind in TASKS if kind != "text"]
+    others = ["`heed train --source FILE`", "`heed train --config FILE`"]
+    return f"{', '.join(tasks + others)} or `heed train --resume RUN`"
 
 
 def _resumed(parsed: argparse.Namespace) -> seq2seq.RunFolder:
@@ -122,7 +125,7 @@ def _resumed(parsed: argparse.Namespace) -> seq2seq.RunFolder:
     from heed.seq2seq.tasks import TASKS
 
     if parsed.task is not None:
-        raise TaskError(f"say what to train: {_WAYS}")
+        raise TaskError(f"say what to train: {_ways()}")
     names = [name for task in TASKS.values() for name in _names(task)]
     names += [*_OPTIONS, "run", "config", "init_from", "architecture", "preset"]
     others = [name for name in given(parsed, names) if name != "steps"]

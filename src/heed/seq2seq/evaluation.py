@@ -177,15 +177,14 @@ def evaluate(
     if corpus is not None:
         items, left_out = _items_of(task, corpus, language)
         found = _judged(translator, items)
-        given = _corpus_scores(translator, items, found.answers)
-        return replace(found, given=True, left_out=left_out, **given)
+        return replace(
+            found, given=True, left_out=left_out, **_scores(translator, items, found.answers)
+        )
     items = task.evaluation_items()
     found = _judged(translator, items)
     others = task.extra_evaluations().items()
     extra = {name: _judged(translator, items) for name, items in others}
-    scores: dict[str, Any] = {}
-    if task.has_corpus_scores:
-        scores = _corpus_scores(translator, items, found.answers)
+    scores = _scores(translator, items, found.answers) if task.has_corpus_scores else {}
     return replace(found, extra=extra, **scores)
 
 
@@ -217,21 +216,29 @@ def _judged(translator: Translator, items: Sequence[Item]) -> Evaluation:
     return Evaluation(answers, seconds, cut=sum(item.cut for item in items))
 
 
-def _corpus_scores(
+def _scores(
     translator: Translator, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, Any]:
-    targets = translator.task.subwords.encode([item.reference for item in items])
-    scores: dict[str, Any] = {
-        "perplexity": translator.perplexity([item.ids for item in items], targets)
-    }
+    return {"perplexity": _perplexity(translator, items), **_corpus_scores(answers)}
+
+
+def _perplexity(translator: Translator, items: Sequence[Item]) -> float | None:
+    subwords = getattr(translator.task, "subwords", None)
+    if subwords is None:  # a task may do without a tokenizer
+        return None
+    targets = subwords.encode([item.reference for item in items])
+    return translator.perplexity([item.ids for item in items], targets)
+
+
+def _corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
     try:
         import sacrebleu
     except ImportError:
-        return scores
+        return {}
     said, references = [a.said for a in answers], [[a.reference for a in answers]]
     metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
     found = {name: one.corpus_score(said, references) for name, one in metrics.items()}
-    return scores | {
+    return {
         "bleu": float(found["BLEU"].score),
         "chrf": float(found["chrF"].score),
         "signatures": {name: str(one.get_signature()) for name, one in metrics.items()},

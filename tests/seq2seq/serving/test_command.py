@@ -64,6 +64,8 @@ def test_it_serves_until_ctrl_c(finished_run):
         [sys.executable, "-m", "heed", "serve", *map(str, runs), "--name=a", "--name=b", "--port=0",
          "--host=0.0.0.0"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A shell's background commands ignore it, and so do their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         line = process.stdout.readline()

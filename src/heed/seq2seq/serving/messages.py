@@ -22,22 +22,30 @@ class TranslateRequest(BaseModel):
 
     texts: list[str] = Field(description="what to translate")
     run: str | None = Field(
-        None, max_length=200, description="which run by name; none: the first that is served"
+        default=None,
+        max_length=200,
+        description="which run by name; none: the first that is served",
     )
     language: str | None = Field(
-        None, max_length=40, description="which language to write, where the run knows several"
+        default=None,
+        max_length=40,
+        description="which language to write, where the run knows several",
     )
     beam_size: int = Field(
-        1, ge=1, description="hypotheses of a beam search; 1: the likeliest token in each step"
+        default=1,
+        ge=1,
+        description="hypotheses of a beam search; 1: the likeliest token in each step",
     )
     n_best: int = Field(
-        1, ge=1, description="how many of them to give, the likeliest first; at most `beam_size`"
+        default=1,
+        ge=1,
+        description="how many of them to give, the likeliest first; at most `beam_size`",
     )
     alignment: bool = Field(
-        False, description="which words each word comes from, as Pharaoh writes it"
+        default=False, description="which words each word comes from, as Pharaoh writes it"
     )
     attention: bool = Field(
-        False,
+        default=False,
         description=f"where each head looked; for at most {MOST_ATTENTION} translations of a request",
     )
 
@@ -74,7 +82,9 @@ def limited(options: ServingOptions) -> type[TranslateRequest]:
         ),
         beam_size=(
             int,
-            Field(1, ge=1, le=options.max_beam, description=fields["beam_size"].description),
+            Field(
+                default=1, ge=1, le=options.max_beam, description=fields["beam_size"].description
+            ),
         ),
     )
 
@@ -109,12 +119,14 @@ class Translation(BaseModel):
 
     text: str = Field(description="the likeliest translation")
     hypotheses: list[Hypothesis] | None = Field(
-        None, description="where `n_best` is above 1: the likeliest first, each with its attention"
+        default=None,
+        description="where `n_best` is above 1: the likeliest first, each with its attention",
     )
     alignment: str | None = Field(
-        None, description='of `text`, where `n_best` is 1: "0-1 1-0", words of the source and of it'
+        default=None,
+        description='of `text`, where `n_best` is 1: "0-1 1-0", words of the source and of it',
     )
-    attention: Attention | None = Field(None, description="of `text`, where `n_best` is 1")
+    attention: Attention | None = Field(default=None, description="of `text`, where `n_best` is 1")
 
 
 class TranslateAnswer(BaseModel):

@@ -9,9 +9,10 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.serving.app import Service, make_app
@@ -53,6 +54,7 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        http="h11",  # `_Server` looks at its connections
         timeout_keep_alive=_KEEP_ALIVE,
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=int(service.options.timeout) + 1,
@@ -68,7 +70,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._service, self._started_serving = service, started
-        self._idle: dict[Any, float] = {}  # connections between requests, and since when
+        self._idle: dict[H11Protocol, float] = {}  # connections between requests, and since when
 
     async def startup(self, sockets: Any = None) -> None:
         """Begins to answer."""
@@ -89,7 +91,7 @@ class _Server(uvicorn.Server):
         now, before = time.monotonic(), self._idle
         self._idle = {
             one: before.get(one, now)
-            for one in self.server_state.connections
+            for one in cast(set[H11Protocol], self.server_state.connections)
             if one.cycle is None or one.cycle.response_complete
         }
         for one, since in self._idle.items():
