@@ -1,0 +1,115 @@
+"""How well heed's Transformer translates beside the same model of stock Keras layers and of torch's nn.Transformer.
+
+    python -m benchmarks.quality [--to de] [--steps 3000] [--sides heed keras torch]
+
+The text is what `heed data catalogs` finds on this machine; one in ten of its full sentences is held out, chosen by a
+hash, at most 1,000. Each side is a process of its own and trains the tiny preset, its first weights drawn by its own
+generator, on the same batches with the same rates: the same tokens in the same order. None stops early. All translate
+greedily. Two sides are compared by paired bootstrap resampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.translators import TRANSLATORS
+
+ROOT = Path(__file__).parents[1]
+MOST, ONE_IN, LEAST_WORDS = 1_000, 10, 5
+
+
+def main() -> None:
+    """Makes the text, trains all sides, and compares them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--to", default="de", help="language of the translations (de)")
+    parser.add_argument("--steps", type=int, default=3_000, help="of training (3000)")
+    parser.add_argument("--seed", type=int, default=0, help="of data and weights (0)")
+    parser.add_argument("--sides", nargs="+", choices=list(TRANSLATORS), default=list(TRANSLATORS))
+    parser.add_argument("--folder", type=Path, help="where text, run and answers are left")
+    parser.add_argument("--side", nargs=3, metavar="WORD", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side is not None:
+        train_and_translate(*options.side)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        compare_sides(options, options.folder or Path(temporary))
+
+
+def write_text(language: str, folder: Path) -> None:
+    """pairs.tsv to train on and test.tsv to judge by."""
+    from heed.seq2seq import catalogs
+    from heed.seq2seq.pair_store import digests
+
+    pairs = catalogs.pairs(language)
+    keys = digests([source for source, _ in pairs]).tolist()
+    full = [
+        len(source.split()) >= LEAST_WORDS and source[-1] in ".!?" and target[-1:] in ".!?"
+        for source, target in pairs
+    ]
+    order = sorted(range(len(pairs)), key=lambda i: keys[i])
+    most = min(MOST, sum(full) // ONE_IN)
+    held_out = set([i for i in order if full[i]][:most])
+    for name, chosen in (("test.tsv", held_out), ("pairs.tsv", set(order) - held_out)):
+        lines = ("\t".join(pairs[i]) + "\n" for i in sorted(chosen))
+        (folder / name).write_text("".join(lines), encoding="utf-8")
+
+
+def train_and_translate(side: str, run: str, out: str) -> None:
+    """One side, in this process: the translations of the held-out sentences and how long training took."""
+    from heed.seq2seq import RunFolder
+
+    folder = RunFolder.open(run)
+    items = folder.task().evaluation_items()
+    began = time.monotonic()
+    found = importlib.import_module(TRANSLATORS[side]).translate(folder, [i.ids for i in items])
+    said = folder.task().decode(found)
+    seconds = time.monotonic() - began
+    Path(out).write_text(json.dumps({"said": said, "seconds": seconds}), encoding="utf-8")
+
+
+def compare_sides(options: argparse.Namespace, folder: Path) -> None:
+    """Trains each side, and says how well it translates and how far from heed."""
+    from heed.seq2seq import TextTask, start_run
+    from heed.seq2seq.comparison import compare
+    from heed.seq2seq.evaluation import Answer, Evaluation
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(options.to, folder)
+    task = TextTask.create(folder / "pairs.tsv", test_source=folder / "test.tsv")
+    run = start_run(
+        folder / "run", task, preset="tiny", steps=options.steps, patience=0, seed=options.seed
+    )
+    items = task.evaluation_items()
+    print(f"{platform.processor() or platform.machine()}; {task.description}", flush=True)
+    print(f"{len(items):,} full sentences to judge by; {options.steps:,} steps of 64 pairs")
+    evaluations: dict[str, Evaluation] = {}
+    for side in options.sides:
+        out = folder / f"{side}.json"
+        words: Sequence[str] = ("--side", side, str(run.path), str(out))
+        subprocess.run([sys.executable, "-m", "benchmarks.quality", *words], cwd=ROOT, check=True)
+        found = json.loads(out.read_text(encoding="utf-8"))
+        answers = [
+            Answer(item.text, said, item.reference, "text")
+            for item, said in zip(items, found["said"], strict=True)
+        ]
+        evaluations[side] = Evaluation(answers, found["seconds"])
+        print(f"{side}: trained and translated in {found['seconds']:.0f} s", flush=True)
+    if "heed" not in evaluations:
+        return
+    for side in evaluations:
+        for one in compare(evaluations[side], evaluations["heed"]):
+            print(f"{side}, then heed: {one}")
+
+
+if __name__ == "__main__":
+    main()
