@@ -106,7 +106,7 @@ def compare_sides(options: argparse.Namespace, folder: Path) -> None:
         print(f"{side}: trained and translated in {found['seconds']:.0f} s", flush=True)
     if "heed" not in evaluations:
         return
-    for side in evaluations:
+    for side in (name for name in evaluations if name != "heed"):
         for one in compare(evaluations[side], evaluations["heed"]):
             print(f"{side}, then heed: {one}")
 
