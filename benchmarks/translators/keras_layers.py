@@ -25,7 +25,7 @@ def translate(run: RunFolder, rows: Sequence[Sequence[int]]) -> list[list[int]]:
     """Trains the model and translates with its last weights."""
     keras.utils.set_random_seed(run.options.seed)
     config, options, task = config_of(run), run.options, run.task()
-    encoder, decoder, model = _models(config)
+    encoder, decoder, model = models(config)
 
     def loss(written: Any, logits: Any) -> Any:
         one_hot = ops.one_hot(ops.cast(written, "int32"), config.target_vocabulary_size)
@@ -74,7 +74,7 @@ class Positions(layers.Layer):
         return x * width**0.5 + table[: ops.shape(x)[1]]
 
 
-def _models(config: TransformerConfig) -> tuple[keras.Model, keras.Model, keras.Model]:
+def models(config: TransformerConfig) -> tuple[keras.Model, keras.Model, keras.Model]:
     """Encoder, decoder up to what the output layer reads, and both with that."""
     source, target = (keras.Input((None,), dtype="int32") for _ in range(2))
     seen = ops.expand_dims(ops.not_equal(source, config.pad_id), 1)
