@@ -155,9 +155,8 @@ def _new_run(
     path = _new_path(parsed, kind.kind)
     init_from = None if parsed.init_from is None else seq2seq.RunFolder.open(parsed.init_from)
     seq2seq.TrainingOptions(**given(parsed, [setting.name for setting in TRAINING]))
-    if init_from is not None and "vocabulary_size" not in values:
-        before = init_from.task()
-        values |= before.same_vocabulary() if isinstance(before, kind) else {}
+    if init_from is not None and isinstance(before := init_from.task(), kind):
+        values |= before.same_vocabulary(values)
     task = kind.create(**values)
     start_tensorflow()
     return seq2seq.start_run(
