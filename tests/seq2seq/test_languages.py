@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import pytest
+import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -186,7 +187,14 @@ def test_a_run_in_several_languages(tmp_path):
     for path in tmp_path.glob("*.tsv"):
         path.unlink()
     translator = Translator(RunFolder.open(run.path))
-    assert list(evaluate(translator).groups()) == ["de", "fr"]
+    found = evaluate(translator)
+    assert list(found.groups()) == list(found.to_dict()["group_scores"]) == ["de", "fr"]
+    for name, group in found.groups().items():
+        said, right = zip(
+            *((a.said, a.reference) for a in found.answers if a.group == name), strict=True
+        )
+        assert group.chrf == sacrebleu.corpus_chrf(said, [right]).score
+        assert f"BLEU {group.bleu:.1f}, chrF {group.chrf:.1f}" in "".join(found.report())
     assert len(translator(["word 5"], "fr")) == 1
     with pytest.raises(TaskError, match="must be one of de, fr"):
         translator(["word 5"], "es")

@@ -85,7 +85,7 @@ class TextTask(Task):
         Option(
             "source",
             Path,
-            "own text: sentences, or both sides (.tsv, .jsonl)",
+            "own text: sentences, or both sides (.tsv, .jsonl, -)",
             required=True,
         ),
         Option("target", Path, "own text: their translations, line by line"),
@@ -95,7 +95,7 @@ class TextTask(Task):
         Option("test_target", Path, "own text: their translations", rare=True),
         Option("vocabulary", str, "own text: separate, or shared by both sides"),
         Option("vocabulary_size", int, f"own text: most tokens in one ({DEFAULT_SIZE:,})"),
-        Option("unit", str, "own text: a token is a subword, word or character"),
+        Option("unit", str, "own text: a token is a subword, word or character", rare=True),
         Option("source_tokenizer", Path, "own text: a SentencePiece model", rare=True),
         Option("target_tokenizer", Path, "own text: another one", rare=True),
         Option("target_language", str, "own text: of the target", rare=True),
