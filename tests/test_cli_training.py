@@ -164,7 +164,7 @@ def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):  # noq
     fails(heed("train", "--source", "-"), 1, "standard input is closed")
     (tmp_path / "a.tsv").write_text("precious")
     piped(monkeypatch, PAIRS)
-    fails(heed("train", "--source", "-", "--run", "a"), 1, "a.tsv exists already")
+    fails(heed("train", "--source", "-", "--run", "a", "--steps", "1"), 1, "a.tsv exists already")
     assert (tmp_path / "a.tsv").read_text() == "precious"
 
 

@@ -123,7 +123,10 @@ def test_the_longest_length_counts_the_language(tmp_path):
     task = reloaded(made)
     lengths = [np.count_nonzero(task.training_batch(0, s, 8).source, axis=1) for s in range(20)]
     assert max(map(max, lengths)) <= 10
-    assert task._training.lengths.max() <= 10
+    known = task._training
+    sources = [task.encode(source) for source, _ in task._store.pairs(known.places)]
+    assert known.lengths[:, 0].tolist() == list(map(len, sources))
+    assert known.too_long > 20
     long = "a " * 4 + "1"  # 11 characters with the one before the first, and the end
     with pytest.raises(TaskError, match=r"at most 10 tokens, its end included\. Received: 12"):
         task.encode(long)

@@ -21,7 +21,7 @@ class Answer:
         source: the source text.
         said: the model's translation.
         reference: the right one.
-        group: the language, for numbers.
+        group: the language, if the run has several.
     """
 
     source: str
@@ -178,7 +178,7 @@ def evaluate(
     Args:
         translator: the run's model.
         corpus: pairs to judge it by; None takes those that were held out.
-        language: for numbers: which of the run's languages the given pairs are in; None takes the first.
+        language: which of the run's languages the given pairs are in; None takes the first.
 
     Raises:
         TaskError: if the corpus cannot be read, or holds no pair that can be translated.

@@ -262,7 +262,6 @@ def _goes_by_word(described: Any) -> bool:
     words = trainer.model_type == trainer.WORD
     return (
         trainer.model_type in (trainer.BPE, trainer.CHAR, trainer.WORD)
-        and not trainer.treat_whitespace_as_suffix
         and not normalizer.precompiled_charsmap
         and normalizer.add_dummy_prefix
         and normalizer.remove_extra_whitespaces
