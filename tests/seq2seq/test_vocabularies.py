@@ -217,11 +217,11 @@ def test_given_tokenizers_are_used_as_they_are(tmp_path):
         ),
         (
             {"source_tokenizer": "short", "vocabulary": "shared"},
-            "short: the tokenizer cannot be read: ",
+            "short: the tokenizer cannot be read: it is no SentencePiece model, or damaged",
         ),
         (
             {"source_tokenizer": "text", "vocabulary": "shared"},
-            "text: the tokenizer cannot be read: ",
+            "text: the tokenizer cannot be read: it is no SentencePiece model, or damaged",
         ),
     ],
 )

@@ -45,15 +45,18 @@ class Tokenizer:
 
     def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
         sentencepiece = _sentencepiece()
+        from sentencepiece import sentencepiece_model_pb2 as description
+
         self.model = model
         self.tags = tuple(tags)
         try:
             if not model:  # of which the library would make one without pieces
-                raise ValueError("it is empty")
+                raise ValueError
             self._processor = processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            described = _described(model)
-        except Exception as error:  # sentencepiece raises RuntimeError and its own kinds
-            raise TaskError(f"the tokenizer cannot be read: {_first_line(error)}") from None
+            described = description.ModelProto.FromString(model)  # type: ignore[attr-defined]
+        except Exception:  # sentencepiece raises RuntimeError and its own kinds
+            why = "no SentencePiece model, or damaged" if model else "empty"
+            raise TaskError(f"the tokenizer cannot be read: it is {why}") from None
         special = {
             processor.pad_id(): PAD_ID,
             processor.bos_id(): START_ID,
@@ -236,13 +239,6 @@ def _trained(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
         minloglevel=2,
     )
     return model.getvalue()
-
-
-def _described(model: bytes) -> Any:
-    """What a model says of itself: its settings and its pieces."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    return sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
 
 
 def _goes_by_word(described: Any) -> bool:
