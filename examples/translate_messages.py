@@ -31,7 +31,7 @@ import sacrebleu
 from heed import inspect, layers
 from heed.models import Transformer, TransformerConfig, generate
 from heed.seq2seq import TaskError, catalogs
-from heed.seq2seq.tokenizer import SubwordTokenizer
+from heed.seq2seq.tokenizer import Tokenizer
 
 LENGTH = 14  # subwords of a message at most
 
@@ -84,7 +84,7 @@ def split(pairs: Pairs, count: int) -> tuple[Pairs, Pairs]:
     return [p for p in rest if bare(p[0]) not in sides[0] and bare(p[1]) not in sides[1]], held_out
 
 
-def rows(texts: list[str], tokenizer: SubwordTokenizer, length: int) -> np.ndarray:
+def rows(texts: list[str], tokenizer: Tokenizer, length: int) -> np.ndarray:
     """Subwords with the end token (B, length), cut and padded."""
     table = np.zeros((len(texts), length), "int32")
     for row, tokens in zip(table, tokenizer.encode(texts), strict=True):
@@ -100,7 +100,7 @@ def main(folder: str | Path = "heed-pictures", *, epochs: int = 8) -> float:
     if len(pairs) < 5000:
         pairs = dates()
     train, held_out = split(pairs, 500)
-    tokenizer = SubwordTokenizer.train([text for pair in train for text in pair], 3000)
+    tokenizer = Tokenizer.train([text for pair in train for text in pair], 3000)
     sources, targets = (rows([p[side] for p in train], tokenizer, LENGTH) for side in (0, 1))
     shifted = np.concatenate([np.full((len(targets), 1), 1, "int32"), targets[:, :-1]], axis=1)
 
@@ -143,9 +143,7 @@ def main(folder: str | Path = "heed-pictures", *, epochs: int = 8) -> float:
     return bleu
 
 
-def draw(
-    model: Transformer, tokenizer: SubwordTokenizer, source: str, target: str, folder: Path
-) -> None:
+def draw(model: Transformer, tokenizer: Tokenizer, source: str, target: str, folder: Path) -> None:
     """A picture of which subwords were read for each that was written."""
     read, written = tokenizer.encode([source, target])
     target_so_far = np.array([[model.config.start_id, *written[:-1]]])

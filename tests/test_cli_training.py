@@ -1,5 +1,6 @@
 """`heed train` with files, presets and other runs, and `heed average`: what people type."""
 
+import io
 import json
 
 import pytest
@@ -115,3 +116,96 @@ def test_a_model_of_a_run_opens_in_keras_after_importing_heed(tmp_path):
     shape, total = done.stdout.rsplit(" ", 1)
     assert shape == f"(1, 3, {run.task().target_vocabulary_size})", done.stderr[-2000:]
     assert float(total) == pytest.approx(sum(abs(w).sum() for w in weights), rel=1e-4)
+
+
+def piped(monkeypatch, data):
+    """Standard input that holds these bytes; a terminal's, if they are None."""
+    stream = io.TextIOWrapper(io.BytesIO(data or b""), errors="surrogateescape")
+    monkeypatch.setattr(stream, "isatty", lambda: data is None, raising=False)
+    monkeypatch.setattr("sys.stdin", stream)
+
+
+PAIRS = "".join(f"wort {n}\tword {n}\n" for n in range(60)).encode()
+
+
+def test_text_from_standard_input_is_kept_for_a_resume(heed, tmp_path, monkeypatch):  # noqa: F811
+    (tmp_path / "a.yaml").write_text(
+        FILE.replace("task: numbers", "data: {source: '-', vocabulary_size: 40}")
+    )
+    piped(monkeypatch, PAIRS)
+    status, _, err = heed("train", "--config", "a.yaml", "--steps", "2")
+    assert status == 0, err
+    assert (tmp_path / "run.tsv").read_bytes() == PAIRS
+    piped(monkeypatch, b"")
+    status, _, err = heed("train", "--resume", "run", "--steps", "3")
+    assert (status, "resumed at step 2 of 3" in err) == (0, True), err
+    (tmp_path / "run.tsv").unlink()
+    assert heed("translate", "run", "wort 3")[0] == 0
+    assert heed("evaluate", "run")[0] == 0
+    status, _, err = heed("train", "--resume", "run", "--steps", "4")
+    assert (status, err.count("run.tsv: No such file")) == (1, 1)
+
+
+def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):  # noqa: F811
+    for data, words, message in (
+        (b"", (), "standard input is empty: "),
+        (None, (), "standard input is a terminal: "),
+        (PAIRS, ("--target", "x"), "standard input holds both sides: leave out x"),
+        (PAIRS + b"one column\n", (), "standard input, line 61: two columns with a tab"),
+        (PAIRS + b"\xff\t\xfe\n", (), "standard input, line 61: not UTF-8 text"),
+        (PAIRS, ("--num-heads", "3"), "`num_heads` must divide `width`"),
+        (PAIRS, ("--share-embeddings",), "`share_embeddings` must be False where each side"),
+        (b"\n", (), "standard input, line 1: two columns with a tab"),
+    ):
+        piped(monkeypatch, data)
+        fails(heed("train", "--source", "-", "--run", "runs/a", *words), 1, message)
+        assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+    monkeypatch.setattr("sys.stdin", None)
+    fails(heed("train", "--source", "-"), 1, "standard input is closed")
+    (tmp_path / "a.tsv").write_text("precious")
+    piped(monkeypatch, PAIRS)
+    fails(heed("train", "--source", "-", "--run", "a", "--steps", "1"), 1, "a.tsv exists already")
+    assert (tmp_path / "a.tsv").read_text() == "precious"
+
+
+def test_standard_input_is_checked(heed, monkeypatch):  # noqa: F811
+    piped(monkeypatch, PAIRS)
+    assert heed("data", "check", "-")[:2] == (
+        0, "60 lines, different pairs among them: 60\nnothing is wrong with them\n"
+    )  # fmt: skip
+    piped(monkeypatch, PAIRS + b"one column\n")
+    status, out, _ = heed("data", "check", "-")
+    assert (status, "not 1: line 61" in out) == (1, True)
+    piped(monkeypatch, PAIRS)
+    fails(heed("data", "check", "-", "x"), 1, "standard input holds both sides: leave out x")
+    piped(monkeypatch, b"")
+    fails(heed("data", "check", "-"), 1, "standard input is empty")
+
+
+def test_tokens_and_languages_on_the_command_line(heed, tmp_path):  # noqa: F811
+    for language, word in (("de", "wort"), ("fr", "mot")):
+        lines = "".join(f"word {n}\t{word} {n}\n" for n in range(60))
+        (tmp_path / f"{language}.tsv").write_text(lines)
+    (tmp_path / "a.yaml").write_text(
+        FILE.replace(
+            "task: numbers",
+            "data: {vocabulary: shared, unit: character, corpora: [{source: de.tsv, "
+            "target_language: de}, {source: fr.tsv, target_language: fr}]}",
+        ).replace("{width: 16", "{share_embeddings: true, width: 16")
+    )
+    status, _, err = heed("train", "--config", "a.yaml", "--steps", "2")
+    assert status == 0, err
+    assert RunFolder.open(tmp_path / "run").config["model"]["share_embeddings"] is True
+    assert heed("translate", "run", "--language", "fr", "word 1")[0] == 0
+    fails(heed("translate", "run", "--language", "es", "1"), 1, "must be one of de, fr")
+    assert "\n  fr  " in heed("evaluate", "run")[1]
+    # What another run has is carried over, or given as files.
+    words = ("train", "--source", "de.tsv", "--target-language", "de", "--steps", "1")
+    err = heed(*words, "--init-from", "run", "--run", "more")[2]
+    assert "and of tokens those of" in err  # the language that is no more
+    model = tmp_path / "run" / "source.model"
+    words = (*words, "--vocabulary", "shared", "--source-tokenizer", model, "--preset", "tiny")
+    assert heed(*words, "--run", "given")[0] == 0
+    assert (tmp_path / "given" / "target.model").read_bytes() == model.read_bytes()
+    fails(heed(*words, "--unit", "word"), 1, "`unit` is that of the given tokenizer")
+    fails(heed("train", "numbers", "--unit", "word"), 1, "--unit is for own text")

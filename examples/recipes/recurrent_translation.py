@@ -34,7 +34,7 @@ import sacrebleu
 from heed import inspect, ops
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, generate
 from heed.seq2seq import TaskError, catalogs
-from heed.seq2seq.tokenizer import PAD_ID, START_ID, SubwordTokenizer
+from heed.seq2seq.tokenizer import PAD_ID, START_ID, Tokenizer
 
 LENGTH = 14  # subwords of a message at most, its end included
 HELD_OUT, SUBWORDS, BATCH, EPOCHS = 500, 2000, 64, 8
@@ -115,7 +115,7 @@ def main(folder: str | Path = "heed-pictures", language: str = "de") -> tuple[fl
     if len(pairs) < 5000:
         pairs = numbers(language)
     train, held_out = split(pairs)
-    tokenizer = SubwordTokenizer.train([text for pair in train for text in pair], SUBWORDS)
+    tokenizer = Tokenizer.train([text for pair in train for text in pair], SUBWORDS)
 
     def tokens(pairs: Pairs) -> tuple[np.ndarray, np.ndarray, Pairs]:
         sides = (tokenizer.encode(side) for side in zip(*pairs, strict=True))

@@ -384,6 +384,41 @@ FAULTS = (
         "trained_on[block] = True",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
+    Fault(
+        "every pair is asked for in the first language",
+        f"{_SEQ2SEQ}/text_task.py",
+        "_tag(language or self.languages[0])",
+        "_tag(self.languages[0])",
+        (f"{_OF_SEQ2SEQ}/test_languages.py",),
+    ),
+    Fault(
+        "sentences too long are counted without the token of their language",
+        f"{_SEQ2SEQ}/text_task.py",
+        "counts += counts < np.iinfo(np.uint16).max",
+        "counts += 0",
+        (f"{_OF_SEQ2SEQ}/test_languages.py",),
+    ),
+    Fault(
+        "a vocabulary for both sides is learned from one",
+        f"{_SEQ2SEQ}/vocabularies.py",
+        "itertools.chain(sources, targets)",
+        "sources",
+        (f"{_OF_SEQ2SEQ}/test_vocabularies.py",),
+    ),
+    Fault(
+        "text is taken word by word for tokenizers that change it",
+        f"{_SEQ2SEQ}/tokenizer.py",
+        "not normalizer.precompiled_charsmap",
+        "True",
+        (f"{_OF_SEQ2SEQ}/test_vocabularies.py",),
+    ),
+    Fault(
+        "tokenizers of others keep their ids",
+        f"{_SEQ2SEQ}/tokenizer.py",
+        "special[i] if i in special else next(others)",
+        "i",
+        (f"{_OF_SEQ2SEQ}/test_vocabularies.py",),
+    ),
     # The command line
     Fault(
         "--resume takes options and ignores them",

@@ -61,7 +61,7 @@ def test_an_empty_folder_may_become_a_run_and_others_stay_untouched(tmp_path, ta
         (b"[]", "is not one of heed"),
         (b'{"format": "other"}', "is not one of heed"),
         (b'{"format": "heed run", "version": 99}', "another version of heed"),
-        (b'{"format": "heed run", "version": 4}', "is damaged: its config.json has no task"),
+        (b'{"format": "heed run", "version": 5}', "is damaged: its config.json has no task"),
     ],
 )
 def test_foreign_folders(tmp_path, content, message):

@@ -11,7 +11,7 @@ from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.task import Item
-from heed.seq2seq.tokenizer import END_ID, SubwordTokenizer
+from heed.seq2seq.tokenizer import END_ID, Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +68,18 @@ def test_the_tokenizer_is_learned_from_training_numbers_only(monkeypatch):
 
 
 def test_a_small_text_gets_fewer_pieces_than_asked_for():
-    tokenizer = SubwordTokenizer.train(["abc abd", "abd abc"] * 5, 8_000)
+    tokenizer = Tokenizer.train(["abc abd", "abd abc"] * 5, 8_000)
     assert tokenizer.vocabulary_size < 40
     assert tokenizer.decode(tokenizer.encode(["abd abc"])) == ["abd abc"]
 
 
 def test_what_a_tokenizer_refuses():
     with pytest.raises(TaskError, match="no text"):
-        SubwordTokenizer.train(["", " "], 100)
+        Tokenizer.train(["", " "], 100)
     with pytest.raises(TaskError, match="of 5 pieces cannot be learned"):
-        SubwordTokenizer.train(["abcdefghijklmnopqrstuvwxyz"], 5)
+        Tokenizer.train(["abcdefghijklmnopqrstuvwxyz"], 5)
     with pytest.raises(TaskError, match="cannot be read"):
-        SubwordTokenizer(b"not a model")
+        Tokenizer(b"not a model")
 
 
 def test_a_batch_has_one_shape_and_holds_all_languages(task):
@@ -127,14 +127,12 @@ def test_evaluation_judges_each_number_in_each_language(task):
     assert item.reference == number_words.spell(int(item.text.replace(",", "")), item.group)
 
 
-MODEL = SubwordTokenizer.train(
-    ["ab abc cab bac a b c", "é abca ab ca", "aa bb cc abcabc"], 30
-).model
+MODEL = Tokenizer.train(["ab abc cab bac a b c", "é abca ab ca", "aa bb cc abcabc"], 30).model
 
 
 @given(st.lists(st.text(st.sampled_from("abc  \t▁é\u3000\x00😀xyz"), max_size=20), max_size=6))
 def test_words_that_come_again_are_split_as_the_library_splits_whole_sentences(texts):
-    tokenizer = SubwordTokenizer(MODEL)
+    tokenizer = Tokenizer(MODEL)
     whole = [[*ids, END_ID] for ids in tokenizer._processor.encode(texts)]
     assert tokenizer.encode(texts) == whole
     assert tokenizer.counts(texts).tolist() == [len(ids) for ids in whole]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import say
+from heed.cli.streams import STANDARD_INPUT, copy_input, say
 from heed.seq2seq.errors import TaskError
 
 
@@ -16,7 +17,7 @@ def add_data(parser: Parser) -> None:
     text = "Report lines that are empty, misaligned, no UTF-8, too long, or there twice."
     check = kinds.add_parser("check", help=text, description=text)
     check.add_argument(
-        "source", type=Path, help="sentences, or a file of both sides (.tsv, .jsonl)"
+        "source", type=Path, help="sentences, or a file of both sides (.tsv, .jsonl, -)"
     )
     check.add_argument("target", type=Path, nargs="?", help="their translations")
     check.epilog = "for example: heed data check corpus.en corpus.de"
@@ -37,7 +38,11 @@ def _check_data(parsed: argparse.Namespace) -> int:
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.corpus_check import check_corpus
 
-    found = check_corpus(Corpus(parsed.source, parsed.target))
+    with tempfile.TemporaryDirectory(prefix="heed-") as folder:
+        if parsed.source == STANDARD_INPUT:
+            parsed.source = Path(folder) / "input.tsv"
+            copy_input(parsed.source, parsed.target)
+        found = check_corpus(Corpus(parsed.source, parsed.target))
     for line in found.report():
         say(line)
     return int(found.stops)

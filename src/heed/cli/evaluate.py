@@ -19,7 +19,7 @@ def add_evaluate(parser: Parser) -> None:
         "--source", type=Path, help="sentences to judge by, or a file of both sides"
     )
     parser.add_argument("--target", type=Path, help="their translations")
-    parser.add_argument("--language", help="numbers: which of the run's languages they are in")
+    parser.add_argument("--language", help="which of the run's languages they are in")
     parser.add_argument("--compare", type=Path, metavar="RUN2", help="judge this run too")
     add_decoding_options(parser)
 

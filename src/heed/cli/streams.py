@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ def say(line: str) -> None:
 def note(line: str) -> None:
     """Prints a line about the work, to stderr."""
     print(f"heed: {line}", file=sys.stderr, flush=True)
+
+
+STANDARD_INPUT = Path("-")  # as people name it
 
 
 def prepare_streams() -> None:
@@ -53,6 +57,41 @@ def opened_input(path: Path | None) -> Iterator[Iterable[str]]:
     if sys.stdin is None:
         raise TaskError("standard input is closed: give the text as an argument")
     yield sys.stdin
+
+
+def copy_input(path: Path, target: Path | None = None) -> None:
+    """Writes standard input, lines of both sides, to a file, byte by byte.
+
+    Args:
+        path: the file to make; its folder is made too.
+        target: what was given as the other side.
+
+    Raises:
+        TaskError: if there is another side, if nothing can be read, or if the file exists.
+    """
+    if target is not None:
+        raise TaskError(f"standard input holds both sides: leave out {target}")
+    if sys.stdin is None:
+        raise TaskError("standard input is closed, and it was to be read")
+    if sys.stdin.isatty():
+        raise TaskError(
+            "standard input is a terminal: lines of two columns with a tab between them are to be "
+            "piped into heed"
+        )
+    read = sys.stdin.buffer
+    first = read.read(1 << 20)
+    if not first:
+        raise TaskError("standard input is empty: lines of two columns with a tab between them")
+    if path.exists():
+        raise TaskError(f"{path} exists already, and standard input is to be kept there")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as file:
+            file.write(first)
+            shutil.copyfileobj(read, file, 1 << 20)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

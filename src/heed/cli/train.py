@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from heed import seq2seq  # whose parts load when they are first used
 from heed.cli.arguments import Parser, given, option_name
-from heed.cli.streams import say
+from heed.cli.streams import STANDARD_INPUT, copy_input, say
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.settings import MODEL, TRAINING, Setting
 from heed.seq2seq.startup import start_tensorflow
@@ -155,20 +155,38 @@ def _new_run(
     path = _new_path(parsed, kind.kind)
     init_from = None if parsed.init_from is None else seq2seq.RunFolder.open(parsed.init_from)
     seq2seq.TrainingOptions(**given(parsed, [setting.name for setting in TRAINING]))
-    if init_from is not None and "vocabulary_size" not in values:
-        before = init_from.task()
-        values |= before.same_vocabulary() if isinstance(before, kind) else {}
-    task = kind.create(**values)
-    start_tensorflow()
-    return seq2seq.start_run(
-        path,
-        task,
-        architecture=parsed.architecture,
-        preset=parsed.preset,
-        init_from=init_from,
-        config_file=config,
-        **given(parsed, _OPTIONS),
-    )
+    if init_from is not None and isinstance(before := init_from.task(), kind):
+        values |= before.same_vocabulary(values)
+    with _kept_input(values, path):
+        task = kind.create(**values)
+        start_tensorflow()
+        return seq2seq.start_run(
+            path,
+            task,
+            architecture=parsed.architecture,
+            preset=parsed.preset,
+            init_from=init_from,
+            config_file=config,
+            **given(parsed, _OPTIONS),
+        )
+
+
+@contextlib.contextmanager
+def _kept_input(values: dict[str, Any], path: Path) -> Iterator[None]:
+    """Where the source is standard input, it is kept beside the run for `--resume`; not if no run is made."""
+    if values.get("source") != STANDARD_INPUT:
+        yield
+        return
+    kept = path.resolve().with_name(f"{path.resolve().name}.tsv")
+    copy_input(kept, values.get("target"))
+    values["source"] = kept
+    try:
+        yield
+    except BaseException as error:
+        kept.unlink()
+        if isinstance(error, TaskError):
+            raise TaskError(str(error).replace(str(kept), "standard input")) from None
+        raise
 
 
 def _new_path(parsed: argparse.Namespace, name: str) -> Path:

@@ -22,7 +22,7 @@ def add_translate(parser: Parser) -> None:
     parser.add_argument(
         "text", nargs="*", default=[], help="what to translate; none: read standard input"
     )
-    parser.add_argument("--language", help="numbers: which of the run's languages")
+    parser.add_argument("--language", help="which of the languages of the run (the first)")
     parser.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
     parser.add_argument("--input", type=Path, help="read this file, not standard input")
     parser.add_argument("--output", type=Path, help="write this file, not standard output")

@@ -80,7 +80,7 @@ def attention_of(
     Args:
         translator: the run's model.
         line: what to translate.
-        language: for numbers, one of the run's languages.
+        language: one of the run's languages; None takes the first.
 
     Raises:
         TaskError: if the line cannot be translated; the message says why.

@@ -21,7 +21,7 @@ class Answer:
         source: the source text.
         said: the model's translation.
         reference: the right one.
-        group: the language, for numbers.
+        group: the language, if the run has several.
     """
 
     source: str
@@ -45,6 +45,7 @@ class Evaluation:
         bleu: BLEU in percent, or None where it is not computed.
         chrf: chrF in percent, or None.
         perplexity: of the right answers, see `Translator.perplexity`, or None.
+        group_scores: BLEU and chrF of each group alone, by their names above, where there are several.
         signatures: sacrebleu's of the two, by name: how they were computed, for others to do the same.
         given: whether the pairs were given, not held out.
         left_out: what is wrong with pairs that could not be judged, a line each.
@@ -68,6 +69,7 @@ class Evaluation:
     given: bool = False
     left_out: Sequence[str] = ()
     perplexity: float | None = None
+    group_scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def right(self) -> int:
@@ -88,7 +90,12 @@ class Evaluation:
         """The same for each group alone."""
         names = dict.fromkeys(answer.group for answer in self.answers)
         return {
-            name: Evaluation([a for a in self.answers if a.group == name], self.seconds)
+            name: Evaluation(
+                [a for a in self.answers if a.group == name],
+                self.seconds,
+                self.group_scores.get(name, {}).get("bleu"),
+                self.group_scores.get(name, {}).get("chrf"),
+            )
             for name in names
         }
 
@@ -132,6 +139,7 @@ class Evaluation:
             return []
         return [
             f"  {name}  {group.right:,} of {len(group.answers):,}: {100 * group.exact:.2f} %"
+            + ("" if group.bleu is None else f", BLEU {group.bleu:.1f}, chrF {group.chrf:.1f}")
             for name, group in groups.items()
         ]
 
@@ -146,6 +154,8 @@ class Evaluation:
             "cut": self.cut,
             "wrong": [vars(answer) for answer in self.wrong[:100]],
         }
+        if self.group_scores:
+            figures["group_scores"] = dict(self.group_scores)
         if self.signatures:
             figures["signatures"] = dict(self.signatures)
         if self.left_out:
@@ -168,7 +178,7 @@ def evaluate(
     Args:
         translator: the run's model.
         corpus: pairs to judge it by; None takes those that were held out.
-        language: for numbers: which of the run's languages the given pairs are in; None takes the first.
+        language: which of the run's languages the given pairs are in; None takes the first.
 
     Raises:
         TaskError: if the corpus cannot be read, or holds no pair that can be translated.
@@ -219,7 +229,14 @@ def _judged(translator: Translator, items: Sequence[Item]) -> Evaluation:
 def _scores(
     translator: Translator, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, Any]:
-    return {"perplexity": _perplexity(translator, items), **_corpus_scores(answers)}
+    found = {"perplexity": _perplexity(translator, items), **_corpus_scores(answers)}
+    groups = dict.fromkeys(answer.group for answer in answers)
+    if "bleu" in found and len(groups) > 1:
+        of = {name: _corpus_scores([a for a in answers if a.group == name]) for name in groups}
+        found["group_scores"] = {
+            name: {"bleu": scores["bleu"], "chrf": scores["chrf"]} for name, scores in of.items()
+        }
+    return found
 
 
 def _perplexity(translator: Translator, items: Sequence[Item]) -> float | None:

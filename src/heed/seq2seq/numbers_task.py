@@ -11,7 +11,7 @@ from heed._numbers import check_integer
 from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
-from heed.seq2seq.tokenizer import RESERVED, SubwordTokenizer
+from heed.seq2seq.tokenizer import RESERVED, Tokenizer
 
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
 _VALIDATION_BATCH = 256
@@ -57,7 +57,7 @@ class NumbersTask(Task):
     def __init__(
         self,
         languages: str | Sequence[str] = ("en",),
-        words: SubwordTokenizer | None = None,
+        words: Tokenizer | None = None,
         longest_target: int = 0,
     ) -> None:
         self.languages = number_words.check_languages(languages)
@@ -65,7 +65,7 @@ class NumbersTask(Task):
         sample = [] if words and longest_target else self._sample()
         # About 60 pieces a language are whole words such as "thousand" and "ninety": short targets
         # train fastest.
-        self.subwords = words or SubwordTokenizer.train(sample, 40 + 56 * len(self.languages))
+        self.subwords = words or Tokenizer.train(sample, 40 + 56 * len(self.languages))
         self.source_vocabulary_size = len(self._source_names)
         self.target_vocabulary_size = self.subwords.vocabulary_size
         # Two more than seen in the sample, for rare words.
@@ -79,7 +79,7 @@ class NumbersTask(Task):
     @classmethod
     def load(cls, config: Mapping[str, Any], read: Callable[[str], bytes]) -> NumbersTask:
         """The task of a run folder."""
-        words = SubwordTokenizer(read("target.model"))
+        words = Tokenizer(read("target.model"))
         longest = check_integer("longest_target", config["longest_target"], least=1)
         return cls(config["languages"], words, longest)
 

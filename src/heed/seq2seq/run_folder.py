@@ -30,7 +30,7 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Task
 from heed.seq2seq.tasks import TASKS
 
-_FORMAT, _VERSION = "heed run", 4
+_FORMAT, _VERSION = "heed run", 5
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

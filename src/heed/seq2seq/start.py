@@ -9,7 +9,7 @@ from typing import Any
 from heed.seq2seq.architectures import architecture as known_architecture
 from heed.seq2seq.architectures import model_values
 from heed.seq2seq.config_file import ConfigFile
-from heed.seq2seq.errors import values_from_people
+from heed.seq2seq.errors import TaskError, values_from_people
 from heed.seq2seq.fine_tuning import INITIAL, initial_weights, model_of
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
@@ -63,6 +63,11 @@ def start_run(
     else:
         given = {"architecture": architecture, "preset": preset, **options}
         architecture, values = model_of(init_from, given)
+    if values.get("share_embeddings") and not task.shares_vocabulary:
+        raise TaskError(
+            "`share_embeddings` must be False where each side has a vocabulary of its own "
+            "(own text: --vocabulary shared). Received: share_embeddings=True"
+        )
     values |= {"pad_id": PAD_ID, "start_id": START_ID, "end_id": END_ID}
     values["source_vocabulary_size"] = task.source_vocabulary_size
     values["target_vocabulary_size"] = task.target_vocabulary_size

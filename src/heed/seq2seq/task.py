@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, SubwordTokenizer, words_of
+from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, words_of
 
 
 class Batch(NamedTuple):
@@ -66,6 +66,7 @@ class Task(abc.ABC):
         one_shape: whether nearly all training batches have the same shape.
         languages: which languages an answer can be in, the usual one first; none where there is no choice.
         has_corpus_scores: whether BLEU and chrF say something of its answers.
+        shares_vocabulary: whether an id means the same in source and target.
         longest_target: the most tokens of an answer, its end included.
         source_vocabulary_size, target_vocabulary_size: numbers of token ids.
         subwords: the tokenizer of the answers; not needed where `decode` and `target_labels` do without.
@@ -76,11 +77,12 @@ class Task(abc.ABC):
     options: ClassVar[tuple[Option, ...]] = ()
     one_shape: ClassVar[bool] = False
     has_corpus_scores: ClassVar[bool] = False
+    shares_vocabulary: bool = False
     languages: tuple[str, ...] = ()
     longest_target: int
     source_vocabulary_size: int
     target_vocabulary_size: int
-    subwords: SubwordTokenizer
+    subwords: Tokenizer
 
     # Made anew, and read back
 
@@ -148,8 +150,12 @@ class Task(abc.ABC):
             for row, text in zip(batch.source, self.decode(batch.target), strict=True)
         ]
 
-    def same_vocabulary(self) -> dict[str, Any]:
-        """What `create` is to be given so that a new task has this one's tokens; nothing where it has them anyway."""
+    def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
+        """What `create` is to be given so that a new task has this one's tokens; nothing where it has them anyway.
+
+        Args:
+            chosen: the options that it is given already; nothing either, if one of them says what the tokens are.
+        """
         return {}
 
     # Evaluation and translation
@@ -180,7 +186,7 @@ class Task(abc.ABC):
         """The target ids of what a translation is to begin with, without an end.
 
         Raises:
-            TaskError: if it is no text, or has characters that no translation of this run has.
+            TaskError: if it is no text, or has words or characters that no translation of this run has.
         """
         if not prefix.strip():
             raise TaskError("a prefix must not be empty")
@@ -189,9 +195,10 @@ class Task(abc.ABC):
         except UnicodeEncodeError:  # bytes that were no text when they were read
             raise TaskError("a prefix must be UTF-8 text") from None
         ids = self.subwords.encode([prefix])[0][:-1]
-        if UNKNOWN_ID in ids:
+        if UNKNOWN_ID in ids or not ids:  # some tokenizers take away letters that are not seen
+            what = "words" if self.subwords.unit == "word" else "characters"
             raise TaskError(
-                f"a prefix must be of characters that translations of this run have. Received: {prefix}"
+                f"a prefix must be of {what} that translations of this run have. Received: {prefix}"
             )
         return ids
 
@@ -209,19 +216,16 @@ class Task(abc.ABC):
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
         """Which word each source token is part of, None for one that is no text; and the words, in reading order."""
-        return _words(ids, self.source_labels(ids))
+        labels = self.source_labels(ids)
+        return words_of([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
 
     def target_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
         """The same for target tokens before the end."""
-        return _words(ids, [self.subwords.pieces([i])[0] if i > END_ID else "" for i in ids])
+        return self.subwords.words(ids)
 
     def reading_order(self, ids: Sequence[int]) -> list[int]:
         """The places of source tokens in the order in which people read them."""
         return list(range(len(ids)))
-
-
-def _words(ids: Sequence[int], labels: Sequence[str]) -> tuple[list[int | None], list[str]]:
-    return words_of([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
 
 
 def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) -> NDArray[np.int32]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,11 @@ from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError, values_from_people
 from heed.seq2seq.pair_store import PairStore, digests
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
-from heed.seq2seq.tokenizer import SubwordTokenizer
+from heed.seq2seq.tokenizer import Tokenizer
+from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
 
-LONGEST = 128  # tokens in a sentence, its end included, if nothing else is said
+# Tokens in a sentence, its end included, if nothing else is said; by what a token is.
+_LONGEST = {"subword": 128, "word": 128, "character": 512}
 _MULTIPLE = 8  # batches are padded to a multiple of this
 _VALIDATION_BATCH = 64
 _SAMPLE = 100_000  # pairs that the subwords are learned from
@@ -30,9 +33,26 @@ _BLOCK = 20_000  # pairs whose text is in memory together when their tokens are 
 _SAMPLE_KEY = 0x73616D70
 _MOST_TRIES = 1_000  # batches in a row without a sentence that is short enough
 _SIDES = ("source", "target")
+_OF_VOCABULARY = {"vocabulary", "vocabulary_size", "unit", "source_tokenizer", "target_tokenizer"}
 _HELD_OUT = ("validation", "evaluation")
+_LANGUAGE = re.compile(r"[^\W_][\w-]*")
 
 _Ids = tuple[list[int], list[int]]  # of a source and of its target
+
+
+class _HeldOut(NamedTuple):
+    """Pairs that are not trained on, and the language of each target: None where all are in one that has no name."""
+
+    pairs: list[Pair]
+    languages: list[str | None]
+
+
+class _Described(NamedTuple):
+    """A corpus, how often its pairs come, and the language of its targets."""
+
+    corpus: Corpus
+    weight: float
+    language: str | None
 
 
 class _Training(NamedTuple):
@@ -65,7 +85,7 @@ class TextTask(Task):
         Option(
             "source",
             Path,
-            "own text: sentences, or both sides (.tsv, .jsonl)",
+            "own text: sentences, or both sides (.tsv, .jsonl, -)",
             required=True,
         ),
         Option("target", Path, "own text: their translations, line by line"),
@@ -73,8 +93,13 @@ class TextTask(Task):
         Option("valid_target", Path, "own text: their translations", rare=True),
         Option("test_source", Path, "own text: to be judged by (and --test-target)"),
         Option("test_target", Path, "own text: their translations", rare=True),
-        Option("vocabulary_size", int, "own text: most subwords a side (8,000)"),
-        Option("longest", int, f"own text: most tokens of a sentence to train on ({LONGEST})"),
+        Option("vocabulary", str, "own text: separate, or shared by both sides"),
+        Option("vocabulary_size", int, f"own text: most tokens in one ({DEFAULT_SIZE:,})"),
+        Option("unit", str, "own text: a token is a subword, word or character", rare=True),
+        Option("source_tokenizer", Path, "own text: a SentencePiece model", rare=True),
+        Option("target_tokenizer", Path, "own text: another one", rare=True),
+        Option("target_language", str, "own text: of the target", rare=True),
+        Option("longest", int, "own text: most tokens of a sentence to train on (128)"),
     )
     has_corpus_scores = True
     recipe = {  # noqa: RUF012  (a property of the class, which nobody changes)
@@ -98,24 +123,40 @@ class TextTask(Task):
         store: PairStore | None = None,
     ) -> None:
         self._config = dict(config)
-        models = [f"{side}.model" for side in _SIDES]
-        texts = [f"{part}.{side}.txt" for part in _HELD_OUT for side in _SIDES]
-        self._files = {name: read(name) for name in (*models, *texts)}
-        self._source, self.subwords = (SubwordTokenizer(self._files[name]) for name in models)
-        lines = [self._files[name].decode().split("\n")[:-1] for name in texts]
-        self._validation: list[Pair] = list(zip(*lines[:2], strict=True))
-        self._evaluation: list[Pair] = list(zip(*lines[2:], strict=True))
+        corpora = [
+            _described({name: one[name] for name in (*_SIDES, "weight", "target_language")})
+            for one in config["corpora"]
+        ]
+        self._of_corpora = [one.language for one in corpora]
+        self.languages = tuple(x for x in dict.fromkeys(self._of_corpora) if x is not None)
+        self._files: dict[str, bytes] = {}
+
+        def lines(name: str) -> list[str]:
+            self._files[name] = read(name)
+            return self._files[name].decode().split("\n")[:-1]
+
+        def held_out(part: str) -> _HeldOut:
+            sides = [lines(f"{part}.{side}.txt") for side in _SIDES]
+            pairs = list(zip(*sides, strict=True))
+            known = lines(f"{part}.language.txt") if self.languages else [None] * len(pairs)
+            return _HeldOut(pairs, known)  # type: ignore[arg-type]
+
+        self._validation, self._evaluation = map(held_out, _HELD_OUT)
+        models = [read(f"{side}.model") for side in _SIDES]
+        self._files |= {f"{side}.model": model for side, model in zip(_SIDES, models, strict=True)}
+        self.shares_vocabulary = models[0] == models[1]
+        # What an id means on one side it then means on the other one, too.
+        tags = [_tag(language) for language in self.languages]
+        self._source = Tokenizer(models[0], tags)
+        self.subwords = Tokenizer(models[1], tags if self.shares_vocabulary else ())
         self.source_vocabulary_size = self._source.vocabulary_size
         self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
         self._longest = check_integer("longest", config["longest"], least=2)
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
         self._originals = {Path(path): sha256 for path, sha256 in dict(config["files"]).items()}
-        self._corpora = [
-            Corpus(*(None if one[side] is None else Path(one[side]) for side in _SIDES))  # type: ignore[arg-type]
-            for one in config["corpora"]
-        ]
-        self._weights = [check_real("weight", one["weight"], least=0) for one in config["corpora"]]
+        self._corpora = [one.corpus for one in corpora]
+        self._weights = [one.weight for one in corpora]
         if store is not None:
             self._store = store
         self._order = lru_cache(maxsize=1)(self._new_order)
@@ -130,59 +171,93 @@ class TextTask(Task):
         cls,
         source: Path | str | None = None,
         target: Path | str | None = None,
-        vocabulary_size: int = 8_000,
+        vocabulary_size: int | None = None,
         valid_source: Path | str | None = None,
         valid_target: Path | str | None = None,
         test_source: Path | str | None = None,
         test_target: Path | str | None = None,
-        longest: int = LONGEST,
+        longest: int | None = None,
         corpora: Sequence[Mapping[str, Any]] = (),
-        tokenizers: Sequence[SubwordTokenizer] = (),
+        vocabulary: str | None = None,
+        unit: str | None = None,
+        source_tokenizer: Tokenizer | Path | str | None = None,
+        target_tokenizer: Tokenizer | Path | str | None = None,
+        target_language: str | None = None,
     ) -> TextTask:
-        """A new task from files of parallel text: reads, splits, and learns the subwords.
+        """A new task from files of parallel text: reads, splits, and learns the vocabularies.
 
         Args:
             source: path of the sentences, or of a file of both sides, see `Corpus`.
             target: path of their translations, if the source has one side.
-            vocabulary_size: the most subwords for each side.
+            vocabulary_size: the most tokens of each vocabulary (8,000).
             valid_source, valid_target: the same, of what training is watched on. Without them it is held out.
             test_source, test_target: the same, of what `evaluate` judges by. Without them it is held out.
-            longest: the most tokens of a sentence that is trained on or translated, its end included, 2 or more.
-            corpora: more text: "source", perhaps "target", and perhaps "weight", how often each pair comes in an
-                epoch (1; 0.5: each second pair in turn).
-            tokenizers: those of source and target; none: they are learned from the text.
+            longest: the most tokens of a sentence that is trained on or translated, its end and the token of its
+                language included, 2 or more (128; of characters 512).
+            corpora: more text: "source", perhaps "target"; perhaps "weight", how often each pair comes in an
+                epoch (1; 0.5: each second pair in turn); and perhaps "target_language".
+            vocabulary: "separate", one for each side (the default), or "shared", one for both.
+            unit: what a token is: "subword" (the default), "word" or "character", see `Tokenizer.train`.
+            source_tokenizer, target_tokenizer: sentencepiece models to be used in place of learning any; the one of the
+                source serves both sides if the vocabulary is shared.
+            target_language: which language `target` is in, such as "de". The text of `corpora` may be in others: then
+                one model learns them all, and is told by a token before the source which one is wanted.
 
         Raises:
             TaskError: if the files do not fit, or without the sentencepiece library.
         """
-        with values_from_people():
-            longest = check_integer("longest", longest, least=2)
+        if longest is not None:
+            with values_from_people():
+                longest = check_integer("longest", longest, least=2)
+        vocabularies = Vocabularies(
+            vocabulary, vocabulary_size, unit, source_tokenizer, target_tokenizer
+        )
         everything = [_described(one) for one in corpora]
         if source is not None or target is not None:
-            everything.insert(0, _described({"source": source, "target": target}))
+            first = {"source": source, "target": target, "target_language": target_language}
+            everything.insert(0, _described(first))
+        elif target_language is not None:
+            raise TaskError("`target_language` is that of --source: in `corpora` each has its own")
         if not everything:
             raise TaskError("own text needs --source")
-        texts = [corpus for corpus, _ in everything]
+        languages = _languages(everything)
         given = [
             _corpus("valid_source", valid_source, valid_target),
             _corpus("test_source", test_source, test_target),
         ]
+        if len(languages) > 1 and given != [None, None]:
+            name = "valid_source" if given[0] is not None else "test_source"
+            raise TaskError(
+                f"`{name}` has one language, and the corpora have {', '.join(languages)}: leave it out, "
+                "and pairs of each are held out"
+            )
+        texts = [one.corpus for one in everything]
         store = PairStore(texts)
         parts = parallel_text.split(store.sources, held_out=given.count(None))
         numbers = itertools.count(1)
-        held_out = [
-            store.pairs(np.flatnonzero(parts == next(numbers))) if one is None else _both_sides(one)
-            for one in given
-        ]
-        places = _train_on(store, held_out)
+
+        def held_out(corpus: Corpus | None) -> _HeldOut:
+            if corpus is not None:
+                pairs = _both_sides(corpus)
+                return _HeldOut(pairs, [languages[0] if languages else None] * len(pairs))
+            places = np.flatnonzero(parts == next(numbers))
+            of = store.corpus_of(places).tolist()
+            return _HeldOut(store.pairs(places), [everything[number].language for number in of])
+
+        held = [held_out(corpus) for corpus in given]
+        places = _train_on(store, held)
         sample = store.pairs(places[_sample(len(places), _SAMPLE)])
-        sides = list(zip(*sample, strict=True))
-        tokenizers = tokenizers or [SubwordTokenizer.train(x, vocabulary_size) for x in sides]
-        lengths = tokenizers[1].counts(sides[1])
+        sources, targets = zip(*sample, strict=True)
+        tokenizers = vocabularies.of(sources, targets)
+        if longest is None:
+            longest = min(_LONGEST[one.unit] for one in tokenizers)
+        lengths = tokenizers[1].counts(targets)
         files = {f"{side}.model": one.model for side, one in zip(_SIDES, tokenizers, strict=True)}
-        for name, part in zip(_HELD_OUT, held_out, strict=True):
-            for side, lines in zip(_SIDES, zip(*part, strict=True), strict=True):
-                files[f"{name}.{side}.txt"] = "".join(f"{line}\n" for line in lines).encode()
+        for name, part in zip(_HELD_OUT, held, strict=True):
+            sides = zip(_SIDES, zip(*part.pairs, strict=True), strict=True)
+            files |= {f"{name}.{side}.txt": _text(lines) for side, lines in sides}
+            if languages:
+                files[f"{name}.language.txt"] = _text(part.languages)
         paths = [path for corpus in texts for path in corpus.paths]
         config = {
             "kind": cls.kind,
@@ -191,8 +266,9 @@ class TextTask(Task):
                     "source": str(corpus.source.resolve()),
                     "target": None if corpus.target is None else str(corpus.target.resolve()),
                     "weight": weight,
+                    "target_language": language,
                 }
-                for corpus, weight in everything
+                for corpus, weight, language in everything
             ],
             "files": {str(path.resolve()): parallel_text.digest(path) for path in paths},
             "pairs": len(places),
@@ -208,8 +284,12 @@ class TextTask(Task):
     def description(self) -> str:
         """The files, and how many pairs they hold."""
         files = " and ".join(self._config["files"])
-        held_out = len(self._validation) + len(self._evaluation)
-        return f"{self._config['pairs']:,} sentence pairs of {files}, {held_out:,} others held out"
+        held_out = len(self._validation.pairs) + len(self._evaluation.pairs)
+        languages = f" in {', '.join(self.languages)}" if self.languages else ""
+        return (
+            f"{self._config['pairs']:,} sentence pairs of {files}{languages}, "
+            f"{held_out:,} others held out"
+        )
 
     @cached_property
     def _store(self) -> PairStore:
@@ -247,9 +327,11 @@ class TextTask(Task):
         return out
 
     def _counts(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
-        sides = zip(*self._store.pairs(places), strict=True)
-        both = (self._source, self.subwords)
-        return np.stack([one.counts(side) for one, side in zip(both, sides, strict=True)], axis=1)
+        sources, targets = zip(*self._store.pairs(places), strict=True)
+        counts = self._source.counts(sources)
+        if self.languages:
+            counts += counts < np.iinfo(np.uint16).max  # the token of the language
+        return np.stack([counts, self.subwords.counts(targets)], axis=1)
 
     def notes(self) -> list[str]:
         """Which pairs are left out of training, and which are cut in validation."""
@@ -259,7 +341,7 @@ class TextTask(Task):
                 self._training.too_long
             ),
             f"cut to {self._longest} tokens a side for validation": sum(
-                max(map(len, pair)) > self._longest for pair in self._ids(self._validation)
+                max(map(len, pair)) > self._longest for pair in self._ids(*self._validation)
             ),
         }
         found = [
@@ -273,17 +355,25 @@ class TextTask(Task):
             )
         return found
 
-    def _ids(self, pairs: Sequence[Pair]) -> list[_Ids]:
+    def _ids(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:
         sources = self._source.encode([source for source, _ in pairs])
+        sources = [self._told(*one) for one in zip(sources, languages, strict=True)]
         targets = self.subwords.encode([target for _, target in pairs])
         return list(zip(sources, targets, strict=True))
+
+    def _told(self, ids: list[int], language: str | None) -> list[int]:
+        """The ids of a source after the token of the language that is wanted, if there is a choice."""
+        if not self.languages:
+            return ids
+        return [self._source.tag(_tag(language or self.languages[0])), *ids]
 
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
         """The batch of a step; each pair comes once an epoch, or as often as the weight of its corpus says."""
         order = self._order(seed, size, tokens)
         for attempt in range(_MOST_TRIES):
             places = self._training.places[order.batch(step + attempt)]
-            ids = self._ids(self._store.pairs(places))
+            languages = [self._of_corpora[number] for number in self._store.corpus_of(places)]
+            ids = self._ids(self._store.pairs(places), languages)
             # Reckoned lengths let some through that are too long; very rarely all of a batch.
             if kept := [pair for pair in ids if max(map(len, pair)) <= self._longest]:
                 return _batch(kept)
@@ -297,7 +387,7 @@ class TextTask(Task):
     def validation_batches(self) -> list[Batch]:
         """The validation pairs, cut to the longest length, those of like length together."""
         most = self._longest
-        pairs = [(s[:most], t[:most]) for s, t in self._ids(self._validation)]
+        pairs = [(s[:most], t[:most]) for s, t in self._ids(*self._validation)]
         pairs.sort(key=lambda pair: len(pair[1]))
         return [
             _batch(pairs[i : i + _VALIDATION_BATCH])
@@ -306,19 +396,21 @@ class TextTask(Task):
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
         """The source ids of the validation pairs, cut to the longest length, and their translations as they are."""
-        found = zip(self._ids(self._validation), self._validation, strict=True)
+        found = zip(self._ids(*self._validation), self._validation.pairs, strict=True)
         return [(self._cut(ids), target) for (ids, _), (_, target) in found]
 
-    def same_vocabulary(self) -> dict[str, Any]:
+    def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
         """The tokenizers."""
-        return {"tokenizers": (self._source, self.subwords)}
+        if _OF_VOCABULARY & set(chosen):
+            return {}
+        return {"source_tokenizer": self._source, "target_tokenizer": self.subwords}
 
     def evaluation_items(self) -> list[Item]:
-        """The evaluation pairs, in one group; sources that are too long are cut, and say so."""
-        found = zip(self._ids(self._evaluation), self._evaluation, strict=True)
+        """The evaluation pairs, grouped by language; sources that are too long are cut, and say so."""
+        found = zip(self._ids(*self._evaluation), *self._evaluation, strict=True)
         return [
-            Item(self._cut(ids), *pair, "text", cut=len(ids) > self._longest)
-            for (ids, _), pair in found
+            Item(self._cut(ids), *pair, language or "text", cut=len(ids) > self._longest)
+            for (ids, _), pair, language in found
         ]
 
     def _cut(self, ids: list[int]) -> list[int]:
@@ -334,6 +426,11 @@ class TextTask(Task):
         except UnicodeEncodeError:  # bytes that were no text when they were read
             raise TaskError("a sentence to translate must be UTF-8 text") from None
         ids = self._source.encode([line.strip()])[0]
+        if len(ids) == 1:  # some models take away letters that are not seen
+            raise TaskError(
+                f"a sentence to translate must have letters that the tokenizer keeps. Received: {line!r}"
+            )
+        ids = self._told(ids, language)
         if len(ids) > self._longest:
             raise TaskError(
                 f"a sentence to translate must have at most {self._longest} tokens, its end included. "
@@ -342,15 +439,19 @@ class TextTask(Task):
         return ids
 
     def source_labels(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of the source, and its end."""
+        """The language, the pieces of the source, and its end."""
         return [*self._source.pieces(ids), "end"]
+
+    def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
+        """The words of the source; the language is none."""
+        return self._source.words(ids)
 
     def to_config(self) -> dict[str, Any]:
         """Where the files are, what they held, and the longest target."""
         return self._config
 
     def files(self) -> dict[str, bytes]:
-        """The two tokenizers and the held-out pairs."""
+        """The two tokenizers, and the held-out pairs with their languages."""
         return self._files
 
 
@@ -374,23 +475,55 @@ def _both_sides(corpus: Corpus) -> list[Pair]:
     return pairs
 
 
-def _described(corpus: Mapping[str, Any]) -> tuple[Corpus, float]:
-    """A corpus and its weight, from what a person said of it."""
-    unknown = sorted(set(corpus) - {*_SIDES, "weight"})
+def _described(corpus: Mapping[str, Any]) -> _Described:
+    """A corpus, from what a person said of it."""
+    unknown = sorted(set(corpus) - {*_SIDES, "weight", "target_language"})
     if unknown:
         raise TaskError(
-            f"a corpus has a source, a target and a weight. Received: {', '.join(unknown)}"
+            "a corpus has a source, a target, a weight and a target_language. "
+            f"Received: {', '.join(unknown)}"
         )
     found = _corpus("source", corpus.get("source"), corpus.get("target"))
     if found is None:
         raise TaskError("a corpus needs a source")
+    language = corpus.get("target_language")
+    if language is not None and not (isinstance(language, str) and _LANGUAGE.fullmatch(language)):
+        raise TaskError(
+            "`target_language` must be letters, digits, - and _, such as de or pt_BR. "
+            f"Received: {language!r}"
+        )
     with values_from_people():
-        return found, check_real("weight", corpus.get("weight", 1.0), least=0, exclusive=True)
+        weight = check_real("weight", corpus.get("weight", 1.0), least=0, exclusive=True)
+    return _Described(found, weight, language)
 
 
-def _train_on(store: PairStore, held_out: Iterable[Sequence[Pair]]) -> NDArray[np.uint32]:
+def _languages(corpora: Sequence[_Described]) -> list[str]:
+    """The languages of the targets, in the order in which they come; none, if they have no names.
+
+    Raises:
+        TaskError: if only some have one.
+    """
+    without = [one.corpus for one in corpora if one.language is None]
+    languages = dict.fromkeys(one.language for one in corpora if one.language is not None)
+    if languages and without:
+        raise TaskError(
+            f"each corpus must have a `target_language`, or none. Without one: {without[0]}"
+        )
+    return list(languages)
+
+
+def _tag(language: str) -> str:
+    """What the token is called that asks for a language: with a space in it no piece of text can be called so."""
+    return f"to {language}"
+
+
+def _text(lines: Iterable[str | None]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _train_on(store: PairStore, held_out: Iterable[_HeldOut]) -> NDArray[np.uint32]:
     """The places of the pairs whose sources are in no held-out part."""
-    kept_back = np.sort(digests([source for part in held_out for source, _ in part]))
+    kept_back = np.sort(digests([source for part in held_out for source, _ in part.pairs]))
     trained_on = np.empty(len(store), np.bool_)
     for first in range(0, len(store), _BLOCK):  # np.isin would sort the corpus
         block = slice(first, first + _BLOCK)

@@ -1,12 +1,14 @@
-"""Text to token ids and back, in subwords."""
+"""Text to token ids and back, in subwords, words or characters."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +21,20 @@ PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those
 _LARGEST = 2**31 - 1  # what sentencepiece's int holds
 _SPACE = "▁"
-_WORDS = 1 << 16  # whose subwords are kept
+_WORDS = 1 << 16  # whose tokens are kept
+# What a token is, and what the library calls a model of such tokens.
+_MODEL_TYPES = {"subword": "bpe", "word": "word", "character": "char"}
 
 
-class SubwordTokenizer:
-    """Words in subwords, learned by byte-pair encoding with the sentencepiece library.
+class Tokenizer:
+    """Text in tokens, by the sentencepiece library: models learned here, or made by others with any settings.
 
-    Ids 0 to 3 are padding, start, end and unknown. Encoding ends with the end token; decoding stops
-    at it.
+    Ids 0 to 3 are padding, start, end and unknown, whatever they are in the model; its other pieces follow in their
+    order, then the tags, which no text gives. Encoding ends with the end token; decoding stops at it.
 
     Args:
         model: a serialised sentencepiece model.
+        tags: what tokens beside those of the text are called; the last ids.
 
     Raises:
         TaskError: if `model` is not one, or without sentencepiece.
@@ -38,43 +43,74 @@ class SubwordTokenizer:
         (2016); Kudo and Richardson, "SentencePiece" (2018).
     """
 
-    def __init__(self, model: bytes) -> None:
+    def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
         sentencepiece = _sentencepiece()
+        from sentencepiece import sentencepiece_model_pb2 as description
+
         self.model = model
+        self.tags = tuple(tags)
         try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            ids = [self._processor.pad_id(), self._processor.bos_id(), self._processor.eos_id()]
-        except Exception as error:  # sentencepiece raises RuntimeError and its own kinds
-            raise TaskError(f"the tokenizer cannot be read: {_first_line(error)}") from None
-        if ids != [PAD_ID, START_ID, END_ID]:
-            raise TaskError(f"the tokenizer's special ids must be 0, 1, 2. Received: {ids}")
-        self._word = lru_cache(_WORDS)(self._processor.encode)
+            if not model:  # of which the library would make one without pieces
+                raise ValueError
+            self._processor = processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            described = description.ModelProto.FromString(model)  # type: ignore[attr-defined]
+        except Exception:  # sentencepiece raises RuntimeError and its own kinds
+            why = "no SentencePiece model, or damaged" if model else "empty"
+            raise TaskError(f"the tokenizer cannot be read: it is {why}") from None
+        special = {
+            processor.pad_id(): PAD_ID,
+            processor.bos_id(): START_ID,
+            processor.eos_id(): END_ID,
+            processor.unk_id(): UNKNOWN_ID,
+        }
+        others = itertools.count(RESERVED)
+        self._ours = [
+            special[i] if i in special else next(others) for i in range(processor.get_piece_size())
+        ]
+        self._theirs = {ours: theirs for theirs, ours in enumerate(self._ours)}
+        self._first_tag = next(others)
+        kinds = described.trainer_spec.ModelType
+        self.unit = {kinds.WORD: "word", kinds.CHAR: "character"}.get(
+            described.trainer_spec.model_type, "subword"
+        )
+        self._goes_by_word = _goes_by_word(described)
+        self._word = lru_cache(_WORDS)(self._by_library)
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocabulary_size: int) -> SubwordTokenizer:
-        """Learns subwords from lines of text; the same lines give the same subwords.
+    def train(cls, lines: Iterable[str], vocabulary_size: int, unit: str = "subword") -> Tokenizer:
+        """Learns a vocabulary from lines of text; the same lines give the same one.
 
         Args:
             lines: text, one sentence each, without line breaks.
-            vocabulary_size: int; at most this many subwords with the reserved ones. A text that does
+            vocabulary_size: int; at most this many tokens with the reserved ones. A text that does
                 not hold so many gets fewer.
+            unit: what a token is: "subword", learned by byte-pair encoding; "word", what stands between spaces, the
+                most frequent ones, and all that come once are unknown; or "character", the most frequent ones.
 
         Raises:
-            TaskError: if the size is smaller than the number of characters, or `lines` is empty.
+            TaskError: if the size is smaller than the number of characters of subwords, or `lines` is empty.
+
+        Example:
+            >>> tokenizer = Tokenizer.train(["the cat sat", "the dog sat"], 100, "word")
+            >>> tokenizer.pieces(tokenizer.encode(["the cat sat"])[0])
+            ['▁the', '▁<unk>', '▁sat']
         """
         with values_from_people():
             vocabulary_size = check_integer("vocabulary_size", vocabulary_size, least=RESERVED + 1)
+        check_unit(unit)
         vocabulary_size = min(vocabulary_size, _LARGEST)
         kept = [line for line in lines if line.strip()]
         if not kept:
             raise TaskError("a tokenizer cannot be learned from no text")
+        if unit == "word" and not (kept := _without_single_words(kept)):
+            raise TaskError("a vocabulary of words needs a text in which some come more than once")
         try:
-            return cls(_trained(kept, vocabulary_size))
+            return cls(_trained(kept, vocabulary_size, unit))
         except RuntimeError as error:
             # The library names the bound that it needs only in its message.
             bound = re.search(r"value (<=|>=?|>) (\d+)|size .*?(\d+) is too small", str(error))
             if bound and bound.group(1) == "<=":
-                return cls(_trained(kept, int(bound.group(2))))
+                return cls(_trained(kept, int(bound.group(2)), unit))
             raise TaskError(
                 f"a tokenizer of {vocabulary_size} pieces cannot be learned from this text: "
                 f"{_first_line(error)}"
@@ -83,17 +119,28 @@ class SubwordTokenizer:
     @property
     def vocabulary_size(self) -> int:
         """Number of token ids."""
-        return int(self._processor.get_piece_size())
+        return self._first_tag + len(self.tags)
+
+    def tag(self, name: str) -> int:
+        """The id of a tag."""
+        return self._first_tag + self.tags.index(name)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, the end token last."""
         return [[*self._ids(text), END_ID] for text in texts]
 
     def _ids(self, text: str) -> Iterator[int]:
-        """No subword goes beyond a word, and words come again: the library is asked once for each."""
-        if _SPACE in text:  # the library's own sign for a space
-            return iter(self._processor.encode(text))
+        """Where no token goes beyond a word, the library is asked once for each: words come again."""
+        if self._goes_by_word and self.unit == "word":
+            text = text.replace(
+                _SPACE, " "
+            )  # and unknown words stay apart, which the library joins
+        elif not self._goes_by_word or _SPACE in text:  # the library's own sign for a space
+            return iter(self._by_library(text))
         return itertools.chain.from_iterable(self._word(word) for word in text.split(" ") if word)
+
+    def _by_library(self, text: str) -> list[int]:
+        return [self._ours[i] for i in self._processor.encode(text)]
 
     def counts(self, texts: Sequence[str]) -> NDArray[np.uint16]:
         """(N,) how many ids each text has, the end token included; more than 65,535 count as these."""
@@ -102,12 +149,30 @@ class SubwordTokenizer:
         return np.fromiter((min(count, most) for count in counts), np.uint16, len(texts))
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """The text of each row of ids, up to its end token."""
-        return [str(self._processor.decode(_before_end(row))) for row in rows]
+        """The text of each row of ids, up to its end token; tags say nothing, an unknown token "⁇"."""
+        found = []
+        for row in rows:
+            theirs = [self._theirs[i] for i in _before_end(row) if i in self._theirs]
+            text = str(self._processor.decode(theirs))
+            # Before an unknown word the library writes a space, also where it is the first.
+            found.append(text.strip(" ") if self.unit == "word" else text)
+        return found
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """What each id up to the end token stands for, as a label; "▁" marks the start of a word."""
-        return [str(self._processor.id_to_piece(i)) for i in _before_end(ids)]
+        return [self._label(i) for i in _before_end(ids)]
+
+    def _label(self, i: int) -> str:
+        if i >= self._first_tag:
+            return self.tags[i - self._first_tag]
+        piece = str(self._processor.id_to_piece(self._theirs[i]))
+        return f"{_SPACE}{piece}" if i == UNKNOWN_ID and self.unit == "word" else piece
+
+    def words(self, ids: Iterable[int]) -> tuple[list[int | None], list[str]]:
+        """Which word each id is part of, None for one that is no text, such as an end or a tag; and the words."""
+        return words_of(
+            [self._label(i) if END_ID < i < self._first_tag else None for i in map(int, ids)]
+        )
 
 
 def words_of(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
@@ -141,13 +206,26 @@ def _before_end(ids: Iterable[int]) -> list[int]:
     return [i for i in before if i not in (PAD_ID, START_ID)]
 
 
-def _trained(lines: Sequence[str], vocabulary_size: int) -> bytes:
+def check_unit(unit: str) -> None:
+    """TaskError if there are no tokens of this unit."""
+    if unit not in _MODEL_TYPES:
+        raise TaskError(f"`unit` must be one of {', '.join(_MODEL_TYPES)}. Received: {unit!r}")
+
+
+def _without_single_words(lines: Sequence[str]) -> list[str]:
+    """The lines without the words that come once, so that training meets unknown words; lines without a word go."""
+    counts = Counter(itertools.chain.from_iterable(line.split(" ") for line in lines))
+    kept = (" ".join(word for word in line.split(" ") if counts[word] > 1) for line in lines)
+    return [line for line in kept if line.strip()]
+
+
+def _trained(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
     model = io.BytesIO()
     _sentencepiece().SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=model,
         vocab_size=vocabulary_size,
-        model_type="bpe",
+        model_type=_MODEL_TYPES[unit],
         character_coverage=1.0,
         # Text comes back as it was written: no Unicode folding.
         normalization_rule_name="identity",
@@ -155,11 +233,41 @@ def _trained(lines: Sequence[str], vocabulary_size: int) -> bytes:
         bos_id=START_ID,
         eos_id=END_ID,
         unk_id=UNKNOWN_ID,
+        unk_surface=" ⁇" if unit == "word" else " ⁇ ",
         num_threads=1,  # the order of merges must not depend on the machine
         max_sentence_length=1 << 16,
         minloglevel=2,
     )
     return model.getvalue()
+
+
+def _goes_by_word(described: Any) -> bool:
+    """Whether the tokens of a text are surely those of its words, parted by single spaces, one after the other.
+
+    That is so if the text is not normalised, each word is marked where it begins, no piece has that mark further on,
+    and segmentation is by rules: of two unigram paths that are equally likely, rounding may choose another in a whole
+    sentence.
+    """
+    trainer, normalizer = described.trainer_spec, described.normalizer_spec
+    texts = (described.SentencePiece.NORMAL, described.SentencePiece.UNUSED)
+    others = (
+        described.SentencePiece.CONTROL,
+        described.SentencePiece.UNKNOWN,
+        described.SentencePiece.BYTE,
+    )
+    words = trainer.model_type == trainer.WORD
+    return (
+        trainer.model_type in (trainer.BPE, trainer.CHAR, trainer.WORD)
+        and not normalizer.precompiled_charsmap
+        and normalizer.add_dummy_prefix
+        and normalizer.remove_extra_whitespaces
+        and normalizer.escape_whitespaces
+        and (words or any(one.piece == _SPACE for one in described.pieces))
+        and all(
+            one.type in others or (one.type in texts and _SPACE not in one.piece[1:])
+            for one in described.pieces
+        )
+    )
 
 
 def _sentencepiece():  # type: ignore[no-untyped-def]

@@ -90,7 +90,7 @@ class Translator:
 
         Args:
             lines: what to translate.
-            language: for numbers: which of the run's languages; None takes the first.
+            language: which of the run's languages, if it has some; None takes the first.
 
         Raises:
             TaskError: if a line cannot be translated; the message says why.
@@ -110,7 +110,7 @@ class Translator:
 
         Args:
             lines: what to translate.
-            language: for numbers: which of the run's languages; None takes the first.
+            language: which of the run's languages, if it has some; None takes the first.
             prefix: what each translation begins with, in whole words; None leaves that to the model.
             options: how they are chosen; None takes those of the translator.
             alignments: whether to say which words each comes from.

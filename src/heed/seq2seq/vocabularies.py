@@ -1,0 +1,83 @@
+"""The vocabularies of own text: learned from it, or given as files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.tokenizer import Tokenizer, check_unit
+
+DEFAULT_SIZE = 8_000
+_KINDS = ("separate", "shared")
+
+
+class Vocabularies:
+    """What a person says of the tokens of both sides.
+
+    Args:
+        kind: "separate" (None too): each side has its own; "shared": both have the same.
+        size: the most tokens of each; None: 8,000.
+        unit: what a token is, see `Tokenizer.train`; None: a subword.
+        source, target: tokenizers, or paths of sentencepiece models, to be used as they are; None: learned from the
+            text. The one of the source serves both sides if they share it.
+
+    Raises:
+        TaskError: if a file cannot be read or is no such model, or if something is said of the tokens that a given
+            model says already.
+    """
+
+    def __init__(
+        self,
+        kind: str | None = None,
+        size: int | None = None,
+        unit: str | None = None,
+        source: Tokenizer | Path | str | None = None,
+        target: Tokenizer | Path | str | None = None,
+    ) -> None:
+        if kind not in (None, *_KINDS):
+            raise TaskError(f"`vocabulary` must be one of {', '.join(_KINDS)}. Received: {kind!r}")
+        if unit is not None:
+            check_unit(unit)
+        self._size, self._unit = size, unit
+        self._shared = kind == "shared"
+        self._given: tuple[Tokenizer, Tokenizer] | None = None
+        if source is None and target is None:
+            return
+        for name, value in (("vocabulary_size", size), ("unit", unit)):
+            if value is not None:
+                raise TaskError(f"`{name}` is that of the given tokenizer: leave it out")
+        if source is None:
+            raise TaskError("`target_tokenizer` needs a `source_tokenizer` too")
+        if target is None and not self._shared:
+            raise TaskError(
+                "`source_tokenizer` needs a `target_tokenizer` too, or one serves both sides: "
+                "--vocabulary shared"
+            )
+        self._given = (_opened(source), _opened(source if target is None else target))
+        if self._shared and self._given[0].model != self._given[1].model:
+            raise TaskError("a shared vocabulary has one tokenizer: leave out `target_tokenizer`")
+
+    def of(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[Tokenizer, Tokenizer]:
+        """The tokenizers of source and target, learned from these sentences if none are given."""
+        if self._given is not None:
+            return self._given
+        size = DEFAULT_SIZE if self._size is None else self._size
+        unit = self._unit or "subword"
+        if self._shared:
+            one = Tokenizer.train(itertools.chain(sources, targets), size, unit)
+            return one, one
+        return Tokenizer.train(sources, size, unit), Tokenizer.train(targets, size, unit)
+
+
+def _opened(given: Tokenizer | Path | str) -> Tokenizer:
+    if isinstance(given, Tokenizer):
+        return given
+    path = Path(given)
+    try:
+        return Tokenizer(path.read_bytes())
+    except OSError as error:
+        raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
+    except TaskError as error:
+        raise TaskError(f"{path}: {error}") from None
