@@ -19,7 +19,8 @@ from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError, values_from_people
 from heed.seq2seq.pair_store import PairStore, digests
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
-from heed.seq2seq.tokenizer import SubwordTokenizer
+from heed.seq2seq.tokenizer import PAD_ID, SubwordTokenizer
+from heed.seq2seq.word_links import read_links, spread, words_between_spaces
 
 LONGEST = 128  # tokens in a sentence, its end included, if nothing else is said
 _MULTIPLE = 8  # batches are padded to a multiple of this
@@ -30,6 +31,7 @@ _BLOCK = 20_000  # pairs whose text is in memory together when their tokens are 
 _SAMPLE_KEY = 0x73616D70
 _MOST_TRIES = 1_000  # batches in a row without a sentence that is short enough
 _SIDES = ("source", "target")
+_FILES = (*_SIDES, "alignment")  # of a corpus
 _HELD_OUT = ("validation", "evaluation")
 
 _Ids = tuple[list[int], list[int]]  # of a source and of its target
@@ -73,6 +75,7 @@ class TextTask(Task):
         Option("valid_target", Path, "own text: their translations", rare=True),
         Option("test_source", Path, "own text: to be judged by (and --test-target)"),
         Option("test_target", Path, "own text: their translations", rare=True),
+        Option("alignment", Path, "own text: links of words, i-j ..., a line a pair", rare=True),
         Option("vocabulary_size", int, "own text: most subwords a side (8,000)"),
         Option("longest", int, f"own text: most tokens of a sentence to train on ({LONGEST})"),
     )
@@ -112,9 +115,10 @@ class TextTask(Task):
         self._empty_pairs = check_integer("empty_pairs", config["empty_pairs"])
         self._originals = {Path(path): sha256 for path, sha256 in dict(config["files"]).items()}
         self._corpora = [
-            Corpus(*(None if one[side] is None else Path(one[side]) for side in _SIDES))  # type: ignore[arg-type]
+            Corpus(*(None if one[name] is None else Path(one[name]) for name in _FILES))  # type: ignore[arg-type]
             for one in config["corpora"]
         ]
+        self.has_alignments = any(corpus.alignment is not None for corpus in self._corpora)
         self._weights = [check_real("weight", one["weight"], least=0) for one in config["corpora"]]
         if store is not None:
             self._store = store
@@ -138,6 +142,7 @@ class TextTask(Task):
         longest: int = LONGEST,
         corpora: Sequence[Mapping[str, Any]] = (),
         tokenizers: Sequence[SubwordTokenizer] = (),
+        alignment: Path | str | None = None,
     ) -> TextTask:
         """A new task from files of parallel text: reads, splits, and learns the subwords.
 
@@ -148,9 +153,10 @@ class TextTask(Task):
             valid_source, valid_target: the same, of what training is watched on. Without them it is held out.
             test_source, test_target: the same, of what `evaluate` judges by. Without them it is held out.
             longest: the most tokens of a sentence that is trained on or translated, its end included, 2 or more.
-            corpora: more text: "source", perhaps "target", and perhaps "weight", how often each pair comes in an
-                epoch (1; 0.5: each second pair in turn).
+            corpora: more text: "source", perhaps "target" and "alignment", and perhaps "weight", how often each pair
+                comes in an epoch (1; 0.5: each second pair in turn).
             tokenizers: those of source and target; none: they are learned from the text.
+            alignment: path of the links between the words of each pair, which guide the attention, see `read_links`.
 
         Raises:
             TaskError: if the files do not fit, or without the sentencepiece library.
@@ -158,8 +164,9 @@ class TextTask(Task):
         with values_from_people():
             longest = check_integer("longest", longest, least=2)
         everything = [_described(one) for one in corpora]
-        if source is not None or target is not None:
-            everything.insert(0, _described({"source": source, "target": target}))
+        given_files = dict(zip(_FILES, (source, target, alignment), strict=True))
+        if any(path is not None for path in given_files.values()):
+            everything.insert(0, _described(given_files))
         if not everything:
             raise TaskError("own text needs --source")
         texts = [corpus for corpus, _ in everything]
@@ -183,15 +190,11 @@ class TextTask(Task):
         for name, part in zip(_HELD_OUT, held_out, strict=True):
             for side, lines in zip(_SIDES, zip(*part, strict=True), strict=True):
                 files[f"{name}.{side}.txt"] = "".join(f"{line}\n" for line in lines).encode()
-        paths = [path for corpus in texts for path in corpus.paths]
+        paths = [path for corpus in texts for path in corpus.files]
         config = {
             "kind": cls.kind,
             "corpora": [
-                {
-                    "source": str(corpus.source.resolve()),
-                    "target": None if corpus.target is None else str(corpus.target.resolve()),
-                    "weight": weight,
-                }
+                {name: _resolved(getattr(corpus, name)) for name in _FILES} | {"weight": weight}
                 for corpus, weight in everything
             ],
             "files": {str(path.resolve()): parallel_text.digest(path) for path in paths},
@@ -283,11 +286,32 @@ class TextTask(Task):
         order = self._order(seed, size, tokens)
         for attempt in range(_MOST_TRIES):
             places = self._training.places[order.batch(step + attempt)]
-            ids = self._ids(self._store.pairs(places))
+            pairs = self._store.pairs(places)
+            ids = self._ids(pairs)
             # Reckoned lengths let some through that are too long; very rarely all of a batch.
-            if kept := [pair for pair in ids if max(map(len, pair)) <= self._longest]:
-                return _batch(kept)
+            kept = [n for n, pair in enumerate(ids) if max(map(len, pair)) <= self._longest]
+            if kept:
+                batch = _batch([ids[n] for n in kept])
+                if not self.has_alignments:
+                    return batch
+                lines = self._store.alignments(places[kept])
+                texts = [pairs[n] for n in kept]
+                return batch._replace(alignment=self._guide(batch, texts, lines))
         raise TaskError(f"{_MOST_TRIES:,} batches have no pair of at most {self._longest} tokens")
+
+    def _guide(
+        self, batch: Batch, pairs: Sequence[Pair], lines: Sequence[str]
+    ) -> NDArray[np.float32]:
+        """(B, T, S): where each target token should look."""
+        found = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
+        for n, (pair, line) in enumerate(zip(pairs, lines, strict=True)):
+            source, read = self.source_words(_unpadded(batch.source[n]))
+            target, said = self.target_words(_unpadded(batch.target[n]))
+            # Of text that has the sign of the subwords for a space tokens make other words than spaces do.
+            if [len(read), len(said)] == [len(words_between_spaces(text)) for text in pair]:
+                rows = spread(read_links(line, *pair), source, target)
+                found[n, : rows.shape[0], : rows.shape[1]] = rows
+        return found
 
     def _new_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
         ends = np.searchsorted(self._training.places, [0, *np.cumsum(self._store.counts)])
@@ -354,12 +378,29 @@ class TextTask(Task):
         return self._files
 
 
-def _corpus(name: str, source: Path | str | None, target: Path | str | None) -> Corpus | None:
-    if source is None:
-        if target is not None:
-            raise TaskError(f"{target} has no other side: give --{name.replace('_', '-')} too")
-        return None
-    return Corpus(Path(source), None if target is None else Path(target))
+def _corpus(
+    name: str,
+    source: Path | str | None,
+    target: Path | str | None,
+    alignment: Path | str | None = None,
+) -> Corpus | None:
+    option = f"--{name.replace('_', '-')}"
+    if source is not None:
+        others = (None if path is None else Path(path) for path in (target, alignment))
+        return Corpus(Path(source), *others)
+    if target is not None:
+        raise TaskError(f"{target} has no other side: give {option} too")
+    if alignment is not None:
+        raise TaskError(f"{alignment} is of no text: give {option} too")
+    return None
+
+
+def _resolved(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
+
+
+def _unpadded(ids: NDArray[np.int32]) -> list[int]:
+    return ids[ids != PAD_ID].tolist()
 
 
 def _both_sides(corpus: Corpus) -> list[Pair]:
@@ -376,12 +417,13 @@ def _both_sides(corpus: Corpus) -> list[Pair]:
 
 def _described(corpus: Mapping[str, Any]) -> tuple[Corpus, float]:
     """A corpus and its weight, from what a person said of it."""
-    unknown = sorted(set(corpus) - {*_SIDES, "weight"})
+    unknown = sorted(set(corpus) - {*_FILES, "weight"})
     if unknown:
         raise TaskError(
-            f"a corpus has a source, a target and a weight. Received: {', '.join(unknown)}"
+            "a corpus has a source, a target, an alignment and a weight. "
+            f"Received: {', '.join(unknown)}"
         )
-    found = _corpus("source", corpus.get("source"), corpus.get("target"))
+    found = _corpus("source", *(corpus.get(name) for name in _FILES))
     if found is None:
         raise TaskError("a corpus needs a source")
     with values_from_people():
@@ -410,4 +452,5 @@ def _sample(count: int, most: int) -> NDArray[np.int64]:
 
 
 def _batch(pairs: Sequence[_Ids]) -> Batch:
-    return Batch(*(padded(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True)))
+    source, target = (padded(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True))
+    return Batch(source, target)
