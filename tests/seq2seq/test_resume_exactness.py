@@ -36,6 +36,15 @@ def weighted(folder):
     return {"corpora": corpora}
 
 
+def aligned(folder):
+    """With links between the words of the two sides, which stand in opposite orders."""
+    files = weighted(folder)
+    links = [" ".join(f"{3 - j}-{j}" for j in range(4))] * 60
+    (folder / "links.gz").write_bytes(gzip.compress("\n".join(links).encode()))
+    files["corpora"][0]["alignment"] = folder / "links.gz"
+    return files
+
+
 CASES = {
     "plain": (plain, {}),
     "compressed": (compressed, {}),
@@ -46,7 +55,8 @@ CASES = {
     "bfloat16": (plain, {"precision": "bfloat16"}),
     "recurrent": (plain, RECURRENT),
     "recurrent, of a dot": (plain, {**RECURRENT, "attention": "general", "cell": "gru"}),
-    "all of it": (weighted, {"batch_tokens": 150, "accumulate": 2, "ema": 0.9}),
+    "recurrent, guided": (aligned, RECURRENT),
+    "all of it": (aligned, {"batch_tokens": 150, "accumulate": 2, "ema": 0.9}),
 }
 QUICK = ("all of it",)
 
