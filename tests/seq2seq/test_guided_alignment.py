@@ -40,8 +40,8 @@ def test_links_are_read_as_they_were_written(pairs):
         ("0:0", "Received: 0:0"),
         ("-1-0", "Received: -1-0"),
         ("0-0-0", "Received: 0-0-0"),
-        ("2-0", "i-j for word i of .* counted from 0. Received: 2-0 of 2 words and 3"),
-        ("1-3", "Received: 1-3 of 2 words and 3"),
+        ("2-0", "i-j for word i of .* counted from 0. Received: 2-0, of 2 and 3 words"),
+        ("1-3", "Received: 1-3, of 2 and 3 words"),
     ],
 )
 def test_what_is_no_link(line, message):
@@ -92,7 +92,7 @@ def test_lines_of_the_alignment_go_with_their_pairs(tmp_path, name):
     ("lines", "message"),
     [
         (["0-0", "0-0 1", "0-0"], r"line 2: .*a\.align: a link must be two numbers.*Received: 1$"),
-        (["0-0", "0-0", "3-0"], r"line 3: .*a\.align: a link .*Received: 3-0 of 3 words and 2"),
+        (["0-0", "0-0", "3-0"], r"line 3: .*a\.align: a link .*Received: 3-0, of 3 and 2 words"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, lines, message):

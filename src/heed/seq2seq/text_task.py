@@ -210,7 +210,7 @@ class TextTask(Task):
     @property
     def description(self) -> str:
         """The files, and how many pairs they hold."""
-        files = " and ".join(self._config["files"])
+        files = " and ".join(map(str, self._corpora))
         held_out = len(self._validation) + len(self._evaluation)
         return f"{self._config['pairs']:,} sentence pairs of {files}, {held_out:,} others held out"
 

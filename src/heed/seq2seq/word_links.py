@@ -34,8 +34,8 @@ def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
         i, j = map(int, found.groups())
         if i >= most[0] or j >= most[1]:
             raise ValueError(
-                f"a link must be i-j for word i of the source and word j of the target, counted from 0. Received: "
-                f"{text} of {most[0]} words and {most[1]}"
+                "a link must be i-j for word i of the source and word j of the target, counted from 0. "
+                f"Received: {text}, of {most[0]} and {most[1]} words"
             )
         links.append((i, j))
     return links
