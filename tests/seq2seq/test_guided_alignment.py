@@ -283,7 +283,7 @@ def error_rate(run, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "steps"), [("transformer", 300), ("recurrent", 100)])
 def test_guided_models_align_words_that_they_never_saw_together(tmp_path, architecture, steps):
-    """The same model, data and steps, with the alignment and without; a recurrent one comes to it by itself, but later."""
+    """The same model, data and steps, with the alignment and without; a recurrent one finds it by itself, but later."""
     files = permuted(tmp_path, 600)
     rates = {}
     for guided in (True, False):
