@@ -155,6 +155,6 @@ def test_batches_by_tokens_hold_their_bound(tmp_path):
     for step in range(40):
         batch = task.training_batch(0, step, 16, tokens=128)
         sizes.add(len(batch.source))
-        real = max(np.count_nonzero(side, axis=1).max() for side in batch)
+        real = max(np.count_nonzero(side, axis=1).max() for side in batch[:2])
         assert len(batch.source) == 1 or len(batch.source) * real <= 128
     assert len(sizes) > 3

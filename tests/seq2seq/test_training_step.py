@@ -59,7 +59,7 @@ def test_the_loss_is_the_mean_over_tokens_and_ignores_padding(pad):
 
     config = dataclasses.replace(CONFIG, pad_id=pad)
     step, plain = made(config=config), batch()
-    data = Batch(*map(swapped, plain))
+    data = Batch(*map(swapped, plain[:2]))
     shifted = np.concatenate([np.ones((6, 1), np.int32), data.target[:, :-1]], axis=1)
     logits = np.asarray(step.model({"source": data.source, "target": shifted}), np.float64)
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -111,7 +111,7 @@ def test_accumulated_batches_take_the_step_of_one_large_batch():
     large, small = made(clip_norm=0.5), made(clip_norm=0.5, accumulate=2)
     for i in range(3):
         whole = batch(7, seed=i)
-        parts = [Batch(*(side[rows] for side in whole)) for rows in (slice(2), slice(2, 7))]
+        parts = [Batch(*(side[rows] for side in whole[:2])) for rows in (slice(2), slice(2, 7))]
         parts[0] = Batch(parts[0].source, np.pad(parts[0].target, ((0, 0), (0, 3))))
         loss = float(large(whole, i, 1e-2))
         assert float(small(parts[0], i, 1e-2, parts[1:])) == pytest.approx(loss, rel=1e-5)

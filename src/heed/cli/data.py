@@ -20,6 +20,7 @@ def add_data(parser: Parser) -> None:
         "source", type=Path, help="sentences, or a file of both sides (.tsv, .jsonl, -)"
     )
     check.add_argument("target", type=Path, nargs="?", help="their translations")
+    check.add_argument("--alignment", type=Path, help="links of words, i-j ..., a line a pair")
     check.epilog = "for example: heed data check corpus.en corpus.de"
     text = "Write English messages of this machine's programs and their translations, a line each."
     catalogs = kinds.add_parser("catalogs", help=text, description=text)
@@ -42,7 +43,7 @@ def _check_data(parsed: argparse.Namespace) -> int:
         if parsed.source == STANDARD_INPUT:
             parsed.source = Path(folder) / "input.tsv"
             copy_input(parsed.source, parsed.target)
-        found = check_corpus(Corpus(parsed.source, parsed.target))
+        found = check_corpus(Corpus(parsed.source, parsed.target, parsed.alignment))
     for line in found.report():
         say(line)
     return int(found.stops)

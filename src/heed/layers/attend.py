@@ -42,10 +42,11 @@ def together(output: Any, *others: Any) -> Any:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which scores a caller asks for: heads and rows by their numbers; None for all."""
+    """Which scores a caller asks for: heads and rows by their numbers; None for all. And whether dropout is in them."""
 
     heads: tuple[int, ...] | None = None
     rows: tuple[int, ...] | None = None
+    dropped: bool = True
 
     @classmethod
     def of(cls, value: Any) -> Wanted | None:
@@ -69,7 +70,7 @@ class Wanted:
                 f"`{_SCORES}` must be a boolean, a sequence of heads, or a dictionary with the numbers of `heads`, "
                 f"`rows` or both. Received: {_SCORES}={value!r}"
             )
-        return cls(**chosen)
+        return cls(chosen.get("heads"), chosen.get("rows"))
 
     def shape(self, whole: Shape, axes: AttentionAxes) -> Shape:
         """The shape of the scores, of which all together have the shape `whole`.
@@ -218,7 +219,7 @@ def many_heads(
     if wanted is None:
         return output, None
     chosen: dict[str, Any] = {"heads": wanted.heads, "rows": wanted.rows}
-    dropped = dropout if scores_drop else {}
+    dropped = dropout if scores_drop and wanted.dropped else {}
     scores = attention_weights(flat_query, flat_key, **chosen, **dropped, **options)
     if share is not None:
         for axis, numbers in enumerate(chosen.values(), 1):

@@ -10,7 +10,7 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
-from heed.layers.attend import together
+from heed.layers.attend import Wanted, together
 from heed.layers.base_layers import AttentionLayer, SequenceLayer
 from heed.layers.dropout import Dropout
 from heed.layers.feed_forward import FeedForward
@@ -296,7 +296,8 @@ class TransformerDecoderLayer(_TransformerLayer):
         cache_index: Position of the first of the T new tokens in the cache, an int or an integer
             tensor (), at most L - T.
         use_causal_mask: Whether a token sees only itself and those before it. Default True.
-        return_attention_scores: Whether to return the attention weights too.
+        return_attention_scores: Whether to return the attention weights too; "cross": those of the cross-attention
+            alone, before dropout.
         training: Whether dropout is on.
 
     Returns:
@@ -385,12 +386,16 @@ class TransformerDecoderLayer(_TransformerLayer):
         cache: Any = None,
         cache_index: Any = None,
         use_causal_mask: bool = True,
-        return_attention_scores: bool = False,
+        return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        for_both = {"return_attention_scores": return_attention_scores, "training": training}
+        of_self = of_cross = return_attention_scores
+        if return_attention_scores == "cross":
+            of_self, of_cross = False, Wanted(dropped=False)  # type: ignore[assignment]
         for_self: dict[str, Any] = {
+            "return_attention_scores": of_self,
+            "training": training,
             "value_mask": inputs_mask,  # that which `inputs` carry goes on through the normalisation
             "attention_mask": attention_mask,
             "position_bias": position_bias,
@@ -403,24 +408,28 @@ class TransformerDecoderLayer(_TransformerLayer):
             for_self |= {"cache": cache["self"], "cache_index": cache_index}
         x, *rest = self._step(
             inputs,
-            lambda x: self.self_attention(x, x, **for_self, **for_both),
+            lambda x: self.self_attention(x, x, **for_self),
             self.self_attention_norm,
             self.self_attention_dropout,
             training,
         )
         if cache is not None:
             cache = {**cache, "self": rest.pop()}
-        scores = {"self": rest[0]} if return_attention_scores else None
+        scores: dict[str, Any] | None = {} if return_attention_scores else None
+        if scores is not None and of_self:
+            scores["self"] = rest[0]
         if self.cross_attention:
             cached = None if cache is None else cache.get("cross")
-            for_cross = {
+            for_cross: dict[str, Any] = {
+                "return_attention_scores": of_cross,
+                "training": training,
                 # A cache carries no mask: that of `encoded` is given with it.
                 "value_mask": implicit_mask(encoded) if encoded_mask is None else encoded_mask,
                 "attention_mask": cross_attention_mask,
             }
             x, *rest = self._step(
                 x,
-                lambda x: self._attend_encoded(x, encoded, cached, **for_cross, **for_both),
+                lambda x: self._attend_encoded(x, encoded, cached, **for_cross),
                 self.encoded_attention_norm,
                 self.encoded_attention_dropout,
                 training,

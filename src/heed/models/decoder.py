@@ -33,16 +33,18 @@ class TransformerDecoder(Stack):
             `encoded`.
         caches: What `make_caches` or the call before returned, one for each layer.
         cache_index: Position of the first of the T new tokens, an int or an integer tensor ().
-        return_attention_scores: Whether to return the attention weights too.
+        return_attention_scores: Whether to return the attention weights too; "alignment": only those of one
+            cross-attention, the mean over its heads. No other weights are built then.
         training: Whether dropout is on.
 
     Returns:
         Logits (B, T, target_vocabulary_size), float32; with scores or caches the tuple `(logits[,
         scores][, caches])`. `scores` is `{"decoder": [(B, N, T, T) ...], "cross": [(B, N, T, S)
-        ...]}`.
+        ...]}`; of "alignment" (B, T, S), float32: where the last layer but one looks (the only one, if there is no
+        more), before dropout.
 
     Source:
-        Vaswani et al. 2017, section 3.1.
+        Vaswani et al. 2017, section 3.1. Garg et al. 2019, section 4.1 (the layer that aligns best).
 
     Example:
         >>> import numpy as np
@@ -98,13 +100,19 @@ class TransformerDecoder(Stack):
         source_mask: Any = None,
         caches: Any = None,
         cache_index: Any = None,
-        return_attention_scores: bool = False,
+        return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> tuple[Any, dict[str, list[Any]], list[Any] | None]:
         """What the output layer reads, (B, T, D), with the scores and the new caches.
 
         The arguments are those of a call. The lists of scores are empty unless asked for.
         """
+        aligning = return_attention_scores == "alignment"
+        if aligning and not self.cross_attention:
+            raise ValueError(
+                '`return_attention_scores` can be "alignment" where there is cross-attention. '
+                "Received: cross_attention=False"
+            )
         length = ops.shape(target)[1]
         start = 0 if caches is None else cache_index
         key_length = length if caches is None else ops.shape(caches[0]["self"]["key"])[1]
@@ -114,22 +122,23 @@ class TransformerDecoder(Stack):
         scores: dict[str, list[Any]] = {"decoder": [], "cross": []}
         new_caches: list[Any] | None = None if caches is None else []
         for index, block in enumerate(self.blocks):
+            wanted: bool | str = return_attention_scores
+            if aligning:
+                wanted = "cross" if index == max(0, len(self.blocks) - 2) else False
             result = block(
                 x,
                 encoded,
                 cross_attention_mask=mask,
                 cache=None if caches is None else caches[index],
                 cache_index=cache_index,
-                return_attention_scores=return_attention_scores,
+                return_attention_scores=wanted,
                 training=training,
                 **arguments,
             )
             x, *rest = result if isinstance(result, tuple) else (result,)
-            if return_attention_scores:
-                layer_scores = rest[0]
-                scores["decoder"].append(layer_scores["self"])
-                if self.cross_attention:
-                    scores["cross"].append(layer_scores["cross"])
+            for name, key in (("decoder", "self"), ("cross", "cross")):
+                if wanted and key in rest[0]:
+                    scores[name].append(rest[0][key])
             if new_caches is not None:
                 new_caches.append(rest[-1])
         if self.final_norm is not None:
@@ -175,14 +184,17 @@ class TransformerDecoder(Stack):
         source_mask: Any = None,
         caches: Any = None,
         cache_index: Any = None,
-        return_attention_scores: bool = False,
+        return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        hidden, scores, caches = self.hidden(
+        hidden, found, caches = self.hidden(
             target, encoded, source_mask, caches, cache_index, return_attention_scores, training
         )
-        return together(self.logits(hidden), scores if return_attention_scores else None, caches)
+        scores: Any = found if return_attention_scores else None
+        if return_attention_scores == "alignment":
+            scores = ops.mean(ops.cast(found["cross"][0], "float32"), axis=1)
+        return together(self.logits(hidden), scores, caches)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""

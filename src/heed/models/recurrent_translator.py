@@ -32,7 +32,7 @@ class RecurrentTranslator(ConfiguredModel):
         inputs: `{"source": (B, S) integers, "target": (B, T) integers}`. The target starts with `config.start_id`; the
             label of token t is token t + 1. Source tokens equal to `config.pad_id`, which stand at the end, change
             nothing.
-        return_attention_scores: Whether to return the alignment too.
+        return_attention_scores: Whether to return the alignment too; True or "alignment", as of a `Transformer`.
         training: Whether dropout is on.
 
     Returns:
@@ -74,7 +74,7 @@ class RecurrentTranslator(ConfiguredModel):
         self.decoder.build()
 
     def call(
-        self, inputs: Any, training: bool | None = None, return_attention_scores: bool = False
+        self, inputs: Any, training: bool | None = None, return_attention_scores: bool | str = False
     ) -> Any:
         """See the class for the arguments."""
         source, target = check_translation(inputs)
@@ -82,7 +82,7 @@ class RecurrentTranslator(ConfiguredModel):
         return self.decoder(
             target,
             memory,
-            return_attention_scores=return_attention_scores,
+            return_attention_scores=bool(return_attention_scores),
             training=training,
         )
 

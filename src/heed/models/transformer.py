@@ -35,14 +35,15 @@ class Transformer(ConfiguredModel):
         inputs: `{"source": (B, S) integers, "target": (B, T) integers}`. The target starts with
             `config.start_id`; the label of token t is token t + 1. Source tokens equal to
             `config.pad_id` are attended to by nobody. With an `encoder` the source is what that takes, one tensor.
-        return_attention_scores: Whether to return the attention weights too.
+        return_attention_scores: Whether to return the attention weights too; "alignment": only where each target token
+            looked, see `TransformerDecoder`.
         training: Whether dropout is on.
 
     Returns:
         Logits (B, T, target_vocabulary_size), float32. With `return_attention_scores=True` the
         pair of them and `{"encoder": [(B, N, S, S) ...], "decoder": [(B, N, T, T) ...], "cross":
         [(B, N, T, S) ...]}`, an entry for each layer; "encoder" is what an `encoder` that takes the argument returns as
-        its scores, and empty for others.
+        its scores, and empty for others. Of "alignment" the pair of them and (B, T, S).
 
     Raises:
         ValueError: If `inputs` lacks the source or the target; if an `encoder` gives something else than (B, S, D).
@@ -148,7 +149,7 @@ class Transformer(ConfiguredModel):
         caches: Any = None,
         cache_index: Any = None,
         training: bool | None = None,
-        return_attention_scores: bool = False,
+        return_attention_scores: bool | str = False,
     ) -> Any:
         """Runs the decoder, on whole targets or, with `caches`, on those from `cache_index` on.
 
@@ -202,13 +203,14 @@ class Transformer(ConfiguredModel):
         return self.decode(tokens, memory["encoded"], memory.get("mask"), training=False)
 
     def call(
-        self, inputs: Any, training: bool | None = None, return_attention_scores: bool = False
+        self, inputs: Any, training: bool | None = None, return_attention_scores: bool | str = False
     ) -> Any:
         """See the class for the arguments."""
         source, target = check_translation(inputs)
-        encoded = self.encode(source, training, return_attention_scores)
+        every = bool(return_attention_scores) and return_attention_scores != "alignment"
+        encoded = self.encode(source, training, every)
         scores: dict[str, Any] = {}
-        if return_attention_scores:
+        if every:
             encoded, scores["encoder"] = encoded
         result = self.decode(
             target,
@@ -217,7 +219,7 @@ class Transformer(ConfiguredModel):
             training=training,
             return_attention_scores=return_attention_scores,
         )
-        if not return_attention_scores:
+        if not every:
             return result
         logits, decoder_scores = result
         return logits, {**scores, **decoder_scores}

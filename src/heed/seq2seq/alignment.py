@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Task, padded
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
+from heed.seq2seq.word_links import members
 
 _BATCH = 32
 
@@ -91,11 +92,8 @@ def _looked(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
     """(B, T, S): where the model looked when it wrote each token of a target."""
     read = padded([[START_ID, *target] for target in targets])
     inputs = {"source": padded(sources), "target": read}
-    _, scores = model(inputs, return_attention_scores=True)
-    if isinstance(scores, dict):
-        layers = scores["cross"]
-        scores = np.mean(layers[max(0, len(layers) - 2)], axis=1)
-    return np.asarray(scores, np.float32)
+    _, weights = model(inputs, return_attention_scores="alignment")
+    return np.asarray(weights, np.float32)
 
 
 def _of_words(
@@ -103,14 +101,7 @@ def _of_words(
 ) -> Alignment:
     columns, read = task.source_words(source)
     rows, said = task.target_words(target)
-    of_source = _members(columns, len(read))
-    of_target = _members(rows, len(said))
+    of_source = members(columns, len(read))
+    of_target = members(rows, len(said))
     own = of_target @ weights[: len(target), : len(source)] @ of_source.T
     return Alignment(read, said, own / np.maximum(of_target.sum(1, keepdims=True), 1))
-
-
-def _members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:
-    """(count, tokens): 1 where a token is part of a word."""
-    return np.array([[word == n for word in words] for n in range(count)], np.float32).reshape(
-        count, len(words)
-    )

@@ -52,7 +52,7 @@ def read_config(path: Path) -> ConfigFile:
     Its keys are `task`, `run`, `preset`, `architecture`, `init_from`, and the sections
 
     - `data`: the options of the task, such as `source` and `target`; and `corpora`, a list of texts to train on, each
-      with its `source`, `target`, `weight` and `target_language`;
+      with its `source`, `target`, `alignment`, `weight` and `target_language`;
     - `model`: fields of the model's config, such as `width`;
     - `training`: fields of `TrainingOptions`, such as `steps`.
 
@@ -92,7 +92,13 @@ def _sections() -> dict[str, dict[str, Any]]:
     }
 
 
-_CORPUS = {"source": str, "target": str, "weight": float, "target_language": str}
+_CORPUS = {
+    "source": str,
+    "target": str,
+    "alignment": str,
+    "weight": float,
+    "target_language": str,
+}
 _TOP = {"task": str, "run": str, "preset": str, "architecture": str, "init_from": str}
 
 

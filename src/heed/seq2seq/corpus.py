@@ -6,12 +6,13 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.word_links import read_links
 
 Pair = tuple[str, str]  # a sentence and its translation
 
@@ -35,6 +36,8 @@ class Corpus:
         source: Path of sentences, one a line; or of both sides: `.tsv`, two columns with a tab between them, or
             `.jsonl`, an object a line with the strings "source" and "target". Any of them may be compressed, `.gz`.
         target: Path of the translations, line by line; None where `source` holds both sides.
+        alignment: Path of the links between the words of each pair, see `read_links`, line by line; None: there are
+            none.
 
     Raises:
         TaskError: if a target is missing, or too many.
@@ -46,6 +49,7 @@ class Corpus:
 
     source: Path
     target: Path | None = None
+    alignment: Path | None = None
 
     def __post_init__(self) -> None:
         if self.kind in _SPLIT and self.target is not None:
@@ -64,8 +68,13 @@ class Corpus:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files."""
+        """The files of the text."""
         return (self.source,) if self.target is None else (self.source, self.target)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files, which have as many lines; that of the alignment is the last one."""
+        return self.paths if self.alignment is None else (*self.paths, self.alignment)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.paths))
@@ -76,30 +85,42 @@ class Corpus:
         Raises:
             TaskError: if a file is missing, is a folder, or cannot be read.
         """
-        if self.target is None:
-            for number, line in enumerate(_lines(self.source), 1):
-                if line is None:
-                    yield Entry(number, "", "", NOT_UTF8)
-                    continue
-                try:
-                    source, target = _SPLIT[self.kind](line)
-                except ValueError as error:
-                    yield Entry(number, "", "", str(error))
-                else:
-                    yield Entry(number, source.strip(), target.strip())
-            return
-        sides = itertools.zip_longest(_lines(self.source), _lines(self.target), fillvalue=_NO_LINE)
-        for number, pair in enumerate(sides, 1):
-            if _NO_LINE in pair:
-                missing = self.paths[pair.index(_NO_LINE)]
-                yield Entry(
-                    number, "", "", f"{missing} ends before it, and both must have as many lines"
-                )
-            elif None in pair:
-                yield Entry(number, "", "", f"{NOT_UTF8} in {self.paths[pair.index(None)]}")
+        lines = itertools.zip_longest(*map(_lines, self.files), fillvalue=_NO_LINE)
+        for number, found in enumerate(lines, 1):
+            try:
+                source, target = self._checked(found)
+            except ValueError as error:
+                yield Entry(number, "", "", str(error))
             else:
-                source, target = (str(line).strip() for line in pair)
                 yield Entry(number, source, target)
+
+    def _checked(self, lines: tuple[Any, ...]) -> Pair:
+        """Both sides of a line of each file; a ValueError says what is wrong with it."""
+        if _NO_LINE in lines:
+            all_ = "both" if len(lines) == 2 else "all"
+            missing = self.files[lines.index(_NO_LINE)]
+            raise ValueError(f"{missing} ends before it, and {all_} must have as many lines")
+        if None in lines:
+            where = f" in {self.files[lines.index(None)]}" if len(lines) > 1 else ""
+            raise ValueError(f"{NOT_UTF8}{where}")
+        (source,), (target,) = self.sides(*([line] for line in lines[: len(self.paths)]))
+        self.check_links([source], [target], lines[-1:])
+        return source, target
+
+    def check_links(self, sources: list[str], targets: list[str], lines: Sequence[str]) -> None:
+        """Nothing, if there is no alignment, or these are lines of it for these pairs.
+
+        Raises:
+            ValueError: otherwise. What belongs to a pair with an empty side may be anything.
+        """
+        if self.alignment is None:
+            return
+        for source, target, line in zip(sources, targets, lines, strict=True):
+            if source and target:
+                try:
+                    read_links(line, source, target)
+                except ValueError as error:
+                    raise ValueError(f"{self.alignment}: {error}") from None
 
     def pairs(self) -> Iterator[Pair]:
         """The pairs; a side may be empty.

@@ -87,7 +87,7 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
     for number, source, target, problem in corpus.entries():
         lines = number
         if problem is not None:
-            note(number, problem, stops=True)
+            note(number, problem.partition(". Received:")[0], stops=True)
             continue
         if not (source and target):
             note(number, "with an empty side, left out of training")

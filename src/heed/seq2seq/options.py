@@ -32,6 +32,8 @@ class TrainingOptions:
             None takes a third of the steps, at most 1,000.
         clip_norm: the largest global norm of a gradient, above 0.
         label_smoothing: share of the target that is spread over the vocabulary, in [0, 1).
+        alignment_weight: how much it counts, beside the words, that the attention looks where the alignments of the
+            text say, 0 or more.
         precision: "float32", or "bfloat16": layers compute in bfloat16, weights and optimizer stay in float32.
         ema: decay of a moving average of the weights, in [0, 1), which is validated and kept in the end; 0: none.
         validate_every: steps between validations, 1 or more.
@@ -64,6 +66,7 @@ class TrainingOptions:
     warmup_steps: int = None  # type: ignore[assignment]  # __post_init__ makes it a number
     clip_norm: float = 1.0
     label_smoothing: float = 0.0
+    alignment_weight: float = 0.05
     precision: str = "float32"
     ema: float = 0.0
     validate_every: int = 100
@@ -93,6 +96,7 @@ class TrainingOptions:
                 self._check(name, check_integer)
             for name in ("learning_rate", "clip_norm"):
                 self._check(name, check_real, least=0, exclusive=True)
+            self._check("alignment_weight", check_real, least=0)
             for name in ("label_smoothing", "ema"):
                 self._check(name, check_real, least=0, most=1)
             if self.seed >= 2**31:

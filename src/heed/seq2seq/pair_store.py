@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,7 @@ from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.line_file import LineFile
 
+_T = TypeVar("_T")
 _MOST_LETTERS = np.iinfo(np.uint16).max  # longer sides count as this
 
 
@@ -63,16 +65,29 @@ class PairStore:
         Raises:
             TaskError: if a file is no longer what it was.
         """
+        return self._read(places, _Part.pairs, ("", ""))
+
+    def alignments(self, places: ArrayLike) -> list[str]:
+        """The lines of the alignments of the pairs at these places; an empty one where a corpus has none.
+
+        Raises:
+            TaskError: if a file is no longer what it was.
+        """
+        return self._read(places, _Part.alignments, "")
+
+    def _read(
+        self, places: ArrayLike, read: Callable[[_Part, NDArray[np.int64]], list[_T]], nothing: _T
+    ) -> list[_T]:
+        """What each corpus reads at those of the places that are its own."""
         places = np.asarray(places, np.int64)
-        found: list[Pair] = [("", "")] * len(places)
+        found = [nothing] * len(places)
         of = self.corpus_of(places)
         for number in np.unique(of).tolist():
             chosen = np.flatnonzero(of == number)
             first = self._ends[number] - self.counts[number]
-            for place, pair in zip(
-                chosen.tolist(), self._parts[number].pairs(places[chosen] - first), strict=True
-            ):
-                found[place] = pair
+            own = read(self._parts[number], places[chosen] - first)
+            for place, one in zip(chosen.tolist(), own, strict=True):
+                found[place] = one
         return found
 
 
@@ -87,7 +102,8 @@ class _Part:
         self._corpus = corpus
         self.empty = 0
         try:
-            self._files = [LineFile(path) for path in corpus.paths]
+            self._files = [LineFile(path) for path in corpus.files]
+            self._text = self._files[: len(corpus.paths)]
             self._read()
         except (OSError, EOFError, ValueError, zlib.error) as error:
             for _ in corpus.pairs():  # raises what is wrong, with the number of the line
@@ -101,7 +117,8 @@ class _Part:
         self.letters: NDArray[np.uint16] = np.empty((count, 2), np.uint16)
         number = place = 0
         for block in zip(*(file.blocks() for file in self._files), strict=True):
-            sides = self._corpus.sides(*block)
+            sides = self._corpus.sides(*block[: len(self._text)])
+            self._corpus.check_links(*sides, block[-1])
             pairs = zip(*sides, strict=True)
             kept = np.array([bool(source and target) for source, target in pairs])
             here = slice(place, place + int(np.count_nonzero(kept)))
@@ -116,12 +133,23 @@ class _Part:
         self.empty = number - place
 
     def pairs(self, places: NDArray[np.int64]) -> list[Pair]:
-        numbers = self.numbers[places].tolist()
+        with self._unchanged():
+            numbers = self.numbers[places].tolist()
+            sides = self._corpus.sides(*(file.lines(numbers) for file in self._text))
+        return list(zip(*sides, strict=True))
+
+    def alignments(self, places: NDArray[np.int64]) -> list[str]:
+        if self._corpus.alignment is None:
+            return [""] * len(places)
+        with self._unchanged():
+            return self._files[-1].lines(self.numbers[places].tolist())
+
+    @contextlib.contextmanager
+    def _unchanged(self) -> Iterator[None]:
         try:
-            sides = self._corpus.sides(*(file.lines(numbers) for file in self._files))
+            yield
         except (OSError, ValueError) as error:
             raise TaskError(f"{self._corpus} has changed while it was read: {error}") from None
-        return list(zip(*sides, strict=True))
 
 
 def digests(texts: Iterable[str]) -> NDArray[np.uint64]:

@@ -36,6 +36,7 @@ TRAINING = (
     Setting("warmup_steps", int, "steps until it is reached (a third, at most 1,000)", rare=True),
     Setting("clip_norm", float, "largest norm of a gradient (1)", rare=True),
     Setting("label_smoothing", float, "share of the target spread over the vocabulary", rare=True),
+    Setting("alignment_weight", float, "how much --alignment counts (0.05)", rare=True),
     Setting("precision", str, "float32, or bfloat16: what layers compute in"),
     Setting("ema", float, "decay of a moving average of weights, such as 0.999"),
     Setting("validate_every", int, "steps between validations", rare=True),

@@ -73,6 +73,13 @@ def start_run(
     values["target_vocabulary_size"] = task.target_vocabulary_size
     with values_from_people():
         model = known_architecture(architecture).config.from_dict(values)
+    if task.has_alignments:
+        if getattr(model, "attention", None) == "none":
+            raise TaskError(
+                "an alignment guides attention, and a model with attention='none' has none"
+            )
+    elif "alignment_weight" in training:
+        raise TaskError("`alignment_weight` is for text with an alignment: give --alignment too")
     training_options = TrainingOptions(**training)
     others = {} if config_file is None else {"train.yaml": config_file.data}
     RunFolder.check_free(Path(path))

@@ -16,11 +16,13 @@ from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, words_
 class Batch(NamedTuple):
     """Padded token ids, int32: `source` (B, S) and `target` (B, T).
 
-    A target ends with the end token and has no start token.
+    A target ends with the end token and has no start token. `alignment`, (B, T, S) float32, says where each target
+    token should look: rows sum to 1, or to 0 where nobody knows; None where nobody knows of any.
     """
 
     source: NDArray[np.int32]
     target: NDArray[np.int32]
+    alignment: NDArray[np.float32] | None = None
 
 
 class Item(NamedTuple):
@@ -65,6 +67,7 @@ class Task(abc.ABC):
         options: what `heed train` takes for it.
         one_shape: whether nearly all training batches have the same shape.
         languages: which languages an answer can be in, the usual one first; none where there is no choice.
+        has_alignments: whether training batches have alignments.
         has_corpus_scores: whether BLEU and chrF say something of its answers.
         shares_vocabulary: whether an id means the same in source and target.
         longest_target: the most tokens of an answer, its end included.
@@ -78,6 +81,7 @@ class Task(abc.ABC):
     one_shape: ClassVar[bool] = False
     has_corpus_scores: ClassVar[bool] = False
     shares_vocabulary: bool = False
+    has_alignments: bool = False
     languages: tuple[str, ...] = ()
     longest_target: int
     source_vocabulary_size: int

@@ -20,8 +20,9 @@ from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError, values_from_people
 from heed.seq2seq.pair_store import PairStore, digests
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
-from heed.seq2seq.tokenizer import Tokenizer
+from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
 from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
+from heed.seq2seq.word_links import read_links, spread, words_between_spaces
 
 # Tokens in a sentence, its end included, if nothing else is said; by what a token is.
 _LONGEST = {"subword": 128, "word": 128, "character": 512}
@@ -34,6 +35,7 @@ _SAMPLE_KEY = 0x73616D70
 _MOST_TRIES = 1_000  # batches in a row without a sentence that is short enough
 _SIDES = ("source", "target")
 _OF_VOCABULARY = {"vocabulary", "vocabulary_size", "unit", "source_tokenizer", "target_tokenizer"}
+_FILES = (*_SIDES, "alignment")  # of a corpus
 _HELD_OUT = ("validation", "evaluation")
 _LANGUAGE = re.compile(r"[^\W_][\w-]*")
 
@@ -93,6 +95,7 @@ class TextTask(Task):
         Option("valid_target", Path, "own text: their translations", rare=True),
         Option("test_source", Path, "own text: to be judged by (and --test-target)"),
         Option("test_target", Path, "own text: their translations", rare=True),
+        Option("alignment", Path, "own text: links of words, i-j ..., a line a pair", rare=True),
         Option("vocabulary", str, "own text: separate, or shared by both sides"),
         Option("vocabulary_size", int, f"own text: most tokens in one ({DEFAULT_SIZE:,})"),
         Option("unit", str, "own text: a token is a subword, word or character", rare=True),
@@ -124,7 +127,7 @@ class TextTask(Task):
     ) -> None:
         self._config = dict(config)
         corpora = [
-            _described({name: one[name] for name in (*_SIDES, "weight", "target_language")})
+            _described({name: one[name] for name in (*_FILES, "weight", "target_language")})
             for one in config["corpora"]
         ]
         self._of_corpora = [one.language for one in corpora]
@@ -157,6 +160,7 @@ class TextTask(Task):
         self._originals = {Path(path): sha256 for path, sha256 in dict(config["files"]).items()}
         self._corpora = [one.corpus for one in corpora]
         self._weights = [one.weight for one in corpora]
+        self.has_alignments = any(corpus.alignment is not None for corpus in self._corpora)
         if store is not None:
             self._store = store
         self._order = lru_cache(maxsize=1)(self._new_order)
@@ -183,6 +187,7 @@ class TextTask(Task):
         source_tokenizer: Tokenizer | Path | str | None = None,
         target_tokenizer: Tokenizer | Path | str | None = None,
         target_language: str | None = None,
+        alignment: Path | str | None = None,
     ) -> TextTask:
         """A new task from files of parallel text: reads, splits, and learns the vocabularies.
 
@@ -194,14 +199,15 @@ class TextTask(Task):
             test_source, test_target: the same, of what `evaluate` judges by. Without them it is held out.
             longest: the most tokens of a sentence that is trained on or translated, its end and the token of its
                 language included, 2 or more (128; of characters 512).
-            corpora: more text: "source", perhaps "target"; perhaps "weight", how often each pair comes in an
-                epoch (1; 0.5: each second pair in turn); and perhaps "target_language".
+            corpora: more text: "source", perhaps "target" and "alignment"; perhaps "weight", how often each pair
+                comes in an epoch (1; 0.5: each second pair in turn); and perhaps "target_language".
             vocabulary: "separate", one for each side (the default), or "shared", one for both.
             unit: what a token is: "subword" (the default), "word" or "character", see `Tokenizer.train`.
             source_tokenizer, target_tokenizer: sentencepiece models to be used in place of learning any; the one of the
                 source serves both sides if the vocabulary is shared.
             target_language: which language `target` is in, such as "de". The text of `corpora` may be in others: then
                 one model learns them all, and is told by a token before the source which one is wanted.
+            alignment: path of the links between the words of each pair, which guide the attention, see `read_links`.
 
         Raises:
             TaskError: if the files do not fit, or without the sentencepiece library.
@@ -213,9 +219,9 @@ class TextTask(Task):
             vocabulary, vocabulary_size, unit, source_tokenizer, target_tokenizer
         )
         everything = [_described(one) for one in corpora]
-        if source is not None or target is not None:
-            first = {"source": source, "target": target, "target_language": target_language}
-            everything.insert(0, _described(first))
+        first = dict(zip(_FILES, (source, target, alignment), strict=True))
+        if any(path is not None for path in first.values()):
+            everything.insert(0, _described({**first, "target_language": target_language}))
         elif target_language is not None:
             raise TaskError("`target_language` is that of --source: in `corpora` each has its own")
         if not everything:
@@ -258,13 +264,12 @@ class TextTask(Task):
             files |= {f"{name}.{side}.txt": _text(lines) for side, lines in sides}
             if languages:
                 files[f"{name}.language.txt"] = _text(part.languages)
-        paths = [path for corpus in texts for path in corpus.paths]
+        paths = [path for corpus in texts for path in corpus.files]
         config = {
             "kind": cls.kind,
             "corpora": [
                 {
-                    "source": str(corpus.source.resolve()),
-                    "target": None if corpus.target is None else str(corpus.target.resolve()),
+                    **{name: _resolved(getattr(corpus, name)) for name in _FILES},
                     "weight": weight,
                     "target_language": language,
                 }
@@ -283,7 +288,7 @@ class TextTask(Task):
     @property
     def description(self) -> str:
         """The files, and how many pairs they hold."""
-        files = " and ".join(self._config["files"])
+        files = " and ".join(map(str, self._corpora))
         held_out = len(self._validation.pairs) + len(self._evaluation.pairs)
         languages = f" in {', '.join(self.languages)}" if self.languages else ""
         return (
@@ -373,11 +378,32 @@ class TextTask(Task):
         for attempt in range(_MOST_TRIES):
             places = self._training.places[order.batch(step + attempt)]
             languages = [self._of_corpora[number] for number in self._store.corpus_of(places)]
-            ids = self._ids(self._store.pairs(places), languages)
+            pairs = self._store.pairs(places)
+            ids = self._ids(pairs, languages)
             # Reckoned lengths let some through that are too long; very rarely all of a batch.
-            if kept := [pair for pair in ids if max(map(len, pair)) <= self._longest]:
-                return _batch(kept)
+            kept = [n for n, pair in enumerate(ids) if max(map(len, pair)) <= self._longest]
+            if kept:
+                batch = _batch([ids[n] for n in kept])
+                if not self.has_alignments:
+                    return batch
+                lines = self._store.alignments(places[kept])
+                texts = [pairs[n] for n in kept]
+                return batch._replace(alignment=self._guide(batch, texts, lines))
         raise TaskError(f"{_MOST_TRIES:,} batches have no pair of at most {self._longest} tokens")
+
+    def _guide(
+        self, batch: Batch, pairs: Sequence[Pair], lines: Sequence[str]
+    ) -> NDArray[np.float32]:
+        """(B, T, S): where each target token should look."""
+        found = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
+        for n, (pair, line) in enumerate(zip(pairs, lines, strict=True)):
+            source, read = self.source_words(_unpadded(batch.source[n]))
+            target, said = self.target_words(_unpadded(batch.target[n]))
+            # Of text that has the sign of the subwords for a space tokens make other words than spaces do.
+            if [len(read), len(said)] == [len(words_between_spaces(text)) for text in pair]:
+                rows = spread(read_links(line, *pair), source, target)
+                found[n, : rows.shape[0], : rows.shape[1]] = rows
+        return found
 
     def _new_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
         ends = np.searchsorted(self._training.places, [0, *np.cumsum(self._store.counts)])
@@ -455,12 +481,29 @@ class TextTask(Task):
         return self._files
 
 
-def _corpus(name: str, source: Path | str | None, target: Path | str | None) -> Corpus | None:
-    if source is None:
-        if target is not None:
-            raise TaskError(f"{target} has no other side: give --{name.replace('_', '-')} too")
-        return None
-    return Corpus(Path(source), None if target is None else Path(target))
+def _corpus(
+    name: str,
+    source: Path | str | None,
+    target: Path | str | None,
+    alignment: Path | str | None = None,
+) -> Corpus | None:
+    option = f"--{name.replace('_', '-')}"
+    if source is not None:
+        others = (None if path is None else Path(path) for path in (target, alignment))
+        return Corpus(Path(source), *others)
+    if target is not None:
+        raise TaskError(f"{target} has no other side: give {option} too")
+    if alignment is not None:
+        raise TaskError(f"{alignment} is of no text: give {option} too")
+    return None
+
+
+def _resolved(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
+
+
+def _unpadded(ids: NDArray[np.int32]) -> list[int]:
+    return ids[ids != PAD_ID].tolist()
 
 
 def _both_sides(corpus: Corpus) -> list[Pair]:
@@ -477,13 +520,13 @@ def _both_sides(corpus: Corpus) -> list[Pair]:
 
 def _described(corpus: Mapping[str, Any]) -> _Described:
     """A corpus, from what a person said of it."""
-    unknown = sorted(set(corpus) - {*_SIDES, "weight", "target_language"})
+    unknown = sorted(set(corpus) - {*_FILES, "weight", "target_language"})
     if unknown:
         raise TaskError(
-            "a corpus has a source, a target, a weight and a target_language. "
+            "a corpus has a source, a target, an alignment, a weight and a target_language. "
             f"Received: {', '.join(unknown)}"
         )
-    found = _corpus("source", corpus.get("source"), corpus.get("target"))
+    found = _corpus("source", *(corpus.get(name) for name in _FILES))
     if found is None:
         raise TaskError("a corpus needs a source")
     language = corpus.get("target_language")
@@ -543,4 +586,5 @@ def _sample(count: int, most: int) -> NDArray[np.int64]:
 
 
 def _batch(pairs: Sequence[_Ids]) -> Batch:
-    return Batch(*(padded(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True)))
+    source, target = (padded(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True))
+    return Batch(source, target)

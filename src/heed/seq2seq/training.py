@@ -114,7 +114,13 @@ class _Training:
         self._task: Task = run.task()
         with strategy.scope():
             self._model = new_model(run, self._options.precision)
-        self._step = TrainingStep(self._model, self._options, strategy, self._task.one_shape)
+        self._step = TrainingStep(
+            self._model,
+            self._options,
+            strategy,
+            self._task.one_shape,
+            self._task.has_alignments,
+        )
         self._at = _Progress(steps=self._options.steps)
         self._best: list[np.ndarray] = []  # the weights of the best validation, if they are kept
         self._saved = 0

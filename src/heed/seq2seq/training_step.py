@@ -15,6 +15,8 @@ from heed.seq2seq.task import Batch
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.98, 1e-7
 _TOKENS = tf.TensorSpec((None, None), tf.int32)
+_ALIGNMENT = tf.TensorSpec((None, None, None), tf.float32)
+_LEAST = 1e-9  # weight of attention whose logarithm is taken
 
 
 class Validation(NamedTuple):
@@ -41,6 +43,10 @@ class TrainingStep:
     that one would take on the whole batch. Those of several batches are summed up, likewise: n batches take the step of
     one of n times the size.
 
+    Where batches say where target tokens should look, A (B, T, S), the loss is higher by
+    `alignment_weight` * mean_t -sum_s A[t, s] log a[t, s] over the tokens t that A knows of, a being where the model
+    looks: the mean of the heads of the cross-attention that aligns best, the only one whose weights are built.
+
     After step t the moving average is a = a + (1 - d) (w - a) with d = min(ema, (1 + t) / (10 + t)), so that it
     forgets the first weights soon, however slow it is later.
 
@@ -50,6 +56,7 @@ class TrainingStep:
         options: how it is trained.
         strategy: what the batch is spread over.
         one_shape: whether nearly all batches have the same shape.
+        guided: whether batches have alignments.
 
     Attributes:
         first, second: m and v, for each trainable weight.
@@ -57,7 +64,9 @@ class TrainingStep:
 
     Source: Kingma and Ba, "Adam" (2015), in the order of its section 2; Vaswani et al., "Attention
         is all you need" (2017) for b2; Polyak and Juditsky, "Acceleration of stochastic approximation by
-        averaging" (1992).
+        averaging" (1992); Chen, Matusov, Khadivi and Peter, "Guided alignment training for topic-aware neural machine
+        translation" (2016), and Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with
+        Transformer models" (2019), for the alignments.
     """
 
     def __init__(
@@ -66,6 +75,7 @@ class TrainingStep:
         options: TrainingOptions,
         strategy: tf.distribute.Strategy,
         one_shape: bool = False,
+        guided: bool = False,
     ) -> None:
         self.model = model
         self._options = options
@@ -80,11 +90,10 @@ class TrainingStep:
             ]
         # Known shapes are traced in half the time and run a tenth faster. Where they vary, one
         # trace serves all; a batch spread over replicas can have no such signature.
-        scalars = tf.TensorSpec((5,), tf.float32)
+        scalars = tf.TensorSpec((6,), tf.float32)
         single = strategy.num_replicas_in_sync == 1
-        self._train = _compiled(
-            self._all_replicas, None if one_shape or not single else (_TOKENS, _TOKENS, scalars)
-        )
+        signature = (scalars, _TOKENS, _TOKENS, *([_ALIGNMENT] if guided else ()))
+        self._train = _compiled(self._all_replicas, None if one_shape or not single else signature)
         self._step_from_sums = _compiled(self._from_sums, (scalars,))
         self._validate = _compiled(self._counts, None if one_shape else (_TOKENS, _TOKENS))
 
@@ -105,11 +114,15 @@ class TrainingStep:
         batches, done = (batch, *more), step + 1
         tokens = sum(int((one.target != self.model.config.pad_id).sum()) for one in batches)
         decay = min(self._options.ema, (1 + done) / (10 + done))
+        aligned = sum(
+            np.count_nonzero(x.alignment.any(-1)) for x in batches if x.alignment is not None
+        )
+        weight = self._options.alignment_weight / max(1, aligned)
         scalars = tf.constant(
-            [1 / max(1, tokens), rate, _BETA_1**done, _BETA_2**done, decay], tf.float32
+            [1 / max(1, tokens), rate, _BETA_1**done, _BETA_2**done, decay, weight], tf.float32
         )
         losses = [
-            self._train(self._spread(one.source), self._spread(one.target), scalars)
+            self._train(scalars, *(self._spread(part) for part in one if part is not None))
             for one in batches
         ]
         if self._sums:
@@ -139,18 +152,29 @@ class TrainingStep:
             lambda context: tf.constant(rows[context.replica_id_in_sync_group :: count])
         )
 
-    def _all_replicas(self, source: Any, target: Any, scalars: tf.Tensor) -> tf.Tensor:
-        losses = self._strategy.run(self._one_replica, args=(source, target, scalars))
+    def _all_replicas(self, scalars: tf.Tensor, *batch: Any) -> tf.Tensor:
+        losses = self._strategy.run(self._one_replica, args=(scalars, *batch))
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
-    def _one_replica(self, source: tf.Tensor, target: tf.Tensor, scalars: tf.Tensor) -> tf.Tensor:
+    def _one_replica(
+        self, scalars: tf.Tensor, source: tf.Tensor, target: tf.Tensor, *alignment: tf.Tensor
+    ) -> tf.Tensor:
         pad_id, smoothing = self.model.config.pad_id, self._options.label_smoothing
         with tf.GradientTape() as tape:
-            logits = self._logits(source, target, training=True)
+            if alignment:
+                inputs = self._inputs(source, target)
+                logits, looked = self.model(
+                    inputs, training=True, return_attention_scores="alignment"
+                )
+            else:
+                logits = self._logits(source, target, training=True)
             losses = softmax_cross_entropy(
                 logits, target, label_smoothing=smoothing, ignore_class=pad_id
             )
             loss = tf.reduce_sum(losses) * scalars[0]
+            if alignment:
+                logs = tf.math.log(tf.cast(looked, tf.float32) + _LEAST)
+                loss -= tf.reduce_sum(alignment[0] * logs) * scalars[5]
         gradients = tape.gradient(loss, self._weights)
         context = tf.distribute.get_replica_context()
         gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
@@ -193,10 +217,12 @@ class TrainingStep:
         for average, weight in zip(self.average, weights, strict=True):
             strategy.extended.update(average, _follow, args=(weight, scalars[4]))
 
-    def _logits(self, source: tf.Tensor, target: tf.Tensor, training: bool) -> tf.Tensor:
+    def _inputs(self, source: tf.Tensor, target: tf.Tensor) -> dict[str, tf.Tensor]:
         start = tf.fill((tf.shape(target)[0], 1), self.model.config.start_id)
-        shifted = tf.concat([start, target[:, :-1]], axis=1)
-        return self.model({"source": source, "target": shifted}, training=training)
+        return {"source": source, "target": tf.concat([start, target[:, :-1]], axis=1)}
+
+    def _logits(self, source: tf.Tensor, target: tf.Tensor, training: bool) -> tf.Tensor:
+        return self.model(self._inputs(source, target), training=training)
 
     def _counts(self, source: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
         """Summed loss, right tokens, tokens, right rows, rows."""
@@ -218,7 +244,10 @@ class TrainingStep:
 
     def validate(self, batches: Sequence[Batch]) -> Validation:
         """Loss and accuracy on held-out batches."""
-        counts = [self._validate(*map(tf.constant, batch)).numpy() for batch in batches]
+        counts = [
+            self._validate(tf.constant(one.source), tf.constant(one.target)).numpy()
+            for one in batches
+        ]
         loss, right, tokens, exact, rows = np.sum(counts, axis=0).tolist()
         return Validation(loss / max(1, tokens), right / max(1, tokens), exact / max(1, rows))
 

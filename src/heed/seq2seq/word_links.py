@@ -1,0 +1,92 @@
+"""Which words of a sentence belong to which words of its translation: read, and spread over their tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+
+
+def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
+    """The links of a sentence pair, as Pharaoh had them: "i-j" for word i of the source and word j of the target.
+
+    Words are what spaces separate, counted from 0. A line without links is one too.
+
+    Raises:
+        ValueError: for something else, or a word that is not there. The message ends with what was received.
+
+    Example:
+        >>> read_links("0-1 1-0", "the cat", "chat le")
+        [(0, 1), (1, 0)]
+    """
+    most = [len(words_between_spaces(text)) for text in (source, target)]
+    links = []
+    for text in line.split():
+        found = _LINK.fullmatch(text)
+        if found is None:
+            raise ValueError(
+                f"a link must be two numbers with a hyphen between them. Received: {text}"
+            )
+        i, j = map(int, found.groups())
+        if i >= most[0] or j >= most[1]:
+            raise ValueError(
+                "a link must be i-j for word i of the source and word j of the target, counted from 0. "
+                f"Received: {text}, of {most[0]} and {most[1]} words"
+            )
+        links.append((i, j))
+    return links
+
+
+def words_between_spaces(text: str) -> list[str]:
+    """The words that links count.
+
+    Example:
+        >>> words_between_spaces("the  cat")
+        ['the', 'cat']
+    """
+    return [word for word in text.split(" ") if word]
+
+
+def spread(
+    links: Iterable[tuple[int, int]],
+    source: Sequence[int | None],
+    target: Sequence[int | None],
+) -> NDArray[np.float32]:
+    """Where each token of a target should look: at the tokens of all words that its own is linked to, at each alike.
+
+    Args:
+        links: (i, j) for word i of the source and word j of the target.
+        source: which word each of S tokens is part of, None for one that is no text.
+        target: the same of T tokens.
+
+    Returns:
+        (T, S) float32, of which each row sums to 1, or to 0 where there is no link.
+
+    Source:
+        Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019),
+        section 4.2.
+
+    Example:
+        >>> spread([(0, 1), (1, 0)], [0, 1, 1, None], [0, 1, None]).tolist()
+        [[0.0, 0.5, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+    """
+    of_source, of_target = (members(side, 1 + _last(side)) for side in (source, target))
+    linked = np.zeros((len(of_target), len(of_source)), np.float32)
+    for i, j in links:
+        linked[j, i] = 1
+    found = of_target.T @ linked @ of_source
+    return found / np.maximum(found.sum(axis=1, keepdims=True), 1)
+
+
+def members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:
+    """(count, tokens): 1 where a token is part of a word."""
+    numbers = np.array([-1 if word is None else word for word in words], np.int64)
+    return (np.arange(count)[:, None] == numbers).astype(np.float32)
+
+
+def _last(words: Sequence[int | None]) -> int:
+    return max((word for word in words if word is not None), default=-1)
