@@ -54,7 +54,7 @@ def steps(run: RunFolder) -> Iterator[Step]:
     """What heed's training takes in each step of the run; says now and then where it is."""
     task, options, began = run.task(), run.options, time.monotonic()
     for step in range(options.steps):
-        source, target = task.training_batch(options.seed, step, options.batch_size)
+        source, target, _ = task.training_batch(options.seed, step, options.batch_size)
         start = np.full_like(target[:, :1], run.config["model"]["start_id"])
         yield Step(source, np.concatenate([start, target[:, :-1]], 1), target, options.rate(step))
         if (step + 1) % _TOLD_EVERY == 0:
