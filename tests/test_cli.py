@@ -479,6 +479,26 @@ def test_evaluation_on_pairs_that_are_given(heed, run_path, tmp_path):
     fails(heed("evaluate", run_path, *options[:2], "--compare", "no"), 1, "no does not exist")
 
 
+def test_evaluate_writes_a_report(heed, run_path, tmp_path, monkeypatch):
+    (tmp_path / "pairs.tsv").write_text("7\tseven\n8\teight\n")
+    options = ["--source", "pairs.tsv"]
+    status, out, err = heed("evaluate", run_path, *options, "--report")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == f"report: {run_path / 'report.html'}"
+    assert "2 pairs that were given" in (run_path / "report.html").read_text(encoding="utf-8")
+    beside = ["--report", "a b.html", "--compare", run_path]
+    status, out, err = heed("evaluate", run_path, *options, *beside)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "report: a b.html"
+    assert "p = " in (tmp_path / "a b.html").read_text(encoding="utf-8")
+    monkeypatch.setattr("heed.cli.evaluate.open_translator", lambda *_: 1 / 0)  # said before
+    for path in ("pairs.tsv", "no/a.html", "", "."):
+        wanted = f"--report must be an .html file in an existing folder, not {path or '.'}"
+        fails(heed("evaluate", run_path, *options, "--report", path), 1, wanted)
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    fails(heed("evaluate", run_path, "--report"), 1, "--report needs the sacrebleu library: pip")
+
+
 def test_own_text(heed, tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     options = [*OPTIONS, "--patience", "0", "--vocabulary-size", "60"]

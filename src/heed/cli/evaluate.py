@@ -26,7 +26,7 @@ def add_evaluate(parser: Parser) -> None:
         "--report",
         type=Path,
         nargs="?",
-        const=Path(),
+        const=True,
         metavar="FILE",
         help="write a page: figures, worst and best sentences (RUN/report.html)",
     )
@@ -66,7 +66,7 @@ def _report_path(parsed: argparse.Namespace) -> Path | None:
     if parsed.report is None:
         return None
     load_sacrebleu("--report")
-    if parsed.report == Path():  # the option without a value
+    if parsed.report is True:  # the option without a value
         return parsed.run / "report.html"
     path = parsed.report
     if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():

@@ -72,7 +72,7 @@ def write_report(
         **shared,
         "title": html.escape(data["title"]),
         "style": f"{shared['style']}{_read('report.css')}",
-        "script": f"{shared['drawing']}{_read('report.js')}",
+        "script": _read("report.js"),
         "data": json_in_html(data),
     }
     text = fill(_read("report.html"), parts)
@@ -126,6 +126,7 @@ def _report_of(
         return {
             "source": answer.source,
             "group": answer.group if several else "",
+            "right": answer.right,
             "reference": marked(answer.reference, answer.said),
             "said": [
                 {"parts": marked(one.answers[i].said, answer.reference), "score": own[i]}
@@ -215,11 +216,9 @@ def _share(name: str, judged: Sequence[Evaluation], note: str) -> dict[str, Any]
 def _notes(evaluation: Evaluation) -> list[str]:
     notes = []
     if evaluation.cut:
-        notes.append(f"{evaluation.cut:,} sources are too long and were judged by their beginning.")
-    if evaluation.left_out:
-        notes.append(
-            f"{len(evaluation.left_out):,} pairs were left out; the first: {evaluation.left_out[0]}"
-        )
+        notes.append(f"Sources that are too long, judged by their beginning: {evaluation.cut:,}")
+    if left_out := evaluation.left_out:
+        notes.append(f"Pairs that were left out: {len(left_out):,}; the first: {left_out[0]}")
     return notes
 
 

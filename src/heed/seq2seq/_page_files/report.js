@@ -9,7 +9,7 @@ function figures() {
     const said = values.map((value, run) => element("span", { className: `value ${RUNS[run]}`, textContent: value || "–" }));
     $("figures").append(element("div", {},
       element("dt", { textContent: name }), element("dd", {}, ...said),
-      element("dd", { className: "note", title: note, textContent: note })));
+      element("dd", { className: "note", textContent: note })));
   }
   for (const note of report.notes) $("notes").append(element("p", { textContent: note }));
 }
@@ -55,11 +55,15 @@ function row(name, parts, kind = "") {
 }
 
 function sentence(one) {
-  const two = report.runs.length > 1, [own] = one.said;
+  const two = report.runs.length > 1;
   const score = (said, run) => element("span", { className: `score ${RUNS[run]}`, textContent: said.score.toFixed(1), title: "chrF" });
   const rows = [row(one.group ? `source (${one.group})` : "source", [one.source])];
-  one.said.forEach((said, run) => rows.push(row(two ? report.runs[run] : "said", texts(said.parts), RUNS[run])));
-  rows.push(row("reference", texts(one.reference)));
+  if (!two && one.right) {
+    rows.push(row("said, reference", texts(one.reference)));
+  } else {
+    one.said.forEach((said, run) => rows.push(row(two ? report.runs[run] : "said", texts(said.parts), RUNS[run])));
+    rows.push(row("reference", texts(one.reference)));
+  }
   const made = element("article", {},
     element("div", { className: "scores" }, ...one.said.map(score)), element("dl", {}, ...rows.flat()));
   if (one.attention) {
@@ -70,7 +74,7 @@ function sentence(one) {
   return made;
 }
 
-let opened = null; // { button, stage, drawn, kept() }: one at a time
+let opened = null; // its button, stage and drawing: one at a time
 let kept = {};     // what a person has chosen in the last one
 let turns = 0;
 
@@ -93,6 +97,7 @@ async function open(button, article, attention) {
   opened = { button, stage, drawn: show(data, kept) };
 }
 
+document.body.dataset.runs = report.runs.length;
 $("about").textContent = report.about;
 if (report.runs.length > 1) {
   report.runs.forEach((name, run) => $("legend").append(element("span", { className: `run ${RUNS[run]}`, textContent: name })));
