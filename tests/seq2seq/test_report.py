@@ -84,6 +84,7 @@ def test_no_sentence_is_shown_twice(translator, tmp_path):
         ("a b c d", "a d", [("a ", False), ("b c", True), (" d", False)]),
         ("a  b", "a b", [("a ", False), (" b", False)]),
         ("hundertzwei", "hundertdrei", [("hundert", False), ("zw", True), ("ei", False)]),
+        ("sixty-two", "six hundred", [("sixty-two", True)]),
         ("", "x", []),
         ("x", "", [("x", True)]),
     ],

@@ -82,7 +82,7 @@ def write_report(
 
 
 def marked(text: str, beside: str) -> list[tuple[str, bool]]:
-    """A text in parts, each with whether the other one lacks it: in words, or in letters where either is a single word.
+    """A text in parts, each with whether the other one lacks it: in words, or in letters where both are one word.
 
     Example:
         >>> marked("one hundred two", "one thousand two")
@@ -90,7 +90,7 @@ def marked(text: str, beside: str) -> list[tuple[str, bool]]:
         >>> marked("zwei", "drei")
         [('zw', True), ('ei', False)]
     """
-    between = " " if " " in text and " " in beside else ""
+    between = " " if " " in text + beside else ""
     own, others = (x.split(between) if between else list(x) for x in (text, beside))
     lacking = [True] * len(own)
     for start, _, size in difflib.SequenceMatcher(

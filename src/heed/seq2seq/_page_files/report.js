@@ -7,9 +7,9 @@ const RUNS = ["first", "second"];
 function figures() {
   for (const { name, values, note } of report.figures) {
     const said = values.map((value, run) => element("span", { className: `value ${RUNS[run]}`, textContent: value || "–" }));
-    $("figures").append(element("div", {},
-      element("dt", { textContent: name }), element("dd", {}, ...said),
-      element("dd", { className: "note", textContent: note })));
+    const how = element("dd", { className: "note" });
+    for (const part of note.split(/(?<=\|)/)) how.append(part, element("wbr", {})); // signatures break after |
+    $("figures").append(element("div", {}, element("dt", { textContent: name }), element("dd", {}, ...said), how));
   }
   for (const note of report.notes) $("notes").append(element("p", { textContent: note }));
 }
@@ -51,7 +51,7 @@ function texts(parts) {
 
 function row(name, parts, kind = "") {
   const text = parts.length ? parts : [element("i", { textContent: "nothing" })];
-  return [element("dt", { className: kind, textContent: name }), element("dd", { className: kind, dir: "auto" }, ...text)];
+  return [element("dt", { className: kind, textContent: name }), element("dd", { dir: "auto" }, ...text)];
 }
 
 function sentence(one) {
