@@ -100,10 +100,12 @@ class TransformerDecoder(Stack):
         cache_index: Any = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
+        attention_layer: int | None = None,
     ) -> tuple[Any, dict[str, list[Any]], list[Any] | None]:
         """What the output layer reads, (B, T, D), with the scores and the new caches.
 
-        The arguments are those of a call. The lists of scores are empty unless asked for.
+        The arguments are those of a call, and `attention_layer`, a layer whose cross-attention's scores alone are
+        wanted. The lists of scores are empty unless asked for.
         """
         length = ops.shape(target)[1]
         start = 0 if caches is None else cache_index
@@ -120,25 +122,56 @@ class TransformerDecoder(Stack):
                 cross_attention_mask=mask,
                 cache=None if caches is None else caches[index],
                 cache_index=cache_index,
-                return_attention_scores=return_attention_scores,
+                return_attention_scores=return_attention_scores or index == attention_layer,
                 training=training,
                 **arguments,
             )
             x, *rest = result if isinstance(result, tuple) else (result,)
             if return_attention_scores:
-                layer_scores = rest[0]
-                scores["decoder"].append(layer_scores["self"])
-                if self.cross_attention:
-                    scores["cross"].append(layer_scores["cross"])
+                scores["decoder"].append(rest[0]["self"])
+            if self.cross_attention and (return_attention_scores or index == attention_layer):
+                scores["cross"].append(rest[0]["cross"])
             if new_caches is not None:
                 new_caches.append(rest[-1])
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x, scores, new_caches
 
-    def next_logits(
-        self, tokens: Any, index: Any, state: Any, cross: Any = None, source_mask: Any = None
+    @property
+    def alignment_layer(self) -> int:
+        """The layer whose cross-attention aligns best: the last but one, or the only one.
+
+        Source:
+            Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019),
+            section 4.1, who take the mean of its heads.
+        """
+        return max(0, len(self.blocks) - 2)
+
+    def aligned(
+        self, target: Any, encoded: Any, source_mask: Any = None, training: bool | None = None
     ) -> tuple[Any, Any]:
+        """Logits (B, T, target_vocabulary_size) and the alignment (B, T, S), both float32.
+
+        The arguments are those of a call; the alignment is the mean of the heads of `alignment_layer`.
+        """
+        hidden, scores, _ = self.hidden(
+            target,
+            encoded,
+            source_mask,
+            training=training,
+            attention_layer=self.alignment_layer,
+        )
+        return self.logits(hidden), _mean_of_heads(scores["cross"][0])
+
+    def next_logits(
+        self,
+        tokens: Any,
+        index: Any,
+        state: Any,
+        cross: Any = None,
+        source_mask: Any = None,
+        return_alignment: bool = False,
+    ) -> tuple[Any, ...]:
         """One step of decoding.
 
         Args:
@@ -147,18 +180,26 @@ class TransformerDecoder(Stack):
             state: The entries "self" of caches, one for each layer.
             cross: Their entries "cross", where there is cross-attention.
             source_mask: As in a call.
+            return_alignment: Whether to return the alignment too.
 
         Returns:
-            Scores of the token after the last one, (B, target_vocabulary_size) float32, and the new state.
+            Scores of the token after the last one, (B, target_vocabulary_size) float32, and the new state; with
+            `return_alignment=True` the alignment (B, T, S) float32 after them.
         """
         caches: Any = [{"self": own} for own in state]
         for cache, encoded in zip(caches, cross or (), strict=False):
             cache["cross"] = encoded
-        hidden, _, new = self.hidden(
-            tokens, source_mask=source_mask, caches=caches, cache_index=index, training=False
+        hidden, scores, new = self.hidden(
+            tokens,
+            source_mask=source_mask,
+            caches=caches,
+            cache_index=index,
+            training=False,
+            attention_layer=self.alignment_layer if return_alignment else None,
         )
         logits = ops.squeeze(self.logits(ops.expand_dims(hidden[:, -1], 1)), axis=1)
-        return logits, [cache["self"] for cache in new or ()]
+        found = logits, [cache["self"] for cache in new or ()]
+        return (*found, _mean_of_heads(scores["cross"][0])) if return_alignment else found
 
     def logits(self, hidden: Any) -> Any:
         """Scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""
@@ -187,3 +228,8 @@ class TransformerDecoder(Stack):
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""
         return {**super().get_config(), "cross_attention": self.cross_attention}
+
+
+def _mean_of_heads(scores: Any) -> Any:
+    """(B, N, T, S) to (B, T, S) float32."""
+    return ops.mean(ops.cast(scores, "float32"), axis=1)

@@ -77,8 +77,18 @@ class Translator:
         self._decoded: Any = self.model
         if others:
             self._decoded = Ensemble([self.model, *(trained_model(x, say)[0] for x in others)])
+        if self.options.coverage_penalty and not self._decoded.aligns:
+            raise TaskError(
+                f"`coverage_penalty` must be 0 for {run.path}, which has no attention to its source. "
+                f"Received: {self.options.coverage_penalty}"
+            )
         if self.options.weights != "float32":
-            found = explain_generate(self._decoded, method=self.options.method)
+            found = explain_generate(
+                self._decoded,
+                method=self.options.method,
+                beam_size=self.options.beam_size,
+                coverage_penalty=self.options.coverage_penalty,
+            )
             if found.implementation != "engine":
                 raise TaskError(
                     f"`weights` must be 'float32' for {run.path}: {'; '.join(found.reasons)}. "
