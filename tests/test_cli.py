@@ -392,12 +392,20 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
     fails(result, 1, "must be a .png, .svg or .pdf file")
 
 
-def test_evaluate_writes_the_figures(heed, run_path, monkeypatch):
+def test_evaluate_writes_the_figures(heed, run_path, tmp_path, monkeypatch):
     monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([1, 20, 300]))
     status, out, _ = heed("evaluate", run_path)
     assert status == 0
     assert "of 6 held-out answers are right" in out
-    assert json.loads((run_path / "evaluation.json").read_text())["pairs"] == 6
+    figures = json.loads((run_path / "evaluation.json").read_text())
+    assert (figures["pairs"], figures["weights"]) == (6, {"step": 12})
+    other = tmp_path / "averaged"
+    shutil.copytree(run_path, other)
+    assert heed("average", other)[0] == heed("evaluate", other)[0] == 0
+    figures = json.loads((other / "evaluation.json").read_text())
+    assert figures["weights"] == {"step": 12, "averaged": [9, 12]}, (
+        "which weights, to be told apart"
+    )
 
 
 def test_train_then_resume_in_the_default_folder(heed, run_path):

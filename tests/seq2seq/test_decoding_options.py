@@ -46,7 +46,10 @@ def test_what_reaches_generate():
         "length_penalty": 1.0,
         "coverage_penalty": 0.0,
     }
-    assert DecodingOptions(beam_size=2, coverage_penalty=0.2).arguments(0, 9)["coverage_penalty"] == 0.2
+    assert (
+        DecodingOptions(beam_size=2, coverage_penalty=0.2).arguments(0, 9)["coverage_penalty"]
+        == 0.2
+    )
     drawn = DecodingOptions(temperature=0.5, top_k=4, top_p=0.9, seed=7)
     assert drawn.arguments(2, 9) == {
         "max_length": 9,
@@ -84,7 +87,7 @@ def test_a_translator_translates_as_it_is_told(finished_run, monkeypatch):
 
 def test_a_coverage_penalty_needs_attention_and_the_graph(finished_run, monkeypatch):
     options = DecodingOptions(beam_size=2, coverage_penalty=1.0, weights="int8")
-    with pytest.raises(TaskError, match="`weights` must be 'float32' .* a coverage penalty needs"):
+    with pytest.raises(TaskError, match=r"`weights` must be 'float32' .* a coverage penalty needs"):
         Translator(finished_run, options=options)
     real = translate_module.trained_model
 
@@ -95,5 +98,5 @@ def test_a_coverage_penalty_needs_attention_and_the_graph(finished_run, monkeypa
 
     monkeypatch.setattr(translate_module, "trained_model", without_attention)
     options = DecodingOptions(beam_size=2, coverage_penalty=1.0)
-    with pytest.raises(TaskError, match="`coverage_penalty` must be 0 for .* no attention to its"):
+    with pytest.raises(TaskError, match=r"`coverage_penalty` must be 0 for .* no attention to its"):
         Translator(finished_run, options=options)

@@ -48,8 +48,7 @@ def run_evaluate(parsed: argparse.Namespace) -> None:
     evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
     for line in evaluation.report():
         say(line)
-    path = translator.run.write_json("evaluation.json", evaluation.to_dict())
-    say(f"all figures: {path}")
+    say(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
     compared = None
     if parsed.compare is not None:
         other = seq2seq.evaluate(open_translator(parsed.compare, options), corpus, parsed.language)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from heed.seq2seq.decoding_options import DecodingOptions
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
-    from heed.seq2seq.evaluation import Evaluation, evaluate
+    from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
     from heed.seq2seq.extension import extended
     from heed.seq2seq.numbers_task import NumbersTask
     from heed.seq2seq.options import TrainingOptions
@@ -70,6 +70,7 @@ __all__ = [
     "run_demo",
     "start_run",
     "train",
+    "write_evaluation",
     "write_report",
 ]
 
@@ -83,7 +84,7 @@ _MODULES = {
     "decoding_options": ("DecodingOptions",),
     "demo": ("run_demo",),
     "errors": ("TaskError",),
-    "evaluation": ("Evaluation", "evaluate"),
+    "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
     "extension": ("extended",),
     "numbers_task": ("NumbersTask",),
     "options": ("TrainingOptions",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from heed.seq2seq.corpus import Corpus
@@ -194,6 +195,12 @@ def evaluate(
     extra = {name: _judged(translator, items) for name, items in others}
     scores = _scores(translator, items, found.answers) if task.has_corpus_scores else {}
     return replace(found, extra=extra, **scores)
+
+
+def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
+    """Writes the figures, and which weights they are of, to evaluation.json in the run's folder; returns its path."""
+    figures = {"weights": translator.weights, **evaluation.to_dict()}
+    return translator.run.write_json("evaluation.json", figures)
 
 
 def _items_of(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:

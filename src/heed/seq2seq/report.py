@@ -170,8 +170,10 @@ def _ends(
 def _about(translator: Translator, evaluation: Evaluation) -> str:
     """By what it was judged, and which weights."""
     pairs = "pairs that were given" if evaluation.given else "held-out pairs"
-    parts = [f"{len(evaluation.answers):,} {pairs}", f"step {translator.step:,}"]
-    return ", ".join([*parts, f"decoded in {evaluation.seconds:.1f} s"])
+    which = f"step {translator.step:,}"
+    if averaged := translator.weights.get("averaged"):
+        which = f"the mean of the steps {', '.join(f'{step:,}' for step in averaged)}"
+    return f"{len(evaluation.answers):,} {pairs}, {which}, decoded in {evaluation.seconds:.1f} s"
 
 
 def _figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:

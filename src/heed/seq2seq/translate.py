@@ -73,7 +73,7 @@ class Translator:
                 raise TaskError(
                     f"{other.path} and {run.path} cannot translate together: their tokens differ"
                 )
-        self.model, self.step = trained_model(run, say)
+        self.model, self.weights = trained_model(run, say)
         self._decoded: Any = self.model
         if others:
             self._decoded = Ensemble([self.model, *(trained_model(x, say)[0] for x in others)])
@@ -94,6 +94,11 @@ class Translator:
                     f"`weights` must be 'float32' for {run.path}: {'; '.join(found.reasons)}. "
                     f"Received: {self.options.weights!r}"
                 )
+
+    @property
+    def step(self) -> int:
+        """After how many steps of training the run's weights were taken."""
+        return int(self.weights["step"])
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
         """The translation of each line.
