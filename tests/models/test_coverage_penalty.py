@@ -200,6 +200,17 @@ def test_of_the_attentions_one_is_built(monkeypatch):
     assert not any(yes for _, yes in asked)
 
 
+@pytest.mark.parametrize(("layers", "chosen"), [(1, 0), (2, 0), (3, 1)])
+def test_the_alignment_is_that_of_the_last_layer_but_one(layers, chosen):
+    model, source = small_model(seed=4, decoder_layers=layers), sources(3)
+    target = np.array([[1, 3, 4]] * 3)
+    logits, scores = model({"source": source, "target": target}, return_attention_scores=True)
+    memory = model.encode_source(source)
+    again, alignment = model.decode_all(target, memory, return_alignment=True)
+    np.testing.assert_allclose(again, logits, atol=1e-5)
+    np.testing.assert_allclose(alignment, np.mean(scores["cross"][chosen], axis=1), atol=1e-6)
+
+
 def test_the_graph_decodes_and_says_why():
     model = transformer()
     assert explain_generate(model, method="greedy", coverage_penalty=1.0).implementation in (
