@@ -392,12 +392,20 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
     fails(result, 1, "must be a .png, .svg or .pdf file")
 
 
-def test_evaluate_writes_the_figures(heed, run_path, monkeypatch):
+def test_evaluate_writes_the_figures(heed, run_path, tmp_path, monkeypatch):
     monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([1, 20, 300]))
     status, out, _ = heed("evaluate", run_path)
     assert status == 0
     assert "of 6 held-out answers are right" in out
-    assert json.loads((run_path / "evaluation.json").read_text())["pairs"] == 6
+    figures = json.loads((run_path / "evaluation.json").read_text())
+    assert (figures["pairs"], figures["weights"]) == (6, {"step": 12})
+    other = tmp_path / "averaged"
+    shutil.copytree(run_path, other)
+    assert heed("average", other)[0] == heed("evaluate", other)[0] == 0
+    figures = json.loads((other / "evaluation.json").read_text())
+    assert figures["weights"] == {"step": 12, "averaged": [9, 12]}, (
+        "which weights, to be told apart"
+    )
 
 
 def test_train_then_resume_in_the_default_folder(heed, run_path):
@@ -477,6 +485,26 @@ def test_evaluation_on_pairs_that_are_given(heed, run_path, tmp_path):
     fails(heed("evaluate", run_path, "--source", "none.tsv"), 1, "cannot read none.tsv")
     fails(heed("evaluate", run_path, "--source", "none.txt"), 1, "has one side")
     fails(heed("evaluate", run_path, *options[:2], "--compare", "no"), 1, "no does not exist")
+
+
+def test_evaluate_writes_a_report(heed, run_path, tmp_path, monkeypatch):
+    (tmp_path / "pairs.tsv").write_text("7\tseven\n8\teight\n")
+    options = ["--source", "pairs.tsv"]
+    status, out, err = heed("evaluate", run_path, *options, "--report")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == f"report: {run_path / 'report.html'}"
+    assert "2 pairs that were given" in (run_path / "report.html").read_text(encoding="utf-8")
+    beside = ["--report", "a b.html", "--compare", run_path]
+    status, out, err = heed("evaluate", run_path, *options, *beside)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "report: a b.html"
+    assert "p = " in (tmp_path / "a b.html").read_text(encoding="utf-8")
+    monkeypatch.setattr("heed.cli.evaluate.open_translator", lambda *_: 1 / 0)  # said before
+    for path in ("pairs.tsv", "no/a.html", "", "."):
+        wanted = f"--report must be an .html file in an existing folder, not {path or '.'}"
+        fails(heed("evaluate", run_path, *options, "--report", path), 1, wanted)
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    fails(heed("evaluate", run_path, "--report"), 1, "--report needs the sacrebleu library: pip")
 
 
 def test_own_text(heed, tmp_path):

@@ -266,12 +266,16 @@ def test_beams_read_the_cache_of_their_sentence():
     layer.build(X.shape, ENCODED.shape)
     cache = layer.make_cache(6, 4, ENCODED)
     assert tuple(cache["cross"]["key"].shape) == (3, 7, 2, 4)
-    output, _ = layer(beams, encoded_mask=SOURCE, cache=cache, cache_index=0)
     repeated = layer.make_cache(6, 4, np.repeat(ENCODED, 2, axis=0))
-    expected, _ = layer(
-        beams, encoded_mask=np.repeat(SOURCE, 2, axis=0), cache=repeated, cache_index=0
-    )
-    np.testing.assert_allclose(output, expected, atol=1e-6)
+    mask = np.repeat(SOURCE, 2, axis=0)
+    for length in (1, 3):
+        queries = np.repeat(beams, length, axis=1) * np.arange(1, length + 1)[:, None]
+        each = {"cache_index": 0, "return_attention_scores": True}
+        output, scores, _ = layer(queries, encoded_mask=SOURCE, cache=cache, **each)
+        expected, wanted, _ = layer(queries, encoded_mask=mask, cache=repeated, **each)
+        np.testing.assert_allclose(output, expected, atol=1e-6)
+        assert tuple(scores["cross"].shape) == (6, 2, length, 7)
+        np.testing.assert_allclose(scores["cross"], wanted["cross"], atol=1e-6)
 
 
 def test_scores_of_a_decoder_layer_with_and_without_a_cache():

@@ -309,6 +309,7 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
     options = {
         "beam_size": 1,
         "length_penalty": 0.6,
+        "coverage_penalty": 0.0,
         "temperature": 1.0,
         "top_k": None,
         "top_p": None,

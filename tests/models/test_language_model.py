@@ -179,7 +179,8 @@ def by_both(model: Any, prompt: Any, length: int = 8, **options: Any) -> tuple[A
     """The tokens of the engine and of the graph, op by op: no graph is traced."""
     shared = {"max_length": length, "use_cache": True, "weights": "float32"}
     shared |= {"num_results": 1, "scored": options["method"] != "greedy"}
-    defaults = {"beam_size": 3, "length_penalty": 0.6, "temperature": 1.5, "top_k": 4, "top_p": 0.9}
+    defaults = {"beam_size": 3, "length_penalty": 0.6, "coverage_penalty": 0.0}
+    defaults |= {"temperature": 1.5, "top_k": 4, "top_p": 0.9}
     assert engine.unsupported_reasons(model, {**shared, **defaults, **options}) == []
     inputs = {"prompt": decoding._prompt(prompt, None, model.config, length)}
     if options["method"] == "sample":
@@ -267,7 +268,7 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
     options: dict[str, Any] = {"max_length": 8, "use_cache": True, "method": method}
     options |= {"num_results": 1, "scored": False}
     if method == "beam":
-        options.update(beam_size=3, length_penalty=0.6)
+        options.update(beam_size=3, length_penalty=0.6, coverage_penalty=0.0)
     for prompt, shared in (
         ([[3, 4, 5, 6, 7], [5, 6, 7, 0, 0], [8, 8, 8, 8, 0]], 3),
         ([[3, 4, 2, 6, 7], [5, 6, 7, 2, 0]], 2),  # with the end

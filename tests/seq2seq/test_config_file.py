@@ -165,11 +165,14 @@ def test_the_documentation_lists_every_setting_with_what_it_is():
         assert told.get(setting.name) == setting.help
 
 
-def test_the_file_of_the_documentation_is_one(tmp_path):
-    (text,) = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+def test_the_files_of_the_documentation_are_some(tmp_path):
     path = tmp_path / "train.yaml"
-    path.write_text(text)
-    values = dict(read_config(path).values)
+    found = []
+    for text in re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL):
+        path.write_text(text)
+        found.append(dict(read_config(path).values))
+    assert [one["target_language"] for one in found[0]["corpora"]] == ["de", "fr"]
+    values = found[-1]
     assert {"task", "source", "preset", "position", "batch_tokens"} <= set(values)
     model = {one.name: values[one.name] for one in MODEL if one.name in values}
     assert model_values("transformer", values["preset"], {}, model)["num_heads"] == 4

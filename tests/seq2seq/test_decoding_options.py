@@ -12,6 +12,8 @@ from heed.seq2seq import translate as translate_module
         ({"beam_size": 0}, "`beam_size` must be an integer >= 1"),
         ({"beam_size": 2.5}, "`beam_size` must be an integer"),
         ({"length_penalty": -1}, "`length_penalty` must be a finite number"),
+        ({"coverage_penalty": -1, "beam_size": 2}, "`coverage_penalty` must be a finite number"),
+        ({"coverage_penalty": 1}, "`coverage_penalty` is for a search: give a `beam_size` of 2"),
         ({"temperature": 0}, "`temperature` must be a finite number > 0"),
         ({"temperature": float("nan")}, "`temperature` must be a finite number"),
         ({"temperature": 1, "top_k": 0}, "`top_k` must be an integer >= 1"),
@@ -42,7 +44,12 @@ def test_what_reaches_generate():
         "method": "beam",
         "beam_size": 3,
         "length_penalty": 1.0,
+        "coverage_penalty": 0.0,
     }
+    assert (
+        DecodingOptions(beam_size=2, coverage_penalty=0.2).arguments(0, 9)["coverage_penalty"]
+        == 0.2
+    )
     drawn = DecodingOptions(temperature=0.5, top_k=4, top_p=0.9, seed=7)
     assert drawn.arguments(2, 9) == {
         "max_length": 9,
@@ -76,3 +83,20 @@ def test_a_translator_translates_as_it_is_told(finished_run, monkeypatch):
     short = Translator(finished_run, options=DecodingOptions(max_length=1))
     short(lines)
     assert asked[-1] == {"max_length": 1, "weights": "float32"}
+
+
+def test_a_coverage_penalty_needs_attention_and_the_graph(finished_run, monkeypatch):
+    options = DecodingOptions(beam_size=2, coverage_penalty=1.0, weights="int8")
+    with pytest.raises(TaskError, match=r"`weights` must be 'float32' .* a coverage penalty needs"):
+        Translator(finished_run, options=options)
+    real = translate_module.trained_model
+
+    def without_attention(*args):
+        model, step = real(*args)
+        model.aligns = False
+        return model, step
+
+    monkeypatch.setattr(translate_module, "trained_model", without_attention)
+    options = DecodingOptions(beam_size=2, coverage_penalty=1.0)
+    with pytest.raises(TaskError, match=r"`coverage_penalty` must be 0 for .* no attention to its"):
+        Translator(finished_run, options=options)

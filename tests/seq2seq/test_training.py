@@ -285,7 +285,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, monkeypatch, finish
     place = data.index(b"PK\x01\x02")  # of the zip's directory: needs a zip of version 64.0
     newest.write_bytes(data[: place + 6] + b"\xff" + data[place + 7 :])
     with pytest.warns(UserWarning, match=rf"{newest} is damaged: .*; {older.name} takes its place"):
-        assert trained_model(run)[1] == 3
+        assert trained_model(run)[1] == {"step": 3}
     train(run, progress=True)
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
     said = f"{newest} is damaged: zip file version 25.5; {older.name} takes its place"
@@ -326,7 +326,7 @@ def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run):
         ]
 
     def loads():
-        assert trained_model(finished_run)[1] == 12
+        assert trained_model(finished_run)[1] == {"step": 12}
 
     def trains():
         train(tiny.start(tmp_path / "run"), progress=False)

@@ -14,6 +14,7 @@ from heed.seq2seq.startup import start_tensorflow
 _OPTIONS = (
     ("beam_size", int, "search with so many hypotheses (1: take the likeliest token in each step)"),
     ("length_penalty", float, "of a search: higher favours longer translations (0.6)"),
+    ("coverage_penalty", float, "of a search: higher favours what looks at all of the line (0)"),
     ("temperature", float, "draw tokens; below 1 sharpens, above 1 flattens"),
     ("top_k", int, "draw among so many likeliest tokens"),
     ("top_p", float, "draw among the likeliest tokens that hold this share"),

@@ -10,6 +10,7 @@ from heed.cli.arguments import Parser
 from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
 from heed.cli.streams import say
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.scoring import load_sacrebleu
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -21,6 +22,14 @@ def add_evaluate(parser: Parser) -> None:
     parser.add_argument("--target", type=Path, help="their translations")
     parser.add_argument("--language", help="which of the run's languages they are in")
     parser.add_argument("--compare", type=Path, metavar="RUN2", help="judge this run too")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="write a page: figures, worst and best sentences (RUN/report.html)",
+    )
     add_decoding_options(parser)
 
 
@@ -34,15 +43,31 @@ def run_evaluate(parsed: argparse.Namespace) -> None:
         raise TaskError(f"{name} goes with --source: both say what to judge by")
     if parsed.compare is not None:
         seq2seq.RunFolder.open(parsed.compare)  # before the first one takes its time
+    report = _report_path(parsed)
     translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
     evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
     for line in evaluation.report():
         say(line)
-    path = translator.run.write_json("evaluation.json", evaluation.to_dict())
-    say(f"all figures: {path}")
-    if parsed.compare is None:
-        return
-    other = seq2seq.evaluate(open_translator(parsed.compare, options), corpus, parsed.language)
-    say(f"{parsed.run} and {parsed.compare}:")
-    for one in seq2seq.compare(evaluation, other):
-        say(f"  {one}")
+    say(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
+    compared = None
+    if parsed.compare is not None:
+        other = seq2seq.evaluate(open_translator(parsed.compare, options), corpus, parsed.language)
+        compared = seq2seq.Compared(str(parsed.compare), other, seq2seq.compare(evaluation, other))
+        say(f"{parsed.run} and {parsed.compare}:")
+        for one in compared.comparisons:
+            say(f"  {one}")
+    if report is not None:
+        say(f"report: {seq2seq.write_report(report, translator, evaluation, compared)}")
+
+
+def _report_path(parsed: argparse.Namespace) -> Path | None:
+    """Where the report goes, checked before the judging takes its time."""
+    if parsed.report is None:
+        return None
+    load_sacrebleu("--report")
+    if parsed.report is True:  # the option without a value
+        return parsed.run / "report.html"
+    path = parsed.report
+    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
+        raise TaskError(f"--report must be an .html file in an existing folder, not {path}")
+    return path

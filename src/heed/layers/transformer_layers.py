@@ -452,6 +452,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         rows = ops.shape(cached["key"])[0]
         merged = ops.reshape(query, (rows, -1, query.shape[-1]))
         change, *scores, _ = self.encoded_attention(merged, None, cache=cached, **arguments)
+        scores = [_of_each_beam(x, ops.shape(query)[1]) for x in scores]
         return ops.reshape(change, ops.shape(query)), *scores
 
     def compute_output_shape(
@@ -459,3 +460,10 @@ class TransformerDecoderLayer(_TransformerLayer):
     ) -> tuple[int | None, ...]:
         """The shape of the output for inputs of this shape."""
         return tuple(inputs_shape)
+
+
+def _of_each_beam(scores: Any, length: Any) -> Any:
+    """(B', N, r T, S), of r sequences of T queries one after the other, to (r B', N, T, S)."""
+    _, heads, _, keys = ops.shape(scores)
+    by_query = ops.reshape(ops.transpose(scores, (0, 2, 1, 3)), (-1, length, heads, keys))
+    return ops.transpose(by_query, (0, 2, 1, 3))

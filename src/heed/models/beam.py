@@ -16,11 +16,17 @@ from heed.models.incremental_decoder import (
 )
 
 _NONE = -1e30
+_LEAST = 1e-9  # of coverage: what is not looked at at all still has a logarithm
 
 
 def penalty(length: Any, alpha: float) -> Any:
     """((5 + length) / 6)**alpha: divides the log probability of `length` tokens."""
     return ((5.0 + length) / 6.0) ** alpha
+
+
+def coverage_score(coverage: Any, beta: float) -> Any:
+    """`beta * sum_i log(min(sum_j p_ij, 1))` of a coverage (..., S): is added to the score; 0 at most."""
+    return beta * ops.sum(ops.log(ops.clip(coverage, _LEAST, 1.0)), axis=-1)
 
 
 def _pick(sequences: Any, indices: Any) -> Any:
@@ -34,17 +40,18 @@ def beam_search(
     length_penalty: float,
     prompt: Any = None,
     results: int = 1,
+    coverage_penalty: float = 0.0,
 ) -> tuple[Any, Any]:
     """The best sequences of each row among those that a beam of hypotheses meets.
 
     In each step the open hypotheses of a row grow by every token. An extension that ends, and
-    ranks among the best `beams`, is kept as finished with its score divided by `penalty`; the
-    best `beams` others stay open. A row is done when no open hypothesis can still get a higher
-    score than the worst of the `results` best finished ones; so the first of several results is
-    what a search for one finds. It is not enough that there are `beams` finished ones: a sure
-    model ranks many an early end second, long before its true one. A row that is done does
-    not change any more, so rows do not depend on their neighbours. One beam is greedy decoding
-    and done at its first end; a beam as wide as the number of sequences is an exhaustive search.
+    ranks among the best `beams`, is kept as finished with its score divided by `penalty`, and
+    `coverage_score` added to that; the best `beams` others stay open. A row is done when no open
+    hypothesis can still get a higher score than the worst of the `results` best finished ones; so
+    the first of several results is what a search for one finds. It is not enough that there are
+    `beams` finished ones: a sure model ranks many an early end second, long before its true one.
+    A row that is done does not change any more, so rows do not depend on their neighbours. One beam
+    is greedy decoding and done at its first end; a beam as wide as the number of sequences is an exhaustive search.
 
     Args:
         decoder: Runs the model, `beams` rows for each source.
@@ -54,13 +61,16 @@ def beam_search(
         prompt: (B, length) int32, what each row begins with, then padding; or None. Neither its
             probability nor its length counts.
         results: N, how many sequences to give, at most K.
+        coverage_penalty: Factor beta of the coverage, at least 0; unless it is 0 the decoder must keep the coverage.
+            What was given to begin with covers too. A place that was not looked at counts as one that had 1e-9.
 
     Returns:
         Tokens (B, N, length) int32, padded after the end, and scores (B, N): the best finished hypotheses, then where a
         row has fewer the best open ones, which are cut; then, where it has none of these either, padding and -inf.
 
     Source:
-        Wu et al. 2016 (GNMT), section 7, equation 14, without coverage.
+        Wu et al. 2016 (GNMT), section 7, equation 14. As there, the penalties compare sequences that have ended (or are
+        cut), not those that grow.
     """
     config = decoder.config
     batch, length = decoder.batch_size, decoder.length
@@ -71,6 +81,9 @@ def beam_search(
         given_length = ops.sum(ops.cast(prompt != config.pad_id, "float32"), axis=1, keepdims=True)
     full = penalty(float(length) - given_length, length_penalty)
     first_row = ops.expand_dims(ops.arange(batch, dtype="int32") * beams, 1)
+
+    def covered(state: DecodingState) -> Any:
+        return ops.reshape(coverage_score(state.coverage, coverage_penalty), (-1, beams))
 
     def unfinished(state: DecodingState, done: Any, *rest: Any) -> Any:
         return ops.logical_and(state.index < length, ops.logical_not(ops.all(done)))
@@ -104,6 +117,8 @@ def beam_search(
         ending = ops.logical_and(real, ops.logical_not(ops.expand_dims(done, 1)))[:, :beams]
         count = ops.maximum(ops.cast(index, "float32") + 1.0 - given_length, 0.0)
         new = totals / penalty(count, length_penalty)
+        if coverage_penalty:
+            new += ops.take_along_axis(covered(state), parents, axis=1)
         new = ops.where(ending, new[:, :beams], _NONE)
         finished_scores, chosen = ops.top_k(ops.concatenate([finished_scores, new], axis=1), beams)
         finished = _pick(ops.concatenate([finished, grown[:, :beams]], axis=1), chosen)
@@ -143,11 +158,15 @@ def beam_search(
     )
     result = ops.while_loop(unfinished, step, start)
     open_scores, open_sequences, finished_scores, finished = result[3:]
+    open_scores = open_scores / full
+    if coverage_penalty:  # it may change their order
+        open_scores, order = ops.top_k(open_scores + covered(result[0]), beams)
+        open_sequences = _pick(open_sequences, order)
     # The open ones follow those that have ended.
     ended = ops.sum(ops.cast(finished_scores > _NONE / 2, "int32"), axis=1, keepdims=True)
     place = ops.arange(results, dtype="int32")
     chosen = ops.where(place < ended, place, beams + place - ended)
-    scores = ops.concatenate([finished_scores, open_scores / full], axis=1)
+    scores = ops.concatenate([finished_scores, open_scores], axis=1)
     scores = ops.take_along_axis(scores, chosen, axis=1)
     found = _pick(ops.concatenate([finished, open_sequences], axis=1), chosen)
     real = scores > _NONE / 2

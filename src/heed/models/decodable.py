@@ -83,6 +83,37 @@ class Decodable(Protocol):
         ...
 
 
+class Aligning(Decodable, Protocol):
+    """A `Decodable` model that can say where it looked, as `generate` asks for a `coverage_penalty`.
+
+    Its alignment is what attention gives each of the S places of the source in the step that writes a token: of a
+    Transformer the mean of the heads of the last decoder layer but one, of a recurrent translator its only attention.
+
+    Attributes:
+        aligns: whether it can, because it has attention.
+    """
+
+    aligns: bool
+
+    def make_coverage(self, memory: Any) -> Any:
+        """The coverage before the first token, (B, S) float32: 0, and 1 of padding, which needs none.
+
+        Args:
+            memory: what `encode_source` returned.
+        """
+        ...
+
+    def decode_step(
+        self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
+    ) -> tuple[Any, ...]:
+        """As in `Decodable`; with `return_alignment=True` the alignment (rows, T, S) float32 follows the state."""
+        ...
+
+    def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
+        """As in `Decodable`; with `return_alignment=True` the pair of the scores and the alignment (rows, T, S)."""
+        ...
+
+
 def lacking(model: Any) -> list[str]:
     """The names that a model would have to have to be `Decodable`, and has not."""
     methods = (name for name in vars(Decodable) if not name.startswith("_"))

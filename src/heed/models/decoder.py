@@ -105,7 +105,8 @@ class TransformerDecoder(Stack):
     ) -> tuple[Any, dict[str, list[Any]], list[Any] | None]:
         """What the output layer reads, (B, T, D), with the scores and the new caches.
 
-        The arguments are those of a call. The lists of scores are empty unless asked for.
+        The arguments are those of a call. The lists of scores are empty unless asked for; of "alignment" those of one
+        cross-attention are there alone.
         """
         aligning = return_attention_scores == "alignment"
         if aligning and not self.cross_attention:
@@ -124,7 +125,7 @@ class TransformerDecoder(Stack):
         for index, block in enumerate(self.blocks):
             wanted: bool | str = return_attention_scores
             if aligning:
-                wanted = "cross" if index == max(0, len(self.blocks) - 2) else False
+                wanted = "cross" if index == self.alignment_layer else False
             result = block(
                 x,
                 encoded,
@@ -145,9 +146,25 @@ class TransformerDecoder(Stack):
             x = self.final_norm(x)
         return x, scores, new_caches
 
+    @property
+    def alignment_layer(self) -> int:
+        """The layer whose cross-attention aligns best: the last but one, or the only one.
+
+        Source:
+            Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019),
+            section 4.1, who take the mean of its heads.
+        """
+        return max(0, len(self.blocks) - 2)
+
     def next_logits(
-        self, tokens: Any, index: Any, state: Any, cross: Any = None, source_mask: Any = None
-    ) -> tuple[Any, Any]:
+        self,
+        tokens: Any,
+        index: Any,
+        state: Any,
+        cross: Any = None,
+        source_mask: Any = None,
+        return_alignment: bool = False,
+    ) -> tuple[Any, ...]:
         """One step of decoding.
 
         Args:
@@ -156,18 +173,26 @@ class TransformerDecoder(Stack):
             state: The entries "self" of caches, one for each layer.
             cross: Their entries "cross", where there is cross-attention.
             source_mask: As in a call.
+            return_alignment: Whether to return the alignment too.
 
         Returns:
-            Scores of the token after the last one, (B, target_vocabulary_size) float32, and the new state.
+            Scores of the token after the last one, (B, target_vocabulary_size) float32, and the new state; with
+            `return_alignment=True` the alignment (B, T, S) float32 after them.
         """
         caches: Any = [{"self": own} for own in state]
         for cache, encoded in zip(caches, cross or (), strict=False):
             cache["cross"] = encoded
-        hidden, _, new = self.hidden(
-            tokens, source_mask=source_mask, caches=caches, cache_index=index, training=False
+        hidden, scores, new = self.hidden(
+            tokens,
+            source_mask=source_mask,
+            caches=caches,
+            cache_index=index,
+            training=False,
+            return_attention_scores="alignment" if return_alignment else False,
         )
         logits = ops.squeeze(self.logits(ops.expand_dims(hidden[:, -1], 1)), axis=1)
-        return logits, [cache["self"] for cache in new or ()]
+        found = logits, [cache["self"] for cache in new or ()]
+        return (*found, _mean_of_heads(scores["cross"][0])) if return_alignment else found
 
     def logits(self, hidden: Any) -> Any:
         """Scores of each token, (B, T, D) to (B, T, target_vocabulary_size), float32."""
@@ -193,9 +218,14 @@ class TransformerDecoder(Stack):
         )
         scores: Any = found if return_attention_scores else None
         if return_attention_scores == "alignment":
-            scores = ops.mean(ops.cast(found["cross"][0], "float32"), axis=1)
+            scores = _mean_of_heads(found["cross"][0])
         return together(self.logits(hidden), scores, caches)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""
         return {**super().get_config(), "cross_attention": self.cross_attention}
+
+
+def _mean_of_heads(scores: Any) -> Any:
+    """(B, N, T, S) to (B, T, S) float32."""
+    return ops.mean(ops.cast(scores, "float32"), axis=1)

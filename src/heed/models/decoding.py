@@ -20,7 +20,7 @@ from heed.ops.dispatch import Dispatch
 # The options of each method, beside those that all have.
 _OPTIONS = {
     "greedy": (),
-    "beam": ("beam_size", "length_penalty"),
+    "beam": ("beam_size", "length_penalty", "coverage_penalty"),
     "sample": ("temperature", "top_k", "top_p"),
 }
 METHODS = tuple(_OPTIONS)
@@ -36,6 +36,7 @@ def generate(
     method: str = "greedy",
     beam_size: int = 4,
     length_penalty: float = 0.6,
+    coverage_penalty: float = 0.0,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -49,8 +50,9 @@ def generate(
 
     greedy: `y_t = argmax p(y | y_<t, source)`.
     sample: `y_t ~ p(y | y_<t, source)`, sharpened by `temperature` and cut by `top_k` and `top_p`.
-    beam: the `y` with the highest `log p(y | source) / ((5 + |y|) / 6)**length_penalty` that a
-    beam search meets.
+    beam: the `y` with the highest `log p(y | source) / ((5 + |y|) / 6)**length_penalty + coverage_penalty * sum_i
+    log(min(sum_j p_ij, 1))` that a beam search meets, where `p_ij` is how much the model looked at place i of the
+    source, padding aside, when it wrote token j.
 
     The loop is one native op, the decoder engine, where that takes the model and the options, which `explain_generate`
     tells; its tokens are those of the graph, but where two are as likely but for rounding.
@@ -77,6 +79,10 @@ def generate(
         beam_size: For "beam": number of hypotheses kept for each row, a positive integer.
         length_penalty: For "beam": exponent of the penalty, at least 0. Higher favours longer
             targets.
+        coverage_penalty: For "beam": factor of the coverage, at least 0. Higher favours targets whose writing looked at
+            all of the source. `p` is the cross-attention of the last decoder layer but one (or of the only one), the
+            mean of its heads; of a recurrent model its only attention; of an ensemble the mean of its models'. The
+            graph decodes then: the engine never builds attention weights.
         temperature: For "sample": positive number; below 1 sharpens, above 1 flattens.
         top_k: For "sample": draw among this many most likely tokens only. A positive integer, or
             None.
@@ -105,10 +111,11 @@ def generate(
 
     Raises:
         TypeError: If `model` is none that can decode.
-        ValueError: If an argument is out of its range, or the model refuses the source.
+        ValueError: If an argument is out of its range, the model refuses the source, or there is a coverage penalty and
+            no attention to a source.
 
     Source:
-        Wu et al. 2016 (length penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 (top p).
+        Wu et al. 2016 (length and coverage penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 (top p).
 
     Example:
         >>> import numpy as np
@@ -132,6 +139,7 @@ def generate(
         "method": method,
         "beam_size": check_integer("beam_size", beam_size, least=1),
         "length_penalty": check_real("length_penalty", length_penalty, least=0),
+        "coverage_penalty": check_real("coverage_penalty", coverage_penalty, least=0),
         "temperature": check_real("temperature", temperature, least=0, exclusive=True),
         "top_k": check_integer("top_k", top_k, least=1, optional=True),
         "top_p": check_real("top_p", top_p, least=0, exclusive=True, optional=True),
@@ -153,6 +161,11 @@ def generate(
         raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={top_p!r}")
     if options["num_results"] > 1 and method != "sample":
         _check_results(options)
+    if options["coverage_penalty"] and method == "beam" and not getattr(model, "aligns", False):
+        raise ValueError(
+            "`coverage_penalty` must be 0 where no attention to a source says what is covered. "
+            f"Received: coverage_penalty={coverage_penalty}"
+        )
     config = model.config
     if config.longest_target is not None and options["max_length"] > config.longest_target:
         raise ValueError(
@@ -173,7 +186,8 @@ def generate(
         shape = (ops.shape(first)[0] * options["num_results"], options["max_length"])
         inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
     if method == "greedy" and return_scores:  # one beam finds the same, and knows its score
-        options |= {"method": "beam", "beam_size": 1, "length_penalty": 0.0}
+        alone = {"beam_size": 1, "length_penalty": 0.0, "coverage_penalty": 0.0}
+        options |= {"method": "beam", **alone}
     names = (*_SHARED, *_OPTIONS[options["method"]])
     reasons = engine.unsupported_reasons(model, options)
     if reasons and weights != "float32":
@@ -242,13 +256,18 @@ def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
 
 
 def explain_generate(
-    model: Decodable, *, method: str = "greedy", beam_size: int = 4, use_cache: bool = True
+    model: Decodable,
+    *,
+    method: str = "greedy",
+    beam_size: int = 4,
+    coverage_penalty: float = 0.0,
+    use_cache: bool = True,
 ) -> Dispatch:
     """Says how `generate` would decode, and why: by the engine, one native op for the whole loop, or in the graph.
 
     Args:
         model: As for `generate`.
-        method, beam_size, use_cache: As for `generate`.
+        method, beam_size, coverage_penalty, use_cache: As for `generate`.
 
     Returns: an object with `.implementation` ("engine" or "graph") and `.reasons`; print it.
 
@@ -264,7 +283,12 @@ def explain_generate(
     _check_model(model)
     if not model.built:
         model.build()
-    options = {"method": method, "beam_size": beam_size, "use_cache": use_cache}
+    options = {
+        "method": method,
+        "beam_size": beam_size,
+        "coverage_penalty": coverage_penalty,
+        "use_cache": use_cache,
+    }
     reasons = engine.unsupported_reasons(model, options)
     if reasons:
         return Dispatch("graph", tuple(reasons))
@@ -285,9 +309,11 @@ def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -
         options["max_length"],
         beams=rows,
         use_cache=options["use_cache"],
+        covers=bool(options.get("coverage_penalty")),
     )
     if method == "beam":
-        return beam_search(decoder, rows, options["length_penalty"], prompt, results)
+        penalties = {name: options[name] for name in ("length_penalty", "coverage_penalty")}
+        return beam_search(decoder, rows, prompt=prompt, results=results, **penalties)
 
     def choose_by_chance(logits: Any, index: Any) -> Any:
         uniform = column(inputs["uniform"], index)

@@ -82,6 +82,8 @@ def _of_call(options: dict[str, Any]) -> Iterator[str]:
         yield "somebody looks at each attention"
     if options["method"] == "beam" and options["beam_size"] > MOST_BEAMS:
         yield f"a beam of {options['beam_size']} is wider than the {MOST_BEAMS} that the engine takes"
+    if options["method"] == "beam" and options["coverage_penalty"]:
+        yield "a coverage penalty needs attention weights, which the engine never builds"
     if not options["use_cache"]:
         yield "without a cache each step is a run of the whole decoder"
 

@@ -104,16 +104,36 @@ class Ensemble:
             for model, own in zip(self.models, memory, strict=True)
         ]
 
-    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any) -> tuple[Any, Any]:
-        """Reads tokens, see `Decodable`."""
+    def decode_step(
+        self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
+    ) -> tuple[Any, ...]:
+        """Reads tokens, see `Decodable`; the alignment is the mean of theirs, see `Aligning`."""
+        wanted = {"return_alignment": True} if return_alignment else {}
         parts = zip(self.models, state, memory, strict=True)
-        steps = [model.decode_step(tokens, index, own, known) for model, own, known in parts]
-        return _mean([logits for logits, _ in steps]), [state for _, state in steps]
+        steps = [
+            model.decode_step(tokens, index, own, known, **wanted) for model, own, known in parts
+        ]
+        logits, states, *alignments = map(list, zip(*steps, strict=True))
+        return _mean(logits), states, *(sum(x) / len(x) for x in alignments)
 
-    def decode_all(self, tokens: Any, memory: Any) -> Any:
-        """Scores for the token after each, see `Decodable`."""
+    def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
+        """Scores for the token after each, see `Decodable`; the alignment is the mean of theirs, see `Aligning`."""
+        wanted = {"return_alignment": True} if return_alignment else {}
         parts = zip(self.models, memory, strict=True)
-        return _mean([model.decode_all(tokens, known) for model, known in parts])
+        found = [model.decode_all(tokens, known, **wanted) for model, known in parts]
+        if not return_alignment:
+            return _mean(found)
+        return _mean([logits for logits, _ in found]), sum(x for _, x in found) / len(found)
+
+    @property
+    def aligns(self) -> bool:
+        """Whether all of them attend to their source, see `Aligning`."""
+        return all(getattr(model, "aligns", False) for model in self.models)
+
+    def make_coverage(self, memory: Any) -> Any:
+        """The coverage of nothing written, see `Aligning`."""
+        first: Any = self.models[0]
+        return first.make_coverage(memory[0])
 
 
 def _mean(logits: Sequence[Any]) -> Any:

@@ -31,7 +31,7 @@ class RecurrentDecoder(keras.layers.Layer):
     Either way `tanh(W [s_t; context_t] + b)` is what the output layer reads.
 
     What is known before a token, its state, is a dictionary: "cells", for each layer the list of its states (rows, D);
-    and where attention is part of the recurrence "context" (rows, D) and, if they are needed, "weights" (rows, S).
+    and where attention is part of the recurrence "context" (rows, D) and, for "location", "weights" (rows, S).
 
     Args:
         config: Sizes and choices.
@@ -113,12 +113,12 @@ class RecurrentDecoder(keras.layers.Layer):
             memory |= {"mask": mask, "cache": self.attention.project_cache(encoded)}
         return memory
 
-    def first_state(self, memory: dict[str, Any], with_weights: bool = False) -> dict[str, Any]:
+    def first_state(self, memory: dict[str, Any]) -> dict[str, Any]:
         """The state before the first token of each source."""
         state = {"cells": memory["start"]}
         if self.config.attends_inside:
             state["context"] = ops.zeros_like(memory["start"][-1][0])
-            if with_weights or self.config.attention == "location":
+            if self.config.attention == "location":
                 state["weights"] = ops.zeros_like(memory["mask"], dtype=self.compute_dtype)
         return state
 
@@ -146,6 +146,11 @@ class RecurrentDecoder(keras.layers.Layer):
             new = self._step(state, x, memory, several)
             return new, new
 
+        known = tuple(state)
+        if with_weights and self.config.attends_inside and "weights" not in state:
+            # Keras' scan gives back for each step what it carries, and nothing else.
+            shape = (ops.shape(target)[0], ops.shape(memory["mask"])[1])
+            state = {**state, "weights": ops.zeros(shape, dtype=self.compute_dtype)}
         x = self.drop(self.tokens(target), training=training)
         if x.shape[1] == 1:
             state, _ = step(state, x[:, 0])
@@ -159,6 +164,7 @@ class RecurrentDecoder(keras.layers.Layer):
         elif self.attention is not None:
             context, weights = self._ask(read, memory, with_weights, True)
             read = ops.concatenate([read, context], axis=-1)
+        state = {name: state[name] for name in known}
         return self.drop(self.readout(read), training=training), weights, state
 
     def logits(self, hidden: Any) -> Any:
@@ -179,7 +185,7 @@ class RecurrentDecoder(keras.layers.Layer):
                 "`return_attention_scores` needs attention. "
                 f"Received: config.attention={self.config.attention!r}"
             )
-        state = self.first_state(memory, return_attention_scores)
+        state = self.first_state(memory)
         hidden, weights, _ = self.hidden(target, state, memory, training, return_attention_scores)
         return together(self.logits(hidden), weights if return_attention_scores else None)
 

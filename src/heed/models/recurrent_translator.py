@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from keras import ops
 
 from heed.models._model import ConfiguredModel, check_token_source, check_translation
 from heed.models.config import RecurrentTranslatorConfig
@@ -99,11 +100,28 @@ class RecurrentTranslator(ConfiguredModel):
         """The states before the first token."""
         return repeated(self.decoder.first_state(memory), rows)
 
-    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any) -> tuple[Any, Any]:
-        """Reads tokens, see `Decodable`."""
-        hidden, _, state = self.decoder.hidden(tokens, state, memory, several=True)
-        return self.decoder.logits(hidden[:, -1:])[:, 0], state
+    def decode_step(
+        self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
+    ) -> tuple[Any, ...]:
+        """Reads tokens, see `Decodable` and `Aligning`."""
+        hidden, weights, state = self.decoder.hidden(
+            tokens, state, memory, with_weights=return_alignment, several=True
+        )
+        found = self.decoder.logits(hidden[:, -1:])[:, 0], state
+        return (*found, ops.cast(weights, "float32")) if return_alignment else found
 
-    def decode_all(self, tokens: Any, memory: Any) -> Any:
-        """Scores for the token after each, see `Decodable`."""
-        return self.decoder(tokens, memory, training=False)
+    def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
+        """Scores for the token after each, see `Decodable` and `Aligning`."""
+        found = self.decoder(
+            tokens, memory, return_attention_scores=return_alignment, training=False
+        )
+        return (found[0], ops.cast(found[1], "float32")) if return_alignment else found
+
+    @property
+    def aligns(self) -> bool:
+        """Whether there is attention, see `Aligning`."""
+        return self.decoder.attention is not None
+
+    def make_coverage(self, memory: Any) -> Any:
+        """The coverage of nothing written, see `Aligning`."""
+        return 1.0 - ops.cast(memory["mask"], "float32")

@@ -194,13 +194,31 @@ class Transformer(ConfiguredModel):
         """The keys and values of no tokens."""
         return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
 
-    def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any) -> tuple[Any, Any]:
-        """Reads tokens, see `Decodable`."""
-        return self.decoder.next_logits(tokens, index, state, memory["cross"], memory.get("mask"))
+    def decode_step(
+        self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
+    ) -> tuple[Any, ...]:
+        """Reads tokens, see `Decodable` and `Aligning`."""
+        return self.decoder.next_logits(
+            tokens, index, state, memory["cross"], memory.get("mask"), return_alignment
+        )
 
-    def decode_all(self, tokens: Any, memory: Any) -> Any:
-        """Scores for the token after each, see `Decodable`."""
-        return self.decode(tokens, memory["encoded"], memory.get("mask"), training=False)
+    def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
+        """Scores for the token after each, see `Decodable` and `Aligning`."""
+        return self.decode(
+            tokens,
+            memory["encoded"],
+            memory.get("mask"),
+            training=False,
+            return_attention_scores="alignment" if return_alignment else False,
+        )
+
+    aligns = True
+
+    def make_coverage(self, memory: Any) -> Any:
+        """The coverage of nothing written, see `Aligning`."""
+        if "mask" in memory:
+            return 1.0 - ops.cast(memory["mask"], "float32")
+        return ops.zeros(ops.shape(memory["encoded"])[:2], dtype="float32")
 
     def call(
         self, inputs: Any, training: bool | None = None, return_attention_scores: bool | str = False

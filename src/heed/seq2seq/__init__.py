@@ -6,7 +6,8 @@
 - `RunFolder`, `TrainingOptions`: what a run is, and how it is trained.
 - `Translator`, `evaluate`: use a trained run, and judge it on what it never saw; `DecodingOptions`: how it chooses; a
   `Translation` is one of those that it finds, with its `Alignment`.
-- `Corpus`: files of parallel text; `compare`: whether one run is better than another.
+- `Corpus`: files of parallel text; `compare`: whether one run is better than another; `write_report`: a
+  page of an evaluation, and of a second run if there is one, `Compared`.
 - `attention_of`: where it looked, as weights, a picture and a page.
 - `run_demo`: all of it on numbers.
 - `TaskError`: the error that a person can put right.
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from heed.seq2seq.decoding_options import DecodingOptions
     from heed.seq2seq.demo import run_demo
     from heed.seq2seq.errors import TaskError
-    from heed.seq2seq.evaluation import Evaluation, evaluate
+    from heed.seq2seq.evaluation import Evaluation, evaluate, write_evaluation
     from heed.seq2seq.extension import extended
     from heed.seq2seq.numbers_task import NumbersTask
     from heed.seq2seq.options import TrainingOptions
+    from heed.seq2seq.report import Compared, write_report
     from heed.seq2seq.run_folder import RunFolder
     from heed.seq2seq.start import start_run
     from heed.seq2seq.task import Task
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alignment",
+    "Compared",
     "Comparison",
     "ConfigFile",
     "Corpus",
@@ -67,6 +70,8 @@ __all__ = [
     "run_demo",
     "start_run",
     "train",
+    "write_evaluation",
+    "write_report",
 ]
 
 _MODULES = {
@@ -79,10 +84,11 @@ _MODULES = {
     "decoding_options": ("DecodingOptions",),
     "demo": ("run_demo",),
     "errors": ("TaskError",),
-    "evaluation": ("Evaluation", "evaluate"),
+    "evaluation": ("Evaluation", "evaluate", "write_evaluation"),
     "extension": ("extended",),
     "numbers_task": ("NumbersTask",),
     "options": ("TrainingOptions",),
+    "report": ("Compared", "write_report"),
     "run_folder": ("RunFolder",),
     "start": ("start_run",),
     "task": ("Task",),

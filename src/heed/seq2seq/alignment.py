@@ -71,7 +71,7 @@ def align(
     Raises:
         TaskError: if the model has no attention.
     """
-    if getattr(model.config, "attention", None) == "none":
+    if not model.aligns:
         raise TaskError("the run's model has no attention that could say which words it looked at")
     made: list[Alignment] = []
     for at in range(0, len(sources), _BATCH):
@@ -91,9 +91,8 @@ def _before_end(ids: Sequence[int]) -> list[int]:
 def _looked(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
     """(B, T, S): where the model looked when it wrote each token of a target."""
     read = padded([[START_ID, *target] for target in targets])
-    inputs = {"source": padded(sources), "target": read}
-    _, weights = model(inputs, return_attention_scores="alignment")
-    return np.asarray(weights, np.float32)
+    memory = model.encode_source(model.check_source(padded(sources)))
+    return np.asarray(model.decode_all(read, memory, return_alignment=True)[1])
 
 
 def _of_words(

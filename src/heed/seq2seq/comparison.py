@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heed._install import how_to_install
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.evaluation import Evaluation
+from heed.seq2seq.scoring import load_sacrebleu
 
 _SAMPLES = 1_000
 
@@ -48,11 +48,9 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
         Koehn, "Statistical significance tests for machine translation evaluation" (2004), as sacrebleu computes it:
         1,000 samples of the pairs, drawn with a fixed seed.
     """
-    try:
-        import sacrebleu
-        from sacrebleu.significance import PairedTest
-    except ImportError:
-        raise TaskError(f"this needs the sacrebleu library: {how_to_install('demo')}") from None
+    sacrebleu = load_sacrebleu("a comparison")
+    from sacrebleu.significance import PairedTest
+
     pairs = [
         [(answer.source, answer.reference) for answer in one.answers] for one in (first, second)
     ]

@@ -21,6 +21,7 @@ class DecodingOptions:
     Args:
         beam_size: how many hypotheses a beam search keeps, 1 or more; 1 takes the likeliest token in each step.
         length_penalty: of a beam search: the exponent of the penalty, 0 or more. Higher favours longer translations.
+        coverage_penalty: of a beam search: how much is added for having looked at all of the source, 0 or more.
         temperature: draws tokens instead: above 0; below 1 sharpens, above 1 flattens. None does not draw.
         top_k: draws among this many likeliest tokens only, 1 or more; None among all.
         top_p: draws among the fewest likeliest tokens that hold this share, in (0, 1]; None among all.
@@ -45,6 +46,7 @@ class DecodingOptions:
 
     beam_size: int = 1
     length_penalty: float = 0.6
+    coverage_penalty: float = 0.0
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -58,6 +60,7 @@ class DecodingOptions:
         with values_from_people():
             self._check("beam_size", check_integer, least=1)
             self._check("length_penalty", check_real, least=0)
+            self._check("coverage_penalty", check_real, least=0)
             self._check("temperature", check_real, least=0, exclusive=True, optional=True)
             self._check("top_k", check_integer, least=1, optional=True)
             self._check("top_p", check_real, least=0, exclusive=True, optional=True)
@@ -78,6 +81,11 @@ class DecodingOptions:
             raise ValueError(
                 "`temperature` draws, `beam_size` searches: give one of them. "
                 f"Received: temperature={self.temperature}, beam_size={self.beam_size}"
+            )
+        if self.coverage_penalty and self.beam_size == 1:
+            raise ValueError(
+                "`coverage_penalty` is for a search: give a `beam_size` of 2 or more too. "
+                f"Received: coverage_penalty={self.coverage_penalty}"
             )
         if self.temperature is None and self.n_best > self.beam_size:
             raise ValueError(
@@ -114,8 +122,8 @@ class DecodingOptions:
         if self.scores:
             chosen["return_scores"] = True
         if self.method == "beam":
-            beam = {"beam_size": self.beam_size, "length_penalty": self.length_penalty}
-            return chosen | {"method": "beam", **beam}
+            names = ("beam_size", "length_penalty", "coverage_penalty")
+            return chosen | {"method": "beam", **{name: getattr(self, name) for name in names}}
         if self.method == "greedy":
             return chosen
         drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}

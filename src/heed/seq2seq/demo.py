@@ -9,7 +9,7 @@ from typing import Any
 
 from heed.seq2seq import number_words
 from heed.seq2seq.attention import attention_of
-from heed.seq2seq.evaluation import Answer, Evaluation, evaluate
+from heed.seq2seq.evaluation import Answer, Evaluation, evaluate, write_evaluation
 from heed.seq2seq.numbers_task import NumbersTask
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.start import start_run
@@ -69,7 +69,7 @@ def run_demo(
     say(f"trained {trained.steps:,} steps in {trained.seconds:.1f} s")
     translator = Translator(run)
     evaluation = evaluate(translator)
-    run.write_json("evaluation.json", evaluation.to_dict())
+    write_evaluation(translator, evaluation)
     for line in evaluation.report():
         say(line)
     shown = _examples(evaluation)

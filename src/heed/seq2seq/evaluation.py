@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Item, Task
 from heed.seq2seq.translate import Translator
+
+_IN_JSON = ("source", "said", "reference", "group")  # of a wrong answer
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,16 @@ class Answer:
         said: the model's translation.
         reference: the right one.
         group: the language, if the run has several.
+        source_ids: the tokens of the source, as the model read them.
+        said_ids: those that it wrote, then padding.
     """
 
     source: str
     said: str
     reference: str
     group: str
+    source_ids: Sequence[int] = field(default=(), repr=False)
+    said_ids: Sequence[int] = field(default=(), repr=False)
 
     @property
     def right(self) -> bool:
@@ -152,7 +159,9 @@ class Evaluation:
             "seconds": round(self.seconds, 2),
             "groups": {name: group.exact for name, group in self.groups().items()},
             "cut": self.cut,
-            "wrong": [vars(answer) for answer in self.wrong[:100]],
+            "wrong": [
+                {name: getattr(answer, name) for name in _IN_JSON} for answer in self.wrong[:100]
+            ],
         }
         if self.group_scores:
             figures["group_scores"] = dict(self.group_scores)
@@ -198,6 +207,12 @@ def evaluate(
     return replace(found, extra=extra, **scores)
 
 
+def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
+    """Writes the figures, and which weights they are of, to evaluation.json in the run's folder; returns its path."""
+    figures = {"weights": translator.weights, **evaluation.to_dict()}
+    return translator.run.write_json("evaluation.json", figures)
+
+
 def _items_of(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:
     """The pairs of a corpus, and what is wrong with those that cannot be judged."""
     task.check_language(language)
@@ -217,11 +232,12 @@ def _items_of(task: Task, corpus: Corpus, language: str | None) -> tuple[list[It
 
 def _judged(translator: Translator, items: Sequence[Item]) -> Evaluation:
     began = time.monotonic()
-    said = translator.task.decode(translator.decode([item.ids for item in items]))
+    rows = translator.decode([item.ids for item in items])
+    said = translator.task.decode(rows)
     seconds = time.monotonic() - began
     answers = [
-        Answer(item.text, text, item.reference, item.group)
-        for item, text in zip(items, said, strict=True)
+        Answer(item.text, text, item.reference, item.group, item.ids, ids)
+        for item, text, ids in zip(items, said, rows, strict=True)
     ]
     return Evaluation(answers, seconds, cut=sum(item.cut for item in items))
 

@@ -66,7 +66,7 @@ def initial_weights(run: RunFolder, task: Task, name: str, config: Config, seed:
     Raises:
         TaskError: if the other run has no weights yet, or is damaged.
     """
-    old, step = trained_model(run)
+    old, which = trained_model(run)
     new = built(name, config, seed)
     before, now = _vocabularies(run.task()), _vocabularies(task)
     weights = []
@@ -77,7 +77,10 @@ def initial_weights(run: RunFolder, task: Task, name: str, config: Config, seed:
             side, axis = found
             value = _carried(mine.numpy(), value, axis, now[side], before[side])
         weights.append(value)
-    meta = {"step": step, "said": f"began with the weights of {run.path}: {_said(now, before)}"}
+    meta = {
+        "step": which["step"],
+        "said": f"began with the weights of {run.path}: {_said(now, before)}",
+    }
     file = io.BytesIO()
     checkpoint.write(file, {"weight": weights}, meta)
     return file.getvalue()

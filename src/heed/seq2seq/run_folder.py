@@ -10,7 +10,7 @@ model.keras      the same as a model for Keras
 metrics.jsonl    one line of numbers for each few steps
 train.log        what was said
 tensorboard/     the same numbers for TensorBoard
-evaluation.json, attention.png, attention.html
+evaluation.json, report.html, attention.png, attention.html
 """
 
 from __future__ import annotations

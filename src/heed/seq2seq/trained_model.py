@@ -73,7 +73,9 @@ def _seeds_from(seed: int) -> Iterator[None]:
         random.setstate(state)
 
 
-def trained_model(run: RunFolder, say: Callable[[str], object] = warnings.warn) -> tuple[Any, int]:
+def trained_model(
+    run: RunFolder, say: Callable[[str], object] = warnings.warn
+) -> tuple[Any, dict[str, Any]]:
     """The run's model with its final weights, or with those of its newest checkpoint.
 
     Args:
@@ -81,7 +83,8 @@ def trained_model(run: RunFolder, say: Callable[[str], object] = warnings.warn) 
         say: is called with a line for each newer checkpoint that is damaged.
 
     Returns:
-        The model, and after how many steps its weights were taken.
+        The model, and which weights it has: "step", after how many they were taken, and of a mean of checkpoints
+        "averaged", the steps of these.
 
     Raises:
         TaskError: if there are no weights yet, or they are damaged.
@@ -100,7 +103,7 @@ def trained_model(run: RunFolder, say: Callable[[str], object] = warnings.warn) 
             )
         arrays, meta = latest
     assign(model.weights, checkpoint.weights_of(arrays), run)
-    return model, meta["step"]
+    return model, {name: meta[name] for name in ("step", "averaged") if name in meta}
 
 
 def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping[str, Any]) -> None:

@@ -73,17 +73,32 @@ class Translator:
                 raise TaskError(
                     f"{other.path} and {run.path} cannot translate together: their tokens differ"
                 )
-        self.model, self.step = trained_model(run, say)
+        self.model, self.weights = trained_model(run, say)
         self._decoded: Any = self.model
         if others:
             self._decoded = Ensemble([self.model, *(trained_model(x, say)[0] for x in others)])
+        if self.options.coverage_penalty and not self._decoded.aligns:
+            raise TaskError(
+                f"`coverage_penalty` must be 0 for {run.path}, which has no attention to its source. "
+                f"Received: {self.options.coverage_penalty}"
+            )
         if self.options.weights != "float32":
-            found = explain_generate(self._decoded, method=self.options.method)
+            found = explain_generate(
+                self._decoded,
+                method=self.options.method,
+                beam_size=self.options.beam_size,
+                coverage_penalty=self.options.coverage_penalty,
+            )
             if found.implementation != "engine":
                 raise TaskError(
                     f"`weights` must be 'float32' for {run.path}: {'; '.join(found.reasons)}. "
                     f"Received: {self.options.weights!r}"
                 )
+
+    @property
+    def step(self) -> int:
+        """After how many steps of training the run's weights were taken."""
+        return int(self.weights["step"])
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
         """The translation of each line.

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from heed._install import how_to_install
 from heed.models import generate
-from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.scoring import load_sacrebleu
 from heed.seq2seq.task import Task, padded
 from heed.seq2seq.trained_model import assign, new_model
 
@@ -33,13 +32,7 @@ class ValidationScore:
     """
 
     def __init__(self, run: RunFolder, task: Task) -> None:
-        try:
-            import sacrebleu
-        except ImportError:
-            name = run.options.validate_with
-            raise TaskError(
-                f"{name} needs the sacrebleu library: {how_to_install('demo')}"
-            ) from None
+        sacrebleu = load_sacrebleu(run.options.validate_with)
         self._metric = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}[run.options.validate_with]
         self._run, self._task, self._model = run, task, new_model(run)
         pairs = task.validation_texts()

@@ -1,0 +1,40 @@
+"""The sacrebleu library, which scores translations, with one message where it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from heed._install import how_to_install
+from heed.seq2seq.errors import TaskError
+
+
+def load_sacrebleu(what: str) -> Any:
+    """The library.
+
+    Args:
+        what: what needs it, the beginning of a sentence.
+
+    Raises:
+        TaskError: if it is not installed.
+    """
+    try:
+        import sacrebleu
+    except ImportError:
+        raise TaskError(f"{what} needs the sacrebleu library: {how_to_install('demo')}") from None
+    return sacrebleu
+
+
+def sentence_chrf(said: Sequence[str], references: Sequence[str]) -> list[float]:
+    """The chrF of each translation alone, 0 to 100.
+
+    Raises:
+        TaskError: without the sacrebleu library.
+
+    Example:
+        >>> sentence_chrf(["one", ""], ["one", "two"])
+        [100.0, 0.0]
+    """
+    metric = load_sacrebleu("the chrF of a sentence").CHRF()
+    pairs = zip(said, references, strict=True)
+    return [float(metric.sentence_score(one, [right]).score) for one, right in pairs]

@@ -1,0 +1,207 @@
+"""The report of an evaluation: what stands in the page, and when there is none."""
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from heed.seq2seq import (
+    Compared,
+    NumbersTask,
+    TaskError,
+    Translator,
+    evaluate,
+    write_report,
+)
+from heed.seq2seq import report as report_module
+from heed.seq2seq.evaluation import Answer, Evaluation
+from heed.seq2seq.report import marked
+from heed.seq2seq.tokenizer import END_ID
+
+
+def data_of(path):
+    """What the page's script reads."""
+    text = path.read_text(encoding="utf-8")
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1]
+    )
+
+
+def plain(parts):
+    return "".join(text for text, _ in parts)
+
+
+@pytest.fixture(scope="module")
+def translator(finished_run):
+    return Translator(finished_run)
+
+
+def evaluation_of(*said, **figures):
+    """Answers with what is right, each with the tokens of "12 -> ..."; their sources are "0", "1", ..."""
+    answers = [
+        Answer(str(i), text, reference, "en", SOURCE, [6, 7, END_ID])
+        for i, (text, reference) in enumerate(said)
+    ]
+    return Evaluation(answers, seconds=1.0, **figures)
+
+
+SOURCE = NumbersTask(("en", "de")).encode("12", "en")
+PAIRS = (
+    ("one two three", "one two three"),  # right
+    ("one two", "one two three"),
+    ("", "seven"),  # the worst
+    ("nine", "nine"),  # right, and shorter than the other
+    ("one two threes", "one two three"),
+)
+
+
+def test_the_worst_are_wrong_and_the_best_are_the_rest(translator, tmp_path):
+    found = data_of(
+        write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS), sentences=2)
+    )
+    assert [one["source"] for one in found["worst"]] == ["2", "1"]
+    assert [one["source"] for one in found["best"]] == ["0", "3"], "of equals the longer"
+    scores = [one["said"][0]["score"] for one in found["worst"] + found["best"]]
+    assert scores[0] == 0 < scores[1] < scores[2] == scores[3] == 100
+    assert (found["wrong"], sum(all_ for all_, _ in found["bins"][0])) == (3, 5)
+    assert found["bins"][0][-1][1] == 2
+    assert found["bins"][0][0] == [1, 0]
+
+
+def test_no_sentence_is_shown_twice(translator, tmp_path):
+    found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
+    assert [one["source"] for one in found["worst"]] == ["2", "1", "4"]
+    assert [one["source"] for one in found["best"]] == ["0", "3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "beside", "wanted"),
+    [
+        ("a b c", "a b c", [("a b c", False)]),
+        ("a b c", "a x c", [("a ", False), ("b", True), (" c", False)]),
+        ("a b c d", "a d", [("a ", False), ("b c", True), (" d", False)]),
+        ("a  b", "a b", [("a ", False), (" b", False)]),
+        ("hundertzwei", "hundertdrei", [("hundert", False), ("zw", True), ("ei", False)]),
+        ("sixty-two", "six hundred", [("sixty-two", True)]),
+        ("", "x", []),
+        ("x", "", [("x", True)]),
+    ],
+)
+def test_what_the_other_lacks_is_marked(text, beside, wanted):
+    found = marked(text, beside)
+    assert found == wanted
+    assert plain(found) == text
+
+
+def test_figures_signatures_and_notes(translator, tmp_path):
+    figures = {
+        "bleu": 41.25,
+        "chrf": 60.5,
+        "perplexity": 3.456,
+        "signatures": {"BLEU": "nrefs:1|b", "chrF": "nrefs:1|c"},
+        "extra": {"numbers below 1,000": evaluation_of(*PAIRS[:2])},
+        "left_out": ["line 2: empty"],
+        "cut": 1,
+        "given": True,
+    }
+    found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS, **figures)))
+    said = {one["name"]: (one["values"], one["note"]) for one in found["figures"]}
+    assert said == {
+        "right to the letter": (["40.0 %"], "2 of 5"),
+        "BLEU": (["41.2"], "nrefs:1|b"),
+        "chrF": (["60.5"], "nrefs:1|c"),
+        "perplexity": (["3.46"], "of a token of the right answers"),
+        "numbers below 1,000": (["50.0 %"], "1 of 2, training draws on these"),
+    }
+    assert found["about"].startswith("5 pairs that were given, step 12, decoded in 1.0 s")
+    assert found["notes"] == [
+        "Sources that are too long, judged by their beginning: 1",
+        "Pairs that were left out: 1; the first: line 2: empty",
+    ]
+
+
+def test_a_run_and_another(translator, tmp_path):
+    first = evaluation_of(*PAIRS)
+    second = evaluation_of(*[(reference, reference) for _, reference in PAIRS])
+    other = Compared("other", second, ["BLEU 1.0 and 2.0: +1.0 (p = 0.5)"])
+    found = data_of(write_report(tmp_path / "r.html", translator, first, other))
+    assert found["runs"] == [str(translator.run.path), "other"]
+    assert found["figures"][0]["values"] == ["40.0 %", "100.0 %"]
+    assert found["notes"] == other.comparisons
+    worst = found["worst"][0]
+    assert [plain(one["parts"]) for one in worst["said"]] == ["", "seven"]
+    assert [one["score"] for one in worst["said"]] == [0, 100]
+    assert found["bins"][1][-1] == [5, 5]
+    with pytest.raises(TaskError, match="on the same pairs only"):
+        write_report(tmp_path / "x.html", translator, first, Compared("o", evaluation_of(PAIRS[0])))
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_markup_stays_text_and_nothing_is_fetched(translator, tmp_path):
+    nasty = "</script><img src=x onerror=alert(1)>{{style}}\ud800"
+    path = write_report(tmp_path / "r.html", translator, evaluation_of((nasty, "<b>right</b>")))
+    text = path.read_text(encoding="utf-8")
+    assert "<img" not in text
+    assert "<b>" not in text
+    assert plain(data_of(path)["worst"][0]["said"][0]["parts"]) == nasty.replace("\ud800", "?")
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_the_tokens_that_were_written_are_those_that_are_drawn(translator, tmp_path):
+    evaluation = evaluate(translator)
+    found = data_of(write_report(tmp_path / "r.html", translator, evaluation, sentences=3))
+    for one in found["worst"]:
+        (answer,) = [
+            a for a in evaluation.answers if a.source == one["source"] and a.group == one["group"]
+        ]
+        drawing = one["attention"]
+        cross = next(layer for layer in drawing["layers"] if layer["kind"] == "cross")
+        assert drawing["sequences"][cross["keys"]] == [
+            one["group"],
+            *answer.source.replace(",", ""),
+        ]
+        written = drawing["sequences"][cross["rows"]]
+        ids = [i for i in answer.said_ids if i > 0]
+        assert len(written) == len(ids)
+    figures = evaluation.to_dict()
+    assert set(figures["wrong"][0]) == {"source", "said", "reference", "group"}
+
+
+def test_drawings_are_bounded(translator, tmp_path, monkeypatch):
+    whole = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
+    one = len(whole["worst"][0]["attention"]["weights"])
+    monkeypatch.setattr(report_module, "_MOST", 2 * one + 10)
+    found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS)))
+    drawn = [bool(x["attention"]) for x in found["worst"] + found["best"]]
+    assert drawn == [True, True, False, False, False]
+    assert "of the first sentences only" in found["withoutAttention"]
+
+
+def test_a_model_without_attention_has_no_drawings(translator, tmp_path):
+    model = SimpleNamespace(config=SimpleNamespace(attention="none"))
+    which = {"weights": {"step": 12, "averaged": [6, 12]}, "step": 12}
+    without = SimpleNamespace(run=translator.run, model=model, task=translator.task, **which)
+    found = data_of(write_report(tmp_path / "r.html", without, evaluation_of(*PAIRS)))
+    assert found["withoutAttention"] == "This model has no attention that could be shown."
+    assert not any(one["attention"] for one in found["worst"])
+    assert ", the mean of the steps 6, 12, " in found["about"]
+
+
+def test_without_sacrebleu(translator, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(TaskError, match="needs the sacrebleu library: pip install"):
+        write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS))
+
+
+def test_an_evaluation_without_tokens_is_shown_without_drawings(translator, tmp_path):
+    bare = Evaluation([Answer("1", "one", "two", "en")], seconds=1.0)
+    found = data_of(write_report(tmp_path / "r.html", translator, bare))
+    assert found["worst"][0]["attention"] is None
+
+
+def test_of_nothing(translator, tmp_path):
+    found = data_of(write_report(tmp_path / "r.html", translator, Evaluation([], seconds=0.0)))
+    assert (found["worst"], found["best"], found["wrong"]) == ([], [], 0)
