@@ -127,7 +127,16 @@ def greedy(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> Any:
 
 
 def search(way: str, model: Any, inputs: dict[str, Any], beams: int, **options: Any) -> Any:
-    return decode(way, model, inputs, method="beam", beam_size=beams, length_penalty=0.6, **options)
+    return decode(
+        way,
+        model,
+        inputs,
+        method="beam",
+        beam_size=beams,
+        length_penalty=0.6,
+        coverage_penalty=0.0,
+        **options,
+    )
 
 
 def ways(model: Any) -> list[str]:
