@@ -108,6 +108,7 @@ def decode(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> tupl
     given_options = {
         "max_length": LENGTH,
         "use_cache": True,
+        "coverage_penalty": 0.0,
         "weights": "float32",
         "num_results": 1,
         "scored": True,
@@ -127,16 +128,7 @@ def greedy(way: str, model: Any, inputs: dict[str, Any], **options: Any) -> Any:
 
 
 def search(way: str, model: Any, inputs: dict[str, Any], beams: int, **options: Any) -> Any:
-    return decode(
-        way,
-        model,
-        inputs,
-        method="beam",
-        beam_size=beams,
-        length_penalty=0.6,
-        coverage_penalty=0.0,
-        **options,
-    )
+    return decode(way, model, inputs, method="beam", beam_size=beams, length_penalty=0.6, **options)
 
 
 def ways(model: Any) -> list[str]:

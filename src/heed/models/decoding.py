@@ -309,7 +309,7 @@ def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -
         options["max_length"],
         beams=rows,
         use_cache=options["use_cache"],
-        covers=bool(options.get("coverage_penalty")),
+        covers=bool(options["coverage_penalty"]),
     )
     if method == "beam":
         penalties = {name: options[name] for name in ("length_penalty", "coverage_penalty")}
