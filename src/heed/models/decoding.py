@@ -309,7 +309,7 @@ def _decode(model: Decodable, inputs: dict[str, Any], options: dict[str, Any]) -
         options["max_length"],
         beams=rows,
         use_cache=options["use_cache"],
-        covers=bool(options["coverage_penalty"]),
+        covers=method == "beam" and options["coverage_penalty"] > 0,
     )
     if method == "beam":
         penalties = {name: options[name] for name in ("length_penalty", "coverage_penalty")}
