@@ -134,7 +134,7 @@ def search(way: str, model: Any, inputs: dict[str, Any], beams: int, **options: 
 def ways(model: Any) -> list[str]:
     """By the engine too, where it takes the model."""
     reasons = engine.unsupported_reasons(
-        model, {"method": "beam", "beam_size": 3, "use_cache": True}
+        model, {"method": "beam", "coverage_penalty": 0.0, "beam_size": 3, "use_cache": True}
     )
     return ["graph"] if reasons else list(WAYS)
 
