@@ -148,7 +148,7 @@ FAULTS = (
     Fault(
         "scores come without dropout in training",
         f"{_LAYERS}/attend.py",
-        "dropped = dropout if scores_drop else {}",
+        "dropped = dropout if scores_drop and wanted.dropped else {}",
         "dropped: dict = {}",
         (f"{_OF_LAYERS}/test_multi_head_attention.py::test_dropout",),
     ),
@@ -255,8 +255,8 @@ FAULTS = (
     Fault(
         "prompts are read without the start",
         f"{_MODELS}/incremental_decoder.py",
-        "self._model.decode_step(tokens[:, :shared]",
-        "self._model.decode_step(prompt[:, :shared]",
+        "self._read(tokens[:, :shared]",
+        "self._read(prompt[:, :shared]",
         (f"{_OF_MODELS}/test_language_model.py",),
     ),
     Fault(
