@@ -1,6 +1,6 @@
 """How well heed's Transformer translates beside the same model of stock Keras layers and of torch's nn.Transformer.
 
-    python -m benchmarks.quality [--to de] [--steps 3000] [--sides heed keras torch]
+    python -m benchmarks.quality [--to de] [--steps 6000] [--sides heed keras torch]
 
 The text is what `heed data catalogs` finds on this machine; one in four of its full sentences is held out, chosen by a
 hash, at most 1,000. Each side is a process of its own and trains the tiny preset, its first weights drawn by its own
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--to", default="de", help="language of the translations (de)")
-    parser.add_argument("--steps", type=int, default=3_000, help="of training (3000)")
+    parser.add_argument("--steps", type=int, default=6_000, help="of training (6000)")
     parser.add_argument("--seed", type=int, default=0, help="of data and weights (0)")
     parser.add_argument("--sides", nargs="+", choices=list(TRANSLATORS), default=list(TRANSLATORS))
     parser.add_argument("--folder", type=Path, help="where text, run and answers are left")
@@ -85,9 +85,17 @@ def compare_sides(options: argparse.Namespace, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     write_text(options.to, folder)
-    task = TextTask.create(folder / "pairs.tsv", test_source=folder / "test.tsv")
+    task = TextTask.create(
+        folder / "pairs.tsv", test_source=folder / "test.tsv", vocabulary_size=4_000
+    )
     run = start_run(
-        folder / "run", task, preset="tiny", steps=options.steps, patience=0, seed=options.seed
+        folder / "run",
+        task,
+        preset="tiny",
+        steps=options.steps,
+        learning_rate=2e-3,
+        patience=0,
+        seed=options.seed,
     )
     items = task.evaluation_items()
     print(f"{platform.processor() or platform.machine()}; {task.description}", flush=True)
