@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (it tells TensorFlow what a mask is)
+from heed.ops.backends.tensorflow.exportable import Exportable, ExportableRows
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.native.decoder import NativeDecoder
 from heed.ops.backends.tensorflow.native.implementation import Native
@@ -18,8 +19,16 @@ from heed.ops.backends.tensorflow.portable.rows import PortableRows
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-IMPLEMENTATIONS: dict[str, Any] = {"native": Native(), "portable": Portable()}
-ROW_IMPLEMENTATIONS: dict[str, Any] = {"native": NativeRows(), "portable": PortableRows()}
+IMPLEMENTATIONS: dict[str, Any] = {
+    "native": Native(),
+    "portable": Portable(),
+    "exportable": Exportable(),
+}
+ROW_IMPLEMENTATIONS: dict[str, Any] = {
+    "native": NativeRows(),
+    "portable": PortableRows(),
+    "exportable": ExportableRows(),
+}
 DECODER = NativeDecoder()
 
 

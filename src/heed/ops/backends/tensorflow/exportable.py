@@ -1,0 +1,308 @@
+"""Attention as one expression, for graphs that leave TensorFlow: two products, one softmax, and a mask made of shapes.
+
+No loops, no gradients of its own, no checks that a graph would carry along; it holds all scores at once. `heed.export`
+chooses it: what reads a graph elsewhere knows these operations, of any batch and lengths, and can put its own attention
+in the place of `attention`, which is handed to it as one piece.
+
+Numbers must be finite here: a NaN that a mask hides reaches the output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from heed.ops import checks
+from heed.ops.backends.tensorflow.portable.implementation import Portable
+from heed.ops.backends.tensorflow.portable.rows import PortableRows
+from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
+from heed.ops.mask_rules import Window, as_column, offset
+from heed.ops.sizes import Size, Span, size, sizes
+from heed.ops.spec import AttentionSpec, DotScore, Tensors
+
+# Hides a score, and is finite: the softmax of a row that sees nothing must be a number, in whose place 0 is put.
+_HIDDEN = -1e38
+
+Core = Callable[..., tf.Tensor]
+
+
+class Expression(NamedTuple):
+    """What `attention` is told beside its tensors.
+
+    Attributes:
+        scale: what the products of query and key are multiplied with.
+        soft_cap: what the scores are capped at, or None.
+        is_causal: whether query i sees key j where j <= i, beside what `visible` says.
+    """
+
+    scale: float
+    soft_cap: float | None
+    is_causal: bool
+
+
+def attention(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    visible: tf.Tensor | None,
+    bias: tf.Tensor | None,
+    expression: Expression,
+) -> tf.Tensor:
+    """Attention of scaled products.
+
+    Args:
+        query: (B, N, T, H).
+        key: (B, K, S, H), where K divides N.
+        value: (B, K, S, V).
+        visible: booleans that broadcast to (B, N, T, S), or None for "everything".
+        bias: finite numbers of the dtype of query that broadcast to (B, N, T, S), or None.
+        expression: what else there is to know.
+
+    Returns:
+        (B, N, T, V); 0 for a query that sees nothing.
+    """
+    return _weighed(_weights(query, key, visible, bias, expression), value)
+
+
+# What is called in the place of `attention`.
+_core: ContextVar[Core] = ContextVar("heed_exportable_core", default=attention)
+# Caches that grow: tensors as `growing` was told, by the one that stands for them with room for what is written.
+_grown: ContextVar[dict[int, tuple[tf.Tensor, tf.Tensor]] | None] = ContextVar(
+    "heed_exportable_grown", default=None
+)
+
+
+@contextlib.contextmanager
+def core(function: Core) -> Iterator[None]:
+    """Meanwhile attention of scaled products is what `function` makes of the arguments of `attention`."""
+    token = _core.set(function)
+    try:
+        yield
+    finally:
+        _core.reset(token)
+
+
+@contextlib.contextmanager
+def growing() -> Iterator[Callable[[tf.Tensor, Size], tf.Tensor]]:
+    """Meanwhile caches need no room: (B, P, ...) with P entries grows by what is written behind them.
+
+    Gives a function of a cache and the number T of entries that will be written: the cache with room for them, for
+    models that ask how long it is. What is written into that is joined to what the cache held.
+    """
+    grown: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+
+    def with_room(cache: tf.Tensor, count: Size) -> tf.Tensor:
+        room = tf.zeros(tf.stack([size(cache, 0), count, *sizes(cache)[2:]]), cache.dtype)
+        whole = tf.concat([cache, room], axis=1)
+        grown[id(whole)] = (whole, cache)  # held, so that no other tensor gets its number
+        return whole
+
+    token = _grown.set(grown)
+    try:
+        yield with_room
+    finally:
+        _grown.reset(token)
+
+
+class Exportable(Portable):
+    """See `Implementation`."""
+
+    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
+        """It drops nothing."""
+        return ["it has no dropout"] if spec is not None and spec.dropout else []
+
+    def attend(
+        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """See `Implementation.attend`."""
+        query, key, value = (_with_heads(x, spec) for x in tensors[:3])
+        visible, is_causal = _visible(spec, query, key)
+        if isinstance(spec.score, DotScore):
+            bias, visible = _bias(spec, tensors, query, key, visible)
+            expression = Expression(spec.score.scale, spec.score.soft_cap, is_causal)
+            output = _core.get()(query, key, value, visible, bias, expression)
+            scores = _scores(query, key, bias, expression) if return_lse else None
+        else:
+            scores = _additive_scores(query, key, tensors.bias, tensors.score_vector)
+            output = _weighed(_softmax(scores, visible, is_causal), value)
+        output = tf.cast(_without_heads(output, spec), tensors.query.dtype)
+        if not return_lse:
+            return output, None
+        lse = _lse(scores, visible, is_causal)
+        return output, lse[:, 0] if spec.heads_axis is None else lse
+
+    def weights(
+        self,
+        spec: AttentionSpec,
+        tensors: Tensors,
+        *,
+        heads: Sequence[int] | None,
+        rows: Sequence[int] | None,
+        keys: Sequence[int] | None,
+        lse: Any,
+    ) -> tf.Tensor:
+        """See `Implementation.weights`."""
+        query, key = (_with_heads(x, spec) for x in tensors[:2])
+        visible, is_causal = _visible(spec, query, key)
+        if isinstance(spec.score, DotScore):
+            bias, visible = _bias(spec, tensors, query, key, visible)
+            expression = Expression(spec.score.scale, spec.score.soft_cap, is_causal)
+            weights = _weights(query, key, visible, bias, expression)
+        else:
+            scores = _additive_scores(query, key, tensors.bias, tensors.score_vector)
+            weights = _softmax(scores, visible, is_causal)
+        chosen = {"heads": heads, "rows": rows, "keys": keys}
+        for axis, (name, indices) in enumerate(chosen.items(), start=1):
+            if indices is not None:
+                indices = checks.check_indices(name, indices, size(weights, axis))
+                weights = tf.gather(weights, tf.constant(indices, tf.int32), axis=axis)
+        return weights
+
+
+class ExportableRows(PortableRows):
+    """See `RowImplementation`."""
+
+    def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor | None:
+        """See `RowImplementation`; a cache that grows is joined with the update."""
+        found = (_grown.get() or {}).get(id(cache))
+        return None if found is None else tf.concat([found[1], update], axis=1)
+
+
+def _with_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
+    """(B, heads, T or S, features) in the spec's dtype."""
+    x = tf.cast(x, spec.dtype)
+    if spec.heads_axis is None:
+        return tf.expand_dims(x, 1)
+    return tf.transpose(x, (0, 2, 1, 3)) if spec.heads_axis == 2 else x
+
+
+def _without_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
+    """The inverse, of the output."""
+    if spec.heads_axis is None:
+        return tf.squeeze(x, 1)
+    return tf.transpose(x, (0, 2, 1, 3)) if spec.heads_axis == 2 else x
+
+
+def _visible(
+    spec: AttentionSpec, query: tf.Tensor, key: tf.Tensor
+) -> tuple[tf.Tensor | None, bool]:
+    """Booleans that broadcast to (B, N, T, S), or None; and whether a causal mask comes on top."""
+    if spec.mask is None:
+        return None, False
+    causal = [
+        isinstance(rule, Window)
+        and (rule.left, rule.right, rule.align) in ((None, 0, 0), (None, 0, "top_left"))
+        for rule in spec.mask.rules
+    ]
+    others = type(spec.mask)(
+        [rule for rule, found in zip(spec.mask.rules, causal, strict=True) if not found]
+    )
+    lengths = size(query, 2), size(key, 2)
+    visible = others.visible(Span(0, lengths[0]), Span(0, lengths[1]), *lengths)
+    return visible, any(causal)
+
+
+def _bias(
+    spec: AttentionSpec,
+    tensors: Tensors,
+    query: tf.Tensor,
+    key: tf.Tensor,
+    visible: tf.Tensor | None,
+) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+    """What is added to the scores, finite, and what is visible: a bias too may hide."""
+    bias = tensors.bias
+    if bias is not None:
+        shown = bias > HIDING_BIAS
+        visible = shown if visible is None else tf.logical_and(visible, shown)
+        bias = tf.maximum(bias, tf.constant(HIDING_BIAS, bias.dtype))
+    if tensors.slopes is not None:
+        align = 0 if spec.mask is None else spec.mask.alignment
+        lengths = size(query, 2), size(key, 2)
+        here = tf.range(lengths[0])[None, None, :, None] + as_column(offset(align, *lengths))
+        distance = tf.cast(tf.abs(here - tf.range(lengths[1])), query.dtype)
+        alibi = -tf.reshape(tensors.slopes, (1, -1, 1, 1)) * distance
+        bias = alibi if bias is None else bias + alibi
+    return bias, visible
+
+
+def _scores(
+    query: tf.Tensor, key: tf.Tensor, bias: tf.Tensor | None, expression: Expression
+) -> tf.Tensor:
+    """(B, N, T, S)."""
+    scaled = query * tf.constant(expression.scale, query.dtype)
+    scores = _unfold(tf.matmul(_fold(scaled, key), key, transpose_b=True), query)
+    if expression.soft_cap is not None:
+        cap = tf.constant(expression.soft_cap, query.dtype)
+        scores = cap * tf.tanh(scores / cap)
+    return scores if bias is None else scores + bias
+
+
+def _additive_scores(
+    query: tf.Tensor, key: tf.Tensor, bias: tf.Tensor | None, score_vector: tf.Tensor
+) -> tf.Tensor:
+    """Query (B, 1, T, U), key (B, 1, S, U), bias and score_vector (U,) to (B, 1, T, S)."""
+    if bias is not None:
+        query += bias
+    pairs = tf.tanh(tf.expand_dims(query[:, 0], 2) + key)  # (B, T, S, U)
+    return tf.expand_dims(tf.reduce_sum(pairs * score_vector, -1), 1)
+
+
+def _weights(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    visible: tf.Tensor | None,
+    bias: tf.Tensor | None,
+    expression: Expression,
+) -> tf.Tensor:
+    return _softmax(_scores(query, key, bias, expression), visible, expression.is_causal)
+
+
+def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor:
+    """(B, N, T, S), 0 where nothing is visible."""
+    visible = _with_causal(scores, visible, is_causal)
+    if visible is None:
+        return tf.nn.softmax(scores)
+    weights = tf.nn.softmax(tf.where(visible, scores, tf.constant(_HIDDEN, scores.dtype)))
+    return weights * tf.cast(visible, scores.dtype)
+
+
+def _lse(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor:
+    """(B, N, T), -inf where nothing is visible."""
+    visible = _with_causal(scores, visible, is_causal)
+    if visible is not None:
+        scores = tf.where(visible, scores, tf.constant(float("-inf"), scores.dtype))
+    return tf.reduce_logsumexp(scores, axis=-1)
+
+
+def _with_causal(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor | None:
+    if not is_causal:
+        return visible
+    rows, columns = tf.range(size(scores, 2)), tf.range(size(scores, 3))
+    before = (columns <= rows[:, None])[None, None]
+    return before if visible is None else tf.logical_and(visible, before)
+
+
+def _weighed(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Weights (B, N, T, S) and value (B, K, S, V) to (B, N, T, V)."""
+    return _unfold(tf.matmul(_fold(weights, value), value), weights)
+
+
+def _fold(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """(B, N, T, X) to (B, K, N / K * T, X): one product serves all query heads of a key head."""
+    if x.shape[1] == key.shape[1]:
+        return x
+    batch, heads, rows, width = sizes(x)
+    kv_heads = key.shape[1]
+    return tf.reshape(x, tf.stack([batch, kv_heads, heads // kv_heads * rows, width]))
+
+
+def _unfold(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """(B, K, N / K * T, X) to (B, N, T, X), with N and T of `like` (B, N, T, ...)."""
+    if x.shape[1] == like.shape[1]:
+        return x
+    batch, heads, rows, _ = sizes(like)
+    return tf.reshape(x, tf.stack([batch, heads, rows, size(x, 3)]))
