@@ -20,7 +20,7 @@ from heed.ops import checks
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.portable.rows import PortableRows
 from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
-from heed.ops.mask_rules import Window, as_column, offset
+from heed.ops.mask_rules import Window, as_column, is_plain, offset
 from heed.ops.sizes import Size, Span, size, sizes
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
@@ -193,17 +193,19 @@ def _visible(
     """Booleans that broadcast to (B, N, T, S), or None; and whether a causal mask comes on top."""
     if spec.mask is None:
         return None, False
-    causal = [
-        isinstance(rule, Window)
-        and (rule.left, rule.right, rule.align) in ((None, 0, 0), (None, 0, "top_left"))
-        for rule in spec.mask.rules
-    ]
+    causal = [isinstance(rule, Window) and _is_causal(rule) for rule in spec.mask.rules]
     others = type(spec.mask)(
         [rule for rule, found in zip(spec.mask.rules, causal, strict=True) if not found]
     )
     lengths = size(query, 2), size(key, 2)
     visible = others.visible(Span(0, lengths[0]), Span(0, lengths[1]), *lengths)
     return visible, any(causal)
+
+
+def _is_causal(rule: Window) -> bool:
+    """Whether it shows query i the keys up to i, and nothing else."""
+    known = is_plain(rule.align) and rule.align in (0, "top_left")
+    return known and (rule.left, rule.right) == (None, 0)
 
 
 def _bias(

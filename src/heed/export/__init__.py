@@ -1,0 +1,1 @@
+"""Shipping: models leave Python."""
