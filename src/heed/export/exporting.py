@@ -104,8 +104,8 @@ def export(
     Returns: where it is, how far it is from the model, and how fast.
 
     Raises:
-        TaskError: if an option is not one, the format cannot hold the model, a package is missing, `out` holds something
-            already, or the artefact does not do what the model does.
+        TaskError: if an option is not one, the format cannot hold the model, a package is missing, `out` holds
+            something already, or the artefact does not do what the model does.
         OSError: if `out` cannot be written.
 
     Example:
