@@ -84,6 +84,13 @@ class Model:
 
         return step
 
+    def text(self, text):
+        """The translation of a text."""
+        if "texts" in self.programs:  # it has its tokenizer inside
+            return self.programs["texts"](text=[text])[0]
+        ids = self.read(text)
+        return self.write(self.translate(np.array([ids], np.int32))[0]) if ids else ""
+
     def read(self, text):
         """The source ids of a text: by SentencePiece if the model came with such a tokenizer, else token by token."""
         tokens = self.manifest["tokens"]
@@ -155,8 +162,7 @@ def main():
     if not model.manifest["tokens"]:
         raise SystemExit("this model has no texts: use Model(folder).programs in Python")
     for text in sys.argv[1:] or map(str.strip, sys.stdin):
-        ids = model.read(text)
-        print(model.write(model.translate(np.array([ids], np.int32))[0]) if ids else "")
+        print(model.text(text), flush=True)
 
 
 if __name__ == "__main__":
