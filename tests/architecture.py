@@ -41,8 +41,28 @@ FRAMEWORKS = {"tensorflow", "jax", "torch"}
 FRAMEWORK_FILES = ("ops/backends/*", "seq2seq/training*.py", "export/*")
 BASE_PACKAGES = {"keras", "numpy", "optree"}
 EXTRA_PACKAGES = {
-    *("anyio", "fastapi", "matplotlib", "num2words", "polib", "prometheus_client", "pydantic"),
-    *("sacrebleu", "sentencepiece", "starlette", "tensorboard", "tqdm", "uvicorn", "yaml"),
+    *(
+        "ai_edge_litert",
+        "anyio",
+        "ctranslate2",
+        "fastapi",
+        "matplotlib",
+        "num2words",
+        "polib",
+        "prometheus_client",
+        "pydantic",
+    ),
+    *(
+        "onnx",
+        "onnxruntime",
+        "sacrebleu",
+        "sentencepiece",
+        "starlette",
+        "tensorboard",
+        "tqdm",
+        "uvicorn",
+        "yaml",
+    ),
 }
 # Folders that one command alone imports, which has said before what is missing.
 EXTRA_FILES = ("seq2seq/serving/*",)

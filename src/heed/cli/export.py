@@ -8,6 +8,7 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser, given
 from heed.cli.streams import say
+from heed.seq2seq.errors import TaskError
 from heed.seq2seq.startup import start_tensorflow
 
 _FORMATS = ("saved_model", "litert", "onnx", "ctranslate2")
@@ -35,9 +36,12 @@ def run_export(parsed: argparse.Namespace) -> None:
     """Exports, and says how far the artefact is from the run."""
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
-    from heed.export import export
+    from heed.export import ExportError, export
 
-    done = export(run, parsed.out, format=parsed.format, **given(parsed, _OPTIONS))
+    try:
+        done = export(run, parsed.out, format=parsed.format, **given(parsed, _OPTIONS))
+    except ExportError as error:
+        raise TaskError(str(error)) from None
     for note in done.notes:
         say(f"note: {note}")
     say(str(done.agreement))

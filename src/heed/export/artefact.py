@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heed.seq2seq.errors import TaskError
+from heed.export.errors import ExportError
 
 if TYPE_CHECKING:
     from heed.export.programs import Program
@@ -25,16 +25,25 @@ MANIFEST = "manifest.json"
 _RUNNERS = Path(__file__).parent / "runners"
 
 
+def check_free(path: Path) -> None:
+    """Nothing, if an artefact can be made at `path`.
+
+    Raises:
+        ExportError: if there is something already.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ExportError(f"{path} exists already: choose another folder")
+
+
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `path` if all goes well; else nothing is left of it.
 
     Raises:
-        TaskError: if there is something at `path` already.
+        ExportError: if there is something at `path` already.
         OSError: if it cannot be written.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise TaskError(f"{path} exists already: choose another folder")
+    check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -71,23 +80,23 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What an artefact's manifest says.
 
     Raises:
-        TaskError: if it is none, of a newer version of heed, or damaged.
+        ExportError: if it is none, of a newer version of heed, or damaged.
     """
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise TaskError(f"{folder} is no exported model: it has no {MANIFEST}") from None
+        raise ExportError(f"{folder} is no exported model: it has no {MANIFEST}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise TaskError(f"{folder} is no exported model: its {MANIFEST} is not one of heed")
+        raise ExportError(f"{folder} is no exported model: its {MANIFEST} is not one of heed")
     if found["version"] > VERSION:
-        raise TaskError(
+        raise ExportError(
             f"{folder} was made by a newer version of heed (format {found['version']}; "
             f"this one reads {VERSION})"
         )
     for name, file in found["files"].items():
         path = folder / name
         if not path.is_file() or checksum(path) != file["sha256"]:
-            raise TaskError(f"{folder} is damaged: {name} is not as it was written")
+            raise ExportError(f"{folder} is damaged: {name} is not as it was written")
     return found
 
 

@@ -6,56 +6,29 @@ is to take a number apart, and to part a text into words or characters. An answe
 
 from __future__ import annotations
 
-import tensorflow as tf
+from collections.abc import Mapping
+from typing import Any
 
-from heed.seq2seq.numbers_task import NumbersTask
-from heed.seq2seq.task import Task
-from heed.seq2seq.text_task import TextTask
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, RESERVED, UNKNOWN_ID
+import tensorflow as tf
 
 _SPACE = "▁"
 _DIGITS = 6
+# Ids of every tokenizer of heed: padding, the end, and the first after those that stand for no text.
+_PAD_ID, _END_ID, _UNKNOWN_ID, _RESERVED = 0, 2, 3, 4
 
 
-def source_tokens(task: Task) -> list[str]:
-    """What each source id stands for; "▁" marks the start of a word."""
-    others = range(RESERVED, task.source_vocabulary_size)
-    return ["<pad>", "<start>", "<end>", "<unk>", *(task.source_labels([i])[0] for i in others)]
-
-
-def target_tokens(task: Task) -> list[str]:
-    """What each target id stands for; "▁" marks the start of a word."""
-    others = range(RESERVED, task.target_vocabulary_size)
-    return ["<pad>", "<start>", "<end>", "⁇", *(task.target_labels([i])[0] for i in others)]
-
-
-def reason_against(task: Task) -> str | None:
-    """Why a graph cannot take and give this task's texts, in half a sentence; None if it can."""
-    if isinstance(task, NumbersTask):
-        return None
-    if not isinstance(task, TextTask):
-        return f"TensorFlow does not read the texts of {task.title}"
-    if task.languages:
-        return "a text does not say which language is wanted"
-    for tokenizer in (task.source_subwords, task.subwords):
-        if tokenizer.unit == "subword" or not tokenizer.goes_by_word:
-            return "TensorFlow has no SentencePiece, but in the TensorFlow Text library"
-    return None
-
-
-def text_ops(task: Task) -> TextOps:
-    """What reads and writes the texts of a task that nothing is against."""
-    if isinstance(task, NumbersTask):
-        return NumberOps(task)
-    return CharacterOps(task) if task.source_subwords.unit == "character" else WordOps(task)
+def text_ops(tokens: Mapping[str, Any]) -> TextOps | None:
+    """What reads and writes texts of these tokens, see `heed.seq2seq.shipping.Shipment`; None if no graph can."""
+    kinds = {"digits": NumberOps, "word": WordOps, "character": CharacterOps}
+    return kinds[tokens["reads"]](tokens) if tokens["reads"] in kinds else None
 
 
 class TextOps(tf.Module):
     """Strings (B,) to source ids (B, S), and target ids (B, T) to strings (B,), in a graph."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, tokens: Mapping[str, Any]) -> None:
         super().__init__()
-        self.pieces = tf.constant(["", "", "", *target_tokens(task)[UNKNOWN_ID:]])
+        self.pieces = tf.constant(["", "", "", *tokens["target"][_UNKNOWN_ID:]])
 
     def encode(self, text: tf.Tensor) -> tf.Tensor:
         """(B,) strings to (B, S) int32, padded."""
@@ -63,7 +36,7 @@ class TextOps(tf.Module):
 
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
         """(B, T) int32 to (B,) strings, up to the end."""
-        going = tf.math.cumprod(tf.cast(tf.not_equal(ids, END_ID), tf.int32), axis=1)
+        going = tf.math.cumprod(tf.cast(tf.not_equal(ids, _END_ID), tf.int32), axis=1)
         text = tf.strings.reduce_join(tf.gather(self.pieces, ids * going), axis=1)
         return tf.strings.strip(tf.strings.regex_replace(text, _SPACE, " "))
 
@@ -71,10 +44,9 @@ class TextOps(tf.Module):
 class NumberOps(TextOps):
     """Numbers in digits: the language, then the digits, units first."""
 
-    def __init__(self, task: NumbersTask) -> None:
-        super().__init__(task)
-        tokens = source_tokens(task)
-        self.language, self.zero = tokens.index(task.languages[0]), tokens.index("0")
+    def __init__(self, tokens: Mapping[str, Any]) -> None:
+        super().__init__(tokens)
+        self.language, self.zero = (tokens["source"].index(x) for x in (tokens["language"], "0"))
 
     def encode(self, text: tf.Tensor) -> tf.Tensor:
         """(B,) strings to (B, S) int32, padded."""
@@ -85,7 +57,7 @@ class NumberOps(TextOps):
             number = tf.strings.to_number(digits, tf.int64)[:, None]
         place = tf.constant([[10**i for i in range(_DIGITS)]], tf.int64)
         there = tf.logical_or(number >= place, tf.equal(place, 1))
-        ids = tf.where(there, number // place % 10 + self.zero, PAD_ID)
+        ids = tf.where(there, number // place % 10 + self.zero, _PAD_ID)
         language = tf.fill([tf.shape(ids)[0], 1], self.language)
         return tf.concat([language, tf.cast(ids, tf.int32)], axis=1)
 
@@ -93,12 +65,12 @@ class NumberOps(TextOps):
 class WordOps(TextOps):
     """What stands between spaces, then the end."""
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        tokens = source_tokens(task)[RESERVED:]
-        ids = tf.range(RESERVED, RESERVED + len(tokens), dtype=tf.int64)
-        table = tf.lookup.KeyValueTensorInitializer(tf.constant(tokens), ids)
-        self.ids = tf.lookup.StaticHashTable(table, UNKNOWN_ID)
+    def __init__(self, tokens: Mapping[str, Any]) -> None:
+        super().__init__(tokens)
+        known = tokens["source"][_RESERVED:]
+        ids = tf.range(_RESERVED, _RESERVED + len(known), dtype=tf.int64)
+        table = tf.lookup.KeyValueTensorInitializer(tf.constant(known), ids)
+        self.ids = tf.lookup.StaticHashTable(table, _UNKNOWN_ID)
 
     def parts(self, text: tf.Tensor) -> tf.RaggedTensor:
         """The tokens of (B,) strings that begin with a "▁" and have one for each space."""
@@ -111,8 +83,8 @@ class WordOps(TextOps):
         plain = tf.strings.strip(tf.strings.regex_replace(text, " +", " "))
         marked = tf.strings.join([_SPACE, tf.strings.regex_replace(plain, " ", _SPACE)])
         ids = tf.ragged.map_flat_values(self.ids.lookup, self.parts(marked))
-        end = tf.fill([ids.nrows(), 1], tf.constant(END_ID, tf.int64))
-        return tf.cast(tf.concat([ids, end], axis=1).to_tensor(PAD_ID), tf.int32)
+        end = tf.fill([ids.nrows(), 1], tf.constant(_END_ID, tf.int64))
+        return tf.cast(tf.concat([ids, end], axis=1).to_tensor(_PAD_ID), tf.int32)
 
 
 class CharacterOps(WordOps):

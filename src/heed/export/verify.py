@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.seq2seq.errors import TaskError
+from heed.export.errors import ExportError
 
 # The root mean square of the differences may be so much of that of the outputs, by what the artefact computes in.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2, "int8": 0.2}
@@ -93,7 +93,7 @@ def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = Fa
         needs_heed: whether heed may be imported there.
 
     Raises:
-        TaskError: if it does not run, or its answers are further from the model's than that precision excuses.
+        ExportError: if it does not run, or its answers are further from the model's than that precision excuses.
     """
     found = _answers(folder, samples.given, needs_heed)
     seconds = float(found.pop("seconds"))
@@ -103,7 +103,7 @@ def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = Fa
         pairs = [(samples.answers[name], found[name]) for name in compared]
         if any(ours.shape != theirs.shape for ours, theirs in pairs):
             shapes = "; ".join(f"{ours.shape} and {theirs.shape}" for ours, theirs in pairs)
-            raise TaskError(f"the exported model gives other shapes: {shapes}")
+            raise ExportError(f"the exported model gives other shapes: {shapes}")
         ours, theirs = (
             np.concatenate([pair[side].astype(np.float64).ravel() for pair in pairs])
             for side in range(2)
@@ -127,7 +127,7 @@ def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = Fa
             if relative is not None
             else "the same tokens"
         )
-        raise TaskError(
+        raise ExportError(
             f"the exported model does not do what the model does: {agreement} ({precision} allows {bound})"
         )
     return agreement
@@ -142,6 +142,6 @@ def _answers(folder: Path, given: Arrays, needs_heed: bool) -> dict[str, NDArray
         done = subprocess.run(words, capture_output=True, text=True, cwd=temporary)
         if done.returncode or not answer.exists():
             lines = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
-            raise TaskError(f"the exported model does not run: {lines[-1]}")
+            raise ExportError(f"the exported model does not run: {lines[-1]}")
         with np.load(answer) as arrays:
             return dict(arrays)

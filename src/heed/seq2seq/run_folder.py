@@ -228,6 +228,16 @@ class RunFolder:
             raise TaskError(f"{self.path} is damaged: its task is not one: {error}") from None
         raise TaskError(f"{self.path} has a task that is not known: {config['kind']!r}")
 
+    def shipment(self) -> Any:
+        """What `heed.export.export` takes of the run, a `Shipment`.
+
+        Raises:
+            TaskError: if it has no weights yet, or is damaged.
+        """
+        from heed.seq2seq.shipping import shipment
+
+        return shipment(self)
+
     def read(self, name: str) -> bytes:
         """The contents of one of the task's files.
 

@@ -92,18 +92,26 @@ class Model:
         return self.write(self.translate(np.array([ids], np.int32))[0]) if ids else ""
 
     def read(self, text):
-        """The source ids of a text: by SentencePiece if the model came with such a tokenizer, else token by token."""
-        tokens = self.manifest["tokens"]
-        pieces = text.split()
+        """The source ids of a text: of a number in digits, or by the tokenizer that came with the model."""
+        tokens, reads = self.manifest["tokens"], self.manifest["tokens"]["reads"]
+        ids, text = {piece: i for i, piece in enumerate(tokens["source"])}, text.strip()
+        if reads == "digits":
+            digits = "".join(text.replace(",", "").split())
+            if not (digits.isascii() and digits.isdigit() and len(digits.lstrip("0")) <= 6):
+                raise SystemExit(f"a number from 0 to 999,999 was expected. Received: {text!r}")
+            return [ids[piece] for piece in (tokens["language"], *reversed(str(int(digits))))]
+        if not text:
+            return []
         if tokens["source_model"]:
             import sentencepiece
 
             model = str(self.folder / tokens["source_model"])
             processor = sentencepiece.SentencePieceProcessor(model_file=model)
-            pieces = processor.encode(text.strip(), out_type=str)
-        ids = {piece: i for i, piece in enumerate(tokens["source"])}
-        found = [ids.get(piece, self.manifest["decoding"]["unknown"]) for piece in pieces]
-        return found + [self.manifest["decoding"]["end"]] * tokens["source_ends"]
+            pieces = processor.encode(text, out_type=str)
+        else:
+            pieces = text.split()
+        found = [ids.get(piece, tokens["unknown"]) for piece in pieces]
+        return [*found, self.manifest["decoding"]["end"]]
 
     def write(self, ids):
         """The text of target ids, up to the end."""
@@ -159,7 +167,7 @@ def main():
     if sys.argv[1:2] == ["--check"]:
         _check(model, *sys.argv[2:])
         return
-    if not model.manifest["tokens"]:
+    if not (model.manifest["tokens"] or {}).get("reads"):
         raise SystemExit("this model has no texts: use Model(folder).programs in Python")
     for text in sys.argv[1:] or map(str.strip, sys.stdin):
         print(model.text(text), flush=True)

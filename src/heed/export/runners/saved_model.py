@@ -1,6 +1,7 @@
 """Runs a SavedModel with TensorFlow 2.16 or newer; one of native kernels with heed too."""
 
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def load(folder, threads=None):
     """
     import tensorflow as tf
 
+    logging.getLogger("absl").setLevel("ERROR")  # nobody asks an artefact for gradients
     manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
     if manifest["options"]["implementation"] == "native":
         try:
@@ -44,7 +46,15 @@ def load(folder, threads=None):
     programs = {name: program(name, loaded.signatures[name]) for name in loaded.signatures}
     if "translate" in programs:
         texts = programs.pop("translate")
-        programs["texts"] = lambda text: [x.decode() for x in texts(text=np.array(text))["text"]]
+
+        def translated(text):
+            try:
+                return [x.decode() for x in texts(text=np.array(text))["text"]]
+            except tf.errors.InvalidArgumentError as error:
+                first = str(error.message).strip().splitlines()[0]
+                raise SystemExit(first.removeprefix("assertion failed: ")) from None
+
+        programs["texts"] = translated
     if "translate_ids" in programs:
         programs["translate"] = programs.pop("translate_ids")
     return programs

@@ -1,0 +1,100 @@
+"""What a model is asked, to compare what was exported of it: samples that were given, or some that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from heed.export.errors import ExportError
+from heed.export.programs import Program
+from heed.export.verify import Samples, timed
+from heed.models import Decodable, generate
+
+# Drawn samples, their length where it may vary, how many are translated together, and whose scores are compared.
+_ROWS, _LENGTH, _TOGETHER, _SCORED = 8, 12, 64, 64
+
+
+def samples_of(
+    model: Any, programs: list[Program], given: Mapping[str, Any] | None, longest: int
+) -> Samples:
+    """Samples with the model's own answers.
+
+    Args:
+        model: what `programs` are of.
+        programs: see `programs_of`.
+        given: arrays by name: of a Keras model its inputs, of one that decodes "source"; None draws them.
+        longest: the most tokens of a target.
+
+    Raises:
+        ExportError: if an input has no array.
+    """
+    drawn = _drawn(model, programs[0]) if given is None else given
+    names = ["source"] if isinstance(model, Decodable) else list(programs[0].inputs)
+    if missing := [name for name in names if name not in drawn]:
+        raise ExportError(
+            f"`samples` must have an array for each input. Received: none for {', '.join(missing)}"
+        )
+    if isinstance(model, Decodable):
+        return _translated(model, np.asarray(drawn["source"]), len(programs) == 1, longest)
+    arrays = {
+        name: np.asarray(drawn[name], spec.dtype.as_numpy_dtype)
+        for name, spec in programs[0].inputs.items()
+    }
+    call = tf.function(programs[0].function, autograph=False)
+    tensors = {name: tf.constant(x) for name, x in arrays.items()}
+    found, seconds = timed(lambda: {name: x.numpy() for name, x in call(**tensors).items()})
+    return Samples(arrays, found, len(next(iter(arrays.values()))), seconds)
+
+
+def _translated(model: Any, source: NDArray[Any], alone: bool, longest: int) -> Samples:
+    """Greedy translations of all sources, and the scores of the tokens of some."""
+    config = model.config
+
+    def decode(rows: NDArray[Any]) -> NDArray[Any]:
+        if alone:  # a language model begins at the start
+            nothing = np.zeros((len(rows), 0), np.int32)
+            return np.asarray(generate(model, prompt=nothing, max_length=longest))
+        return np.asarray(generate(model, rows, max_length=longest))
+
+    parts = [source[i : i + _TOGETHER] for i in range(0, len(source), _TOGETHER)]
+    tokens, seconds = timed(lambda: np.concatenate([decode(part) for part in parts]))
+    some = source[:_SCORED]
+    written = tokens[:_SCORED, : max(1, int((tokens != config.pad_id).sum(axis=1).max()))]
+    read = np.concatenate([np.full_like(written[:, :1], config.start_id), written[:, :-1]], axis=1)
+    memory: Any = () if alone else model.encode_source(model.check_source(some))
+    scores = np.asarray(model.decode_all(tf.constant(read), memory))
+    given = {"source": some, "read": read, "all": source, "longest": np.array(longest, np.int32)}
+    return Samples(given, {"scores": scores, "tokens": tokens}, len(source), seconds)
+
+
+def _drawn(model: Any, program: Program) -> dict[str, NDArray[Any]]:
+    """Numbers for each input; integers below the size of the smallest vocabulary; masks that hide the ends of rows."""
+    random = np.random.default_rng(0)
+    if "source" not in program.inputs and isinstance(model, Decodable):
+        return {
+            "source": np.zeros((1, 1), np.int32)
+        }  # of a language model only their number counts
+    size, found = _vocabulary(model), {}
+    for name, spec in program.inputs.items():
+        shape = [_ROWS, *(_LENGTH if n is None else n for n in spec.shape[1:])]
+        ends = random.integers(1, shape[-1] + 1, (_ROWS, *[1] * (len(shape) - 1)))
+        there = np.broadcast_to(np.arange(shape[-1]) < ends, shape)
+        if spec.dtype.is_floating:
+            x = random.normal(size=shape)
+        elif spec.dtype.is_bool or "mask" in name:
+            x = there
+        else:
+            x = np.where(there, random.integers(min(4, size - 1), size, shape), 0)
+        found[name] = np.asarray(x, spec.dtype.as_numpy_dtype)
+    return found
+
+
+def _vocabulary(model: Any) -> int:
+    """The size of the smallest vocabulary of a model, 2 if it has none."""
+    names = ("input_dim", "vocabulary_size")
+    found = (getattr(layer, name, None) for layer in model._flatten_layers() for name in names)
+    return min((size for size in found if isinstance(size, int)), default=2)
