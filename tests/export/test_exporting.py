@@ -62,15 +62,20 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("model", "implementation"),
     [
-        lambda: transformer(num_key_value_heads=2, position="relative"),
-        lambda: transformer(position="rotary", norm_first=False, gated=True),
-        lambda: RecurrentTranslator(RecurrentTranslatorConfig(20, 30, width=8)),
-        lambda: LanguageModel(LanguageModelConfig(30, width=16, num_heads=2)),
+        (lambda: transformer(num_key_value_heads=2, position="relative"), "native"),
+        (lambda: RecurrentTranslator(RecurrentTranslatorConfig(20, 30, width=8)), "portable"),
+        (lambda: LanguageModel(LanguageModelConfig(30, width=16, num_heads=2)), "portable"),
+        pytest.param(lambda: transformer(position="alibi"), "portable", marks=pytest.mark.slow),
+        pytest.param(
+            lambda: transformer(position="rotary", norm_first=False, gated=True),
+            "portable",
+            marks=pytest.mark.slow,
+        ),
     ],
+    ids=["relative", "recurrent", "language-model", "alibi", "rotary"],
 )
-@pytest.mark.parametrize("implementation", ["portable", "native"])
 def test_what_decodes_decodes_alike(tmp_path, model, implementation):
     done = export(
         model(), tmp_path / "m", format="saved_model", implementation=implementation, longest=10

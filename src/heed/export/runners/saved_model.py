@@ -51,8 +51,8 @@ def load(folder, threads=None):
             try:
                 return [x.decode() for x in texts(text=np.array(text))["text"]]
             except tf.errors.InvalidArgumentError as error:
-                first = str(error.message).strip().splitlines()[0]
-                raise SystemExit(first.removeprefix("assertion failed: ")) from None
+                said = str(error.message).partition("assertion failed: ")[2] or str(error.message)
+                raise SystemExit(said.strip().splitlines()[0]) from None
 
         programs["texts"] = translated
     if "translate_ids" in programs:
