@@ -24,6 +24,8 @@ from heed.seq2seq.errors import TaskError
 # The version of ONNX' file format that each version of its operators came with, or an earlier one that has all we need.
 _IR_VERSIONS = {17: 8, 23: 11, 24: 12}
 OPSETS = tuple(_IR_VERSIONS)
+# Before the name of an output whose own name is that of an input.
+NEXT = "next_"
 # What changes the model's state, which a file of weights cannot.
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterUpdate")
 
@@ -60,6 +62,11 @@ def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str =
         value = Value(_dtype(tensor.dtype), _shape(tensor), builder.unique(wish))
         known[tensor.name] = value
         inputs.append(_described(value, wish))
+    results_named = [
+        # Inputs and outputs of a graph share their names: a state that goes in comes out as the next one.
+        builder.unique(f"{NEXT}{wish}" if wish in names else wish)
+        for wish in sorted(function.structured_outputs)
+    ]
     for outside, inside in graph.captures:
         known[inside.name] = (
             weights[id(outside)] if outside.dtype == tf.resource else _captured(outside)
@@ -67,15 +74,11 @@ def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str =
     converter = Converter(builder)
     results = converter.graph(graph, known, graph.outputs)
     outputs = []
-    for wish, value, tensor in zip(
-        sorted(function.structured_outputs), results, graph.outputs, strict=True
-    ):
-        own = builder.unique(wish)
-        builder.place = ""
+    for own, value, tensor in zip(results_named, results, graph.outputs, strict=True):
         builder.nodes.append(
             onnx.helper.make_node("Identity", [builder.input(value)], [own], name=f"output/{own}")
         )
-        outputs.append(_described(Value(_dtype(tensor.dtype), _shape(tensor), own), wish))
+        outputs.append(_described(Value(_dtype(tensor.dtype), _shape(tensor), own), own))
     nodes = join_past(builder.all_nodes, {x.name for x in inputs}, builder.unique)
     used = {given for node in _nodes(nodes) for given in node.input}
     proto = onnx.helper.make_graph(

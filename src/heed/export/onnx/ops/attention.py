@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from heed.export.onnx.builder import Builder, Input, Value
-from heed.export.onnx.registry import Converted, Op, converter_of, converts
+from heed.export.onnx.registry import Converted, Op
 from heed.ops.backends.tensorflow.exportable import Expression, attention
 
 _MARK = "heed.attention "
@@ -52,14 +52,11 @@ def _said(op: Op) -> dict[str, Any] | None:
     return json.loads(mark.removeprefix(_MARK)) if mark.startswith(_MARK) else None
 
 
-_inline: Any = converter_of("PartitionedCall")
-
-
-@converts("PartitionedCall", "StatefulPartitionedCall")
-def _call(op: Op, g: Builder) -> Converted:
+def attend(op: Op, g: Builder) -> Converted:
+    """The `Attention` of a call that is marked as one, where there is such an operator; else None."""
     said = _said(op)
     if said is None or g.opset < _OPSET or op.inputs[0].dtype not in _DTYPES:
-        return _inline(op, g)
+        return None
     query, key, value, *others = op.inputs
     given = dict(zip(said["given"], others, strict=True))
     return g.node(

@@ -8,11 +8,15 @@ import numpy as np
 import onnx
 
 from heed.export.onnx.builder import Builder, Value, element_type
+from heed.export.onnx.ops.attention import attend
 from heed.export.onnx.registry import Converted, Op, converts
 
 
 @converts("PartitionedCall", "StatefulPartitionedCall")
-def _call(op: Op, _: Builder) -> Converted:
+def _call(op: Op, g: Builder) -> Converted:
+    attention = attend(op, g)
+    if attention is not None:
+        return attention
     found = op.converter.call(op.converter.function(op.source, "f").graph, op.inputs)
     return found if len(op.dtypes) != 1 else found[0]
 
