@@ -38,7 +38,7 @@ def write(
     Args:
         programs: of `heed.export.programs.programs_of`.
         folder: an empty folder.
-        opset: the version of ONNX' operators, 17, 23 or 24. From 23 on each attention is one `Attention` node.
+        opset: the version of ONNX' operators, 17 to 24. From 23 on each attention is one `Attention` node.
         precision: "float32", or "float16": weights take half the room, and what is computed stays float32.
         external_above: files of more bytes keep their weights in one of their own beside them, `model.onnx.data`.
 

@@ -61,6 +61,7 @@ class Builder:
         self._names: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._casts: dict[str, tuple[str, np.dtype]] = {}
+        self._made: dict[Any, Any] = {}  # what nodes have given that are at hand here
         self._stored: list[onnx.NodeProto] = []
 
     def unique(self, wish: str) -> str:
@@ -69,18 +70,21 @@ class Builder:
         self._names[wish] = count + 1
         return self.unique(f"{wish}_{count}") if count else wish
 
-    def node(
-        self, kind: str, *inputs: Input, outputs: int = 1, domain: str = "", **attributes: Any
-    ) -> Any:
-        """A node of operator `kind`: the name of its output, or the list of them if there are several."""
+    def node(self, kind: str, *inputs: Input, outputs: int = 1, **attributes: Any) -> Any:
+        """A node of operator `kind`: the name of its output, or the list of them if there are several.
+
+        What has been asked for before is not made again.
+        """
         given = [self.input(x) for x in inputs]
+        attributes = {key: value for key, value in attributes.items() if value is not None}
+        made = (kind, *given, outputs, repr(sorted(attributes.items())))
+        if made in self._made:
+            return self._made[made]
         name = self.unique(f"{self.place}/{kind}" if self.place else kind)
         found = [name if outputs == 1 else f"{name}:{i}" for i in range(outputs)]
-        attributes = {key: value for key, value in attributes.items() if value is not None}
-        self.nodes.append(
-            onnx.helper.make_node(kind, given, found, name=name, domain=domain, **attributes)
-        )
-        return found[0] if outputs == 1 else found
+        self.nodes.append(onnx.helper.make_node(kind, given, found, name=name, **attributes))
+        self._made[made] = found[0] if outputs == 1 else found
+        return self._made[made]
 
     def input(self, x: Input) -> str:
         """The name of a tensor, which is stored if it is a constant."""
@@ -128,10 +132,11 @@ class Builder:
         """Meanwhile nodes belong to a graph inside of this one, which sees all that is around it."""
         outer, self.nodes = self.nodes, []
         casts, self._casts = self._casts, dict(self._casts)
+        made, self._made = self._made, dict(self._made)
         try:
             yield self.nodes
         finally:
-            self.nodes, self._casts = outer, casts
+            self.nodes, self._casts, self._made = outer, casts, made
 
     def cast(self, x: Input, dtype: Any) -> Input:
         """`x` in another dtype. What was an int64 before it became an int32 is that again."""

@@ -18,12 +18,12 @@ import heed
 from heed.export.onnx import ops  # noqa: F401  (registers what converts each operation)
 from heed.export.onnx.builder import Builder, Shape, Value, element_type, small
 from heed.export.onnx.past import join_past
+from heed.export.onnx.reading import names_read, read_ones
 from heed.export.onnx.registry import Op, converter_of
 from heed.seq2seq.errors import TaskError
 
-# The version of ONNX' file format that each version of its operators came with, or an earlier one that has all we need.
-_IR_VERSIONS = {17: 8, 23: 11, 24: 12}
-OPSETS = tuple(_IR_VERSIONS)
+# The versions of ONNX' operators that are written.
+OPSETS = range(17, 25)
 # Before the name of an output whose own name is that of an input.
 NEXT = "next_"
 # What changes the model's state, which a file of weights cannot.
@@ -35,7 +35,7 @@ def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str =
 
     Args:
         function: a `ConcreteFunction` that was traced with tensors by name and gives a dictionary of tensors.
-        opset: the version of ONNX' operators: 17, or from 23 on with one `Attention` for each marked attention.
+        opset: the version of ONNX' operators, 17 to 24; from 23 on each marked attention is one `Attention`.
         halved: whether weights of float32 are stored as float16; what is computed stays float32.
         name: of the graph.
 
@@ -43,8 +43,9 @@ def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str =
         TaskError: for an operation that cannot be converted; it names the operation and its layer.
     """
     if opset not in OPSETS:
-        known = ", ".join(map(str, OPSETS))
-        raise TaskError(f"`opset` must be one of {known}. Received: opset={opset!r}")
+        raise TaskError(
+            f"`opset` must be from {OPSETS[0]} to {OPSETS[-1]}. Received: opset={opset!r}"
+        )
     builder = Builder(opset, halved)
     names = sorted(function.structured_input_signature[1])
     graph = function.graph
@@ -79,8 +80,9 @@ def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str =
             onnx.helper.make_node("Identity", [builder.input(value)], [own], name=f"output/{own}")
         )
         outputs.append(_described(Value(_dtype(tensor.dtype), _shape(tensor), own), own))
-    nodes = join_past(builder.all_nodes, {x.name for x in inputs}, builder.unique)
-    used = {given for node in _nodes(nodes) for given in node.input}
+    nodes = read_ones(builder.all_nodes, results_named)
+    nodes = join_past(nodes, {x.name for x in inputs}, builder.unique)
+    used = {given for node in nodes for given in names_read(node)}
     proto = onnx.helper.make_graph(
         nodes,
         name,
@@ -88,10 +90,11 @@ def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str =
         outputs,
         [tensor for key, tensor in builder.initializers.items() if key in used],
     )
+    opsets = [onnx.helper.make_opsetid("", opset)]
     return onnx.helper.make_model(
         proto,
-        opset_imports=[onnx.helper.make_opsetid("", opset)],
-        ir_version=_IR_VERSIONS[opset],
+        opset_imports=opsets,
+        ir_version=onnx.helper.find_min_ir_version_for(opsets),
         producer_name="heed",
         producer_version=heed.__version__,
     )
@@ -265,13 +268,3 @@ def _described(value: Value, name: str) -> onnx.ValueInfoProto:
     if shape is not None:
         shape = tuple(f"{name}_{i}" if n is None else n for i, n in enumerate(shape))  # type: ignore[misc]
     return onnx.helper.make_tensor_value_info(value.name, element_type(value.dtype), shape)
-
-
-def _nodes(nodes: Any) -> Iterator[onnx.NodeProto]:
-    """All of them, with those of graphs inside; and what these graphs give, as nodes that read it."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _nodes(attribute.g.node)
-                yield onnx.NodeProto(input=[x.name for x in attribute.g.output])

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 
+from heed.export.onnx.reading import names_read
+
 _HEADS_FIRST = [0, 2, 1, 3]
 Unique = Callable[[str], str]
 
@@ -61,9 +63,9 @@ def _found(
     before = (
         node
         for node in nodes[:index]
-        if {turned.output[0], joined.output[0]} & set(_read(node)) and id(node) not in own
+        if {turned.output[0], joined.output[0]} & set(names_read(node)) and id(node) not in own
     )
-    after = (node for node in nodes[index + 1 :] if turned.output[0] in _read(node))
+    after = (node for node in nodes[index + 1 :] if turned.output[0] in names_read(node))
     return None if any(node.op_type != "Shape" for node in (*before, *after)) else _Whole(joined, turned)
 
 
@@ -127,14 +129,3 @@ def _attribute(node: onnx.NodeProto, name: str) -> Any:
             return onnx.helper.get_attribute_value(attribute)
     return None
 
-
-def _read(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, and what graphs inside of it read."""
-    inside = (
-        name
-        for attribute in node.attribute
-        if attribute.type == onnx.AttributeProto.GRAPH
-        for x in attribute.g.node
-        for name in _read(x)
-    )
-    return [*node.input, *inside]

@@ -102,5 +102,6 @@ def _shape(tensor: Any) -> Any:
 
 def _handed_out(g: Builder, x: Any, dtype: Any, shape: Any) -> onnx.ValueInfoProto:
     """An output of an inner graph, which must be made by a node of it."""
-    name = g.node("Identity", x)
+    name = g.unique(f"{g.place}/output")
+    g.nodes.append(onnx.helper.make_node("Identity", [g.input(x)], [name], name=name))
     return onnx.helper.make_tensor_value_info(name, element_type(dtype), shape)

@@ -153,6 +153,14 @@ def _scalar(g: Builder, x: Input) -> Input:
     return x.reshape(()) if isinstance(x, np.ndarray) else g.node("Squeeze", x, [0])
 
 
+@converts("LowerBound", "UpperBound")
+def _bound(op: Op, g: Builder) -> Converted:
+    """How many entries of each sorted row (B, N) stand before each number (B, M)."""
+    row, numbers = g.node("Unsqueeze", op.inputs[0], [1]), g.node("Unsqueeze", op.inputs[1], [2])
+    before = g.node("Less" if op.kind == "LowerBound" else "LessOrEqual", row, numbers)
+    return g.reduce("ReduceSum", g.cast(before, op.dtype), [2], False)
+
+
 @converts("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin")
 def _scatter(op: Op, g: Builder) -> Converted:
     x, indices, updates = op.inputs
