@@ -20,7 +20,7 @@ from heed.ops import checks
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.portable.rows import PortableRows
 from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
-from heed.ops.mask_rules import Window, as_column, offset
+from heed.ops.mask_rules import Window, as_column, is_plain, offset
 from heed.ops.sizes import Size, Span, size, sizes
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
@@ -195,7 +195,9 @@ def _visible(
         return None, False
     causal = [
         isinstance(rule, Window)
-        and (rule.left, rule.right, rule.align) in ((None, 0, 0), (None, 0, "top_left"))
+        and (rule.left, rule.right) == (None, 0)
+        and is_plain(rule.align)
+        and rule.align in (0, "top_left")
         for rule in spec.mask.rules
     ]
     others = type(spec.mask)(
