@@ -1,1 +1,1 @@
-"""Models for other runtimes."""
+"""Shipping: models leave Python."""

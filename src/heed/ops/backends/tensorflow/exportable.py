@@ -193,19 +193,19 @@ def _visible(
     """Booleans that broadcast to (B, N, T, S), or None; and whether a causal mask comes on top."""
     if spec.mask is None:
         return None, False
-    causal = [
-        isinstance(rule, Window)
-        and (rule.left, rule.right) == (None, 0)
-        and is_plain(rule.align)
-        and rule.align in (0, "top_left")
-        for rule in spec.mask.rules
-    ]
+    causal = [isinstance(rule, Window) and _is_causal(rule) for rule in spec.mask.rules]
     others = type(spec.mask)(
         [rule for rule, found in zip(spec.mask.rules, causal, strict=True) if not found]
     )
     lengths = size(query, 2), size(key, 2)
     visible = others.visible(Span(0, lengths[0]), Span(0, lengths[1]), *lengths)
     return visible, any(causal)
+
+
+def _is_causal(rule: Window) -> bool:
+    """Whether it shows query i the keys up to i, and nothing else."""
+    known = is_plain(rule.align) and rule.align in (0, "top_left")
+    return known and (rule.left, rule.right) == (None, 0)
 
 
 def _bias(

@@ -1,0 +1,215 @@
+"""What leaves Python of a model: functions of named tensors, traced with plain operations.
+
+A Keras model is one program, "serve". What decodes is two: "encode" makes of a source all that decoding reads of it, and
+"decode_step" reads one token and says what may follow. Around them a loop of some lines decodes, in whatever language.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from heed.export.recurrence import plain_loops
+from heed.export.slicing import plain_slices
+from heed.models import Decodable
+from heed.ops import set_implementation
+from heed.ops.backends.tensorflow import exportable
+
+SERVE, ENCODE, DECODE_STEP = "serve", "encode", "decode_step"
+STATE, MEMORY = "state_", "memory_"
+# Lengths that no model has: where the shapes of two states differ, they grow.
+_SOME, _MORE = 1009, 1013
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One function of a model.
+
+    Attributes:
+        name: "serve", "encode" or "decode_step".
+        function: of tensors, by name; gives a dictionary of tensors.
+        inputs: what it takes, by name; None in a shape varies from call to call.
+        growing: of "decode_step", the states that get longer in each step: (B, P, ...), with P = 0 at first.
+        variables: what the function computes with.
+    """
+
+    name: str
+    function: Callable[..., dict[str, Any]]
+    inputs: Mapping[str, tf.TensorSpec]
+    growing: tuple[str, ...] = ()
+    variables: Sequence[Any] = ()
+
+    def trace(self) -> Any:
+        """The function as a graph, a `ConcreteFunction` that is called with tensors by name."""
+        with exporting():
+            graph = tf.function(self.function, autograph=False)
+            return graph.get_concrete_function(**self.inputs)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Meanwhile what is traced has plain operations alone."""
+    with set_implementation("exportable"), plain_loops(), plain_slices():
+        yield
+
+
+def programs_of(model: Any, source: tf.TensorSpec | None = None) -> list[Program]:
+    """The programs of a model.
+
+    Args:
+        model: a built Keras model, or one that decodes (`heed.models.Decodable`).
+        source: what it decodes, if that is no text: a model of text has (B, S) integers.
+
+    Raises:
+        ValueError: if the model is not built, or has inputs of which nothing is known.
+    """
+    if isinstance(model, Decodable):
+        if not model.built:
+            model.build()
+        return _of_decodable(model, source)
+    return [_of_keras(model)]
+
+
+def _of_keras(model: Any) -> Program:
+    """The program of a Keras model; its inputs are called as the model calls them, its outputs too."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"`model` must be a Keras model or one that decodes. Received: model={model!r}"
+        )
+    if not model.built or getattr(model, "inputs", None) is None:
+        raise ValueError(
+            "`model` must have symbolic inputs: be a Functional or a built Sequential model. "
+            f"Wrap it: keras.Model(inputs, model(inputs)). Received: {type(model).__name__} {model.name!r}"
+        )
+    structure = model.input if isinstance(model, keras.Model) else model.inputs
+    symbols = keras.tree.flatten(structure)
+    names = _unique([symbol.name for symbol in symbols])
+    inputs = {
+        name: tf.TensorSpec((None, *symbol.shape[1:]), symbol.dtype, name)
+        for name, symbol in zip(names, symbols, strict=True)
+    }
+
+    def serve(**tensors: Any) -> dict[str, Any]:
+        packed = keras.tree.pack_sequence_as(structure, [tensors[name] for name in names])
+        return _named(model(packed, training=False))
+
+    return Program(SERVE, serve, inputs, variables=model.variables)
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Names of letters, digits and underscores, no two the same."""
+    found: list[str] = []
+    for name in names:
+        clean = "".join(letter if letter.isalnum() else "_" for letter in name)
+        found.append(clean if clean not in found else f"{clean}_{len(found)}")
+    return found
+
+
+def _named(outputs: Any) -> dict[str, Any]:
+    """Outputs by name: their own, if they are a dictionary of tensors; else output_0, output_1 ..."""
+    if isinstance(outputs, Mapping) and not any(map(keras.tree.is_nested, outputs.values())):
+        return {str(name): tf.identity(x) for name, x in outputs.items()}
+    return {f"output_{i}": tf.identity(x) for i, x in enumerate(keras.tree.flatten(outputs))}
+
+
+def _of_decodable(model: Any, source: tf.TensorSpec | None) -> list[Program]:
+    """ "encode" and "decode_step"; of a language model the latter alone."""
+    if source is None:
+        source = tf.TensorSpec((None, None), tf.int32, "source")
+    rows = tf.TensorSpec((None, 1), tf.int32, "tokens")
+
+    alone = _needs_no_source(model)
+
+    def memory_of(given: Any) -> Any:
+        return () if alone else model.encode_source(model.check_source(given))
+
+    def remembered(given: Any) -> tuple[Any, Any]:
+        memory = memory_of(given)
+        return memory, model.make_state(tf.shape(given)[0], _SOME, memory)
+
+    # What there is, as symbols: of which structure, how wide, and which of it grows.
+    memory, state = _symbols(remembered, source)
+    longer = _symbols(
+        lambda given: model.make_state(tf.shape(given)[0], _MORE, memory_of(given)), source
+    )
+    grows = [
+        one.shape.as_list() != other.shape.as_list()
+        for one, other in zip(tf.nest.flatten(state), tf.nest.flatten(longer), strict=True)
+    ]
+    parts = {
+        f"{MEMORY}{i}": tf.TensorSpec(x.shape, x.dtype, f"{MEMORY}{i}")
+        for i, x in enumerate(tf.nest.flatten(memory))
+    }
+    states = {
+        f"{STATE}{i}": tf.TensorSpec(
+            [x.shape[0], None, *x.shape[2:]] if growing else x.shape, x.dtype, f"{STATE}{i}"
+        )
+        for i, (x, growing) in enumerate(zip(tf.nest.flatten(state), grows, strict=True))
+    }
+    growing = tuple(name for name, it_grows in zip(states, grows, strict=True) if it_grows)
+
+    def decode_step(**tensors: Any) -> dict[str, Any]:
+        known = tf.nest.pack_sequence_as(
+            memory,
+            [
+                tensors.get(name, tf.zeros([0] * spec.shape.rank, spec.dtype))
+                for name, spec in parts.items()
+            ],
+        )
+        with exportable.growing() as with_room:
+            before = [
+                with_room(tensors[name], 1) if name in growing else tensors[name] for name in states
+            ]
+            logits, after = model.decode_step(
+                tensors["tokens"], tensors["index"], tf.nest.pack_sequence_as(state, before), known
+            )
+        flat = tf.nest.flatten(after)
+        return {"logits": logits, **{f"{STATE}{i}": tf.identity(x) for i, x in enumerate(flat)}}
+
+    index = tf.TensorSpec((), tf.int32, "index")
+    inputs = {"tokens": rows, "index": index, **states, **parts}
+    # Not all that an encoder gives is read, once keys and values have been made of it.
+    whole = Program(DECODE_STEP, decode_step, inputs, growing, model.variables)
+    read = _read(whole.trace())
+    inputs = {
+        name: spec for name, spec in inputs.items() if name in read or not name.startswith(MEMORY)
+    }
+    step = dataclasses.replace(whole, inputs=inputs)
+    if alone:
+        return [step]
+
+    def encode(**tensors: Any) -> dict[str, Any]:
+        found, first = remembered(tensors["source"])
+        flat = {f"{MEMORY}{i}": x for i, x in enumerate(tf.nest.flatten(found))}
+        begun = {f"{STATE}{i}": x for i, x in enumerate(tf.nest.flatten(first))}
+        wanted = {**flat, **{name: x for name, x in begun.items() if name not in growing}}
+        return {name: tf.identity(x) for name, x in wanted.items() if name in inputs}
+
+    return [Program(ENCODE, encode, {"source": source}, variables=model.variables), step]
+
+
+def _needs_no_source(model: Any) -> bool:
+    """Whether it goes on where a prompt ends, as a language model does."""
+    try:
+        return model.check_source(None) is None
+    except (TypeError, ValueError):
+        return False
+
+
+def _symbols(function: Callable[[Any], Any], source: tf.TensorSpec) -> Any:
+    """What a function of a source gives, as symbols of a graph that is thrown away."""
+    with exporting():
+        graph = tf.function(function, autograph=False).get_concrete_function(source)
+    return graph.structured_outputs
+
+
+def _read(function: Any) -> set[str]:
+    """The names of the arguments that anything in the graph reads."""
+    names = {spec.name: name for name, spec in function.structured_input_signature[1].items()}
+    placeholders = (x for x in function.graph.inputs if x.consumers())
+    return {names.get(x.op.name, x.op.name) for x in placeholders}
