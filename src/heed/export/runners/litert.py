@@ -39,7 +39,7 @@ def _program(interpreter: Any, name: str, turn: Any) -> Callable[..., dict[str, 
         missing = set(inputs) - set(arrays)
         if missing:
             raise ValueError(f"{name} needs {', '.join(inputs)}. Missing: {', '.join(sorted(missing))}")
-        given = {key: np.ascontiguousarray(arrays[key], dtype) for key, dtype in inputs.items()}
+        given = {key: np.asarray(arrays[key], dtype, order="C") for key, dtype in inputs.items()}
         with turn:
             # It makes room anew only where a shape differs from that of the call before.
             return runner(**given)
