@@ -54,9 +54,7 @@ def write(
     for program in programs:
         with exportable.core(marked):
             function = program.trace()
-        model = convert(
-            function, opset=opset, halved=precision == "float16", name=program.name
-        )
+        model = convert(function, opset=opset, halved=precision == "float16", name=program.name)
         path = Path(folder) / _FILES.get(program.name, f"{program.name}.onnx")
         if model.ByteSize() > external_above:
             data = f"{path.name}.data"

@@ -162,6 +162,13 @@ class Builder:
         self._casts[result] = (name, np.dtype(np.int64))
         return result
 
+    def where(self, condition: Input, x: Input, y: Input, dtype: Any) -> str:
+        """x where `condition`, else y; onnxruntime chooses from numbers alone, so that booleans take the long way."""
+        if np.dtype(dtype) != bool:
+            return self.node("Where", condition, x, y)
+        otherwise = self.node("And", self.node("Not", condition), y)
+        return self.node("Or", self.node("And", condition, x), otherwise)
+
     def reduce(self, kind: str, x: Input, axes: Sequence[int], keep: bool) -> str:
         """ReduceSum, ReduceMean, ...: before opset 18 all but the first had their axes as an attribute."""
         if kind == "ReduceSum" or self.opset >= 18:

@@ -27,10 +27,12 @@ OPSETS = range(17, 25)
 # Before the name of an output whose own name is that of an input.
 NEXT = "next_"
 # What changes the model's state, which a file of weights cannot.
-_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterUpdate")
+_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
-def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str = "serve") -> onnx.ModelProto:
+def convert(
+    function: Any, *, opset: int = 23, halved: bool = False, name: str = "serve"
+) -> onnx.ModelProto:
     """A traced function as an ONNX model.
 
     Args:
@@ -60,6 +62,8 @@ def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str =
     known: dict[str, Any] = {}
     inputs = []
     for wish, tensor in zip(names, graph.inputs, strict=False):
+        if tensor.dtype == tf.string:
+            raise TaskError(f"ONNX: the input `{wish}` is text; give the model ids")
         value = Value(_dtype(tensor.dtype), _shape(tensor), builder.unique(wish))
         known[tensor.name] = value
         inputs.append(_described(value, wish))
@@ -69,9 +73,10 @@ def convert(function: Any, *, opset: int = 23, halved: bool = False, name: str =
         for wish in sorted(function.structured_outputs)
     ]
     for outside, inside in graph.captures:
-        known[inside.name] = (
-            weights[id(outside)] if outside.dtype == tf.resource else _captured(outside)
-        )
+        if outside.dtype != tf.resource:
+            known[inside.name] = _captured(outside)
+        elif id(outside) in weights:
+            known[inside.name] = weights[id(outside)]
     converter = Converter(builder)
     results = converter.graph(graph, known, graph.outputs)
     outputs = []
@@ -131,18 +136,18 @@ class Converter:
         op = Op(
             operation.type,
             operation.name,
-            [values[x.name] for x in operation.inputs],
+            [values.get(x.name) for x in operation.inputs],
             [_dtype(x.dtype) for x in operation.outputs],
             [_shape(x) for x in operation.outputs],
             operation.get_attr,
             self,
             operation,
         )
+        if reason := _unknown(op):
+            raise op.refused(reason)
         found = _worked_out(op)
         if found is None:
-            convert = converter_of(op.kind)
-            if convert is None:
-                raise _unknown(op)
+            convert: Any = converter_of(op.kind)
             self._builder.place = op.name
             found = convert(op, self._builder)
         results = found if isinstance(found, list) and len(op.dtypes) != 1 else [found]
@@ -229,14 +234,23 @@ def _worked_out(op: Op) -> Any:
     return arrays if len(op.dtypes) != 1 else arrays[0]
 
 
-def _unknown(op: Op) -> TaskError:
+def _unknown(op: Op) -> str:
+    """Why an operation cannot be converted, or nothing."""
     if op.kind in _WRITES:
-        return op.refused("it changes a variable, which an ONNX file cannot")
+        return "it changes a variable, which an ONNX file cannot"
     if op.kind.startswith("Heed"):
-        return op.refused("it is native; trace the model with the exportable implementation")
+        return "it is native; trace the model with the exportable implementation"
     if op.kind.startswith("TensorList"):
-        return op.refused("lists of tensors stay in TensorFlow; SavedModel has them")
-    return op.refused("heed has no ONNX form of this operation; SavedModel takes every layer")
+        return "lists of tensors stay in TensorFlow; SavedModel has them"
+    if op.kind == "Placeholder" or any(x is None for x in op.inputs):
+        return "it reads a table or another resource of TensorFlow; SavedModel has them"
+    if tf.string in (x.dtype for x in (*op.source.inputs, *op.source.outputs)):
+        return "it works on text; give the model ids"
+    if tf.bfloat16 in (x.dtype for x in op.source.outputs):
+        return "onnxruntime has no bfloat16; export a float32 or mixed_float16 model"
+    if op.kind != "Const" and converter_of(op.kind) is None:
+        return "heed has no ONNX form of this operation; SavedModel takes every layer"
+    return ""
 
 
 def _in_order(variables: Any) -> list[Any]:
@@ -251,7 +265,11 @@ def _captured(tensor: Any) -> Value:
 
 def _dtype(dtype: Any) -> Any:
     """NumPy's; of what is no tensor of numbers, an object."""
-    return np.dtype(object) if dtype in (tf.resource, tf.variant) else np.dtype(dtype.as_numpy_dtype)
+    return (
+        np.dtype(object)
+        if dtype in (tf.resource, tf.variant, tf.string)
+        else np.dtype(dtype.as_numpy_dtype)
+    )
 
 
 def _shape(tensor: Any) -> Shape:
@@ -264,7 +282,7 @@ def _plain(name: str) -> str:
 
 def _described(value: Value, name: str) -> onnx.ValueInfoProto:
     """An input or output; what varies has a name of its own."""
-    shape = value.shape
-    if shape is not None:
-        shape = tuple(f"{name}_{i}" if n is None else n for i, n in enumerate(shape))  # type: ignore[misc]
+    if value.shape is None:
+        raise TaskError(f"ONNX: the number of axes of `{name}` must be known")
+    shape = [f"{name}_{i}" if n is None else n for i, n in enumerate(value.shape)]
     return onnx.helper.make_tensor_value_info(value.name, element_type(value.dtype), shape)

@@ -51,7 +51,11 @@ def _found(
     """What an input of `attention` is joined of; None if it is not, or if something else needs it before."""
     made = {output: node for node in nodes for output in node.output}
     turned = made.get(attention.input[place])
-    if turned is None or turned.op_type != "Transpose" or _attribute(turned, "perm") != _HEADS_FIRST:
+    if (
+        turned is None
+        or turned.op_type != "Transpose"
+        or _attribute(turned, "perm") != _HEADS_FIRST
+    ):
         return None
     joined = made.get(turned.input[0])
     if joined is None or joined.op_type != "Concat" or _attribute(joined, "axis") != 1:
@@ -66,7 +70,11 @@ def _found(
         if {turned.output[0], joined.output[0]} & set(names_read(node)) and id(node) not in own
     )
     after = (node for node in nodes[index + 1 :] if turned.output[0] in names_read(node))
-    return None if any(node.op_type != "Shape" for node in (*before, *after)) else _Whole(joined, turned)
+    return (
+        None
+        if any(node.op_type != "Shape" for node in (*before, *after))
+        else _Whole(joined, turned)
+    )
 
 
 def _joined(
@@ -128,4 +136,3 @@ def _attribute(node: onnx.NodeProto, name: str) -> Any:
         if attribute.name == name:
             return onnx.helper.get_attribute_value(attribute)
     return None
-

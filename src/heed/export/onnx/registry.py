@@ -98,6 +98,11 @@ def converter_of(kind: str) -> Callable[[Op, Builder], Any] | None:
     return _CONVERTERS.get(kind)
 
 
+def kinds() -> set[str]:
+    """All that can be converted, as TensorFlow calls them."""
+    return set(_CONVERTERS)
+
+
 def same(op: Op, _: Builder) -> Value:
     """What changes nothing."""
     return op.inputs[0]

@@ -46,8 +46,6 @@ _ALIKE = {
     "Relu": "Relu",
     "Rint": "Round",
     "Round": "Round",
-    "Select": "Where",
-    "SelectV2": "Where",
     "Sigmoid": "Sigmoid",
     "Sign": "Sign",
     "Sin": "Sin",
@@ -64,8 +62,6 @@ _ALIKE = {
 
 @converts(*_ALIKE)
 def _alike(op: Op, g: Builder) -> Converted:
-    if op.kind == "Select" and op.rank(0) not in (0, op.rank(1)):
-        raise op.refused("its condition must have as many axes as what it chooses from")
     return g.node(_ALIKE[op.kind], *op.inputs)
 
 
@@ -120,7 +116,9 @@ def _div_no_nan(op: Op, g: Builder) -> Converted:
     x, y = op.inputs
     zero = _number(op, 0)
     nothing = g.node("Equal", y, zero)
-    return g.node("Where", nothing, zero, g.node("Div", x, g.node("Where", nothing, _number(op, 1), y)))
+    return g.node(
+        "Where", nothing, zero, g.node("Div", x, g.node("Where", nothing, _number(op, 1), y))
+    )
 
 
 @converts("Elu", "Selu")
@@ -178,6 +176,13 @@ def _log1p(op: Op, g: Builder) -> Converted:
 @converts("LogSoftmax", "Softmax")
 def _softmax(op: Op, g: Builder) -> Converted:
     return g.node(op.kind, op.inputs[0], axis=-1)
+
+
+@converts("Select", "SelectV2")
+def _select(op: Op, g: Builder) -> Converted:
+    if op.kind == "Select" and op.rank(0) not in (0, op.rank(1)):
+        raise op.refused("its condition must have as many axes as what it chooses from")
+    return g.where(*op.inputs, op.dtype)
 
 
 @converts("NotEqual")

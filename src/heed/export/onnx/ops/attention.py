@@ -37,9 +37,7 @@ def marked(
 
     def heed_attention(query: Any, key: Any, value: Any, *others: Any) -> tf.Tensor:
         given = dict(zip(there, others, strict=True))
-        return attention(
-            query, key, value, given.get("visible"), given.get("bias"), expression
-        )
+        return attention(query, key, value, given.get("visible"), given.get("bias"), expression)
 
     function = tf.function(heed_attention, autograph=False, experimental_implements=mark)
     return function(query, key, value, *there.values())
@@ -71,9 +69,7 @@ def attend(op: Op, g: Builder) -> Converted:
     )
 
 
-def _mask(
-    g: Builder, query: Value, key: Value, visible: Value | None, bias: Value | None
-) -> Input:
+def _mask(g: Builder, query: Value, key: Value, visible: Value | None, bias: Value | None) -> Input:
     """Booleans or, where something is added, numbers with -inf for what is hidden; all of T and S are there.
 
     The operator says that T and S may be broadcast; onnxruntime does not.

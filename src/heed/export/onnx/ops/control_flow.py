@@ -45,8 +45,7 @@ def _while(op: Op, g: Builder) -> Converted:
     body = op.converter.function(op.source, "body").graph
     condition = op.converter.function(op.source, "cond").graph
     stays = [
-        _comes_from(given, result)
-        for given, result in zip(body.inputs, body.outputs, strict=True)
+        _comes_from(given, result) for given, result in zip(body.inputs, body.outputs, strict=True)
     ]
     carried = [i for i, same in enumerate(stays) if not same]
     place = g.place
@@ -63,9 +62,7 @@ def _while(op: Op, g: Builder) -> Converted:
             shape = _shape(body.inputs[i])
             known[i] = Value(given.dtype, shape, g.unique(f"{place}/carried_{i}"))
             inputs.append(
-                onnx.helper.make_tensor_value_info(
-                    known[i].name, element_type(given.dtype), shape
-                )
+                onnx.helper.make_tensor_value_info(known[i].name, element_type(given.dtype), shape)
             )
         after = op.converter.call(body, known)
         g.place = f"{place}/condition"

@@ -52,7 +52,7 @@ def _one_hot(op: Op, g: Builder) -> Converted:
     if behind:
         places = g.node("Reshape", places, [-1] + [1] * behind)
     there = g.node("Equal", g.node("Unsqueeze", g.cast(indices, np.int64), [axis]), places)
-    return g.node("Where", there, on, off)
+    return g.where(there, on, off, op.dtype)
 
 
 @converts("Slice")
@@ -164,7 +164,9 @@ def _bound(op: Op, g: Builder) -> Converted:
 @converts("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin")
 def _scatter(op: Op, g: Builder) -> Converted:
     x, indices, updates = op.inputs
-    how = {"Update": None, "Add": "add", "Max": "max", "Min": "min"}[op.kind[len("TensorScatter") :]]
+    how = {"Update": None, "Add": "add", "Max": "max", "Min": "min"}[
+        op.kind[len("TensorScatter") :]
+    ]
     return g.node("ScatterND", x, g.cast(indices, np.int64), updates, reduction=how)
 
 
@@ -202,4 +204,3 @@ def _update_slice(op: Op, g: Builder) -> Converted:
         return g.node("Concat", before, update, after, axis=axis)
 
     return written(x, update, differing)
-
