@@ -202,7 +202,11 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("ShapeN", lambda x, y: raw.ShapeN(input=[x, y]), [X, floats(3)]),
     (
         "Reshape",
-        lambda x: [tf.reshape(x, (-1, 4)), tf.reshape(x, tf.reverse(tf.shape(x), [0])), tf.reshape(x, [-1])],
+        lambda x: [
+            tf.reshape(x, (-1, 4)),
+            tf.reshape(x, tf.reverse(tf.shape(x), [0])),
+            tf.reshape(x, [-1]),
+        ],
         [X],
     ),
     (

@@ -163,7 +163,7 @@ class Builder:
         return result
 
     def where(self, condition: Input, x: Input, y: Input, dtype: Any) -> str:
-        """x where `condition`, else y; onnxruntime chooses from numbers alone, so that booleans take the long way."""
+        """X where `condition`, else y; onnxruntime chooses from numbers alone, so that booleans take the long way."""
         if np.dtype(dtype) != bool:
             return self.node("Where", condition, x, y)
         otherwise = self.node("And", self.node("Not", condition), y)

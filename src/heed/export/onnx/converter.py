@@ -117,6 +117,12 @@ class Converter:
 
     def graph(self, graph: Any, known: Mapping[str, Any], wanted: Any) -> list[Value]:
         """Values of the tensors `wanted` of a graph, of whose tensors those in `known` are known by name."""
+        for operation in graph.get_operations():
+            if operation.type in _WRITES:  # whether or not something reads it
+                raise TaskError(
+                    f"ONNX: `{operation.type}` of `{operation.name}` cannot be converted: "
+                    "it changes a variable, which an ONNX file cannot"
+                )
         values = dict(known)
         for operation in _needed(wanted, values):
             values.update(self._operation(operation, values))
@@ -214,16 +220,19 @@ def _worked_out(op: Op) -> Any:
         return None
     arguments = {}
     given = iter(op.inputs)
-    for argument in op.source.op_def.input_arg:
+    names = list(inspect.signature(function).parameters)
+    for place, argument in enumerate(op.source.op_def.input_arg):
+        # Some have another name in Python, in the same place.
+        name = argument.name if argument.name in names else names[place]
         several = argument.number_attr or argument.type_list_attr
         if argument.type_list_attr:
             return None
         if several:
             count = op.attribute(argument.number_attr)
-            arguments[argument.name] = [tf.constant(next(given).constant) for _ in range(count)]
+            arguments[name] = [tf.constant(next(given).constant) for _ in range(count)]
         else:
-            arguments[argument.name] = tf.constant(next(given).constant)
-    for name in inspect.signature(function).parameters:
+            arguments[name] = tf.constant(next(given).constant)
+    for name in names:
         if name not in arguments and name != "name":
             arguments[name] = op.attribute(name)
     with tf.init_scope():
@@ -236,8 +245,6 @@ def _worked_out(op: Op) -> Any:
 
 def _unknown(op: Op) -> str:
     """Why an operation cannot be converted, or nothing."""
-    if op.kind in _WRITES:
-        return "it changes a variable, which an ONNX file cannot"
     if op.kind.startswith("Heed"):
         return "it is native; trace the model with the exportable implementation"
     if op.kind.startswith("TensorList"):
