@@ -25,7 +25,8 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
 
     Args:
         name: "auto" (native kernels where they support the call, else portable), "native" (an error where they do
-            not) or "portable" (plain TensorFlow, everywhere).
+            not), "portable" (plain TensorFlow, everywhere) or "exportable" (one expression without loops, which
+            holds all scores at once; chosen by `heed.export`).
 
     Raises:
         ValueError: for another name, or for "native" where no native library is at hand.
@@ -81,7 +82,7 @@ def _settle() -> None:
 
 
 def choice() -> str:
-    """What is chosen here and now: "auto", "native" or "portable"."""
+    """What is chosen here and now: "auto", "native", "portable" or "exportable"."""
     return _of_context.get() or _of_process
 
 
@@ -90,7 +91,7 @@ class Dispatch:
     """Which implementation runs a call, and why.
 
     Attributes:
-        implementation: "native" or "portable"; of decoding "engine" or "graph".
+        implementation: "native", "portable" or "exportable"; of decoding "engine" or "graph".
         reasons: sentences for a person.
     """
 

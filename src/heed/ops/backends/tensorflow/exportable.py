@@ -177,14 +177,21 @@ def _with_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
     x = tf.cast(x, spec.dtype)
     if spec.heads_axis is None:
         return tf.expand_dims(x, 1)
-    return tf.transpose(x, (0, 2, 1, 3)) if spec.heads_axis == 2 else x
+    return _swapped(x, 2) if spec.heads_axis == 2 else x
 
 
 def _without_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
     """The inverse, of the output."""
     if spec.heads_axis is None:
         return tf.squeeze(x, 1)
-    return tf.transpose(x, (0, 2, 1, 3)) if spec.heads_axis == 2 else x
+    return _swapped(x, 1) if spec.heads_axis == 2 else x
+
+
+def _swapped(x: tf.Tensor, heads_axis: int) -> tf.Tensor:
+    """(B, T, N, H) to (B, N, T, H), and back."""
+    if x.shape[heads_axis] == 1:  # no number moves; LiteRT's converter trips over a transposed axis that is squeezed
+        return tf.expand_dims(tf.squeeze(x, heads_axis), 3 - heads_axis)
+    return tf.transpose(x, (0, 2, 1, 3))
 
 
 def _visible(

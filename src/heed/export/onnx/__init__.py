@@ -1,0 +1,74 @@
+"""ONNX files, which onnxruntime and others run; written with the `onnx` package alone.
+
+Every attention of scaled products is one node, `Attention`, from opset 23 on; before, it is made of products and a
+softmax. In a step of decoding that node also joins the past keys and values with the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from heed.export.onnx.converter import OPSETS, convert
+from heed.export.onnx.ops.attention import marked
+from heed.ops.backends.tensorflow import exportable
+from heed.seq2seq.errors import TaskError
+
+__all__ = ["OPSETS", "PRECISIONS", "write"]
+
+PRECISIONS = ("float32", "float16")
+# Protocol buffers end there.
+_LARGEST = 2**31 - 1
+_FILES = {"serve": "model.onnx"}
+
+
+def write(
+    programs: Sequence[Any],
+    folder: str | Path,
+    *,
+    opset: int = 23,
+    precision: str = "float32",
+    external_above: int = _LARGEST,
+) -> list[Path]:
+    """Writes each program as an ONNX file: `model.onnx` for "serve", else its name, as in `decode_step.onnx`.
+
+    Args:
+        programs: of `heed.export.programs.programs_of`.
+        folder: an empty folder.
+        opset: the version of ONNX' operators, 17 to 24. From 23 on each attention is one `Attention` node.
+        precision: "float32", or "float16": weights take half the room, and what is computed stays float32.
+        external_above: files of more bytes keep their weights in one of their own beside them, `model.onnx.data`.
+
+    Returns:
+        The files, the models first.
+
+    Raises:
+        TaskError: for what ONNX cannot have: an operation, an opset, a precision.
+    """
+    if precision not in PRECISIONS:
+        raise TaskError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}")
+    files, beside = [], []
+    for program in programs:
+        with exportable.core(marked):
+            function = program.trace()
+        model = convert(function, opset=opset, halved=precision == "float16", name=program.name)
+        path = Path(folder) / _FILES.get(program.name, f"{program.name}.onnx")
+        if model.ByteSize() > external_above:
+            data = f"{path.name}.data"
+            onnx.save_model(
+                model,
+                str(path),
+                save_as_external_data=True,
+                all_tensors_to_one_file=True,
+                location=data,
+                size_threshold=1024,
+            )
+            beside.append(path.with_name(data))
+        else:
+            onnx.save_model(model, str(path))
+        onnx.checker.check_model(str(path), full_check=True)
+        files.append(path)
+    return [*files, *beside]

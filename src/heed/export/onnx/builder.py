@@ -1,0 +1,204 @@
+"""An ONNX graph in the making: nodes, constants and names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+Shape = tuple[int | None, ...] | None
+
+# A constant of more bytes than that is stored as it is, and nothing is worked out of it ahead.
+_FOLDED = 1 << 20
+# Weights from that many numbers on are stored in half, where that is wished.
+_HALVED = 16
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor.
+
+    Attributes:
+        dtype: as NumPy has it.
+        shape: as far as it is known; None for an unknown rank.
+        name: in the ONNX graph; "" for a constant that nothing has used yet.
+        constant: what it holds, if that is known and small.
+    """
+
+    dtype: np.dtype
+    shape: Shape
+    name: str = ""
+    constant: np.ndarray | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """The number of axes."""
+        return None if self.shape is None else len(self.shape)
+
+
+# What a node takes: a value, the name of what another node gave, numbers (a list holds int64), or nothing.
+Input = Value | str | np.ndarray | Sequence[int] | None
+
+
+class Builder:
+    """Collects the nodes of a graph and of those inside of it.
+
+    Args:
+        opset: the version of ONNX' operators.
+        halved: whether weights of float32 are stored as float16.
+    """
+
+    def __init__(self, opset: int, halved: bool = False) -> None:
+        self.opset, self.halved = opset, halved
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        self.place = ""  # the TensorFlow node that is being converted
+        self._main = self.nodes
+        self._names: dict[str, int] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._casts: dict[str, tuple[str, np.dtype]] = {}
+        self._made: dict[Any, Any] = {}  # what nodes have given that are at hand here
+        self._stored: list[onnx.NodeProto] = []
+
+    def unique(self, wish: str) -> str:
+        """A name that nothing has yet."""
+        count = self._names.get(wish, 0)
+        self._names[wish] = count + 1
+        return self.unique(f"{wish}_{count}") if count else wish
+
+    def node(self, kind: str, *inputs: Input, outputs: int = 1, **attributes: Any) -> Any:
+        """A node of operator `kind`: the name of its output, or the list of them if there are several.
+
+        What has been asked for before is not made again.
+        """
+        given = [self.input(x) for x in inputs]
+        attributes = {key: value for key, value in attributes.items() if value is not None}
+        made = (kind, *given, outputs, repr(sorted(attributes.items())))
+        if made in self._made:
+            return self._made[made]
+        name = self.unique(f"{self.place}/{kind}" if self.place else kind)
+        found = [name if outputs == 1 else f"{name}:{i}" for i in range(outputs)]
+        self.nodes.append(onnx.helper.make_node(kind, given, found, name=name, **attributes))
+        self._made[made] = found[0] if outputs == 1 else found
+        return self._made[made]
+
+    def input(self, x: Input) -> str:
+        """The name of a tensor, which is stored if it is a constant."""
+        if x is None or isinstance(x, str):
+            return x or ""
+        if not isinstance(x, Value):
+            return self._constant(np.asarray(x, None if isinstance(x, np.ndarray) else np.int64))
+        if not x.name and x.constant is not None:
+            x.name = self._constant(x.constant)
+        return x.name
+
+    def _constant(self, array: np.ndarray) -> str:
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self.weight("constant", array)
+        return self._constants[key]
+
+    def weight(self, wish: str, array: np.ndarray) -> str:
+        """Numbers that the graph holds; its name."""
+        name = self.unique(wish)
+        half = (
+            self.halved
+            and array.dtype == np.float32
+            and array.size >= _HALVED
+            and bool(np.all(np.abs(array) <= np.finfo(np.float16).max))
+        )
+        stored = f"{name}:half" if half else name
+        if half:
+            array = array.astype(np.float16)
+            self._stored.append(
+                onnx.helper.make_node(
+                    "Cast", [stored], [name], name=name, to=onnx.TensorProto.FLOAT
+                )
+            )
+        self.initializers[stored] = onnx.numpy_helper.from_array(array, stored)
+        return name
+
+    @property
+    def all_nodes(self) -> list[onnx.NodeProto]:
+        """The nodes of the outermost graph, in order."""
+        return [*self._stored, *self._main]
+
+    @contextlib.contextmanager
+    def inner(self) -> Iterator[list[onnx.NodeProto]]:
+        """Meanwhile nodes belong to a graph inside of this one, which sees all that is around it."""
+        outer, self.nodes = self.nodes, []
+        casts, self._casts = self._casts, dict(self._casts)
+        made, self._made = self._made, dict(self._made)
+        try:
+            yield self.nodes
+        finally:
+            self.nodes, self._casts, self._made = outer, casts, made
+
+    def cast(self, x: Input, dtype: Any) -> Input:
+        """`x` in another dtype. What was an int64 before it became an int32 is that again."""
+        dtype = np.dtype(dtype)
+        if isinstance(x, Value):
+            if x.dtype == dtype:
+                return x
+            if x.constant is not None:
+                return x.constant.astype(dtype)
+        if isinstance(x, np.ndarray):
+            return x.astype(dtype)
+        name = self.input(x)
+        before, was = self._casts.get(name, ("", None))
+        if was == dtype:
+            return before
+        return self.node("Cast", name, to=element_type(dtype))
+
+    def narrowed(self, name: str, dtype: Any) -> str:
+        """An int64 of ONNX as TensorFlow has it, int32 or int64; `cast` finds the way back."""
+        if np.dtype(dtype) == np.int64:
+            return name
+        result = self.node("Cast", name, to=element_type(dtype))
+        self._casts[result] = (name, np.dtype(np.int64))
+        return result
+
+    def where(self, condition: Input, x: Input, y: Input, dtype: Any) -> str:
+        """X where `condition`, else y; onnxruntime chooses from numbers alone, so that booleans take the long way."""
+        if np.dtype(dtype) != bool:
+            return self.node("Where", condition, x, y)
+        otherwise = self.node("And", self.node("Not", condition), y)
+        return self.node("Or", self.node("And", condition, x), otherwise)
+
+    def reduce(self, kind: str, x: Input, axes: Sequence[int], keep: bool) -> str:
+        """ReduceSum, ReduceMean, ...: before opset 18 all but the first had their axes as an attribute."""
+        if kind == "ReduceSum" or self.opset >= 18:
+            return self.node(kind, x, list(axes), keepdims=int(keep), noop_with_empty_axes=1)
+        if not axes:
+            return self.input(x)
+        return self.node(kind, x, axes=list(axes), keepdims=int(keep))
+
+    def shape(self, x: Input, start: int | None = None, end: int | None = None) -> Input:
+        """The sizes of the axes from `start` to before `end`, (count,) int64."""
+        if isinstance(x, Value) and x.shape is not None:
+            part = x.shape[start:end]
+            if None not in part:
+                return np.array(part, np.int64)
+        return self.node("Shape", x, start=start, end=end)
+
+    def concat(self, parts: Sequence[Input], axis: int = 0) -> Input:
+        """Joined; vectors of known numbers at once."""
+        if len(parts) == 1:
+            return parts[0]
+        if all(isinstance(x, np.ndarray) for x in parts):
+            return np.concatenate(parts, axis)  # type: ignore[arg-type]
+        return self.node("Concat", *parts, axis=axis)
+
+
+def element_type(dtype: Any) -> int:
+    """ONNX' number of a dtype."""
+    return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def small(array: np.ndarray) -> bool:
+    """Whether a constant may be worked with ahead."""
+    return array.nbytes <= _FOLDED

@@ -1,0 +1,179 @@
+"""Shapes: what asks for them and what changes them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from heed.export.onnx.builder import Builder, Input, Value
+from heed.export.onnx.registry import Converted, Op, converts
+
+
+def shape_input(op: Op, g: Builder, index: int) -> Input:
+    """A shape that an input holds, as int64."""
+    return g.cast(op.inputs[index], np.int64)
+
+
+@converts("Shape")
+def _shape(op: Op, g: Builder) -> Converted:
+    found = g.shape(op.inputs[0])
+    return found if isinstance(found, np.ndarray) else g.narrowed(g.input(found), op.dtype)
+
+
+@converts("ShapeN")
+def _shapes(op: Op, g: Builder) -> Converted:
+    return [
+        x if isinstance(x, np.ndarray) else g.narrowed(g.input(x), dtype)
+        for x, dtype in zip(map(g.shape, op.inputs), op.dtypes, strict=True)
+    ]
+
+
+@converts("Size")
+def _size(op: Op, g: Builder) -> Converted:
+    return g.narrowed(g.node("Size", op.inputs[0]), op.dtype)
+
+
+@converts("Rank")
+def _rank(op: Op, _: Builder) -> Converted:
+    return np.array(op.rank())
+
+
+@converts("Reshape")
+def _reshape(op: Op, g: Builder) -> Converted:
+    x, wanted = op.inputs
+    if x.shape is not None and op.shape == x.shape and x.shape.count(None) <= 1:
+        return x
+    if op.shape is not None and op.shape.count(None) <= 1 and 0 not in op.shape:
+        return g.node("Reshape", x, [-1 if n is None else n for n in op.shape])
+    if wanted.constant is not None:
+        return g.node("Reshape", x, wanted.constant.astype(np.int64), allowzero=1)
+    return g.node("Reshape", x, shape_input(op, g, 1), allowzero=1)
+
+
+@converts("BroadcastTo")
+def _broadcast(op: Op, g: Builder) -> Converted:
+    return g.node("Expand", op.inputs[0], shape_input(op, g, 1))
+
+
+@converts("BroadcastArgs")
+def _broadcast_shape(op: Op, g: Builder) -> Converted:
+    """The shape of both together: the larger one where neither is 0."""
+    lengths = [None if x.shape is None else x.shape[0] for x in op.inputs]
+    if None in lengths:
+        raise op.refused("the number of axes must be known")
+    longest = max(lengths)
+    one, other = (
+        g.concat([np.ones(longest - n, np.int64), g.cast(x, np.int64)])
+        for x, n in zip(op.inputs, lengths, strict=True)
+    )
+    whole = g.node("Where", g.node("Equal", one, np.array(1, np.int64)), other, one)
+    return g.narrowed(whole, op.dtype)
+
+
+@converts("Fill")
+def _fill(op: Op, g: Builder) -> Converted:
+    return g.node("Expand", op.inputs[1], shape_input(op, g, 0))
+
+
+@converts("Tile")
+def _tile(op: Op, g: Builder) -> Converted:
+    return g.node("Tile", op.inputs[0], shape_input(op, g, 1))
+
+
+@converts("ExpandDims")
+def _expand_dims(op: Op, g: Builder) -> Converted:
+    return g.node("Unsqueeze", op.inputs[0], [op.axis(1, op.rank() + 1)])
+
+
+@converts("Squeeze")
+def _squeeze(op: Op, g: Builder) -> Converted:
+    axes = [int(axis) % op.rank() for axis in op.attribute("squeeze_dims")]
+    return g.node("Squeeze", op.inputs[0], *([axes] if axes else []))
+
+
+@converts("Transpose")
+def _transpose(op: Op, g: Builder) -> Converted:
+    order = [int(axis) for axis in op.constant(1)]
+    if order == sorted(order):
+        return op.inputs[0]
+    return g.node("Transpose", op.inputs[0], perm=order)
+
+
+@converts("ConcatV2")
+def _concat(op: Op, g: Builder) -> Converted:
+    *parts, _ = op.inputs
+    axis = op.axis(len(parts))
+    # What is empty adds nothing.
+    there = [x for x in parts if x.shape is None or x.shape[axis] != 0] or parts[:1]
+    return there[0] if len(there) == 1 else g.node("Concat", *there, axis=axis)
+
+
+@converts("Pack")
+def _pack(op: Op, g: Builder) -> Converted:
+    axis = op.attribute("axis") % (op.rank() + 1)
+    # Sizes are of int64 in ONNX: what is packed of them is most often read as a shape again.
+    sizes = op.rank() == 0 and op.dtype == np.int32
+    parts: list[Input] = []
+    for value in op.inputs:
+        x = g.cast(value, np.int64) if sizes else value
+        if isinstance(x, Value) and x.constant is not None:
+            x = x.constant
+        known = isinstance(x, np.ndarray)
+        parts.append(np.expand_dims(x, axis) if known else g.node("Unsqueeze", x, [axis]))
+    joined = g.concat(parts, axis)
+    return g.narrowed(g.input(joined), op.dtype) if sizes else joined
+
+
+@converts("Unpack")
+def _unpack(op: Op, g: Builder) -> Converted:
+    axis = op.attribute("axis") % op.rank()
+    found = [
+        g.node("Gather", op.inputs[0], np.array(i, np.int64), axis=axis)
+        for i in range(op.attribute("num"))
+    ]
+    return found if len(found) != 1 else found[0]
+
+
+@converts("Split", "SplitV")
+def _split(op: Op, g: Builder) -> Converted:
+    source, axis_input = (1, 0) if op.kind == "Split" else (0, 2)
+    x = op.inputs[source]
+    axis = op.axis(axis_input, op.rank(source))
+    count = op.attribute("num_split")
+    if count == 1:
+        return x
+    sizes: Input
+    if op.kind == "SplitV":
+        given = op.constant(1).astype(np.int64)
+        if -1 in given:
+            whole = None if x.shape is None else x.shape[axis]
+            if whole is None:
+                raise op.refused("the size of a part is not known")
+            given = np.where(given == -1, whole - given[given != -1].sum(), given)
+        sizes = given
+    else:
+        length = g.shape(x, axis, axis + 1)
+        if isinstance(length, np.ndarray):
+            sizes = np.repeat(length // count, count)
+        else:
+            each = g.node("Div", length, [count])
+            sizes = g.node("Expand", each, [count])
+    return g.node("Split", x, sizes, outputs=count, axis=axis)
+
+
+@converts("Range")
+def _range(op: Op, g: Builder) -> Converted:
+    return g.node("Range", *op.inputs)
+
+
+@converts("Pad", "PadV2", "MirrorPad")
+def _pad(op: Op, g: Builder) -> Converted:
+    paddings = shape_input(op, g, 1)
+    if isinstance(paddings, np.ndarray):
+        pads: Input = paddings.T.ravel()
+    else:
+        pads = g.node("Reshape", g.node("Transpose", paddings, perm=[1, 0]), [-1])
+    if op.kind == "MirrorPad":
+        if op.attribute("mode") != b"REFLECT":
+            raise op.refused("ONNX pads with what is reflected, not with what is symmetric")
+        return g.node("Pad", op.inputs[0], pads, mode="reflect")
+    return g.node("Pad", op.inputs[0], pads, op.inputs[2] if op.kind == "PadV2" else None)

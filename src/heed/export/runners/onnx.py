@@ -1,0 +1,50 @@
+"""Runs the ONNX files of a folder with onnxruntime and NumPy; nothing of heed is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+# What onnxruntime calls a dtype, where NumPy calls it otherwise.
+_NAMES = {"float": "float32", "double": "float64"}
+
+
+def load(
+    folder: str | Path, threads: int | None = None
+) -> dict[str, Callable[..., dict[str, np.ndarray]]]:
+    """The programs of a folder by name: "serve", or "encode" and "decode_step".
+
+    Args:
+        folder: where the files are.
+        threads: how many compute; None leaves that to onnxruntime.
+
+    Returns:
+        Functions of arrays by name, which give arrays by name.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    return {
+        "serve" if path.stem == "model" else path.stem: _program(path, options)
+        for path in sorted(Path(folder).glob("*.onnx"))
+    }
+
+
+def _program(path: Path, options: Any) -> Callable[..., dict[str, np.ndarray]]:
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    dtypes = {x.name: x.type.removeprefix("tensor(").rstrip(")") for x in session.get_inputs()}
+    outputs = [x.name for x in session.get_outputs()]
+    # A graph has each name once: what comes out for an input of the next step is called "next_" and its name.
+    names = [x.removeprefix("next_") if x.removeprefix("next_") in dtypes else x for x in outputs]
+
+    def run(**tensors: Any) -> dict[str, np.ndarray]:
+        feeds = {
+            name: np.asarray(x, _NAMES.get(dtypes[name], dtypes[name]))
+            for name, x in tensors.items()
+        }
+        return dict(zip(names, session.run(outputs, feeds), strict=True))
+
+    return run

@@ -1,0 +1,48 @@
+"""`x[:, None]` as a slice and an axis, for runtimes that know few forms of slices."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from heed.export.context_patch import ContextPatch
+
+
+@contextlib.contextmanager
+def plain_slices() -> Iterator[None]:
+    """Meanwhile indexing a tensor adds the new axes by themselves, and slices only where there is something to cut."""
+    with _patch().active():
+        yield
+
+
+@functools.cache
+def _patch() -> ContextPatch:
+    return ContextPatch(tf.Tensor, "__getitem__", _make_getitem)
+
+
+def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
+    def getitem(x: Any, index: Any, var: Any = None) -> Any:
+        items = index if isinstance(index, (tuple, list)) else (index,)
+        if all(one is not None for one in items) or x.shape.rank is None:
+            return original(x, index, var)
+        given = sum(one is not None and one is not Ellipsis for one in items)
+        axes, axis = [], 0  # where the new ones are, in the result
+        for one in items:
+            if one is None:
+                axes.append(axis)
+            if one is Ellipsis:
+                axis += x.shape.rank - given
+            elif one is None or isinstance(one, slice):
+                axis += 1
+        others = tuple(one for one in items if one is not None)
+        if any(one is not Ellipsis and one != slice(None) for one in others):
+            x = original(x, others, var)
+        for axis in axes:
+            x = tf.expand_dims(x, axis)
+        return x
+
+    return getitem

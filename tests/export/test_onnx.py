@@ -1,0 +1,495 @@
+"""ONNX files give what the models give, at other batch sizes and lengths than anything was traced with."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import heed
+from heed import layers, models
+from heed.ops import Mask, dot_product_attention
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from heed.export.onnx import write  # noqa: E402
+from heed.export.programs import programs_of  # noqa: E402
+from heed.export.runners import onnx as runner  # noqa: E402
+from heed.seq2seq.errors import TaskError  # noqa: E402
+
+L = keras.layers
+WORDS, WIDTH = 20, 16
+SIZES = ((2, 5), (3, 7), (1, 1))
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
+RUNNER = Path(runner.__file__)
+
+
+def with_weights(model: Any) -> Any:
+    """The model with weights that matter, biases and norms too."""
+    rng = np.random.default_rng(1)
+    for weight in model.weights:
+        if "float" in str(weight.dtype):
+            drawn = rng.normal(size=weight.shape) * 0.3
+            weight.assign(np.abs(drawn) + 0.1 if "variance" in weight.name else drawn)
+    return model
+
+
+def written(model: Any, folder: Path, **options: Any) -> dict[str, Callable[..., Any]]:
+    write(programs_of(model), folder, **options)
+    return runner.load(folder, threads=1)
+
+
+def nodes_of(path: Path) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(path).graph.node)
+
+
+def drawn(model: keras.Model, batch: int, length: int) -> dict[str, np.ndarray]:
+    """Arrays for the inputs of a model: ids with padding at the end, floats, or 0 and 1 of masks."""
+    rng = np.random.default_rng(batch * 100 + length)
+    found = {}
+    for spec in programs_of(model)[0].inputs.values():
+        shape = [
+            n if n is not None else batch if i == 0 else length for i, n in enumerate(spec.shape)
+        ]
+        if spec.dtype.is_floating:
+            found[spec.name] = rng.normal(size=shape).astype("float32")
+        elif "mask" in spec.name:
+            found[spec.name] = np.ones(shape, spec.dtype.as_numpy_dtype)
+            found[spec.name][0, length // 2 + 1 :] = 0
+        else:
+            top = 2 if "segment" in spec.name else WORDS
+            found[spec.name] = rng.integers(0, top, shape).astype(spec.dtype.as_numpy_dtype)
+            if length > 2 and len(shape) > 1:
+                found[spec.name][0, -2:] = 0
+    return found
+
+
+def agrees(
+    model: keras.Model, folder: Path, sizes: Sequence[tuple[int, int]] = SIZES, **options: Any
+) -> Counter[str]:
+    """Compares the file with the model, and gives the kinds of its nodes."""
+    serve = written(model, folder, **options)["serve"]
+    for batch, length in sizes:
+        inputs = drawn(model, batch, length)
+        found = serve(**inputs)
+        with heed.set_implementation("portable"):
+            expected = programs_of(model)[0].function(
+                **{k: tf.constant(x) for k, x in inputs.items()}
+            )
+        assert set(found) == set(expected)
+        for name, x in expected.items():
+            assert found[name].shape == x.shape
+            np.testing.assert_allclose(found[name], x.numpy(), **TOLERANCE)
+    return nodes_of(folder / "model.onnx")
+
+
+def classifier(attend: Callable[[Any], Any], pool: bool = True) -> keras.Model:
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    x = attend(L.Embedding(WORDS, WIDTH, mask_zero=True)(ids))
+    x = L.LayerNormalization()(x)
+    x = L.GlobalAveragePooling1D()(x) if pool else x
+    return with_weights(keras.Model(ids, L.Dense(3, activation="softmax")(x)))
+
+
+def both_ways(x: Any) -> Any:
+    states = L.Bidirectional(L.LSTM(WIDTH // 2, return_sequences=True))(x)
+    return layers.AdditiveAttention(8)(states, states)
+
+
+CLASSIFIERS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "padded": (lambda x: layers.MultiHeadAttention(4, 4)(x, x), 1),
+    "causal": (lambda x: layers.MultiHeadAttention(4, 4)(x, x, use_causal_mask=True), 1),
+    "grouped": (
+        lambda x: layers.MultiHeadAttention(4, 4, num_key_value_heads=2, value_dim=6)(x, x),
+        1,
+    ),
+    "one head": (lambda x: layers.LuongAttention()(x, x), 1),
+    "two layers": (
+        lambda x: layers.TransformerEncoderLayer(2, 32)(layers.TransformerEncoderLayer(4, 32)(x)),
+        2,
+    ),
+    "additive": (lambda x: layers.AdditiveAttention(8)(x, x), 0),
+    "BiLSTM": (both_ways, 0),
+    "GRU": (lambda x: L.GRU(WIDTH, return_sequences=True)(x), 0),
+    "Keras": (lambda x: L.MultiHeadAttention(2, 8)(x, x, use_causal_mask=True), 0),
+}
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifier(name: str, opset: int, tmp_path: Path) -> None:
+    attend, count = CLASSIFIERS[name]
+    nodes = agrees(classifier(attend), tmp_path, opset=opset)
+    assert nodes["Attention"] == (count if opset >= 23 else 0)
+
+
+@pytest.mark.parametrize("opset", [18, 20, 22, 24])
+def test_other_opsets(opset: int, tmp_path: Path) -> None:
+    agrees(
+        classifier(lambda x: L.GRU(WIDTH)(layers.MultiHeadAttention(2, 8)(x, x)), False),
+        tmp_path,
+        opset=opset,
+    )
+    assert onnx.load(tmp_path / "model.onnx").opset_import[0].version == opset
+
+
+def test_images(tmp_path: Path) -> None:
+    x = images = keras.Input((8, 8, 3), name="images")
+    x = L.Conv2D(6, 3, padding="same", activation="gelu")(x)
+    x = L.MaxPooling2D()(L.BatchNormalization()(x))
+    x = layers.MultiHeadAttention(2, 4)(L.Reshape((16, 6))(x), L.Reshape((16, 6))(x))
+    model = keras.Model(images, L.Dense(3)(L.Flatten()(x)))
+    assert agrees(with_weights(model), tmp_path)["Attention"] == 1
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+def test_vision_transformer(opset: int, tmp_path: Path) -> None:
+    sizes = {"width": 8, "num_heads": 2, "feed_forward_width": 16}
+    config = models.VisionTransformerConfig(image_size=8, patch_size=4, num_classes=3, **sizes)
+    inner = models.VisionTransformer(config)
+    inner.build()
+    images = keras.Input((8, 8, 3), name="images")
+    model = with_weights(keras.Model(images, inner(images)))
+    assert agrees(model, tmp_path, opset=opset)["Attention"] == (2 if opset >= 23 else 0)
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("name", ["BertBackbone", "GPT2Backbone"])
+def test_keras_hub(name: str, opset: int, tmp_path: Path) -> None:
+    hub = pytest.importorskip("keras_hub", exc_type=ImportError)
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": WIDTH, "intermediate_dim": 32}
+    backbone = getattr(hub.models, name)
+    model = backbone(vocabulary_size=WORDS, max_sequence_length=12, dropout=0.0, **sizes)
+    with heed.accelerate():
+        nodes = agrees(with_weights(model), tmp_path, opset=opset)
+    assert nodes["Attention"] == (2 if opset >= 23 else 0)
+
+
+# Models that decode.
+
+
+def stepped(
+    programs: dict[str, Any], model: Any, source: np.ndarray, read: np.ndarray
+) -> np.ndarray:
+    """The scores (B, T, V) after each of the tokens `read` (B, T), step by step."""
+    steps = {program.name: program for program in programs_of(model)}["decode_step"]
+    known = programs["encode"](source=source) if "encode" in programs else {}
+    for name in steps.growing:
+        spec = steps.inputs[name]
+        known[name] = np.zeros([len(source), 0, *spec.shape[2:]], spec.dtype.as_numpy_dtype)
+    found = []
+    for i in range(read.shape[1]):
+        given = {name: known[name] for name in steps.inputs if name in known}
+        after = programs["decode_step"](tokens=read[:, i : i + 1], index=i, **given)
+        found.append(after.pop("logits"))
+        known |= after
+    return np.stack(found, 1)
+
+
+def decodes(model: Any, folder: Path, **options: Any) -> None:
+    """Compares encoding and decoding by steps with the model, which reads all at once."""
+    programs = written(model, folder, **options)
+    rng = np.random.default_rng(0)
+    for batch, length, steps in ((2, 5, 4), (1, 3, 6)):
+        source = rng.integers(3, WORDS, (batch, length)).astype("int32")
+        source[0, -1] = 0
+        read = rng.integers(3, WORDS, (batch, steps)).astype("int32")
+        read[:, 0] = 1
+        with heed.set_implementation("portable"):
+            memory = () if "encode" not in programs else model.encode_source(tf.constant(source))
+            expected = model.decode_all(tf.constant(read), memory)
+        np.testing.assert_allclose(
+            stepped(programs, model, source, read), expected.numpy(), **TOLERANCE
+        )
+
+
+def transformer(**options: Any) -> Any:
+    sizes: dict[str, Any] = {"width": WIDTH, "num_heads": 4, "feed_forward_width": 32}
+    model = models.Transformer(models.TransformerConfig(WORDS, WORDS, **{**sizes, **options}))
+    model.build()
+    return with_weights(model)
+
+
+def joined(path: Path) -> int:
+    """How many attentions join the past with what is new, and give both."""
+    nodes = [node for node in onnx.load(path).graph.node if node.op_type == "Attention"]
+    found = [node for node in nodes if len(node.input) == 6]
+    assert all(len(node.output) == 3 for node in found)
+    return len(found)
+
+
+@pytest.mark.parametrize("opset", [17, 23, 24])
+def test_transformer(opset: int, tmp_path: Path) -> None:
+    decodes(transformer(), tmp_path, opset=opset)
+    new = opset >= 23
+    assert nodes_of(tmp_path / "encode.onnx")["Attention"] == (2 if new else 0)
+    assert nodes_of(tmp_path / "decode_step.onnx")["Attention"] == (4 if new else 0)
+    assert joined(tmp_path / "decode_step.onnx") == (2 if new else 0)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "learned": {"position": "learned", "normalization": "rms", "gated": True},
+    "rotary": {"position": "rotary", "num_key_value_heads": 2, "qk_norm": True},
+    "alibi": {"position": "alibi", "soft_cap": 5.0, "activation": "gelu"},
+    "relative": {"position": "relative", "norm_first": False, "tie_embeddings": False},
+    "window": {"sliding_window": 3, "num_key_value_heads": 1},
+    "sinks": {"sinks": True, "activation": "silu", "value_dim": 6, "key_dim": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_a_transformer(name: str, opset: int, tmp_path: Path) -> None:
+    decodes(
+        transformer(encoder_layers=1, decoder_layers=1, **VARIANTS[name]), tmp_path, opset=opset
+    )
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+def test_language_model(opset: int, tmp_path: Path) -> None:
+    config = models.LanguageModelConfig(WORDS, width=WIDTH, num_heads=4, feed_forward_width=32)
+    model = models.LanguageModel(config)
+    model.build()
+    decodes(with_weights(model), tmp_path, opset=opset)
+    assert not (tmp_path / "encode.onnx").exists()
+    assert joined(tmp_path / "decode_step.onnx") == (2 if opset >= 23 else 0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "attention", "opset"), [("lstm", "additive", 17), ("gru", "dot", 23)]
+)
+def test_recurrent_translator(cell: str, attention: str, opset: int, tmp_path: Path) -> None:
+    config = models.RecurrentTranslatorConfig(
+        WORDS, WORDS, width=WIDTH, cell=cell, attention=attention
+    )
+    model = models.RecurrentTranslator(config)
+    model.build()
+    decodes(with_weights(model), tmp_path, opset=opset)
+
+
+# Masks and scores.
+
+
+@keras.saving.register_keras_serializable(package="heed_tests")
+class Attend(L.Layer):
+    """`dot_product_attention` with what `arguments` makes of the extra inputs."""
+
+    def __init__(self, arguments: Callable[..., dict[str, Any]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._arguments = arguments
+
+    def call(self, query: Any, key: Any, value: Any, *extra: Any) -> Any:
+        return dot_product_attention(query, key, value, **self._arguments(query, key, *extra))
+
+
+def attention_model(arguments: Callable[..., dict[str, Any]], *extra: Any) -> keras.Model:
+    query = keras.Input((None, 4, 8), name="query")
+    key, value = (keras.Input((None, 2, 8), name=name) for name in ("key", "value"))
+    inputs = [query, key, value, *(keras.Input(s, dtype=d, name=n) for n, s, d in extra)]
+    return keras.Model(inputs, Attend(arguments)(*inputs))
+
+
+LENGTHS = ("lengths", (), "int32")
+IDS = ("ids", (None,), "int32")
+MASKS: dict[str, tuple[Callable[..., dict[str, Any]], Sequence[Any]]] = {
+    "nothing": (lambda *_: {}, ()),
+    "causal": (lambda *_: {"is_causal": True}, ()),
+    "bottom_right": (lambda *_: {"mask": Mask.causal(align="bottom_right")}, ()),
+    "window": (lambda *_: {"mask": Mask.window(2, 1)}, ()),
+    "causal window": (lambda *_: {"mask": Mask.causal() & Mask.window(1, 1)}, ()),
+    "prefix": (lambda *_: {"mask": Mask.prefix(2)}, ()),
+    "lengths": (lambda q, k, n: {"mask": Mask.lengths(n % 4)}, (LENGTHS,)),
+    "causal lengths": (
+        lambda q, k, n: {"mask": Mask.lengths(n % 4), "is_causal": True},
+        (LENGTHS,),
+    ),
+    "segments": (lambda q, k, ids: {"mask": Mask.segments(ids % 2)}, (IDS,)),
+    "dense": (lambda q, k, ids: {"mask": (ids > 9)[:, None, None, :]}, (IDS,)),
+    "dense, one for all": (lambda q, k: {"mask": q[:1, :, 0, 0][:, None, :, None] > 0}, ()),
+    "bias": (
+        lambda q, k: {
+            "bias": keras.ops.where(
+                k[:, None, None, :, 0, 0] > 0.3, -np.inf, k[:, None, None, :, 1, 1]
+            ),
+            "soft_cap": 2.0,
+            "scale": 0.7,
+        },
+        (),
+    ),
+    "alibi": (
+        lambda q, k: {"alibi_slopes": np.array([0.1, 0.2, 0.3, 0.4], "float32"), "is_causal": True},
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("name", MASKS)
+def test_mask(name: str, opset: int, tmp_path: Path) -> None:
+    arguments, extra = MASKS[name]
+    nodes = agrees(attention_model(arguments, *extra), tmp_path, opset=opset)
+    assert nodes["Attention"] == (1 if opset >= 23 else 0)
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_that_see_nothing_are_0(causal: bool, opset: int, tmp_path: Path) -> None:
+    def arguments(query: Any, key: Any, ids: Any) -> dict[str, Any]:
+        return {"mask": (ids > 0)[:, None, :, None], "is_causal": causal}
+
+    serve = written(attention_model(arguments, IDS), tmp_path, opset=opset)["serve"]
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(2, 5, heads, 8)).astype("float32") for heads in (4, 2, 2))
+    ids = np.array([[1, 0, 1, 0, 1], [0, 0, 0, 0, 0]], "int32")
+    (output,) = serve(query=query, key=key, value=value, ids=ids).values()
+    assert np.all(output[ids == 0] == 0)
+    assert np.all(np.any(output[ids == 1] != 0, axis=-1))
+
+
+# Files.
+
+
+def dense(width: int = WIDTH) -> keras.Model:
+    x = keras.Input((None, width), name="x")
+    return with_weights(keras.Model(x, L.Dense(64, activation="tanh")(x)))
+
+
+def test_the_same_twice(tmp_path: Path) -> None:
+    model = classifier(CLASSIFIERS["padded"][0])
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        written(model, tmp_path / name)
+    one, other = ((tmp_path / name / "model.onnx").read_bytes() for name in ("a", "b"))
+    assert one == other
+
+
+def test_who_made_it(tmp_path: Path) -> None:
+    written(dense(), tmp_path)
+    model = onnx.load(tmp_path / "model.onnx")
+    assert (model.producer_name, model.producer_version) == ("heed", heed.__version__)
+    assert [x.name for x in model.graph.input] == ["x"]
+    assert [x.name for x in model.graph.output] == ["output_0"]
+
+
+def test_external_data(tmp_path: Path) -> None:
+    nodes = agrees(dense(), tmp_path, external_above=1000)
+    assert nodes["MatMul"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert (
+        (tmp_path / "model.onnx.data").stat().st_size
+        >= 4 * WIDTH * 64
+        > (tmp_path / "model.onnx").stat().st_size
+    )
+
+
+def test_float16_halves_the_weights(tmp_path: Path) -> None:
+    model, sizes = dense(512), []
+    for precision in ("float32", "float16"):
+        folder = tmp_path / precision
+        folder.mkdir()
+        serve = written(model, folder, precision=precision)["serve"]
+        x = drawn(model, 2, 3)["x"] * 0.1
+        np.testing.assert_allclose(serve(x=x)["output_0"], model(x), atol=5e-3)
+        sizes.append((folder / "model.onnx").stat().st_size)
+    assert sizes[1] < 0.52 * sizes[0]
+
+
+def test_a_weight_that_is_too_large_for_float16(tmp_path: Path) -> None:
+    model = dense()
+    model.weights[0].assign(np.full((WIDTH, 64), 1e5))
+    serve = written(model, tmp_path, precision="float16")["serve"]
+    assert np.all(serve(x=np.ones((1, 1, WIDTH)))["output_0"] == 1)
+
+
+def test_mixed_precision(tmp_path: Path) -> None:
+    x = keras.Input((None, WIDTH), name="x")
+    y = layers.MultiHeadAttention(2, 8, dtype="mixed_float16")(x, x, use_causal_mask=True)
+    model = with_weights(keras.Model(x, y))
+    serve = written(model, tmp_path)["serve"]
+    given = drawn(model, 2, 5)["x"]
+    found = serve(x=given)["output_0"]
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, model(given), atol=2e-2)
+    assert nodes_of(tmp_path / "model.onnx")["Attention"] == 1
+
+
+class Other(L.Layer):
+    """A layer of one function."""
+
+    def __init__(self, function: Callable[[Any], Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._function = function
+
+    def call(self, x: Any) -> Any:
+        return self._function(x)
+
+    def compute_output_spec(self, x: Any) -> Any:
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+def other(function: Callable[[Any], Any]) -> keras.Model:
+    x = keras.Input((None,), name="x")
+    return keras.Model(x, Other(function, name="strange")(x))
+
+
+def test_an_operation_without_a_form(tmp_path: Path) -> None:
+    message = "ONNX: `Lgamma` of `.*strange.*/Lgamma` cannot be converted: heed has no ONNX form of this operation"
+    with pytest.raises(TaskError, match=message):
+        written(other(tf.math.lgamma), tmp_path)
+
+
+def test_what_changes_a_variable(tmp_path: Path) -> None:
+    counter = tf.Variable(0.0)
+    with pytest.raises(TaskError, match="`AssignAddVariableOp` of .* it changes a variable"):
+        written(other(lambda x: x + counter.assign_add(1.0)), tmp_path)
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="onnxruntime has no bfloat16"):
+        written(other(lambda x: tf.cast(tf.cast(x, "bfloat16") * 2, "float32")), tmp_path)
+
+
+def test_tables(tmp_path: Path) -> None:
+    x = keras.Input((None,), dtype="int64", name="x")
+    model = keras.Model(x, L.IntegerLookup(vocabulary=[3, 5, 7])(x))
+    with pytest.raises(TaskError, match="reads a table"):
+        written(model, tmp_path)
+
+
+def test_text(tmp_path: Path) -> None:
+    x = keras.Input((1,), dtype="string", name="words")
+    model = keras.Model(x, L.StringLookup(vocabulary=["a"])(x))
+    with pytest.raises(TaskError, match="the input `words` is text"):
+        written(model, tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"opset": 16}, {"opset": 99}, {"precision": "int8"}])
+def test_unknown_options(options: dict[str, Any], tmp_path: Path) -> None:
+    (name,) = options
+    with pytest.raises(TaskError, match=f"`{name}` must be"):
+        written(dense(), tmp_path, **options)
+
+
+def test_the_runtime_needs_nothing_of_heed() -> None:
+    tree = ast.parse(RUNNER.read_text(encoding="utf-8"))
+    found = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    assert found - {"numpy", "onnxruntime"} <= set(sys.stdlib_module_names)
+
+
+def test_a_wrong_name_of_an_input(tmp_path: Path) -> None:
+    with pytest.raises((KeyError, ValueError), match="y"):
+        written(dense(), tmp_path)["serve"](y=np.ones((1, 1, WIDTH)))
