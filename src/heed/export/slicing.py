@@ -39,10 +39,17 @@ def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
             elif one is None or isinstance(one, slice):
                 axis += 1
         others = tuple(one for one in items if one is not None)
-        if any(one is not Ellipsis and one != slice(None) for one in others):
+        if not all(map(_is_whole, others)):
             x = original(x, others, var)
         for axis in axes:
             x = tf.expand_dims(x, axis)
         return x
 
     return getitem
+
+
+def _is_whole(item: Any) -> bool:
+    """Whether an index cuts nothing."""
+    if isinstance(item, slice):
+        return item.start is item.stop is item.step is None
+    return item is Ellipsis
