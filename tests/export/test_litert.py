@@ -361,8 +361,8 @@ def test_precisions(write: Any, tmp_path: pathlib.Path) -> None:
     assert 1e-3 < found["samples"] < 0.1
     weights = 4 * model.count_params()
     assert sizes["float16"] < sizes["float32"] - 0.45 * weights
-    assert sizes["int8"] < sizes["float32"] - 0.7 * weights
-    assert sizes["samples"] < sizes["float32"] - 0.7 * weights
+    assert sizes["int8"] < sizes["float32"] - 0.65 * weights
+    assert sizes["samples"] < sizes["float32"] - 0.65 * weights
 
 
 class Svd(keras.layers.Layer):
@@ -448,10 +448,10 @@ def test_nothing_is_printed(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture
 
 def test_operators_of_others_are_seen(tmp_path: pathlib.Path) -> None:
     """Those of loops too."""
-    graph = tf.function(lambda x: tf.while_loop(
-        lambda x: tf.reduce_sum(x) < 9, lambda x: (tf.math.lgamma(x) + 9,), (x,)
-    ), autograph=False).get_concrete_function(tf.TensorSpec((None,)))
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([graph])
+    body = lambda x: (tf.linalg.inv(x) + 9.0,)  # noqa: E731
+    loop = tf.function(lambda x: tf.while_loop(lambda x: x[0, 0] < 9, body, (x,)), autograph=False)
+    graph = loop.get_concrete_function(tf.TensorSpec((2, 2)))
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([graph], loop)
     converter.target_spec.supported_ops = [
         tf.lite.OpsSet.TFLITE_BUILTINS,
         tf.lite.OpsSet.SELECT_TF_OPS,
@@ -459,8 +459,8 @@ def test_operators_of_others_are_seen(tmp_path: pathlib.Path) -> None:
     content = converter.convert()
     path = tmp_path / "flex.tflite"
     path.write_bytes(content)
-    assert "custom FlexLgamma" in litert.operators(content)
-    assert {"custom FlexLgamma", "WHILE"} <= set(litert.operators(path))
+    assert "custom FlexMatrixInverse" in litert.operators(content)
+    assert {"custom FlexMatrixInverse", "WHILE"} <= set(litert.operators(path))
 
 
 def test_the_runner_says_what_is_missing(write: Any) -> None:

@@ -8,6 +8,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -75,7 +76,7 @@ def write(
         try:
             content = _converted(converter, precision, samples)
         except Exception as error:  # of many types, and all of them are about the model
-            raise _refusal(error, noise(), functions) from error
+            raise _refusal(error, noise(), functions) from None
     (pathlib.Path(folder) / FILE).write_bytes(content)
 
 
@@ -221,7 +222,8 @@ def _without_noise() -> Iterator[Any]:
         try:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
-            yield read
+            with warnings.catch_warnings(action="ignore"):
+                yield read
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`x[:, None]` as a slice and an axis, for runtimes that know few forms of slices."""
+"""Operations that few runtimes know, put into words that all of them know."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from heed.export.context_patch import ContextPatch
 
 
 @contextlib.contextmanager
-def plain_slices() -> Iterator[None]:
-    """Meanwhile indexing a tensor adds the new axes by themselves, and slices only where there is something to cut."""
-    with _patch().active():
+def plain_operations() -> Iterator[None]:
+    """Meanwhile `x[:, None]` is a slice, if there is something to cut, and an axis; and `ops.searchsorted` a count."""
+    with contextlib.ExitStack() as stack:
+        for patch in _patches():
+            stack.enter_context(patch.active())
         yield
 
 
 @functools.cache
-def _patch() -> ContextPatch:
-    return ContextPatch(tf.Tensor, "__getitem__", _make_getitem)
+def _patches() -> list[ContextPatch]:
+    from keras.src import backend
+
+    return [
+        ContextPatch(tf.Tensor, "__getitem__", _make_getitem),
+        ContextPatch(backend.numpy, "searchsorted", lambda _: _searchsorted),
+    ]
 
 
 def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,3 +60,10 @@ def _is_whole(item: Any) -> bool:
     if isinstance(item, slice):
         return item.start is item.stop is item.step is None
     return item is Ellipsis
+
+
+def _searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Any:
+    """How many of `sorted_sequence` (n,) stand before each of the values, int32."""
+    values = tf.expand_dims(tf.convert_to_tensor(values), -1)
+    before = sorted_sequence <= values if side == "right" else sorted_sequence < values
+    return tf.reduce_sum(tf.cast(before, tf.int32), -1)
