@@ -475,6 +475,16 @@ def test_the_runner_stands_alone() -> None:
         name.partition(".")[0]
         for node in ast.walk(tree)
         if isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [x.name for x in node.names])
+        for name in (
+            [node.module] if isinstance(node, ast.ImportFrom) else [x.name for x in node.names]
+        )
     }
-    assert names <= {"__future__", "ai_edge_litert", "collections", "numpy", "pathlib", "threading", "typing"}
+    assert names <= {
+        "__future__",
+        "ai_edge_litert",
+        "collections",
+        "numpy",
+        "pathlib",
+        "threading",
+        "typing",
+    }

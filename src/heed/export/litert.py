@@ -170,7 +170,7 @@ def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> Task
     nearest = "write that with other operations; a SavedModel has all of TensorFlow's"
     if dtype := _other_float(functions):
         return TaskError(
-            f"LiteRT computes in float32, not in {dtype} as {told}{more}. Nearest: the model with dtype=\"float32\" "
+            f'LiteRT computes in float32, not in {dtype} as {told}{more}. Nearest: the model with dtype="float32" '
             'and the same weights, written with precision="float16"'
         )
     if name.startswith(_LISTS):
