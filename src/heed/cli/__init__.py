@@ -109,6 +109,7 @@ _COMMANDS = {
     "translate": ("translate", "Translate the text given, or standard input."),
     "explain": ("explain", "Translate, and show on one page where each head looked."),
     "serve": ("serve", "Serve runs over HTTP, with a page to try them on."),
+    "export": ("export", "Make a run a model that needs no heed: SavedModel, LiteRT, ONNX ..."),
     "info": ("info", "Say which versions and which implementation of attention are in use."),
 }
 

@@ -1,0 +1,44 @@
+"""`heed export`: a run for a runtime without heed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from heed import seq2seq
+from heed.cli.arguments import Parser, given
+from heed.cli.streams import say
+from heed.seq2seq.startup import start_tensorflow
+
+_FORMATS = ("saved_model", "litert", "onnx", "ctranslate2")
+_OPTIONS = ("precision", "implementation", "opset")
+
+
+def add_export(parser: Parser) -> None:
+    """The arguments of `heed export`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--format", required=True, choices=_FORMATS, help="what to make of it")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
+    parser.add_argument(
+        "--precision", help="of the weights: float32 (default), float16, bfloat16 or int8"
+    )
+    parser.add_argument(
+        "--implementation", help="saved_model: portable (default), or native, which needs heed"
+    )
+    parser.add_argument(
+        "--opset", type=int, help="onnx: from 23 (default) on, attention is one node; from 17 on"
+    )
+    parser.epilog = "for example: heed export heed-runs/numbers --format onnx --out numbers-onnx"
+
+
+def run_export(parsed: argparse.Namespace) -> None:
+    """Exports, and says how far the artefact is from the run."""
+    run = seq2seq.RunFolder.open(parsed.run)
+    start_tensorflow()
+    from heed.export import export
+
+    done = export(run, parsed.out, format=parsed.format, **given(parsed, _OPTIONS))
+    for note in done.notes:
+        say(f"note: {note}")
+    say(str(done.agreement))
+    say(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {done.path}/run.py")
