@@ -435,7 +435,9 @@ def test_bad_options(options: Any, told: str, tmp_path: pathlib.Path) -> None:
 
 def test_samples_are_for_one_program(tmp_path: pathlib.Path) -> None:
     programs = [Program(name, lambda x: {"y": x}, {}) for name in ("encode", "decode_step")]
-    with pytest.raises(TaskError, match="of one program.*Received: the programs encode, decode_st"):
+    with pytest.raises(
+        TaskError, match=r"of one program.*Received: the programs encode, decode_st"
+    ):
         litert.write(programs, tmp_path, precision="int8", samples=[{}])
 
 

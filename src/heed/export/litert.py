@@ -22,8 +22,8 @@ FILE = "model.tflite"
 Precision = Literal["float32", "float16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
 
-# With samples these alone become products of integers. Eight bits for all else would hold either the number that hides a
-# score or the scores: attention would come out as a plain mean.
+# With samples these alone become products of integers. Eight bits for all else would hold either the number that hides
+# a score or the scores: attention would come out as a plain mean.
 _BY_RANGES = {"FULLY_CONNECTED", "CONV_2D", "GATHER"}
 # What the converter says of an operation: its type, and its place in the graph, which begins with the layers' names.
 _PLACE = re.compile(r'error: loc\(.*?fused\["(\w+):", "([^"@]*)')
@@ -83,8 +83,8 @@ def write(
 def operators(file: str | os.PathLike[str] | bytes) -> list[str]:
     """The names of all operators in a .tflite (a path or its bytes), sorted.
 
-    LiteRT's own are in capitals, as "BATCH_MATMUL". Others, which the runtime alone cannot run, are "custom NAME", those
-    of TensorFlow "custom FlexNAME".
+    LiteRT's own are in capitals, as "BATCH_MATMUL". Others, which the runtime alone cannot run, are "custom NAME",
+    those of TensorFlow "custom FlexNAME".
     """
     from tensorflow.lite.python import schema_py_generated as schema
 
