@@ -60,7 +60,7 @@ def test_anything_agrees_with_the_reference(data: st.DataObject) -> None:
     check(*data.draw(strategies.problems(block=(4, 4))))
 
 
-@pytest.mark.parametrize("kind", (*strategies.ALIGNED, *strategies.OTHERS))
+@pytest.mark.parametrize("kind", [*strategies.ALIGNED, *strategies.OTHERS])
 @given(data=st.data())
 def test_each_kind_of_mask(kind: Any, data: st.DataObject) -> None:
     shape = data.draw(strategies.shapes())
@@ -261,5 +261,5 @@ def test_caches_grow_inside_of_growing_alone() -> None:
 
 
 def test_dropout_is_refused() -> None:
-    with pytest.raises(ValueError, match="exportable implementation cannot run.*no dropout"):
+    with pytest.raises(ValueError, match=r"exportable implementation cannot run.*no dropout"):
         ops.dot_product_attention(*Shape().inputs(0), dropout=0.1)

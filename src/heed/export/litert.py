@@ -8,6 +8,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -21,9 +22,13 @@ FILE = "model.tflite"
 Precision = Literal["float32", "float16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
 
+# With samples these alone become products of integers. Eight bits for all else would hold either the number that hides
+# a score or the scores: attention would come out as a plain mean.
+_BY_RANGES = {"FULLY_CONNECTED", "CONV_2D", "GATHER"}
 # What the converter says of an operation: its type, and its place in the graph, which begins with the layers' names.
 _PLACE = re.compile(r'error: loc\(.*?fused\["(\w+):", "([^"@]*)')
-_NAMED = re.compile(r"error: '\w+\.(\w+)' op|(?:TF Select|Custom) ops: (\w+)")
+_NAMED = re.compile(r"error: 'tf\.(\w+)' op|(?:TF Select|Custom) ops: (\w+)")
+_LISTS = ("TensorList", "TensorArray")
 
 
 def write(
@@ -40,11 +45,13 @@ def write(
     Args:
         programs: what it holds; weights that they share are there once.
         folder: an existing one.
-        precision: of the weights. "float32"; "float16", which halves the file and computes in float32; "int8", a
-            quarter: matrices become 8-bit integers, and are multiplied with rows that are rounded to 8 bits when they
-            come ("dynamic range").
-        samples: inputs of the program "serve", arrays by name, as it will be given. With "int8" sums too are then
-            8-bit integers, in ranges that these samples have ("full integer"); inputs and outputs stay what they were.
+        precision: of the weights. "float32"; "float16", which halves them and computes in float32; "int8", a quarter:
+            matrices of 1,024 numbers and more become 8-bit integers, and are multiplied with rows that are rounded to
+            8 bits as they come ("dynamic range").
+        samples: with "int8": inputs of the program "serve", dictionaries of arrays as it will be given, some dozens,
+            the shortest and the longest among them. Products of weights are then of integers alone, rows rounded in the
+            ranges that they have in these samples, for hardware that wants that; less exact than without samples.
+            Attention and what else is no product of weights stays float32, and so do inputs and outputs.
 
     Raises:
         TaskError: for another precision, samples that do not fit, or what LiteRT has no operator for.
@@ -66,19 +73,18 @@ def write(
         module.weights = [x for function in functions.values() for x in function.graph.variables]
         tf.saved_model.save(module, saved, signatures=functions)
         converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=list(functions))
-        _set_precision(converter, precision, samples)
         try:
-            content = converter.convert()
-        except Exception as error:
-            raise _refusal(error, noise()) from error
+            content = _converted(converter, precision, samples)
+        except Exception as error:  # of many types, and all of them are about the model
+            raise _refusal(error, noise(), functions) from None
     (pathlib.Path(folder) / FILE).write_bytes(content)
 
 
 def operators(file: str | os.PathLike[str] | bytes) -> list[str]:
     """The names of all operators in a .tflite (a path or its bytes), sorted.
 
-    LiteRT's own are in capitals, as "BATCH_MATMUL". Others, which the runtime alone cannot run, are "custom NAME", those
-    of TensorFlow "custom FlexNAME".
+    LiteRT's own are in capitals, as "BATCH_MATMUL". Others, which the runtime alone cannot run, are "custom NAME",
+    those of TensorFlow "custom FlexNAME".
     """
     from tensorflow.lite.python import schema_py_generated as schema
 
@@ -94,20 +100,24 @@ def operators(file: str | os.PathLike[str] | bytes) -> list[str]:
     return sorted(found)
 
 
-def _set_precision(
+def _converted(
     converter: Any, precision: Precision, samples: Sequence[Mapping[str, np.ndarray]] | None
-) -> None:
-    builtins = tf.lite.OpsSet.TFLITE_BUILTINS
-    converter.target_spec.supported_ops = [builtins]
-    if precision == "float32":
-        return
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+) -> bytes:
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    if precision != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if precision == "float16":
         converter.target_spec.supported_types = [tf.float16]
-    elif samples is not None:
-        converter.representative_dataset = lambda: ((SERVE, dict(one)) for one in samples)
-        # What has no form for integers stays as it is.
-        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, builtins]
+    if samples is None:
+        return converter.convert()
+    from tensorflow.lite.python import convert
+
+    # In two steps, for only the second one can be told what to leave alone.
+    converter.representative_dataset = lambda: ((SERVE, dict(one)) for one in samples)
+    converter._experimental_calibrate_only = True
+    measured = bytes(converter.convert())
+    others = [name for name in operators(measured) if name not in _BY_RANGES]
+    return bytes(convert.mlir_quantize(measured, denylisted_ops=others))
 
 
 def _checked_samples(
@@ -145,19 +155,52 @@ def _checked_samples(
     return checked
 
 
-def _refusal(error: Exception, noise: str) -> TaskError:
+def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> TaskError:
     """One line for what the converter says in many."""
     text = f"{error}\n{noise}"
     places = dict(_PLACE.findall(text))
-    for match in _NAMED.findall(text):
-        places.setdefault(next(filter(None, match)), "")
     if not places:
-        return TaskError(f"LiteRT's converter failed: {_first_line(error)}. ONNX may take this model")
-    told = [name + (f" ({place})" if place else "") for name, place in sorted(places.items())]
-    return TaskError(
-        f"LiteRT has no operator for {', '.join(told)}. Leave out that layer or write it with other operations; "
-        "a SavedModel takes all of TensorFlow's"
-    )
+        places = {next(filter(None, match)): "" for match in _NAMED.findall(text)}
+    if not places:
+        return TaskError(f"LiteRT's converter failed: {_first_line(error)}. Nearest: a SavedModel")
+    name, place = min(places.items())
+    layer = place.rpartition("/")[0]
+    told = f"{name} in {layer}" if layer else name
+    more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+    nearest = "write that with other operations; a SavedModel has all of TensorFlow's"
+    if dtype := _other_float(functions):
+        return TaskError(
+            f'LiteRT computes in float32, not in {dtype} as {told}{more}. Nearest: the model with dtype="float32" '
+            'and the same weights, written with precision="float16"'
+        )
+    if name.startswith(_LISTS):
+        nearest = (
+            "LSTM, GRU, SimpleRNN or RNN of keras.layers in place of a loop over lists (ops.scan, ops.map, "
+            "TimeDistributed); a SavedModel takes it as it is"
+        )
+    return TaskError(f"LiteRT has no operator for {told}{more}. Nearest: {nearest}")
+
+
+def _other_float(functions: Mapping[str, Any]) -> str | None:
+    """The name of another type than float32 that matrices of the graphs have."""
+    products = ("MatMul", "BatchMatMulV2", "Einsum")
+    found = {
+        operation.outputs[0].dtype.name
+        for function in functions.values()
+        for graph in _graphs(function.graph)
+        for operation in graph.get_operations()
+        if operation.type in products
+    }
+    return min(found - {"float32"}, default=None)
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """A graph and those of its loops and branches."""
+    yield graph
+    for name in graph._functions:
+        inner = graph._get_function(name)
+        if getattr(inner, "graph", None) is not None:
+            yield inner.graph
 
 
 def _first_line(error: Exception) -> str:
@@ -179,7 +222,8 @@ def _without_noise() -> Iterator[Any]:
         try:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
-            yield read
+            with warnings.catch_warnings(action="ignore"):
+                yield read
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

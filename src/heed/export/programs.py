@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from heed.export.plain_operations import plain_operations
 from heed.export.recurrence import plain_loops
-from heed.export.slicing import plain_slices
 from heed.models import Decodable
 from heed.ops import set_implementation
 from heed.ops.backends.tensorflow import exportable
@@ -58,7 +58,7 @@ class Program:
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
     """Meanwhile what is traced has plain operations alone."""
-    with set_implementation("exportable"), plain_loops(), plain_slices():
+    with set_implementation("exportable"), plain_loops(), plain_operations():
         yield
 
 

@@ -138,12 +138,16 @@ def _loop(
         new_states = tree.pack_sequence_as(states, tree.flatten(new_states))
         if counts is not None:
             now = tf.gather(counts, time)
-            new = _where(now, new, tree.map_structure(tf.zeros_like, new) if zero_where_masked else output)
+            new = _where(
+                now, new, tree.map_structure(tf.zeros_like, new) if zero_where_masked else output
+            )
             new_states = _where(now, new_states, states)
         if all_outputs:
             here = tf.equal(tf.range(length), time)
             kept = tree.map_structure(
-                lambda x, rows: tf.where(_of_rank(here, rows), tf.expand_dims(x, 0), rows), new, kept
+                lambda x, rows: tf.where(_of_rank(here, rows), tf.expand_dims(x, 0), rows),
+                new,
+                kept,
             )
         return time + 1, new, new_states, kept
 

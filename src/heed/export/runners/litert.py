@@ -38,7 +38,9 @@ def _program(interpreter: Any, name: str, turn: Any) -> Callable[..., dict[str, 
     def run(**arrays: Any) -> dict[str, np.ndarray]:
         missing = set(inputs) - set(arrays)
         if missing:
-            raise ValueError(f"{name} needs {', '.join(inputs)}. Missing: {', '.join(sorted(missing))}")
+            raise ValueError(
+                f"{name} needs {', '.join(inputs)}. Missing: {', '.join(sorted(missing))}"
+            )
         given = {key: np.asarray(arrays[key], dtype, order="C") for key, dtype in inputs.items()}
         with turn:
             # It makes room anew only where a shape differs from that of the call before.

@@ -189,7 +189,9 @@ def _without_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
 
 def _swapped(x: tf.Tensor, heads_axis: int) -> tf.Tensor:
     """(B, T, N, H) to (B, N, T, H), and back."""
-    if x.shape[heads_axis] == 1:  # no number moves; LiteRT's converter trips over a transposed axis that is squeezed
+    if (
+        x.shape[heads_axis] == 1
+    ):  # no number moves; LiteRT's converter trips over a transposed axis that is squeezed
         return tf.expand_dims(tf.squeeze(x, heads_axis), 3 - heads_axis)
     return tf.transpose(x, (0, 2, 1, 3))
 
@@ -282,9 +284,13 @@ def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> t
 def _lse(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor:
     """(B, N, T), -inf where nothing is visible."""
     visible = _with_causal(scores, visible, is_causal)
-    if visible is not None:
-        scores = tf.where(visible, scores, tf.constant(float("-inf"), scores.dtype))
-    return tf.reduce_logsumexp(scores, axis=-1)
+    if visible is None:
+        return tf.reduce_logsumexp(scores, axis=-1)
+    # -inf is the logarithm of 0 here, and no constant: LiteRT's converter makes constants finite.
+    scores = tf.where(visible, scores, tf.constant(_HIDDEN, scores.dtype))
+    most = tf.reduce_max(scores, axis=-1, keepdims=True)
+    total = tf.reduce_sum(tf.exp(scores - most) * tf.cast(visible, scores.dtype), axis=-1)
+    return tf.math.log(total) + tf.squeeze(most, -1)
 
 
 def _with_causal(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Tensor | None:

@@ -1,0 +1,69 @@
+"""Operations that few runtimes know, put into words that all of them know."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from heed.export.context_patch import ContextPatch
+
+
+@contextlib.contextmanager
+def plain_operations() -> Iterator[None]:
+    """Meanwhile `x[:, None]` is a slice, if there is something to cut, and an axis; and `ops.searchsorted` a count."""
+    with contextlib.ExitStack() as stack:
+        for patch in _patches():
+            stack.enter_context(patch.active())
+        yield
+
+
+@functools.cache
+def _patches() -> list[ContextPatch]:
+    from keras.src import backend
+
+    return [
+        ContextPatch(tf.Tensor, "__getitem__", _make_getitem),
+        ContextPatch(backend.numpy, "searchsorted", lambda _: _searchsorted),
+    ]
+
+
+def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
+    def getitem(x: Any, index: Any, var: Any = None) -> Any:
+        items = index if isinstance(index, (tuple, list)) else (index,)
+        if all(one is not None for one in items) or x.shape.rank is None:
+            return original(x, index, var)
+        given = sum(one is not None and one is not Ellipsis for one in items)
+        axes, axis = [], 0  # where the new ones are, in the result
+        for one in items:
+            if one is None:
+                axes.append(axis)
+            if one is Ellipsis:
+                axis += x.shape.rank - given
+            elif one is None or isinstance(one, slice):
+                axis += 1
+        others = tuple(one for one in items if one is not None)
+        if not all(map(_is_whole, others)):
+            x = original(x, others, var)
+        for axis in axes:
+            x = tf.expand_dims(x, axis)
+        return x
+
+    return getitem
+
+
+def _is_whole(item: Any) -> bool:
+    """Whether an index cuts nothing."""
+    if isinstance(item, slice):
+        return item.start is item.stop is item.step is None
+    return item is Ellipsis
+
+
+def _searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Any:
+    """How many of `sorted_sequence` (n,) stand before each of the values, int32."""
+    values = tf.expand_dims(tf.convert_to_tensor(values), -1)
+    before = sorted_sequence <= values if side == "right" else sorted_sequence < values
+    return tf.reduce_sum(tf.cast(before, tf.int32), -1)

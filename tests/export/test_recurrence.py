@@ -1,0 +1,122 @@
+"""Keras' recurrent layers as plain loops give what Keras gives."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from heed.export.recurrence import plain_loops
+
+LISTS = ("TensorList", "TensorArray")
+
+LAYERS = {
+    "lstm": lambda: layers.LSTM(3),
+    "lstm, all": lambda: layers.LSTM(3, return_sequences=True, return_state=True),
+    "lstm, backwards": lambda: layers.LSTM(3, return_sequences=True, go_backwards=True),
+    "gru": lambda: layers.GRU(3, return_state=True),
+    "gru, all": lambda: layers.GRU(3, return_sequences=True, reset_after=False),
+    "simple": lambda: layers.SimpleRNN(3, return_sequences=True),
+    "stacked cells": lambda: layers.RNN([layers.LSTMCell(3), layers.GRUCell(2)], return_state=True),
+    "bidirectional": lambda: layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+    "bidirectional, last": lambda: layers.Bidirectional(layers.GRU(3), merge_mode="sum"),
+    "zeros": lambda: layers.RNN(
+        layers.GRUCell(3), return_sequences=True, zero_output_for_mask=True, go_backwards=True
+    ),
+    "zeros, last": lambda: layers.RNN(layers.GRUCell(3), zero_output_for_mask=True),
+    "convolution": lambda: layers.ConvLSTM1D(2, 3, return_sequences=True),
+}
+# Of 3 rows of 6 steps: padding at the end, at the start, in the middle, everywhere.
+MASK = np.array([[1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0]], bool)
+
+
+def node_types(function: Any) -> set[str]:
+    """All types of nodes, those of loops and branches included."""
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    return {node.op for node in nodes}
+
+
+def lists(function: Any) -> set[str]:
+    return {name for name in node_types(function) if name.startswith(LISTS)}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all steps", "masked"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_each_layer_gives_what_keras_gives(name: str, masked: bool) -> None:
+    layer, width = LAYERS[name](), (5, 4) if name == "convolution" else (4,)
+    x = np.random.default_rng(0).normal(size=(3, 6, *width)).astype("float32")
+    mask = MASK if masked else None
+    expected = layer(x, mask=mask)
+
+    @tf.function(
+        autograph=False,
+        input_signature=[
+            tf.TensorSpec((None, None, *width), tf.float32),
+            tf.TensorSpec((None, None), tf.bool),
+        ],
+    )
+    def run(x: Any, given: Any) -> Any:
+        with plain_loops():
+            return layer(x, mask=given if masked else None)
+
+    assert not lists(run.get_concrete_function())
+    found = run(x, MASK)
+    for actual, wanted in zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True):
+        np.testing.assert_allclose(actual, wanted, atol=1e-6)
+    # Another batch, and another length.
+    few = run(x[:1, :2], MASK[:1, :2])
+    expected = layer(x[:1, :2], mask=MASK[:1, :2] if masked else None)
+    for actual, wanted in zip(keras.tree.flatten(few), keras.tree.flatten(expected), strict=True):
+        np.testing.assert_allclose(actual, wanted, atol=1e-6)
+
+
+def test_states_are_taken_from_another_layer() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 6, 4)).astype("float32")
+    states = [x[:, 0, :3], x[:, 1, :3]]
+    layer = layers.LSTM(3, return_sequences=True)
+    expected = layer(x, initial_state=states)
+    with plain_loops():
+        found = layer(x, initial_state=states)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_an_unrolled_layer_stays_unrolled() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 6, 4)).astype("float32")
+    layer = layers.GRU(3, unroll=True)
+    expected = layer(x)
+
+    def run(x: Any) -> Any:
+        with plain_loops():
+            return layer(x)
+
+    graph = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec((3, 6, 4)))
+    assert not node_types(graph) & {"While", "StatelessWhile"}
+    np.testing.assert_allclose(graph(x), expected, atol=1e-6)
+
+
+def traced(layer: Any) -> Any:
+    graph = tf.function(lambda x: layer(x), autograph=False)
+    return graph.get_concrete_function(tf.TensorSpec((None, None, 4)))
+
+
+def test_keras_is_itself_afterwards_and_in_other_threads() -> None:
+    from keras.src import backend
+
+    before = backend.rnn, backend.lstm, backend.gru
+    layer = layers.LSTM(3)
+    layer.build((None, None, 4))
+    found = []
+    with plain_loops():
+        other = threading.Thread(target=lambda: found.append(lists(traced(layer))))
+        other.start()
+        other.join()
+        assert not lists(traced(layer))
+    assert found[0]
+    assert (backend.rnn, backend.lstm, backend.gru) == before
+    assert lists(traced(layer))
