@@ -7,16 +7,17 @@ model.bin, config.json and the vocabularies. In these the tokens stand in the or
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
 from heed._install import how_to_install
 from heed._numbers import check_integer
+from heed.layers import TransformerDecoderLayer
 from heed.models import LanguageModel, Transformer, TransformerEncoder
 from heed.models.config import TokensConfig
 from heed.ops import alibi_slopes, relative_position_buckets, sinusoidal_positions
@@ -161,9 +162,7 @@ def _specs() -> Any:
     try:
         from ctranslate2 import specs
     except ImportError:
-        raise TaskError(
-            f"this needs the ctranslate2 library: {how_to_install('export')}"
-        ) from None
+        raise TaskError(f"this needs the ctranslate2 library: {how_to_install('export')}") from None
     return specs
 
 
@@ -176,15 +175,15 @@ def _specification(model: Any, longest: int) -> Any:
     return specs.TransformerSpec(_encoder(model.encoder, longest), decoder)
 
 
-def _shared_options(config: TokensConfig, heads: int) -> dict[str, Any]:
-    """What is said of an encoder and of a decoder alike; `heads` of keys and values."""
+def _shared_options(config: TokensConfig) -> dict[str, Any]:
+    """What is said of an encoder and of a decoder alike."""
     own_width = config.num_heads * config.head_dim != config.width
     return {
         "pre_norm": config.norm_first,
         "activation": getattr(_specs().Activation, _ACTIVATIONS[config.activation]),
         "ffn_glu": config.gated,
         "rms_norm": config.normalization == "rms",
-        "num_heads_kv": heads if heads < config.num_heads else None,
+        "num_heads_kv": config.num_key_value_heads,
         "head_dim": config.head_dim if own_width else None,
         "qk_norm": config.qk_norm,
         # Features are paired with those half a head on.
@@ -195,16 +194,13 @@ def _shared_options(config: TokensConfig, heads: int) -> dict[str, Any]:
 
 def _encoder(encoder: Any, longest: int) -> Any:
     config = encoder.config
-    # CTranslate2 3 to 4.8 compute a single key/value head wrongly where rows of a batch differ in length.
-    heads = _stored_heads(config, alone=False)
-    biased = config.position in ("alibi", "relative")
     spec = _specs().TransformerEncoderSpec(
         config.encoder_layers,
         config.num_heads,
-        relative_attention_bias=biased,
-        **_shared_options(config, heads),
+        relative_attention_bias=config.position in ("alibi", "relative"),
+        **_shared_options(config),
     )
-    _fill_stack(spec, encoder, heads)
+    _fill_stack(spec, encoder)
     _set_embedding(spec.embeddings[0], encoder)
     _set_positions(spec, encoder, longest, bidirectional=True)
     return spec
@@ -212,7 +208,6 @@ def _encoder(encoder: Any, longest: int) -> Any:
 
 def _decoder(decoder: Any, longest: int) -> Any:
     config = decoder.config
-    heads = _stored_heads(config, alone=True)
     spec = _specs().TransformerDecoderSpec(
         config.decoder_layers,
         config.num_heads,
@@ -222,9 +217,9 @@ def _decoder(decoder: Any, longest: int) -> Any:
         alibi_use_positive_positions=False,
         alignment_layer=decoder.alignment_layer,
         alignment_heads=config.num_heads,
-        **_shared_options(config, heads),
+        **_shared_options(config),
     )
-    _fill_stack(spec, decoder, heads)
+    _fill_stack(spec, decoder)
     _set_embedding(spec.embeddings, decoder)
     _set_positions(spec, decoder, longest, bidirectional=False)
     if decoder.output_layer is None:
@@ -234,28 +229,15 @@ def _decoder(decoder: Any, longest: int) -> Any:
     return spec
 
 
-def _stored_heads(config: TokensConfig, alone: bool) -> int:
-    """How many heads of keys and values are written; `alone`: whether one by itself may be."""
-    heads = config.num_key_value_heads or config.num_heads
-    whole = config.num_heads * config.head_dim == config.width
-    return config.num_heads if heads == 1 and not (alone and whole) else heads
-
-
-def _fill_stack(spec: Any, stack: Any, heads: int) -> None:
+def _fill_stack(spec: Any, stack: Any) -> None:
     """The layers and the normalisation after them."""
     for one, block in zip(spec.layer, stack.blocks, strict=True):
-        crossed = hasattr(one, "attention")
-        attention = block.self_attention if hasattr(block, "self_attention") else block.attention
-        norm = (
-            block.self_attention_norm
-            if hasattr(block, "self_attention")
-            else block.attention_norm
-        )
-        _set_attention(one.self_attention, attention, norm, heads)
-        if crossed:
-            _set_attention(
-                one.attention, block.encoded_attention, block.encoded_attention_norm, heads
-            )
+        if isinstance(block, TransformerDecoderLayer):
+            _set_attention(one.self_attention, block.self_attention, block.self_attention_norm)
+            if block.cross_attention:
+                _set_attention(one.attention, block.encoded_attention, block.encoded_attention_norm)
+        else:
+            _set_attention(one.self_attention, block.attention, block.attention_norm)
         _set_norm(one.ffn.layer_norm, block.feed_forward_norm)
         _set_linear(one.ffn.linear_0, block.feed_forward.hidden_dense)
         if block.feed_forward.up_dense is not None:
@@ -265,12 +247,10 @@ def _fill_stack(spec: Any, stack: Any, heads: int) -> None:
         _set_norm(spec.layer_norm, stack.final_norm)
 
 
-def _set_attention(spec: Any, attention: Any, norm: Any, heads: int) -> None:
+def _set_attention(spec: Any, attention: Any, norm: Any) -> None:
     """The projections: of self-attention all three in one table, else those of key and value."""
     _set_norm(spec.layer_norm, norm)
-    repeats = heads // attention.num_key_value_heads
-    query = [(attention.query_dense, 1)]
-    read = [(attention.key_dense, repeats), (attention.value_dense, repeats)]
+    query, read = [attention.query_dense], [attention.key_dense, attention.value_dense]
     if len(spec.linear) == 2:
         _set_heads(spec.linear[0], query + read)
     else:
@@ -286,13 +266,12 @@ def _set_attention(spec: Any, attention: Any, norm: Any, heads: int) -> None:
         _set_norm(spec.k_norm, attention._key_norm)
 
 
-def _set_heads(spec: Any, projections: Sequence[tuple[Any, int]]) -> None:
-    """Projections to heads, kernels (D, heads, H), below each other in one table; each head so many times."""
-    kernels = [np.repeat(_array(one.kernel), times, axis=1) for one, times in projections]
-    spec.weight = np.concatenate([x.reshape(x.shape[0], -1).T for x in kernels])
-    if projections[0][0].bias is not None:
-        biases = [np.repeat(_array(one.bias), times, axis=0) for one, times in projections]
-        spec.bias = np.concatenate([x.reshape(-1) for x in biases])
+def _set_heads(spec: Any, projections: Sequence[Any]) -> None:
+    """Projections to heads, kernels (D, heads, H), below each other in one table (all features, D)."""
+    kernels = [_array(one.kernel) for one in projections]
+    spec.weight = np.concatenate([kernel.reshape(len(kernel), -1).T for kernel in kernels])
+    if projections[0].bias is not None:
+        spec.bias = np.concatenate([_array(one.bias).reshape(-1) for one in projections])
 
 
 def _set_linear(spec: Any, dense: Any) -> None:
@@ -331,7 +310,7 @@ def _set_positions(spec: Any, stack: Any, longest: int, bidirectional: bool) -> 
                 num_buckets=len(table),
                 max_distance=furthest,
             )
-            return table[np.asarray(buckets)]
+            return table[keras.ops.convert_to_numpy(buckets)]
 
         _set_bias(spec, learned, furthest, bidirectional)
     elif config.position == "alibi" and bidirectional:
@@ -422,4 +401,4 @@ def _to_bfloat16(specification: Any) -> None:
 
 
 def _array(weight: Any) -> _Array:
-    return np.asarray(weight, np.float32)
+    return np.asarray(keras.ops.convert_to_numpy(weight), np.float32)

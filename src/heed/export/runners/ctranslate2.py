@@ -15,7 +15,9 @@ import ctranslate2
 import numpy as np
 
 
-def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[..., dict[str, Any]]]:
+def load(
+    folder: str | Path, threads: int | None = None
+) -> dict[str, Callable[..., dict[str, Any]]]:
     """The model's program by name: "translate", or "generate" of a language model.
 
     Args:
@@ -42,7 +44,10 @@ def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[.
     def texts(ids: Any, tokens: list[str]) -> list[list[str]]:
         ids = np.asarray(ids)
         lengths = (ids != config["pad_id"]).sum(axis=1)
-        if ids.ndim != 2 or (ids[np.arange(ids.shape[1]) < lengths[:, None]] == config["pad_id"]).any():
+        if (
+            ids.ndim != 2
+            or (ids[np.arange(ids.shape[1]) < lengths[:, None]] == config["pad_id"]).any()
+        ):
             raise ValueError("ids must be (B, S), with padding behind each row and not within it")
         return [[tokens[i] for i in row[:length]] for row, length in zip(ids, lengths)]
 
@@ -63,16 +68,11 @@ def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[.
         generator = ctranslate2.Generator(str(folder), **names)
 
         def generate(prompt: Any, max_length: int) -> dict[str, Any]:
-            begun = texts(prompt, target)
+            rows = [[start, *row] for row in texts(prompt, target)]
             results = generator.generate_batch(
-                [[start, *row] for row in begun],
-                max_length=max_length,
-                min_length=0,
-                include_prompt_in_result=False,
-                **options,
+                rows, max_length=max_length + 1, min_length=0, **options
             )
-            rows = [[*row, *one.sequences[0]] for row, one in zip(begun, results)]
-            return padded(rows, max_length)
+            return padded([one.sequences[0] for one in results], max_length)
 
         programs: dict[str, Callable[..., dict[str, Any]]] = {"generate": generate}
     else:
@@ -81,8 +81,9 @@ def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[.
 
         def translate(source: Any, max_length: int) -> dict[str, Any]:
             rows, longest = texts(source, source_tokens), config["longest_source"]
-            if not all(rows) or longest and max(map(len, rows), default=0) > longest:
-                raise ValueError(f"a source must have 1 to {longest or 'any number of'} tokens")
+            if not all(rows) or (longest and max(map(len, rows), default=0) > longest):
+                most = f"at most {longest} tokens" if longest else "tokens"
+                raise ValueError(f"a source must not be empty, and have {most}")
             results = translator.translate_batch(
                 rows,
                 max_input_length=0,
