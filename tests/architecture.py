@@ -42,12 +42,10 @@ FRAMEWORK_FILES = ("ops/backends/*", "seq2seq/training*.py", "export/*")
 BASE_PACKAGES = {"keras", "numpy", "optree"}
 EXTRA_PACKAGES = {
     *("anyio", "fastapi", "matplotlib", "num2words", "polib", "prometheus_client", "pydantic"),
-    "ctranslate2",
     *("sacrebleu", "sentencepiece", "starlette", "tensorboard", "tqdm", "uvicorn", "yaml"),
 }
-# Folders that one command alone imports, which has said before what is missing; and files that stand alone, beside
-# an artefact.
-EXTRA_FILES = ("seq2seq/serving/*", "export/runners/*")
+# Folders that one command alone imports, which has said before what is missing.
+EXTRA_FILES = ("seq2seq/serving/*",)
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def test_the_extras_the_checker_knows_are_those_of_pyproject():
     text = (SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     lines = [
         line.strip().strip('",').split(">=")[0].replace("-", "_")
-        for extra in ("demo", "serve", "export")
+        for extra in ("demo", "serve")
         for line in text.split(f"\n{extra} = [", 1)[1].split("]\n", 1)[0].splitlines()
     ]
     names = {line for line in lines if line and not line.startswith("heed_attention")}

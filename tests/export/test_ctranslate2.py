@@ -50,7 +50,8 @@ LENGTH = 12
 def runner() -> ModuleType:
     """The runner's file by itself, under the name that it has beside an artefact."""
     spec = importlib.util.spec_from_file_location("runtime", RUNNER)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -252,7 +253,7 @@ def test_a_value_width_that_is_the_heads_own_is_none_too_many(tmp_path: Path) ->
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="no other model: .*Received: LearnedPositions"):
+    with pytest.raises(TaskError, match=r"no other model: .*Received: LearnedPositions"):
         export.write(LearnedPositions(4), tmp_path)
     pictures = VisionTransformer(
         VisionTransformerConfig(image_size=8, patch_size=4, width=24, num_heads=4, layers=1)
@@ -264,11 +265,11 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
 def test_arguments(tmp_path: Path) -> None:
     model = model_of(encoder_layers=1, decoder_layers=1)
-    with pytest.raises(TaskError, match="`quantization` must be one of.*Received: 'int4'"):
+    with pytest.raises(TaskError, match=r"`quantization` must be one of.*Received: 'int4'"):
         export.write(model, tmp_path, quantization="int4")
-    with pytest.raises(TaskError, match="`longest` must be .*Received: longest=0"):
+    with pytest.raises(TaskError, match=r"`longest` must be .*Received: longest=0"):
         export.write(model, tmp_path, longest=0)
-    with pytest.raises(TaskError, match="`target_tokens` must be 15 different.*3, of them 2 diff"):
+    with pytest.raises(TaskError, match=r"`target_tokens` must be 15 different.*3, of them 2 diff"):
         export.write(model, tmp_path, target_tokens=["a", "b", "a"])
     words = [f"w{i}" for i in range(15)]
     with pytest.raises(TaskError, match="must both have '<unk>', or call padding alike"):
@@ -365,7 +366,7 @@ def test_a_run_of_text(options: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_recurrent_run_is_refused(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", NumbersTask(("en",)), architecture="recurrent", width=16)
-    with pytest.raises(TaskError, match="no form of architecture='recurrent', which .*onnx can$"):
+    with pytest.raises(TaskError, match=r"no form of architecture='recurrent', which .*onnx can$"):
         export.write(run, tmp_path)
 
 

@@ -395,9 +395,10 @@ def _to_bfloat16(specification: Any) -> None:
     import tensorflow as tf
 
     for variable in specification.variables().values():
-        if not isinstance(variable, str) and not variable.is_scalar():
-            if variable.dtype == "float32":
-                variable.array = variable.array.astype(tf.bfloat16.as_numpy_dtype)
+        # An alias is a text.
+        table = not isinstance(variable, str) and not variable.is_scalar()
+        if table and variable.dtype == "float32":
+            variable.array = variable.array.astype(tf.bfloat16.as_numpy_dtype)
 
 
 def _array(weight: Any) -> _Array:

@@ -32,7 +32,7 @@ def load(
     folder = Path(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names = {"device": "auto", "intra_threads": threads or 0}
-    start, end, pad = (config[f"{name}_token"] for name in ("bos", "eos", "pad"))
+    start, pad = config["bos_token"], config["pad_token"]
     # Padding and the start are never decoded.
     options = {
         "beam_size": 1,
@@ -49,11 +49,11 @@ def load(
             or (ids[np.arange(ids.shape[1]) < lengths[:, None]] == config["pad_id"]).any()
         ):
             raise ValueError("ids must be (B, S), with padding behind each row and not within it")
-        return [[tokens[i] for i in row[:length]] for row, length in zip(ids, lengths)]
+        return [[tokens[i] for i in row[:length]] for row, length in zip(ids, lengths, strict=True)]
 
     def padded(rows: list[list[str]], length: int) -> dict[str, Any]:
         found = np.full((len(rows), length), config["pad_id"], np.int32)
-        for place, row in zip(found, rows):
+        for place, row in zip(found, rows, strict=True):
             ids = [number[token] for token in row[:length]]
             place[: len(ids)] = ids
         return {"tokens": found}
