@@ -1,7 +1,7 @@
 """What leaves Python of a model: functions of named tensors, traced with plain operations.
 
-A Keras model is one program, "serve". What decodes is two: "encode" makes of a source all that decoding reads of it, and
-"decode_step" reads one token and says what may follow. Around them a loop of some lines decodes, in whatever language.
+A Keras model is one program, "serve". What decodes is two: "encode" makes of a source all that decoding reads of it,
+and "decode_step" reads one token and says what may follow. A loop of some lines around them decodes, in any language.
 """
 
 from __future__ import annotations
@@ -42,9 +42,13 @@ class Program:
     growing: tuple[str, ...] = ()
     variables: Sequence[Any] = ()
 
-    def trace(self) -> Any:
-        """The function as a graph, a `ConcreteFunction` that is called with tensors by name."""
-        with exporting():
+    def trace(self, implementation: str = "exportable") -> Any:
+        """The function as a graph, a `ConcreteFunction` that is called with tensors by name.
+
+        Args:
+            implementation: of attention, as `heed.set_implementation` has it.
+        """
+        with exporting() if implementation == "exportable" else set_implementation(implementation):
             graph = tf.function(self.function, autograph=False)
             return graph.get_concrete_function(**self.inputs)
 
@@ -116,7 +120,7 @@ def _named(outputs: Any) -> dict[str, Any]:
 
 
 def _of_decodable(model: Any, source: tf.TensorSpec | None) -> list[Program]:
-    """ "encode" and "decode_step"; of a language model the latter alone."""
+    """Both programs of what decodes; of a language model "decode_step" alone."""
     if source is None:
         source = tf.TensorSpec((None, None), tf.int32, "source")
     rows = tf.TensorSpec((None, 1), tf.int32, "tokens")

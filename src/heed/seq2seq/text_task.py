@@ -150,9 +150,9 @@ class TextTask(Task):
         self.shares_vocabulary = models[0] == models[1]
         # What an id means on one side it then means on the other one, too.
         tags = [_tag(language) for language in self.languages]
-        self._source = Tokenizer(models[0], tags)
+        self.source_subwords = Tokenizer(models[0], tags)
         self.subwords = Tokenizer(models[1], tags if self.shares_vocabulary else ())
-        self.source_vocabulary_size = self._source.vocabulary_size
+        self.source_vocabulary_size = self.source_subwords.vocabulary_size
         self.target_vocabulary_size = self.subwords.vocabulary_size
         self.longest_target = check_integer("longest_target", config["longest_target"], least=1)
         self._longest = check_integer("longest", config["longest"], least=2)
@@ -333,7 +333,7 @@ class TextTask(Task):
 
     def _counts(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
         sources, targets = zip(*self._store.pairs(places), strict=True)
-        counts = self._source.counts(sources)
+        counts = self.source_subwords.counts(sources)
         if self.languages:
             counts += counts < np.iinfo(np.uint16).max  # the token of the language
         return np.stack([counts, self.subwords.counts(targets)], axis=1)
@@ -361,7 +361,7 @@ class TextTask(Task):
         return found
 
     def _ids(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:
-        sources = self._source.encode([source for source, _ in pairs])
+        sources = self.source_subwords.encode([source for source, _ in pairs])
         sources = [self._told(*one) for one in zip(sources, languages, strict=True)]
         targets = self.subwords.encode([target for _, target in pairs])
         return list(zip(sources, targets, strict=True))
@@ -370,7 +370,7 @@ class TextTask(Task):
         """The ids of a source after the token of the language that is wanted, if there is a choice."""
         if not self.languages:
             return ids
-        return [self._source.tag(_tag(language or self.languages[0])), *ids]
+        return [self.source_subwords.tag(_tag(language or self.languages[0])), *ids]
 
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
         """The batch of a step; each pair comes once an epoch, or as often as the weight of its corpus says."""
@@ -429,7 +429,7 @@ class TextTask(Task):
         """The tokenizers."""
         if _OF_VOCABULARY & set(chosen):
             return {}
-        return {"source_tokenizer": self._source, "target_tokenizer": self.subwords}
+        return {"source_tokenizer": self.source_subwords, "target_tokenizer": self.subwords}
 
     def evaluation_items(self) -> list[Item]:
         """The evaluation pairs, grouped by language; sources that are too long are cut, and say so."""
@@ -451,7 +451,7 @@ class TextTask(Task):
             line.encode()
         except UnicodeEncodeError:  # bytes that were no text when they were read
             raise TaskError("a sentence to translate must be UTF-8 text") from None
-        ids = self._source.encode([line.strip()])[0]
+        ids = self.source_subwords.encode([line.strip()])[0]
         if len(ids) == 1:  # some models take away letters that are not seen
             raise TaskError(
                 f"a sentence to translate must have letters that the tokenizer keeps. Received: {line!r}"
@@ -466,11 +466,11 @@ class TextTask(Task):
 
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """The language, the pieces of the source, and its end."""
-        return [*self._source.pieces(ids), "end"]
+        return [*self.source_subwords.pieces(ids), "end"]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
         """The words of the source; the language is none."""
-        return self._source.words(ids)
+        return self.source_subwords.words(ids)
 
     def to_config(self) -> dict[str, Any]:
         """Where the files are, what they held, and the longest target."""

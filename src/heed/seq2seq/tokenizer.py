@@ -73,7 +73,7 @@ class Tokenizer:
         self.unit = {kinds.WORD: "word", kinds.CHAR: "character"}.get(
             described.trainer_spec.model_type, "subword"
         )
-        self._goes_by_word = _goes_by_word(described)
+        self.goes_by_word = _goes_by_word(described)
         self._word = lru_cache(_WORDS)(self._by_library)
 
     @classmethod
@@ -131,11 +131,11 @@ class Tokenizer:
 
     def _ids(self, text: str) -> Iterator[int]:
         """Where no token goes beyond a word, the library is asked once for each: words come again."""
-        if self._goes_by_word and self.unit == "word":
+        if self.goes_by_word and self.unit == "word":
             text = text.replace(
                 _SPACE, " "
             )  # and unknown words stay apart, which the library joins
-        elif not self._goes_by_word or _SPACE in text:  # the library's own sign for a space
+        elif not self.goes_by_word or _SPACE in text:  # the library's own sign for a space
             return iter(self._by_library(text))
         return itertools.chain.from_iterable(self._word(word) for word in text.split(" ") if word)
 

@@ -1,0 +1,163 @@
+"""Runs the exported model in this folder, with NumPy and the runtime of its format alone.
+
+    python run.py TEXT ...            translates each text; without one, each line of standard input
+    python run.py --check IN OUT      answers to the arrays of an .npz file, for who compares them
+
+In Python: `Model(folder)`, and of that `programs`, `translate`, `scores`.
+"""
+
+import hashlib
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+VERSION = 1
+
+
+class Model:
+    """An exported model.
+
+    Attributes:
+        manifest: what manifest.json says.
+        programs: functions of arrays by name, which give dictionaries of arrays.
+    """
+
+    def __init__(self, folder=".", threads=None):
+        self.folder = folder = Path(folder)
+        self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        if self.manifest["version"] > VERSION:
+            raise SystemExit(
+                f"{folder} is of format {self.manifest['version']}; this reads {VERSION}"
+            )
+        for name, file in self.manifest["files"].items():
+            path = folder / name
+            if not path.is_file() or _checksum(path) != file["sha256"]:
+                raise SystemExit(f"{folder} is damaged: {name} is not as it was written")
+        found = importlib.util.spec_from_file_location("runtime", folder / "runtime.py")
+        runtime = importlib.util.module_from_spec(found)
+        found.loader.exec_module(runtime)
+        self.programs = runtime.load(folder, threads)
+
+    def translate(self, source, longest=None):
+        """The likeliest token in each step, (B, T) int32, padded after the end, of source ids (B, S)."""
+        ids, longest = self.manifest["decoding"], longest or self.manifest["decoding"]["longest"]
+        if "translate" in self.programs:
+            found = self.programs["translate"](source=source, max_length=np.int32(longest))
+            return found["tokens"]
+        step = self._steps(source)
+        tokens = np.full((len(source), 1), ids["start"], np.int32)
+        going, found = np.ones(len(source), bool), []
+        while len(found) < longest and going.any():
+            logits = step(tokens)
+            logits[:, [ids["pad"], ids["start"]]] = -np.inf
+            tokens = np.where(going, logits.argmax(-1), ids["pad"]).astype(np.int32)[:, None]
+            going &= tokens[:, 0] != ids["end"]
+            found.append(tokens)
+        return np.concatenate(found, axis=1)
+
+    def scores(self, source, read):
+        """The scores (B, T, V) of what follows each of the tokens `read` (B, T), of source ids (B, S)."""
+        step = self._steps(source)
+        return np.stack([step(read[:, i : i + 1]) for i in range(read.shape[1])], axis=1)
+
+    def _steps(self, source):
+        """A function of the next tokens (B, 1), which gives the scores of those after them (B, V)."""
+        known, index = {}, 0
+        if "encode" in self.programs:
+            known = self.programs["encode"](source=source)
+        program = self.manifest["programs"]["decode_step"]
+        for name in program["growing"]:
+            described = program["inputs"][name]
+            known[name] = np.zeros((len(source), 0, *described["shape"][2:]), described["dtype"])
+        known = {name: known[name] for name in program["inputs"] if name in known}
+
+        def step(tokens):
+            nonlocal index
+            found = self.programs["decode_step"](tokens=tokens, index=np.int32(index), **known)
+            index += 1
+            known.update({name: x for name, x in found.items() if name != "logits"})
+            return np.array(found["logits"], np.float32)
+
+        return step
+
+    def read(self, text):
+        """The source ids of a text: by SentencePiece if the model came with such a tokenizer, else token by token."""
+        tokens = self.manifest["tokens"]
+        pieces = text.split()
+        if tokens["source_model"]:
+            import sentencepiece
+
+            model = str(self.folder / tokens["source_model"])
+            processor = sentencepiece.SentencePieceProcessor(model_file=model)
+            pieces = processor.encode(text.strip(), out_type=str)
+        ids = {piece: i for i, piece in enumerate(tokens["source"])}
+        found = [ids.get(piece, self.manifest["decoding"]["unknown"]) for piece in pieces]
+        return found + [self.manifest["decoding"]["end"]] * tokens["source_ends"]
+
+    def write(self, ids):
+        """The text of target ids, up to the end."""
+        special = self.manifest["decoding"]
+        pieces = []
+        for i in ids:
+            if i == special["end"]:
+                break
+            if i not in (special["pad"], special["start"]):
+                pieces.append(self.manifest["tokens"]["target"][i])
+        return "".join(pieces).replace("▁", " ").strip()
+
+
+def _checksum(path):
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def _check(model, given, out):
+    """Answers to the arrays of a file, and the seconds that a second run of it takes."""
+    arrays = dict(np.load(given))
+    if "read" in arrays and "decode_step" in model.programs:
+        found = {"scores": model.scores(arrays["source"], arrays["read"])}
+    elif "read" in arrays:
+        found = {}
+    else:
+        found = model.programs["serve"](**arrays)
+    if "all" in arrays:
+        longest, parts = int(arrays["longest"]), range(0, len(arrays["all"]), 64)
+
+        def translate_all():
+            return [model.translate(arrays["all"][i : i + 64], longest) for i in parts]
+
+        run = translate_all
+    else:
+
+        def run():
+            return model.programs["serve"](**arrays)
+
+    answers = run()
+    began = time.monotonic()
+    run()
+    found["seconds"] = np.float64(time.monotonic() - began)
+    if "all" in arrays:
+        rows = [np.pad(x, ((0, 0), (0, longest - x.shape[1]))) for x in answers]
+        found["tokens"] = np.concatenate(rows)
+    np.savez(out, **found)
+
+
+def main():
+    """See above."""
+    model = Model(Path(__file__).parent)
+    if sys.argv[1:2] == ["--check"]:
+        _check(model, *sys.argv[2:])
+        return
+    if not model.manifest["tokens"]:
+        raise SystemExit("this model has no texts: use Model(folder).programs in Python")
+    for text in sys.argv[1:] or map(str.strip, sys.stdin):
+        ids = model.read(text)
+        print(model.write(model.translate(np.array([ids], np.int32))[0]) if ids else "")
+
+
+if __name__ == "__main__":
+    main()
