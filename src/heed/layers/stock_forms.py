@@ -47,6 +47,8 @@ SAME = {
     LayerNormalization: "LayerNormalization",
     RMSNormalization: "RMSNormalization",
 }
+# Whose stock forms do not hand on a Keras mask.
+_WITHOUT_MASK = (LearnedPositions, RMSNormalization, SinusoidalPositions)
 # By class, what does with stock layers what its `call` does: form(copy, layer, *args, **kwargs).
 FORMS: dict[type, Callable[..., Any]] = {}
 # By class of a model that is not of layers called one by one, the symbolic inputs of its form.
@@ -147,6 +149,7 @@ class StockCopy:
         self.reasons: dict[str, str] = {}
         self._made: dict[Any, Any] = {}
         self._kept: list[Any] = []  # so that no id is given anew
+        self._depth = 0  # of models within models
         self._weights: list[tuple[Any, Callable[[], Sequence[Any]]]] = []
 
     def set_weights(self) -> None:
@@ -156,25 +159,26 @@ class StockCopy:
 
     def model(self, model: keras.Model) -> keras.Model:
         """The copy of a Functional or Sequential model."""
-        if isinstance(model, keras.Sequential):
-            x = keras.Input(batch_shape=model.inputs[0].shape, dtype=model.inputs[0].dtype)
-            made = output = None
-            if model.layers:
-                output = x
-                for layer in model.layers:
-                    output = self.call(layer, output)
-                made = keras.Model(x, output, name=model.name)
-            return made
-        return keras.models.clone_model(
-            model, clone_function=lambda layer: layer, call_function=self.call
-        )
+        self._depth += 1
+        try:
+            if not isinstance(model, keras.Sequential):
+                return keras.models.clone_model(
+                    model, clone_function=lambda layer: layer, call_function=self.call
+                )
+            first = model.inputs[0]
+            inputs = x = keras.Input(batch_shape=first.shape, dtype=first.dtype, name=first.name)
+            for layer in model.layers:
+                x = self.call(layer, x)
+            return keras.Model(inputs, x, name=model.name)
+        finally:
+            self._depth -= 1
 
     def call(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
         """What the layer gives for symbolic tensors, by stock layers."""
-        if not ours(layer):
-            return self._theirs(layer)(*args, **kwargs)
         form = FORMS.get(type(layer))
         try:
+            if not ours(layer):
+                return self._theirs(layer, args)(*args, **kwargs)
             if form is None:
                 raise NoStockForm(f"no form in Keras' layers: {type(layer).__name__}")
             return form(self, layer, *args, **kwargs)
@@ -182,8 +186,11 @@ class StockCopy:
             self.reasons.setdefault(layer.name, str(reason))
         return layer(*args, **kwargs)  # so that the layers after it are seen too
 
-    def _theirs(self, layer: Any) -> Any:
+    def _theirs(self, layer: Any, args: Any) -> Any:
         """A copy of a layer, or of another operation, that is not heed's."""
+        masked = any(implicit_mask(x) is not None for x in keras.tree.flatten(args))
+        if masked and (lossy := [x.name for x in walk(layer) if isinstance(x, _WITHOUT_MASK)]):
+            raise NoStockForm(f"{', '.join(lossy)}, whose stock forms lose the Keras mask that it is given")
 
         def make() -> Any:
             if _has_graph(layer):
@@ -203,7 +210,7 @@ class StockCopy:
             self._made[place] = make()
         return self._made[place]
 
-    def part(self, layer: Any, within: Any = None) -> Any:
+    def part(self, layer: Any, within: Any = None, name: str = "") -> Any:
         """The one stock layer that stands for one of heed's, which may be a part of another."""
 
         def make() -> Any:
@@ -211,12 +218,12 @@ class StockCopy:
             if isinstance(layer, MultiHeadAttention):
                 if within is not None and config["num_key_value_heads"] != config["num_heads"]:
                     config["output_shape"] = None  # it is the width of the query, as always there
-                name, config = stock_attention(config)
+                kind, config = stock_attention(config)
             else:
-                name = SAME[type(layer)]
+                kind = SAME[type(layer)]
             if within is not None:
-                config["name"] = f"{within.name}_{layer.name}"
-            made = getattr(keras.layers, name).from_config(config)
+                config["name"] = f"{within.name}_{name or layer.name}"
+            made = getattr(keras.layers, kind).from_config(config)
             if not isinstance(layer, Dropout):
                 self._weights.append((made, layer.get_weights))
             return made
@@ -230,15 +237,33 @@ class StockCopy:
             within, lambda: make(name=whole, dtype=within.dtype_policy, **options), name or "itself"
         )
 
+    def keep_mask(self, x: Any, result: Any) -> Any:
+        """The result with the mask that `x` carries, where Keras' own layers and operations drop it.
+
+        The layers of this model are given it; those around it would not see it.
+        """
+        if (mask := implicit_mask(x)) is not None:
+            if self._depth > 1:
+                raise NoStockForm("a Keras mask, which its stock form loses within a nested model")
+            carry(result, mask)
+        return result
+
+    def normalize(self, x: Any, norm: Any, within: Any = None) -> Any:
+        """The tensor after a normalisation."""
+        normal = self.part(norm, within)(x)
+        return self.keep_mask(x, normal) if isinstance(norm, _WITHOUT_MASK) else normal
+
     def weigh(self, layer: Any, weights: Callable[[], Sequence[Any]]) -> Any:
         """Notes which weights a stock layer is to have; gives the layer."""
         if all(layer is not one for one, _ in self._weights):
             self._weights.append((layer, weights))
         return layer
 
-    def drop(self, x: Any, dropout: Any, within: Any, training: bool | None) -> Any:
+    def drop(
+        self, x: Any, dropout: Any, within: Any, training: bool | None, name: str = ""
+    ) -> Any:
         """The tensor after a dropout, if it drops anything."""
-        return self.part(dropout, within)(x, training=training) if dropout.rate else x
+        return self.part(dropout, within, name)(x, training=training) if dropout.rate else x
 
 
 def _same(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -248,6 +273,11 @@ def _same(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
 FORMS.update(dict.fromkeys(SAME, _same))
 
 
+@stock_form(RMSNormalization)
+def _rms_normalization(copy: StockCopy, layer: Any, inputs: Any) -> Any:
+    return copy.normalize(inputs, layer)
+
+
 @stock_form(MultiHeadAttention)
 def _attention(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(layer.call).bind(*args, **kwargs).arguments
@@ -255,7 +285,17 @@ def _attention(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
     _refuse({name: value for name, value in given.items() if name not in known})
     _check_mask(given.get("attention_mask"))
     _check_scores(given.get("return_attention_scores", False))
+    for name in ("query", "value", "key"):
+        masks = [given.get(f"{name}_mask"), implicit_mask(given.get(name))]
+        if masks := [mask for mask in masks if mask is not None]:
+            given[f"{name}_mask"] = _both(masks)
     return copy.part(layer)(**given)
+
+
+def _both(masks: Sequence[Any]) -> Any:
+    """What all masks allow."""
+    masks = [ops.cast(mask, "bool") for mask in masks]
+    return masks[0] if len(masks) == 1 else ops.logical_and(*masks)
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
@@ -296,16 +336,17 @@ def attend(
     masks = []
     each_head = attention_mask is not None and len(attention_mask.shape) == 4
     if attention_mask is not None:
-        masks.append(ops.cast(attention_mask, "bool"))
+        masks.append(attention_mask)
     if positions is not None:
         # Over (B, 1, S), or over (B, 1, 1, S).
-        over = ops.expand_dims(ops.cast(positions, "bool"), 1)
+        over = ops.expand_dims(positions, 1)
         masks.append(ops.expand_dims(over, 1) if each_head else over)
-    if each_head and any(implicit_mask(x) is not None for x in (query, value)):
+    carried = {"query_mask": implicit_mask(query), "value_mask": implicit_mask(value)}
+    if each_head and any(mask is not None for mask in carried.values()):
         raise NoStockForm("an attention_mask for each head where inputs carry a Keras mask")
     if masks:
-        joined = masks[0] if len(masks) == 1 else ops.logical_and(*masks)
-        arguments["attention_mask"] = joined
+        arguments["attention_mask"] = _both(masks)
+    arguments |= {name: mask for name, mask in carried.items() if mask is not None}
     return copy.part(attention, within)(query, value, **arguments)
 
 
@@ -319,12 +360,12 @@ def _step(
     training: bool | None,
 ) -> tuple[Any, ...]:
     """The residual connection around a part of a Transformer layer, as the layer has it."""
-    result = part(copy.part(norm, layer)(x) if layer.norm_first else x)
+    result = part(copy.normalize(x, norm, layer) if layer.norm_first else x)
     change, *rest = result if isinstance(result, (tuple, list)) else (result,)
     change = copy.drop(change, dropout, layer, training)
     add = copy.layer(layer, f"{norm.name.removesuffix('_norm')}_add", keras.layers.Add)
     x = add([x, change])
-    return (x if layer.norm_first else copy.part(norm, layer)(x)), *rest
+    return (x if layer.norm_first else copy.normalize(x, norm, layer)), *rest
 
 
 def _feed_forward_step(copy: StockCopy, layer: Any, x: Any, training: bool | None) -> Any:
@@ -430,7 +471,7 @@ def _feed_forward(
     if layer.up_dense is not None:
         up = copy.part(layer.up_dense, within)(inputs)
         hidden = copy.layer(within, "gated", keras.layers.Multiply)([hidden, up])
-    hidden = copy.drop(hidden, layer.dropout_layer, within, training)
+    hidden = copy.drop(hidden, layer.dropout_layer, within, training, "hidden_dropout")
     return copy.part(layer.output_dense, within)(hidden)
 
 
@@ -472,7 +513,7 @@ def _sinusoidal(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) 
     sines = np.arange(width) % 2 == 0
     angles = _positions(inputs, start_index) * np.repeat(frequencies, 2)[:width]
     table = ops.sin(angles) * sines.astype("float32") + ops.cos(angles) * (~sines).astype("float32")
-    return _added(inputs, table)
+    return _added(copy, inputs, table)
 
 
 @stock_form(LearnedPositions)
@@ -481,11 +522,9 @@ def _learned(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0, bef
     sizes = {"input_dim": layer.max_length, "output_dim": inputs.shape[-1]}
     embedding = copy.layer(named, "", keras.layers.Embedding, **sizes)
     places = ops.cast(ops.squeeze(_positions(inputs, start_index), -1), "int32")
-    return _added(inputs, copy.weigh(embedding, layer.get_weights)(places))
+    return _added(copy, inputs, copy.weigh(embedding, layer.get_weights)(places))
 
 
-def _added(x: Any, table: Any) -> Any:
+def _added(copy: StockCopy, x: Any, table: Any) -> Any:
     """The sum, with the mask of `x`."""
-    total = x + ops.cast(table, x.dtype)
-    carry(total, implicit_mask(x))
-    return total
+    return copy.keep_mask(x, x + ops.cast(table, x.dtype))
