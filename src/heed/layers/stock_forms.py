@@ -7,9 +7,10 @@ with the reason; all of a model's are told at once.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -52,7 +53,7 @@ _WITHOUT_MASK = (LearnedPositions, RMSNormalization, SinusoidalPositions)
 # By class, what does with stock layers what its `call` does: form(copy, layer, *args, **kwargs).
 FORMS: dict[type, Callable[..., Any]] = {}
 # By class of a model that is not of layers called one by one, the symbolic inputs of its form.
-INPUTS: dict[type, Callable[[Any], Any]] = {}
+INPUTS: dict[type, Callable[[], Any]] = {}
 
 
 class NoStockForm(ValueError):
@@ -121,6 +122,10 @@ def _has_graph(model: Any) -> bool:
     )
 
 
+def _no_form(layer: Any) -> str:
+    return f"no form in Keras' layers: {type(layer).__name__}"
+
+
 def stock_copy(model: keras.Model) -> keras.Model:
     """A model of Keras' layers that computes what this one does, with its weights.
 
@@ -128,11 +133,15 @@ def stock_copy(model: keras.Model) -> keras.Model:
         ValueError: if some of its layers cannot be written so; with the reason for each.
     """
     copy = StockCopy()
-    if type(model) in INPUTS:
-        inputs = INPUTS[type(model)](model)
+    if _has_graph(model):
+        made = copy.model(model)
+    elif type(model) in INPUTS:
+        if not model.built:
+            model.build()
+        inputs = INPUTS[type(model)]()
         made = keras.Model(inputs, copy.call(model, inputs), name=model.name)
     else:
-        made = copy.model(model)
+        copy.reasons[model.name] = _no_form(model)
     if copy.reasons:
         listed = "; ".join(f"layer {name!r} with {why}" for name, why in copy.reasons.items())
         raise ValueError(
@@ -150,6 +159,7 @@ class StockCopy:
         self._made: dict[Any, Any] = {}
         self._kept: list[Any] = []  # so that no id is given anew
         self._depth = 0  # of models within models
+        self._before = ""  # what names begin with
         self._weights: list[tuple[Any, Callable[[], Sequence[Any]]]] = []
 
     def set_weights(self) -> None:
@@ -175,16 +185,19 @@ class StockCopy:
 
     def call(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
         """What the layer gives for symbolic tensors, by stock layers."""
-        form = FORMS.get(type(layer))
         try:
             if not ours(layer):
                 return self._theirs(layer, args)(*args, **kwargs)
-            if form is None:
-                raise NoStockForm(f"no form in Keras' layers: {type(layer).__name__}")
-            return form(self, layer, *args, **kwargs)
+            return self.form(layer, *args, **kwargs)
         except NoStockForm as reason:
             self.reasons.setdefault(layer.name, str(reason))
         return layer(*args, **kwargs)  # so that the layers after it are seen too
+
+    def form(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same of a part of one of heed's layers; NoStockForm if there is none."""
+        if type(layer) not in FORMS:
+            raise NoStockForm(_no_form(layer))
+        return FORMS[type(layer)](self, layer, *args, **kwargs)
 
     def _theirs(self, layer: Any, args: Any) -> Any:
         """A copy of a layer, or of another operation, that is not heed's."""
@@ -201,6 +214,15 @@ class StockCopy:
             return made
 
         return self.once(layer, make)
+
+    @contextlib.contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Meanwhile the names of new layers begin with this one."""
+        before, self._before = self._before, f"{self._before}{name}_"
+        try:
+            yield
+        finally:
+            self._before = before
 
     def once(self, key: Any, make: Callable[[], Any], part: str = "") -> Any:
         """What `make` makes, once for each key and part: a layer that is called again is the same."""
@@ -221,9 +243,11 @@ class StockCopy:
                 kind, config = stock_attention(config)
             else:
                 kind = SAME[type(layer)]
-            if within is not None:
-                config["name"] = f"{within.name}_{name or layer.name}"
+            owner = "" if within is None else f"{within.name}_"
+            config["name"] = f"{self._before}{owner}{name or layer.name}"
             made = getattr(keras.layers, kind).from_config(config)
+            if isinstance(layer, RMSNormalization):
+                made.supports_masking = True  # it does, and warns that it does not
             if not isinstance(layer, Dropout):
                 self._weights.append((made, layer.get_weights))
             return made
@@ -232,7 +256,7 @@ class StockCopy:
 
     def layer(self, within: Any, name: str, make: Callable[..., Any], **options: Any) -> Any:
         """A stock layer that a form needs beside the parts of its layer."""
-        whole = f"{within.name}_{name}" if name else within.name
+        whole = self._before + (f"{within.name}_{name}" if name else within.name)
         return self.once(
             within, lambda: make(name=whole, dtype=within.dtype_policy, **options), name or "itself"
         )
@@ -483,18 +507,17 @@ class _Named:
 
 
 @stock_form(TokenEmbedding)
-def _token_embedding(copy: StockCopy, layer: Any, inputs: Any, before: str = "") -> Any:
+def _token_embedding(copy: StockCopy, layer: Any, inputs: Any) -> Any:
     config = layer.get_config()
-    named = copy.once(layer, lambda: _Named(f"{before}{layer.name}", layer.dtype_policy), "name")
     options = {name: value for name, value in config.items() if name.startswith("embeddings_")}
     options |= {"input_dim": layer.vocabulary_size, "output_dim": layer.width}
     embedding = copy.layer(
-        named, "", keras.layers.Embedding, mask_zero=layer.mask_zero, **options
+        layer, "", keras.layers.Embedding, mask_zero=layer.mask_zero, **options
     )
     x = copy.weigh(embedding, layer.get_weights)(inputs)
     if not layer.scale:
         return x
-    return copy.layer(named, "scale", keras.layers.Rescaling, scale=layer.width**0.5)(x)
+    return copy.layer(layer, "scale", keras.layers.Rescaling, scale=layer.width**0.5)(x)
 
 
 def _positions(x: Any, start_index: Any) -> Any:
@@ -517,10 +540,9 @@ def _sinusoidal(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) 
 
 
 @stock_form(LearnedPositions)
-def _learned(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0, before: str = "") -> Any:
-    named = copy.once(layer, lambda: _Named(f"{before}{layer.name}", layer.dtype_policy), "name")
+def _learned(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) -> Any:
     sizes = {"input_dim": layer.max_length, "output_dim": inputs.shape[-1]}
-    embedding = copy.layer(named, "", keras.layers.Embedding, **sizes)
+    embedding = copy.layer(layer, "", keras.layers.Embedding, **sizes)
     places = ops.cast(ops.squeeze(_positions(inputs, start_index), -1), "int32")
     return _added(copy, inputs, copy.weigh(embedding, layer.get_weights)(places))
 
