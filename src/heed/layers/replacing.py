@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from heed.layers.multi_head_attention import GROUPED
+from heed.layers.stock_forms import SAME, NoStockForm, several, stock_attention, stock_copy
 
 # Of a layer: module, class, registered name, and arguments.
 _Layer = tuple[str, str, str | None, dict[str, Any]]
 _OURS = "heed>MultiHeadAttention"
 _STOCK = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")
-# What every layer takes.
-_COMMON = {"name", "trainable", "dtype"}
-# What Keras' layers cannot do, with the value at which it is off.
-_BEYOND = {
-    "soft_cap": None,
-    "position": None,
-    "qk_norm": False,
-    "sinks": False,
-    "shared_projection": False,
-    "output_projection": True,
-}
+# heed's layers that are Keras' but for how they compute, by the name in their configs.
+_SAME = {f"heed>{cls.__name__}": name for cls, name in SAME.items()}
 
 
 def replace_attention(
@@ -59,6 +50,8 @@ def replace_attention(
     """
     if by not in ("heed", "keras"):
         raise ValueError(f'`by` must be "heed" or "keras". Received: by={by!r}')
+    if by == "keras" and several(model):
+        return stock_copy(model)
     found: list[str] = []
     config = _walk(keras.saving.serialize_keras_object(model), by, found)
     if not found:
@@ -99,27 +92,17 @@ def _into_heed(config: dict[str, Any]) -> _Layer | None:
 
 
 def _into_keras(config: dict[str, Any]) -> _Layer | None:
-    if config.get("registered_name") != _OURS:
+    registered = config.get("registered_name")
+    if registered in _SAME:
+        return "keras.layers", _SAME[registered], None, config["config"]
+    if registered != _OURS:
         return None
-    options = dict(config["config"])
-    beyond = [name for name, default in _BEYOND.items() if options.pop(name) != default]
-    beyond += [name for name in ("key_dim", "value_dim") if not isinstance(options[name], int)]
-    grouped = options["num_key_value_heads"] != options["num_heads"]
-    if grouped:
-        defaults = {"value_dim": options["key_dim"], "output_shape": None, "attention_axes": None}
-        beyond += [name for name, default in defaults.items() if options.pop(name) != default]
-    else:
-        del options["num_key_value_heads"]
-    name = "GroupQueryAttention" if grouped else "MultiHeadAttention"
-    if grouped:
-        names = {ours: stock for stock, ours in GROUPED.items()}
-        options = {names.get(option, option): value for option, value in options.items()}
-    known = {*inspect.signature(getattr(keras.layers, name)).parameters, *_COMMON}
-    # An older Keras knows fewer.
-    beyond += [option for option in set(options) - known if options.pop(option)]
-    if beyond:
+    options = config["config"]
+    try:
+        name, stock = stock_attention(options)
+    except NoStockForm as beyond:
         raise ValueError(
             f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: layer "
-            f"{options['name']!r} with {', '.join(beyond)}"
-        )
-    return "keras.layers", name, None, options
+            f"{options['name']!r} with {beyond}"
+        ) from None
+    return "keras.layers", name, None, stock

@@ -39,6 +39,9 @@ from heed.models.token_classifier import TokenClassifier
 from heed.models.transformer import Transformer
 from heed.models.vision_transformer import VisionTransformer
 
+# isort: split
+import heed.models._stock_forms  # noqa: F401  (for `replace_attention`)
+
 __all__ = [
     "Decodable",
     "Ensemble",

@@ -1,0 +1,98 @@
+"""Runs a CTranslate2 model folder that heed wrote, by token ids. It needs NumPy and ctranslate2, nothing of heed.
+
+`load(folder)["translate"](source=ids, max_length=50)["tokens"]` are the likeliest tokens, step by step; of a language
+model it is `load(folder)["generate"](prompt=ids, max_length=50)`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+
+
+def load(
+    folder: str | Path, threads: int | None = None
+) -> dict[str, Callable[..., dict[str, Any]]]:
+    """The model's program by name: "translate", or "generate" of a language model.
+
+    Args:
+        folder: the model folder.
+        threads: how many threads compute; None lets CTranslate2 choose.
+
+    Returns:
+        A function of `source` (B, S) or `prompt` (B, P), int32 with padding behind each row, and `max_length`, the most
+        tokens of a result, its end and a prompt included. It gives {"tokens": (B, max_length) int32}, with padding
+        behind the end.
+    """
+    folder = Path(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    names = {"device": "auto", "intra_threads": threads or 0}
+    start, pad = config["bos_token"], config["pad_token"]
+    # Padding and the start are never decoded.
+    options = {
+        "beam_size": 1,
+        "sampling_topk": 1,
+        "suppress_sequences": [[pad], [start]],
+        "return_end_token": True,
+    }
+
+    def texts(ids: Any, tokens: list[str]) -> list[list[str]]:
+        ids = np.asarray(ids)
+        lengths = (ids != config["pad_id"]).sum(axis=1)
+        if (
+            ids.ndim != 2
+            or (ids[np.arange(ids.shape[1]) < lengths[:, None]] == config["pad_id"]).any()
+        ):
+            raise ValueError("ids must be (B, S), with padding behind each row and not within it")
+        return [[tokens[i] for i in row[:length]] for row, length in zip(ids, lengths, strict=True)]
+
+    def padded(rows: list[list[str]], length: int) -> dict[str, Any]:
+        found = np.full((len(rows), length), config["pad_id"], np.int32)
+        for place, row in zip(found, rows, strict=True):
+            ids = [number[token] for token in row[:length]]
+            place[: len(ids)] = ids
+        return {"tokens": found}
+
+    def vocabulary(side: str) -> list[str]:
+        path = folder / f"{side}vocabulary.json"
+        path = path if path.exists() else folder / "shared_vocabulary.json"
+        return list(json.loads(path.read_text(encoding="utf-8")))
+
+    if (folder / "vocabulary.json").exists():
+        target = vocabulary("")
+        generator = ctranslate2.Generator(str(folder), **names)
+
+        def generate(prompt: Any, max_length: int) -> dict[str, Any]:
+            rows = [[start, *row] for row in texts(prompt, target)]
+            results = generator.generate_batch(
+                rows, max_length=max_length + 1, min_length=0, **options
+            )
+            return padded([one.sequences[0] for one in results], max_length)
+
+        programs: dict[str, Callable[..., dict[str, Any]]] = {"generate": generate}
+    else:
+        source_tokens, target = vocabulary("source_"), vocabulary("target_")
+        translator = ctranslate2.Translator(str(folder), **names)
+
+        def translate(source: Any, max_length: int) -> dict[str, Any]:
+            rows, longest = texts(source, source_tokens), config["longest_source"]
+            if not all(rows) or (longest and max(map(len, rows), default=0) > longest):
+                most = f"at most {longest} tokens" if longest else "tokens"
+                raise ValueError(f"a source must not be empty, and have {most}")
+            results = translator.translate_batch(
+                rows,
+                max_input_length=0,
+                max_decoding_length=max_length,
+                min_decoding_length=0,
+                **options,
+            )
+            return padded([one.hypotheses[0] for one in results], max_length)
+
+        programs = {"translate": translate}
+    number = {token: i for i, token in enumerate(target)}
+    return programs

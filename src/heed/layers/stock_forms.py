@@ -1,0 +1,552 @@
+"""heed's layers written in Keras' own, for models that load without heed.
+
+A form is a function that does to symbolic tensors, with stock layers, what a layer's `call` does. `stock_copy` goes
+through the graph of a model and puts the forms in the place of the layers. A form that cannot be raises `NoStockForm`
+with the reason; all of a model's are told at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from heed.layers.attend import together
+from heed.layers.dropout import Dropout
+from heed.layers.embedding import TokenEmbedding
+from heed.layers.feed_forward import FeedForward
+from heed.layers.flat_dense import FlatDense, FlatEinsumDense
+from heed.layers.masks import carry, implicit_mask
+from heed.layers.multi_head_attention import GROUPED, MultiHeadAttention
+from heed.layers.normalization import LayerNormalization, RMSNormalization
+from heed.layers.positions import LearnedPositions, SinusoidalPositions
+from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
+from heed.ops import Mask
+
+# What every layer takes.
+_COMMON = {"name", "trainable", "dtype"}
+# What Keras' attention cannot do, with the value at which it is off.
+_BEYOND = {
+    "soft_cap": None,
+    "position": None,
+    "qk_norm": False,
+    "sinks": False,
+    "shared_projection": False,
+    "output_projection": True,
+}
+# heed's layers that are Keras' but for how they compute.
+SAME = {
+    Dropout: "Dropout",
+    FlatDense: "Dense",
+    FlatEinsumDense: "EinsumDense",
+    LayerNormalization: "LayerNormalization",
+    RMSNormalization: "RMSNormalization",
+}
+# Whose stock forms do not hand on a Keras mask.
+_WITHOUT_MASK = (LearnedPositions, RMSNormalization, SinusoidalPositions)
+# By class, what does with stock layers what its `call` does: form(copy, layer, *args, **kwargs).
+FORMS: dict[type, Callable[..., Any]] = {}
+# By class of a model that is not of layers called one by one, the symbolic inputs of its form.
+INPUTS: dict[type, Callable[[], Any]] = {}
+
+
+class NoStockForm(ValueError):
+    """Why a layer cannot be written in Keras' own."""
+
+
+def stock_form(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a function the form of the layers of a class."""
+
+    def registered(form: Callable[..., Any]) -> Callable[..., Any]:
+        FORMS[cls] = form
+        return form
+
+    return registered
+
+
+def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Keras' class and its arguments, for the config of one of heed's multi-head attentions.
+
+    Raises:
+        NoStockForm: with the options that Keras' layers do not have.
+    """
+    options = dict(config)
+    beyond = [name for name, default in _BEYOND.items() if options.pop(name) != default]
+    beyond += [name for name in ("key_dim", "value_dim") if not isinstance(options[name], int)]
+    grouped = options["num_key_value_heads"] != options["num_heads"]
+    if grouped:
+        defaults = {"value_dim": options["key_dim"], "output_shape": None, "attention_axes": None}
+        beyond += [name for name, default in defaults.items() if options.pop(name) != default]
+    else:
+        del options["num_key_value_heads"]
+    name = "GroupQueryAttention" if grouped else "MultiHeadAttention"
+    if grouped:
+        names = {ours: stock for stock, ours in GROUPED.items()}
+        options = {names.get(option, option): value for option, value in options.items()}
+    known = {*inspect.signature(getattr(keras.layers, name)).parameters, *_COMMON}
+    # An older Keras knows fewer.
+    beyond += [option for option in set(options) - known if options.pop(option)]
+    if beyond:
+        raise NoStockForm(", ".join(beyond))
+    return name, options
+
+
+def ours(layer: Any) -> bool:
+    """Whether it takes heed to load this layer."""
+    return type(layer).__module__.split(".")[0] == "heed"
+
+
+def several(model: keras.Model) -> bool:
+    """Whether a model has layers, or is one, that one layer of Keras cannot stand for."""
+    layers = (layer for layer in (model, *walk(model)) if ours(layer))
+    return any(type(layer) is not MultiHeadAttention and type(layer) not in SAME for layer in layers)
+
+
+def walk(model: Any) -> list[Any]:
+    """The layers of a Functional or Sequential model and of those within it; of others none."""
+    found = []
+    for layer in model.layers if _has_graph(model) else ():
+        found += [layer, *walk(layer)]
+    return found
+
+
+def _has_graph(model: Any) -> bool:
+    return isinstance(model, keras.Sequential) or (
+        isinstance(model, keras.Model) and type(model).__name__ in ("Functional", "Model")
+    )
+
+
+def _no_form(layer: Any) -> str:
+    return f"no form in Keras' layers: {type(layer).__name__}"
+
+
+def stock_copy(model: keras.Model) -> keras.Model:
+    """A model of Keras' layers that computes what this one does, with its weights.
+
+    Raises:
+        ValueError: if some of its layers cannot be written so; with the reason for each.
+    """
+    copy = StockCopy()
+    if _has_graph(model):
+        made = copy.model(model)
+    elif type(model) in INPUTS:
+        if not model.built:
+            model.build()
+        inputs = INPUTS[type(model)]()
+        made = keras.Model(inputs, copy.call(model, inputs), name=model.name)
+    else:
+        copy.reasons[model.name] = _no_form(model)
+    if copy.reasons:
+        listed = "; ".join(f"layer {name!r} with {why}" for name, why in copy.reasons.items())
+        raise ValueError(
+            f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: {listed}"
+        )
+    copy.set_weights()
+    return made
+
+
+class StockCopy:
+    """One copy in the making: the stock layers so far, whose weights they have, and what could not be said."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self._made: dict[Any, Any] = {}
+        self._kept: list[Any] = []  # so that no id is given anew
+        self._depth = 0  # of models within models
+        self._before = ""  # what names begin with
+        self._weights: list[tuple[Any, Callable[[], Sequence[Any]]]] = []
+
+    def set_weights(self) -> None:
+        """Gives all stock layers the weights of the layers for which they stand."""
+        for layer, weights in self._weights:
+            layer.set_weights(weights())
+
+    def model(self, model: keras.Model) -> keras.Model:
+        """The copy of a Functional or Sequential model."""
+        self._depth += 1
+        try:
+            if not isinstance(model, keras.Sequential):
+                return keras.models.clone_model(
+                    model, clone_function=lambda layer: layer, call_function=self.call
+                )
+            first = model.inputs[0]
+            inputs = x = keras.Input(batch_shape=first.shape, dtype=first.dtype, name=first.name)
+            for layer in model.layers:
+                x = self.call(layer, x)
+            return keras.Model(inputs, x, name=model.name)
+        finally:
+            self._depth -= 1
+
+    def call(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the layer gives for symbolic tensors, by stock layers."""
+        try:
+            if not ours(layer):
+                return self._theirs(layer, args)(*args, **kwargs)
+            return self.form(layer, *args, **kwargs)
+        except NoStockForm as reason:
+            self.reasons.setdefault(layer.name, str(reason))
+        return layer(*args, **kwargs)  # so that the layers after it are seen too
+
+    def form(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same of a part of one of heed's layers; NoStockForm if there is none."""
+        if type(layer) not in FORMS:
+            raise NoStockForm(_no_form(layer))
+        return FORMS[type(layer)](self, layer, *args, **kwargs)
+
+    def _theirs(self, layer: Any, args: Any) -> Any:
+        """A copy of a layer, or of another operation, that is not heed's."""
+        masked = any(implicit_mask(x) is not None for x in keras.tree.flatten(args))
+        if masked and (lossy := [x.name for x in walk(layer) if isinstance(x, _WITHOUT_MASK)]):
+            raise NoStockForm(f"{', '.join(lossy)}, whose stock forms lose the Keras mask that it is given")
+
+        def make() -> Any:
+            if _has_graph(layer):
+                return self.model(layer)
+            made = type(layer).from_config(layer.get_config())
+            if isinstance(layer, keras.layers.Layer) and layer.weights:
+                self._weights.append((made, layer.get_weights))
+            return made
+
+        return self.once(layer, make)
+
+    @contextlib.contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Meanwhile the names of new layers begin with this one."""
+        before, self._before = self._before, f"{self._before}{name}_"
+        try:
+            yield
+        finally:
+            self._before = before
+
+    def once(self, key: Any, make: Callable[[], Any], part: str = "") -> Any:
+        """What `make` makes, once for each key and part: a layer that is called again is the same."""
+        place = (id(key), part)
+        if place not in self._made:
+            self._kept.append(key)
+            self._made[place] = make()
+        return self._made[place]
+
+    def part(self, layer: Any, within: Any = None, name: str = "") -> Any:
+        """The one stock layer that stands for one of heed's, which may be a part of another."""
+
+        def make() -> Any:
+            config = layer.get_config()
+            if isinstance(layer, MultiHeadAttention):
+                if within is not None and config["num_key_value_heads"] != config["num_heads"]:
+                    config["output_shape"] = None  # it is the width of the query, as always there
+                kind, config = stock_attention(config)
+            else:
+                kind = SAME[type(layer)]
+            owner = "" if within is None else f"{within.name}_"
+            config["name"] = f"{self._before}{owner}{name or layer.name}"
+            made = getattr(keras.layers, kind).from_config(config)
+            if isinstance(layer, RMSNormalization):
+                made.supports_masking = True  # it does, and warns that it does not
+            if not isinstance(layer, Dropout):
+                self._weights.append((made, layer.get_weights))
+            return made
+
+        return self.once(layer, make)
+
+    def layer(self, within: Any, name: str, make: Callable[..., Any], **options: Any) -> Any:
+        """A stock layer that a form needs beside the parts of its layer."""
+        whole = self._before + (f"{within.name}_{name}" if name else within.name)
+        return self.once(
+            within, lambda: make(name=whole, dtype=within.dtype_policy, **options), name or "itself"
+        )
+
+    def keep_mask(self, x: Any, result: Any) -> Any:
+        """The result with the mask that `x` carries, where Keras' own layers and operations drop it.
+
+        The layers of this model are given it; those around it would not see it.
+        """
+        if (mask := implicit_mask(x)) is not None:
+            if self._depth > 1:
+                raise NoStockForm("a Keras mask, which its stock form loses within a nested model")
+            carry(result, mask)
+        return result
+
+    def normalize(self, x: Any, norm: Any, within: Any = None) -> Any:
+        """The tensor after a normalisation."""
+        normal = self.part(norm, within)(x)
+        return self.keep_mask(x, normal) if isinstance(norm, _WITHOUT_MASK) else normal
+
+    def weigh(self, layer: Any, weights: Callable[[], Sequence[Any]]) -> Any:
+        """Notes which weights a stock layer is to have; gives the layer."""
+        if all(layer is not one for one, _ in self._weights):
+            self._weights.append((layer, weights))
+        return layer
+
+    def drop(
+        self, x: Any, dropout: Any, within: Any, training: bool | None, name: str = ""
+    ) -> Any:
+        """The tensor after a dropout, if it drops anything."""
+        return self.part(dropout, within, name)(x, training=training) if dropout.rate else x
+
+
+def _same(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return copy.part(layer)(*args, **kwargs)
+
+
+FORMS.update(dict.fromkeys(SAME, _same))
+
+
+@stock_form(RMSNormalization)
+def _rms_normalization(copy: StockCopy, layer: Any, inputs: Any) -> Any:
+    return copy.normalize(inputs, layer)
+
+
+@stock_form(MultiHeadAttention)
+def _attention(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(layer.call).bind(*args, **kwargs).arguments
+    known = inspect.signature(keras.layers.MultiHeadAttention.call).parameters
+    _refuse({name: value for name, value in given.items() if name not in known})
+    _check_mask(given.get("attention_mask"))
+    _check_scores(given.get("return_attention_scores", False))
+    for name in ("query", "value", "key"):
+        masks = [given.get(f"{name}_mask"), implicit_mask(given.get(name))]
+        if masks := [mask for mask in masks if mask is not None]:
+            given[f"{name}_mask"] = _both(masks)
+    return copy.part(layer)(**given)
+
+
+def _both(masks: Sequence[Any]) -> Any:
+    """What all masks allow."""
+    masks = [ops.cast(mask, "bool") for mask in masks]
+    return masks[0] if len(masks) == 1 else ops.logical_and(*masks)
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """NoStockForm if one of these arguments of a call is given."""
+    if named := [name for name, value in given.items() if value is not None]:
+        raise NoStockForm(f"{', '.join(named)} in its call")
+
+
+def _check_mask(mask: Any) -> None:
+    if isinstance(mask, Mask):
+        raise NoStockForm("a heed.Mask as attention_mask, instead of a tensor,")
+
+
+def _check_scores(wanted: Any) -> None:
+    if not isinstance(wanted, bool):
+        raise NoStockForm(f"return_attention_scores={wanted!r}")
+
+
+def attend(
+    copy: StockCopy,
+    attention: Any,
+    within: Any,
+    query: Any,
+    value: Any,
+    positions: Any,
+    attention_mask: Any,
+    **arguments: Any,
+) -> Any:
+    """What an attention that is part of a layer gives.
+
+    Args:
+        positions: (B, S) which positions of the value are real, or None; those that it carries hold too.
+        attention_mask: which of them each query may see, or None.
+        **arguments: of the call.
+    """
+    _check_mask(attention_mask)
+    _check_scores(arguments["return_attention_scores"])
+    masks = []
+    each_head = attention_mask is not None and len(attention_mask.shape) == 4
+    if attention_mask is not None:
+        masks.append(attention_mask)
+    if positions is not None:
+        # Over (B, 1, S), or over (B, 1, 1, S).
+        over = ops.expand_dims(positions, 1)
+        masks.append(ops.expand_dims(over, 1) if each_head else over)
+    carried = {"query_mask": implicit_mask(query), "value_mask": implicit_mask(value)}
+    if each_head and any(mask is not None for mask in carried.values()):
+        raise NoStockForm("an attention_mask for each head where inputs carry a Keras mask")
+    if masks:
+        arguments["attention_mask"] = _both(masks)
+    arguments |= {name: mask for name, mask in carried.items() if mask is not None}
+    return copy.part(attention, within)(query, value, **arguments)
+
+
+def _step(
+    copy: StockCopy,
+    layer: Any,
+    x: Any,
+    part: Callable[[Any], Any],
+    norm: Any,
+    dropout: Any,
+    training: bool | None,
+) -> tuple[Any, ...]:
+    """The residual connection around a part of a Transformer layer, as the layer has it."""
+    result = part(copy.normalize(x, norm, layer) if layer.norm_first else x)
+    change, *rest = result if isinstance(result, (tuple, list)) else (result,)
+    change = copy.drop(change, dropout, layer, training)
+    add = copy.layer(layer, f"{norm.name.removesuffix('_norm')}_add", keras.layers.Add)
+    x = add([x, change])
+    return (x if layer.norm_first else copy.normalize(x, norm, layer)), *rest
+
+
+def _feed_forward_step(copy: StockCopy, layer: Any, x: Any, training: bool | None) -> Any:
+    def part(x: Any) -> Any:
+        return _feed_forward(copy, layer.feed_forward, x, training, f"{layer.name}_")
+
+    norm, dropout = layer.feed_forward_norm, layer.feed_forward_dropout
+    return _step(copy, layer, x, part, norm, dropout, training)[0]
+
+
+@stock_form(TransformerEncoderLayer)
+def _encoder_layer(
+    copy: StockCopy,
+    layer: Any,
+    inputs: Any,
+    mask: Any = None,
+    attention_mask: Any = None,
+    position_bias: Any = None,
+    alibi_slopes: Any = None,
+    rotary_positions: Any = None,
+    use_causal_mask: bool = False,
+    return_attention_scores: bool = False,
+    training: bool | None = None,
+) -> Any:
+    _refuse(
+        {
+            "position_bias": position_bias,
+            "alibi_slopes": alibi_slopes,
+            "rotary_positions": rotary_positions,
+        }
+    )
+    arguments = {
+        "use_causal_mask": use_causal_mask,
+        "return_attention_scores": return_attention_scores,
+        "training": training,
+    }
+
+    def part(x: Any) -> Any:
+        return attend(copy, layer.attention, layer, x, x, mask, attention_mask, **arguments)
+
+    norm, dropout = layer.attention_norm, layer.attention_dropout_layer
+    x, *scores = _step(copy, layer, inputs, part, norm, dropout, training)
+    return together(_feed_forward_step(copy, layer, x, training), *scores)
+
+
+@stock_form(TransformerDecoderLayer)
+def _decoder_layer(
+    copy: StockCopy,
+    layer: Any,
+    inputs: Any,
+    encoded: Any = None,
+    inputs_mask: Any = None,
+    encoded_mask: Any = None,
+    attention_mask: Any = None,
+    cross_attention_mask: Any = None,
+    position_bias: Any = None,
+    alibi_slopes: Any = None,
+    rotary_positions: Any = None,
+    cache: Any = None,
+    cache_index: Any = None,
+    use_causal_mask: bool = True,
+    return_attention_scores: bool = False,
+    training: bool | None = None,
+) -> Any:
+    _refuse(
+        {
+            "position_bias": position_bias,
+            "alibi_slopes": alibi_slopes,
+            "rotary_positions": rotary_positions,
+            "cache": cache,
+        }
+    )
+    arguments = {"return_attention_scores": return_attention_scores, "training": training}
+
+    def to_itself(x: Any) -> Any:
+        causal = {**arguments, "use_causal_mask": use_causal_mask}
+        own = layer.self_attention
+        return attend(copy, own, layer, x, x, inputs_mask, attention_mask, **causal)
+
+    def to_encoded(x: Any) -> Any:
+        cross = layer.encoded_attention
+        masks = (encoded_mask, cross_attention_mask)
+        return attend(copy, cross, layer, x, encoded, *masks, **arguments)
+
+    norm, dropout = layer.self_attention_norm, layer.self_attention_dropout
+    x, *scores = _step(copy, layer, inputs, to_itself, norm, dropout, training)
+    found: dict[str, Any] | None = {"self": scores[0]} if scores else None
+    if layer.cross_attention:
+        norm, dropout = layer.encoded_attention_norm, layer.encoded_attention_dropout
+        x, *scores = _step(copy, layer, x, to_encoded, norm, dropout, training)
+        if found is not None:
+            found["cross"] = scores[0]
+    return together(_feed_forward_step(copy, layer, x, training), found)
+
+
+@stock_form(FeedForward)
+def _feed_forward(
+    copy: StockCopy, layer: Any, inputs: Any, training: bool | None = None, before: str = ""
+) -> Any:
+    within = _Named(f"{before}{layer.name}", layer.dtype_policy)
+    within = copy.once(layer, lambda: within, "name")
+    hidden = copy.part(layer.hidden_dense, within)(inputs)
+    if layer.up_dense is not None:
+        up = copy.part(layer.up_dense, within)(inputs)
+        hidden = copy.layer(within, "gated", keras.layers.Multiply)([hidden, up])
+    hidden = copy.drop(hidden, layer.dropout_layer, within, training, "hidden_dropout")
+    return copy.part(layer.output_dense, within)(hidden)
+
+
+class _Named:
+    """A name and a dtype for stock layers, where those of a layer are not the whole of it."""
+
+    def __init__(self, name: str, dtype_policy: Any) -> None:
+        self.name, self.dtype_policy = name, dtype_policy
+
+
+@stock_form(TokenEmbedding)
+def _token_embedding(copy: StockCopy, layer: Any, inputs: Any) -> Any:
+    config = layer.get_config()
+    options = {name: value for name, value in config.items() if name.startswith("embeddings_")}
+    options |= {"input_dim": layer.vocabulary_size, "output_dim": layer.width}
+    embedding = copy.layer(
+        layer, "", keras.layers.Embedding, mask_zero=layer.mask_zero, **options
+    )
+    x = copy.weigh(embedding, layer.get_weights)(inputs)
+    if not layer.scale:
+        return x
+    return copy.layer(layer, "scale", keras.layers.Rescaling, scale=layer.width**0.5)(x)
+
+
+def _positions(x: Any, start_index: Any) -> Any:
+    """(B, T, 1) float32: 0, 1, ... from the start on, whatever T is."""
+    ones = ops.ones_like(ops.max(x, axis=-1, keepdims=True), dtype="float32")
+    return ops.cumsum(ones, axis=1) + (ops.cast(start_index, "float32") - 1.0)
+
+
+@stock_form(SinusoidalPositions)
+def _sinusoidal(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) -> Any:
+    width = inputs.shape[-1]
+    pairs = (width + 1) // 2
+    # As `heed.ops.sinusoidal_positions` has them, each twice: for a sine and for a cosine.
+    slower = -2.0 / width * math.log(layer.max_wavelength)
+    frequencies = ops.convert_to_numpy(ops.exp(ops.arange(pairs, dtype="float32") * slower))
+    sines = np.arange(width) % 2 == 0
+    angles = _positions(inputs, start_index) * np.repeat(frequencies, 2)[:width]
+    table = ops.sin(angles) * sines.astype("float32") + ops.cos(angles) * (~sines).astype("float32")
+    return _added(copy, inputs, table)
+
+
+@stock_form(LearnedPositions)
+def _learned(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) -> Any:
+    sizes = {"input_dim": layer.max_length, "output_dim": inputs.shape[-1]}
+    embedding = copy.layer(layer, "", keras.layers.Embedding, **sizes)
+    places = ops.cast(ops.squeeze(_positions(inputs, start_index), -1), "int32")
+    return _added(copy, inputs, copy.weigh(embedding, layer.get_weights)(places))
+
+
+def _added(copy: StockCopy, x: Any, table: Any) -> Any:
+    """The sum, with the mask of `x`."""
+    return copy.keep_mask(x, x + ops.cast(table, x.dtype))

@@ -1,0 +1,129 @@
+"""The models written in Keras' own layers, see `heed.layers.stock_forms`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from heed.layers.stock_forms import INPUTS, NoStockForm, StockCopy, stock_form
+from heed.models.decoder import TransformerDecoder
+from heed.models.encoder import TransformerEncoder
+from heed.models.language_model import LanguageModel
+from heed.models.transformer import Transformer
+
+
+def _tokens(name: str) -> Any:
+    return keras.Input((None,), dtype="int32", name=name)
+
+
+INPUTS[Transformer] = lambda: {"source": _tokens("source"), "target": _tokens("target")}
+INPUTS[LanguageModel] = lambda: _tokens("tokens")
+INPUTS[TransformerEncoder] = lambda: _tokens("source")
+
+
+def _check(given: dict[str, Any]) -> None:
+    """NoStockForm for an argument that the forms do not take."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise NoStockForm(f"{name}={value!r} in its call")
+
+
+def _embedded(copy: StockCopy, embedding: Any, ids: Any, training: bool | None) -> Any:
+    """The input of the first layer; `NoStockForm` for positions that the attention is told of."""
+    if embedding.config.position not in ("sinusoidal", "learned"):
+        raise NoStockForm(f"position={embedding.config.position!r}")
+    if embedding.segments is not None:
+        raise NoStockForm(f"num_segments={embedding.segments.vocabulary_size}")
+    x = copy.form(embedding.positions, copy.form(embedding.tokens, ids))
+    return copy.drop(x, embedding.drop, embedding, training)
+
+
+def _normalized(copy: StockCopy, stack: Any, x: Any) -> Any:
+    return x if stack.final_norm is None else copy.normalize(x, stack.final_norm)
+
+
+def _over_scores(mask: Any) -> Any:
+    """(B, S) to (B, 1, S)."""
+    return None if mask is None else ops.expand_dims(mask, 1)
+
+
+@stock_form(TransformerEncoder)
+def _encoder(
+    copy: StockCopy,
+    model: Any,
+    source: Any,
+    return_attention_scores: bool = False,
+    training: bool | None = None,
+    segments: Any = None,
+) -> Any:
+    _check({"return_attention_scores": return_attention_scores, "segments": segments})
+    mask = _over_scores(model.source_mask(source))
+    with copy.named(model.name):
+        x = _embedded(copy, model.embedding, source, training)
+        for block in model.blocks:
+            x = copy.form(block, x, attention_mask=mask, training=training)
+        return _normalized(copy, model, x)
+
+
+@stock_form(TransformerDecoder)
+def _decoder(
+    copy: StockCopy,
+    model: Any,
+    target: Any,
+    encoded: Any = None,
+    source_mask: Any = None,
+    caches: Any = None,
+    cache_index: Any = None,
+    return_attention_scores: bool = False,
+    training: bool | None = None,
+) -> Any:
+    _check({"caches": caches, "return_attention_scores": return_attention_scores})
+    mask = _over_scores(source_mask)
+    with copy.named(model.name):
+        x = _embedded(copy, model.embedding, target, training)
+        for block in model.blocks:
+            x = copy.form(block, x, encoded, cross_attention_mask=mask, training=training)
+        x = _normalized(copy, model, x)
+        return ops.cast(_logits(copy, model, x), "float32")
+
+
+def _logits(copy: StockCopy, model: Any, x: Any) -> Any:
+    """The scores; a tied output layer becomes one with a copy of the table."""
+    if model.output_layer is not None:
+        return copy.form(model.output_layer, x)
+    size = model.config.target_vocabulary_size
+    output = copy.layer(model.embedding, "output", keras.layers.Dense, units=size, use_bias=False)
+    table = model.embedding.tokens
+    return copy.weigh(output, lambda: [np.transpose(table.get_weights()[0])])(x)
+
+
+@stock_form(LanguageModel)
+def _language_model(
+    copy: StockCopy,
+    model: Any,
+    tokens: Any,
+    return_attention_scores: bool = False,
+    training: bool | None = None,
+) -> Any:
+    scores = {"return_attention_scores": return_attention_scores}
+    return copy.form(model.decoder, tokens, **scores, training=training)
+
+
+@stock_form(Transformer)
+def _transformer(
+    copy: StockCopy,
+    model: Any,
+    inputs: Any,
+    training: bool | None = None,
+    return_attention_scores: bool = False,
+) -> Any:
+    _check({"return_attention_scores": return_attention_scores})
+    if not isinstance(model.encoder, TransformerEncoder):
+        raise NoStockForm(f"encoder={type(model.encoder).__name__}")
+    source = inputs["source"]
+    encoded = copy.form(model.encoder, source, training=training)
+    mask = model.source_mask(source)
+    return copy.form(model.decoder, inputs["target"], encoded, mask, training=training)

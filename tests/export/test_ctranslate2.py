@@ -1,0 +1,386 @@
+"""CTranslate2 model folders: the same tokens and log-probabilities as heed's, or a refusal with the option's name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from heed.export import ctranslate2 as export
+from heed.layers import LearnedPositions
+from heed.models import (
+    LanguageModel,
+    LanguageModelConfig,
+    Transformer,
+    TransformerConfig,
+    VisionTransformer,
+    VisionTransformerConfig,
+    generate,
+)
+from heed.seq2seq import NumbersTask, RunFolder, TaskError, TextTask, start_run
+from heed.seq2seq.trained_model import new_model, write_trained
+from tests.models.builders import prompts, randomise, sources
+from tests.seq2seq import tiny
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+RUNNER = Path(export.__file__).parent / "runners" / "ctranslate2.py"
+SIZES = {
+    "source_vocabulary_size": 13,
+    "target_vocabulary_size": 15,
+    "width": 24,
+    "num_heads": 4,
+    "feed_forward_width": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "max_length": 64,
+    "tie_embeddings": False,
+}
+LENGTH = 12
+
+
+def runner() -> ModuleType:
+    """The runner's file by itself, under the name that it has beside an artefact."""
+    spec = importlib.util.spec_from_file_location("runtime", RUNNER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def model_of(seed: int = 0, **changes: Any) -> Transformer:
+    """Weights of order 1: it is decided which token is the likeliest, and each depends on all that is read."""
+    keras.utils.set_random_seed(seed)
+    return randomise(Transformer(TransformerConfig(**{**SIZES, **changes})), seed)
+
+
+def language_model_of(seed: int = 0, **changes: Any) -> LanguageModel:
+    keras.utils.set_random_seed(seed)
+    sizes = {name: SIZES[name] for name in ("width", "num_heads", "feed_forward_width")}
+    sizes |= {"vocabulary_size": 15, "layers": 2, "max_length": 64, "tie_embeddings": False}
+    return randomise(LanguageModel(LanguageModelConfig(**{**sizes, **changes})), seed)
+
+
+def log_probabilities(logits: Any, tokens: np.ndarray) -> np.ndarray:
+    """(B, T): those of the tokens."""
+    found = np.asarray(keras.ops.log_softmax(logits, axis=-1))
+    return np.take_along_axis(found, tokens[:, :, None], axis=-1)[:, :, 0]
+
+
+def assert_agrees(model: Transformer, folder: Path, source: np.ndarray, atol: float) -> None:
+    """The same tokens as heed's, and the log-probabilities of random targets within `atol`."""
+    expected = np.asarray(generate(model, source, max_length=LENGTH))
+    found = runner().load(folder, threads=1)["translate"](source=source, max_length=LENGTH)
+    assert found["tokens"].dtype == np.int32
+    np.testing.assert_array_equal(found["tokens"], expected)
+    rng, size = np.random.default_rng(0), model.config.target_vocabulary_size
+    target = rng.integers(3, size, (len(source), 9)).astype("int32")
+    inputs = np.concatenate([np.full((len(source), 1), 1, "int32"), target], axis=1)
+    labels = np.concatenate([target, np.full((len(source), 1), 2, "int32")], axis=1)
+    logits = model({"source": source, "target": inputs})
+    scored = ctranslate2.Translator(str(folder), intra_threads=1).score_batch(
+        [[str(i) for i in row if i] for row in source],
+        [[str(i) for i in row] for row in target],
+        max_input_length=0,
+    )
+    found = np.array([one.log_probs for one in scored])
+    np.testing.assert_allclose(found, log_probabilities(logits, labels), atol=atol)
+
+
+SAYABLE: list[dict[str, Any]] = [
+    *({"position": one} for one in ("sinusoidal", "learned", "rotary", "alibi", "relative")),
+    *({"position": "rotary", "num_key_value_heads": heads} for heads in (1, 2)),
+    {"position": "relative", "num_key_value_heads": 1},
+    {"norm_first": False},
+    {"norm_first": False, "normalization": "rms", "use_bias": False},
+    {"gated": True, "activation": "silu", "normalization": "rms", "use_bias": False},
+    {"gated": True, "activation": "gelu"},
+    *({"activation": one} for one in ("gelu", "swish", "tanh", "sigmoid")),
+    {"key_dim": 10},
+    {"key_dim": 10, "num_key_value_heads": 1, "position": "rotary"},
+    {"tie_embeddings": True},
+    {"source_vocabulary_size": 15, "share_embeddings": True, "tie_embeddings": True},
+    {"width": 30, "num_heads": 5, "position": "alibi"},  # no power of two
+    {"width": 30, "num_heads": 3, "encoder_layers": 1, "decoder_layers": 1},
+    {"pad_id": 5, "start_id": 7, "end_id": 3},
+]
+
+
+@pytest.mark.parametrize("options", SAYABLE, ids=str)
+def test_the_same_tokens_and_probabilities(options: dict[str, Any], tmp_path: Path) -> None:
+    model = model_of(1, **options)
+    if "pad_id" in options:
+        # Other special tokens: decoding alone, since the helper's targets name them.
+        config = model.config
+        source = sources(6, 9, 1, 13)
+        source = np.select([source == 0, source == config.pad_id], [config.pad_id, 8], source)
+        export.write(model, tmp_path)
+        found = runner().load(tmp_path, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
+        expected = np.asarray(generate(model, source, max_length=LENGTH))
+        np.testing.assert_array_equal(found, expected)
+        return
+    export.write(model, tmp_path)
+    assert_agrees(model, tmp_path, sources(6, 9, 1, 13), atol=2e-4)
+
+
+@pytest.mark.parametrize("position", ["alibi", "relative", "rotary", "sinusoidal"])
+def test_far_positions(position: str, tmp_path: Path) -> None:
+    """Beyond the 128 tokens from which on T5's buckets are one, where logarithms are rounded."""
+    model = model_of(2, position=position, encoder_layers=1, decoder_layers=1)
+    export.write(model, tmp_path, longest=300)
+    source = np.random.default_rng(0).integers(3, 13, (2, 280)).astype("int32")
+    assert_agrees(model, tmp_path, source, atol=2e-4)
+    target = np.random.default_rng(1).integers(3, 15, (1, 250)).astype("int32")
+    inputs = np.concatenate([np.ones((1, 1), "int32"), target[:, :-1]], axis=1)
+    logits = model({"source": source[:1], "target": inputs})
+    scored = ctranslate2.Translator(str(tmp_path), intra_threads=1).score_batch(
+        [[str(i) for i in source[0]]], [[str(i) for i in target[0]]]
+    )
+    expected = log_probabilities(logits, target)[0]
+    np.testing.assert_allclose(scored[0].log_probs[:250], expected, atol=5e-4)
+
+
+def test_positions_without_a_place_are_refused_and_not_guessed(tmp_path: Path) -> None:
+    for position in ("alibi", "sinusoidal", "learned"):
+        folder = tmp_path / position
+        folder.mkdir()
+        model = model_of(position=position, max_length=20, encoder_layers=1, decoder_layers=1)
+        export.write(model, folder, longest=20)
+        translate = runner().load(folder, 1)["translate"]
+        translate(source=np.full((1, 20), 5), max_length=5)
+        with pytest.raises(ValueError, match="a source must not be empty, and have at most 20"):
+            translate(source=np.full((1, 21), 5), max_length=5)
+
+
+def test_what_the_runner_does_not_take(tmp_path: Path) -> None:
+    export.write(model_of(position="rotary"), tmp_path)
+    translate = runner().load(tmp_path, 1)["translate"]
+    with pytest.raises(ValueError, match="a source must not be empty, and have tokens"):
+        translate(source=np.array([[5, 6], [0, 0]]), max_length=5)
+    with pytest.raises(ValueError, match=r"ids must be \(B, S\), with padding behind each row"):
+        translate(source=np.array([[5, 0, 6]]), max_length=5)
+    assert translate(source=np.zeros((0, 4), "int32"), max_length=5)["tokens"].shape == (0, 5)
+
+
+LANGUAGE_MODELS: list[dict[str, Any]] = [
+    {},
+    *({"position": one} for one in ("sinusoidal", "learned", "alibi", "relative")),
+    {"qk_norm": True},
+    {"qk_norm": True, "num_key_value_heads": 1},
+    {"norm_first": False, "gated": True, "tie_embeddings": True, "num_key_value_heads": 2},
+]
+
+
+@pytest.mark.parametrize("options", LANGUAGE_MODELS, ids=str)
+def test_language_models(options: dict[str, Any], tmp_path: Path) -> None:
+    model = language_model_of(3, **options)
+    export.write(model, tmp_path)
+    prompt = prompts(6, 5, 2, 15)
+    expected = np.asarray(generate(model, prompt=prompt, max_length=LENGTH))
+    found = runner().load(tmp_path, threads=1)["generate"](prompt=prompt, max_length=LENGTH)
+    np.testing.assert_array_equal(found["tokens"], expected)
+    tokens = np.random.default_rng(0).integers(3, 15, (3, 20)).astype("int32")
+    logits = model(np.concatenate([np.ones((3, 1), "int32"), tokens[:, :-1]], axis=1))
+    scored = ctranslate2.Generator(str(tmp_path), intra_threads=1).score_batch(
+        [["1", *map(str, row)] for row in tokens]
+    )
+    found = np.array([one.log_probs for one in scored])
+    np.testing.assert_allclose(found, log_probabilities(logits, tokens), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "smaller", "atol"),
+    [("float32", 1.0, 1e-4), ("float16", 1.9, 2e-2), ("bfloat16", 1.9, 2e-1), ("int8", 2.5, 5e-1)],
+)
+def test_quantization(quantization: str, smaller: float, atol: float, tmp_path: Path) -> None:
+    """Files get smaller, and log-probabilities differ little; which token is the likeliest may change."""
+    model = model_of(4, width=64, feed_forward_width=128, position="rotary", decoder_layers=1)
+    for one in model.trainable_weights:  # milder ones: rounding is not what random weights multiply
+        if len(one.shape) > 1:
+            one.assign(one * 0.4)
+    folders = {name: tmp_path / name for name in ("float32", "chosen")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        export.write(model, folder, quantization=quantization if name == "chosen" else name)
+    sizes = {name: (folder / "model.bin").stat().st_size for name, folder in folders.items()}
+    assert sizes["float32"] / sizes["chosen"] >= smaller
+    source, target = sources(4, 9, 1, 13), np.random.default_rng(0).integers(3, 15, (4, 6))
+    logits = model({"source": source, "target": np.insert(target, 0, 1, axis=1)[:, :-1]})
+    scored = ctranslate2.Translator(str(folders["chosen"]), intra_threads=1).score_batch(
+        [[str(i) for i in row if i] for row in source], [[str(i) for i in row] for row in target]
+    )
+    found = np.array([one.log_probs[:6] for one in scored])
+    error = np.abs(found - log_probabilities(logits, target)).max()
+    assert error < atol
+    if quantization != "float32":
+        assert error > 1e-5  # it has been narrowed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"soft_cap": 3.0}, r"soft_cap=3\.0"),
+        ({"sliding_window": 4}, "sliding_window=4"),
+        ({"sinks": True}, "sinks=True"),
+        ({"qk_norm": True}, "qk_norm=True"),
+        ({"value_dim": 5}, "value_dim=5 beside heads of width 6"),
+        ({"activation": "mish"}, "activation='mish'"),
+        ({"soft_cap": 2.0, "sinks": True}, r"soft_cap=2\.0, sinks=True"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_said_is_refused_by_its_name(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = Transformer(TransformerConfig(**{**SIZES, **options}))
+    ending = "saved_model, litert and onnx can$"
+    with pytest.raises(TaskError, match=f"^CTranslate2 has no form of {message}: {ending}"):
+        export.write(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_value_width_that_is_the_heads_own_is_none_too_many(tmp_path: Path) -> None:
+    export.write(model_of(value_dim=6), tmp_path)
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"no other model: .*Received: LearnedPositions"):
+        export.write(LearnedPositions(4), tmp_path)
+    pictures = VisionTransformer(
+        VisionTransformerConfig(image_size=8, patch_size=4, width=24, num_heads=4, layers=1)
+    )
+    config = TransformerConfig(**{**SIZES, "source_vocabulary_size": None})
+    with pytest.raises(TaskError, match="no form of encoder=VisionTransformer: "):
+        export.write(Transformer(config, encoder=pictures), tmp_path)
+
+
+def test_arguments(tmp_path: Path) -> None:
+    model = model_of(encoder_layers=1, decoder_layers=1)
+    with pytest.raises(TaskError, match=r"`quantization` must be one of.*Received: 'int4'"):
+        export.write(model, tmp_path, quantization="int4")
+    with pytest.raises(TaskError, match=r"`longest` must be .*Received: longest=0"):
+        export.write(model, tmp_path, longest=0)
+    with pytest.raises(TaskError, match=r"`target_tokens` must be 15 different.*3, of them 2 diff"):
+        export.write(model, tmp_path, target_tokens=["a", "b", "a"])
+    words = [f"w{i}" for i in range(15)]
+    with pytest.raises(TaskError, match="must both have '<unk>', or call padding alike"):
+        export.write(model, tmp_path, target_tokens=words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(TaskError, match=r"needs the ctranslate2 library: pip install .*export"):
+        export.write(model_of(), tmp_path)
+
+
+ODD = ["", " ", "\n", "\r\n", "a b", "\t", "<unk> ", "￨", '"', "\\", "▁", "é", "\0", "😀", "<0x0A>"]
+
+
+def test_odd_tokens(tmp_path: Path) -> None:
+    """Ids and tokens go one to one, whatever the tokens are."""
+    tokens = ["<pad>", "<s>", "</s>", "<unk>", *ODD]
+    size = len(tokens)
+    model = model_of(source_vocabulary_size=size, target_vocabulary_size=size)
+    export.write(model, tmp_path, source_tokens=tokens, target_tokens=tokens)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("config.json", "model.bin", "shared_vocabulary.json"),
+    ]
+    source = np.stack([np.roll(np.arange(4, size), i) for i in range(6)]).astype("int32")
+    found = runner().load(tmp_path, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
+    np.testing.assert_array_equal(found, np.asarray(generate(model, source, max_length=LENGTH)))
+    assert len(set(found.ravel().tolist()) & set(range(4, size))) > 4
+    translator = ctranslate2.Translator(str(tmp_path), intra_threads=1)
+    one = translator.translate_batch(
+        [["", "\n", "no such token"]], beam_size=1, suppress_sequences=[["<pad>"], ["<s>"]]
+    )
+    ids = [tokens.index(text) for text in one[0].hypotheses[0]]
+    expected = np.asarray(generate(model, np.array([[4, 6, 3]]), max_length=256))[0]
+    assert ids[:5] == [i for i in expected.tolist() if i not in (0, 2)][:5]
+
+
+def test_names_that_come_twice() -> None:
+    assert export._each_once(["a", "a", "a<1>", "b"]) == ["a", "a<1>", "a<1><2>", "b"]
+
+
+def finished(run: RunFolder) -> Any:
+    """The model of a run that was given weights at random."""
+    keras.utils.set_random_seed(0)
+    model = randomise(new_model(run), 5)
+    write_trained(run, [weight.numpy() for weight in model.weights], {"step": 0})
+    return model
+
+
+def test_a_run_of_numbers(tmp_path: Path) -> None:
+    run = tiny.start(tmp_path / "run", languages=("en", "de"), tie_embeddings=False)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with pytest.raises(TaskError, match="has no weights yet"):
+        export.write(run, folder)
+    model, task = finished(run), run.task()
+    export.write(run, folder, quantization="float32")
+    names = json.loads((folder / "source_vocabulary.json").read_text())
+    assert names == ["<pad>", "<s>", "</s>", "<unk>", *"0123456789", "en", "de"]
+    target = json.loads((folder / "target_vocabulary.json").read_text())
+    assert target[:4] == names[:4]
+    assert target[4:] == task.subwords.pieces(range(4, task.target_vocabulary_size))
+    rows = [task.encode(str(n), lang) for n in (7, 12, 345, 999_999) for lang in ("en", "de")]
+    source = np.array([row + [0] * (8 - len(row)) for row in rows], "int32")
+    found = runner().load(folder, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
+    np.testing.assert_array_equal(found, np.asarray(generate(model, source, max_length=LENGTH)))
+    with pytest.raises(TaskError, match="the tokens are those of the run"):
+        export.write(run, folder, target_tokens=target)
+
+
+@pytest.mark.parametrize("options", [{}, {"unit": "word"}, {"vocabulary": "shared"}], ids=str)
+def test_a_run_of_text(options: dict[str, Any], tmp_path: Path) -> None:
+    source, target = tiny.write_parallel_text(tmp_path)
+    text = source.read_text().replace("bb", "<unk>").replace("cc", "</s>")
+    source.write_text(text)
+    task = TextTask.create(source=source, target=target, vocabulary_size=60, **options)
+    run = start_run(tmp_path / "run", task, **{**tiny.TINY, "tie_embeddings": False})
+    model = finished(run)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    export.write(run, folder)
+    rows = [task.encode(line) for line in text.splitlines()[:6]]
+    ids = np.array([row + [0] * (40 - len(row)) for row in rows], "int32")
+    found = runner().load(folder, 1)["translate"](source=ids, max_length=LENGTH)["tokens"]
+    np.testing.assert_array_equal(found, np.asarray(generate(model, ids, max_length=LENGTH)))
+    side = "shared" if "vocabulary" in options else "source"
+    names = json.loads((folder / f"{side}_vocabulary.json").read_text())
+    assert len(names) == len(set(names)) == task.source_vocabulary_size
+    assert [names[i] for i in rows[0][:-1] if i > 3] == [
+        name for name, i in zip(task.source_labels(rows[0]), rows[0], strict=False) if i > 3
+    ]
+
+
+def test_a_recurrent_run_is_refused(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "run", NumbersTask(("en",)), architecture="recurrent", width=16)
+    with pytest.raises(TaskError, match=r"no form of architecture='recurrent', which .*onnx can$"):
+        export.write(run, tmp_path)
+
+
+def test_the_runner_needs_nothing_of_heed(tmp_path: Path) -> None:
+    model = model_of(encoder_layers=1, decoder_layers=1)
+    export.write(model, tmp_path)
+    shutil.copy(RUNNER, tmp_path / "runtime.py")
+    source = sources(3, 6, 1, 13)
+    code = (
+        "import sys; sys.modules.update(heed=None, keras=None, tensorflow=None)\n"
+        "from runtime import load\n"
+        f"print(load('.', 1)['translate'](source={source.tolist()}, max_length=6)['tokens'].tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == np.asarray(generate(model, source, max_length=6)).tolist()
