@@ -16,6 +16,7 @@ import tensorflow as tf
 import heed
 from heed import layers, ops
 from heed.export import litert
+from heed.export.errors import ExportError
 from heed.export.programs import Program, programs_of
 from heed.export.runners import litert as runner
 from heed.models import (
@@ -28,7 +29,6 @@ from heed.models import (
     Transformer,
     TransformerConfig,
 )
-from heed.seq2seq.errors import TaskError
 from tests import reference
 from tests.ops.test_exportable import DYNAMIC
 from tests.strategies import Shape
@@ -405,7 +405,7 @@ def test_what_cannot_be_is_told_in_a_line(
 ) -> None:
     programs = programs_of(make())
     capfd.readouterr()
-    with pytest.raises(TaskError) as caught:
+    with pytest.raises(ExportError) as caught:
         litert.write(programs, tmp_path)
     assert re.fullmatch(told, str(caught.value)), str(caught.value)
     assert capfd.readouterr() == ("", "")
@@ -429,14 +429,14 @@ def test_what_cannot_be_is_told_in_a_line(
     ],
 )
 def test_bad_options(options: Any, told: str, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(TaskError, match=told):
+    with pytest.raises(ExportError, match=told):
         litert.write(programs_of(of_vectors(keras.layers.Dense(2))), tmp_path, **options)
 
 
 def test_samples_are_for_one_program(tmp_path: pathlib.Path) -> None:
     programs = [Program(name, lambda x: {"y": x}, {}) for name in ("encode", "decode_step")]
     with pytest.raises(
-        TaskError, match=r"of one program.*Received: the programs encode, decode_st"
+        ExportError, match=r"of one program.*Received: the programs encode, decode_st"
     ):
         litert.write(programs, tmp_path, precision="int8", samples=[{}])
 

@@ -180,7 +180,9 @@ def test_a_mask_goes_on_through_a_nested_model() -> None:
 
 def test_positions_that_start_later() -> None:
     x = keras.Input((None, 8))
-    y = SinusoidalPositions(max_wavelength=50)(LearnedPositions(30)(x, start_index=4), start_index=7)
+    y = SinusoidalPositions(max_wavelength=50)(
+        LearnedPositions(30)(x, start_index=4), start_index=7
+    )
     model = keras.Model(x, TransformerEncoderLayer(2, 16)(y))
     randomise(model)
     array = randoms((2, 20, 8))[0]

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from heed.export.errors import ExportError
 from heed.export.programs import SERVE, Program
-from heed.seq2seq.errors import TaskError
 
 FILE = "model.tflite"
 Precision = Literal["float32", "float16", "int8"]
@@ -54,7 +54,7 @@ def write(
             Attention and what else is no product of weights stays float32, and so do inputs and outputs.
 
     Raises:
-        TaskError: for another precision, samples that do not fit, or what LiteRT has no operator for.
+        ExportError: for another precision, samples that do not fit, or what LiteRT has no operator for.
 
     Source:
         Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
@@ -62,7 +62,7 @@ def write(
     """
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
-        raise TaskError(f"`precision` must be one of {known}. Received: precision={precision!r}")
+        raise ExportError(f"`precision` must be one of {known}. Received: precision={precision!r}")
     if samples is not None:
         samples = _checked_samples(samples, programs, precision)
     functions = {program.name: program.trace() for program in programs}
@@ -125,20 +125,20 @@ def _checked_samples(
 ) -> list[dict[str, np.ndarray]]:
     """The samples as arrays of the program's types."""
     if precision != "int8":
-        raise TaskError(f'`samples` go with precision="int8". Received: precision={precision!r}')
+        raise ExportError(f'`samples` go with precision="int8". Received: precision={precision!r}')
     names = [program.name for program in programs]
     if names != [SERVE]:
-        raise TaskError(
+        raise ExportError(
             "`samples` are for models of one program: what decodes becomes 8-bit integers without samples. "
             f"Received: the programs {', '.join(names)}"
         )
     inputs = programs[0].inputs
     if not samples:
-        raise TaskError("`samples` must hold one sample at least. Received: samples=[]")
+        raise ExportError("`samples` must hold one sample at least. Received: samples=[]")
     checked = []
     for sample in samples:
         if set(sample) != set(inputs):
-            raise TaskError(
+            raise ExportError(
                 f"Each of `samples` must have the inputs {', '.join(inputs)}. Received: {', '.join(sample)}"
             )
         arrays = {
@@ -147,7 +147,7 @@ def _checked_samples(
         }
         for name, spec in inputs.items():
             if not spec.shape.is_compatible_with(arrays[name].shape):
-                raise TaskError(
+                raise ExportError(
                     f"`{name}` of each of `samples` must have the shape {spec.shape}. "
                     f"Received: {arrays[name].shape}"
                 )
@@ -155,21 +155,23 @@ def _checked_samples(
     return checked
 
 
-def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> TaskError:
+def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> ExportError:
     """One line for what the converter says in many."""
     text = f"{error}\n{noise}"
     places = dict(_PLACE.findall(text))
     if not places:
         places = {next(filter(None, match)): "" for match in _NAMED.findall(text)}
     if not places:
-        return TaskError(f"LiteRT's converter failed: {_first_line(error)}. Nearest: a SavedModel")
+        return ExportError(
+            f"LiteRT's converter failed: {_first_line(error)}. Nearest: a SavedModel"
+        )
     name, place = min(places.items())
     layer = place.rpartition("/")[0]
     told = f"{name} in {layer}" if layer else name
     more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     nearest = "write that with other operations; a SavedModel has all of TensorFlow's"
     if dtype := _other_float(functions):
-        return TaskError(
+        return ExportError(
             f'LiteRT computes in float32, not in {dtype} as {told}{more}. Nearest: the model with dtype="float32" '
             'and the same weights, written with precision="float16"'
         )
@@ -178,7 +180,7 @@ def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> Task
             "LSTM, GRU, SimpleRNN or RNN of keras.layers in place of a loop over lists (ops.scan, ops.map, "
             "TimeDistributed); a SavedModel takes it as it is"
         )
-    return TaskError(f"LiteRT has no operator for {told}{more}. Nearest: {nearest}")
+    return ExportError(f"LiteRT has no operator for {told}{more}. Nearest: {nearest}")
 
 
 def _other_float(functions: Mapping[str, Any]) -> str | None:

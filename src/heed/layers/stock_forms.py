@@ -105,7 +105,9 @@ def ours(layer: Any) -> bool:
 def several(model: keras.Model) -> bool:
     """Whether a model has layers, or is one, that one layer of Keras cannot stand for."""
     layers = (layer for layer in (model, *walk(model)) if ours(layer))
-    return any(type(layer) is not MultiHeadAttention and type(layer) not in SAME for layer in layers)
+    return any(
+        type(layer) is not MultiHeadAttention and type(layer) not in SAME for layer in layers
+    )
 
 
 def walk(model: Any) -> list[Any]:
@@ -203,7 +205,9 @@ class StockCopy:
         """A copy of a layer, or of another operation, that is not heed's."""
         masked = any(implicit_mask(x) is not None for x in keras.tree.flatten(args))
         if masked and (lossy := [x.name for x in walk(layer) if isinstance(x, _WITHOUT_MASK)]):
-            raise NoStockForm(f"{', '.join(lossy)}, whose stock forms lose the Keras mask that it is given")
+            raise NoStockForm(
+                f"{', '.join(lossy)}, whose stock forms lose the Keras mask that it is given"
+            )
 
         def make() -> Any:
             if _has_graph(layer):
@@ -283,9 +287,7 @@ class StockCopy:
             self._weights.append((layer, weights))
         return layer
 
-    def drop(
-        self, x: Any, dropout: Any, within: Any, training: bool | None, name: str = ""
-    ) -> Any:
+    def drop(self, x: Any, dropout: Any, within: Any, training: bool | None, name: str = "") -> Any:
         """The tensor after a dropout, if it drops anything."""
         return self.part(dropout, within, name)(x, training=training) if dropout.rate else x
 
@@ -511,9 +513,7 @@ def _token_embedding(copy: StockCopy, layer: Any, inputs: Any) -> Any:
     config = layer.get_config()
     options = {name: value for name, value in config.items() if name.startswith("embeddings_")}
     options |= {"input_dim": layer.vocabulary_size, "output_dim": layer.width}
-    embedding = copy.layer(
-        layer, "", keras.layers.Embedding, mask_zero=layer.mask_zero, **options
-    )
+    embedding = copy.layer(layer, "", keras.layers.Embedding, mask_zero=layer.mask_zero, **options)
     x = copy.weigh(embedding, layer.get_weights)(inputs)
     if not layer.scale:
         return x

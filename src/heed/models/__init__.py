@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-import heed.ops  # noqa: F401  (first: it says what is missing)
+import heed.ops
 
 # isort: split
 from heed.models.config import (
