@@ -1,8 +1,8 @@
 """heed's layers written in Keras' own, for models that load without heed.
 
 A form is a function that does to symbolic tensors, with stock layers, what a layer's `call` does. `stock_copy` goes
-through the graph of a model and puts the forms in the place of the layers. A form that cannot be raises `StockFormError`
-with the reason; all of a model's are told at once.
+through the graph of a model and puts the forms in the place of the layers. A form that cannot be raises a
+`StockFormError` with the reason; all of a model's are told at once.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ class StockCopy:
         for layer, weights in self._weights:
             layer.set_weights(weights())
             if not layer.trainable:
-                layer.trainable = False  # its parts too, which it has made since
+                # The parts too, which it has made since. What is False already is not set again.
+                layer.trainable = True
+                layer.trainable = False
 
     def model(self, model: keras.Model) -> keras.Model:
         """The copy of a Functional or Sequential model."""

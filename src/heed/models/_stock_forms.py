@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.layers.stock_forms import INPUTS, StockFormError, StockCopy, stock_form
+from heed.layers.stock_forms import INPUTS, StockCopy, StockFormError, stock_form
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
 from heed.models.language_model import LanguageModel
