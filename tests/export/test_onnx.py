@@ -443,14 +443,14 @@ def other(function: Callable[[Any], Any]) -> keras.Model:
 
 
 def test_an_operation_without_a_form(tmp_path: Path) -> None:
-    message = "ONNX: `Lgamma` of `.*strange.*/Lgamma` cannot be converted: heed has no ONNX form of this operation"
+    message = r"ONNX: `Lgamma` of `.*strange.*/Lgamma` cannot be converted: heed has no ONNX form of this operation"
     with pytest.raises(TaskError, match=message):
         written(other(tf.math.lgamma), tmp_path)
 
 
 def test_what_changes_a_variable(tmp_path: Path) -> None:
     counter = tf.Variable(0.0)
-    with pytest.raises(TaskError, match="`AssignAddVariableOp` of .* it changes a variable"):
+    with pytest.raises(TaskError, match=r"`AssignAddVariableOp` of .* it changes a variable"):
         written(other(lambda x: x + counter.assign_add(1.0)), tmp_path)
 
 

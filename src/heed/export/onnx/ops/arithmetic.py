@@ -17,8 +17,6 @@ _ALIKE = {
     "Atan": "Atan",
     "Add": "Add",
     "AddV2": "Add",
-    "BitwiseAnd": "BitwiseAnd",
-    "BitwiseOr": "BitwiseOr",
     "Ceil": "Ceil",
     "Cos": "Cos",
     "Cosh": "Cosh",
@@ -182,17 +180,13 @@ def _softmax(op: Op, g: Builder) -> Converted:
 def _select(op: Op, g: Builder) -> Converted:
     if op.kind == "Select" and op.rank(0) not in (0, op.rank(1)):
         raise op.refused("its condition must have as many axes as what it chooses from")
-    return g.where(*op.inputs, op.dtype)
+    condition, x, y = op.inputs
+    return g.where(condition, x, y, op.dtype)
 
 
 @converts("NotEqual")
 def _not_equal(op: Op, g: Builder) -> Converted:
     return g.node("Not", g.node("Equal", *op.inputs))
-
-
-@converts("LogicalXor")
-def _xor(op: Op, g: Builder) -> Converted:
-    return g.node("Xor", *op.inputs)
 
 
 @converts("Relu6")
