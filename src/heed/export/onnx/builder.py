@@ -54,6 +54,7 @@ class Builder:
         self.opset, self.halved = opset, halved
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
+        self.roots: dict[str, str] = {}  # square roots, by the names of their reciprocals
         self.place = ""  # the TensorFlow node that is being converted
         self._main = self.nodes
         self._names: dict[str, int] = {}
