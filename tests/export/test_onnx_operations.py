@@ -212,7 +212,7 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ),
     (
         "Reshape of nothing",
-        lambda x: tf.reshape(x, tf.stack([tf.shape(x)[0], tf.shape(x)[1] * 2, 2])),
+        lambda x: tf.reshape(x, tf.stack([tf.shape(x)[1], tf.shape(x)[0] * 2, 2])),
         [floats(3, 0, 4)],
     ),
     (
