@@ -29,6 +29,9 @@ _BY_RANGES = {"FULLY_CONNECTED", "CONV_2D", "GATHER"}
 _PLACE = re.compile(r'error: loc\(.*?fused\["(\w+):", "([^"@]*)')
 _NAMED = re.compile(r"error: 'tf\.(\w+)' op|(?:TF Select|Custom) ops: (\w+)")
 _LISTS = ("TensorList", "TensorArray")
+# A .tflite addresses what it holds in 31 bits.
+_MOST_BYTES = 2**31
+_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 
 def write(
@@ -66,12 +69,16 @@ def write(
     if samples is not None:
         samples = _checked_samples(samples, programs, precision)
     functions = {program.name: program.trace() for program in programs}
+    _check_size(functions, precision)
     with _without_noise() as noise, tempfile.TemporaryDirectory() as saved:
         # A SavedModel, because the converter takes several signatures from nothing else.
         module: Any = tf.Module()
         module.functions = functions
         module.weights = [x for function in functions.values() for x in function.graph.variables]
-        tf.saved_model.save(module, saved, signatures=functions)
+        try:
+            tf.saved_model.save(module, saved, signatures=functions)
+        except AssertionError as error:  # what TensorFlow says of things that are no variables
+            raise _untracked(error) from None
         converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=list(functions))
         try:
             content = _converted(converter, precision, samples)
@@ -118,6 +125,17 @@ def _converted(
     measured = bytes(converter.convert())
     others = [name for name in operators(measured) if name not in _BY_RANGES]
     return bytes(convert.mlir_quantize(measured, denylisted_ops=others))
+
+
+def _check_size(functions: Mapping[str, Any], precision: Precision) -> None:
+    """Raises an error unless the weights have room in one file."""
+    weights = {id(x): x for function in functions.values() for x in function.graph.variables}
+    size = _BYTES[precision] * sum(x.shape.num_elements() for x in weights.values())
+    if size >= _MOST_BYTES:
+        raise ExportError(
+            f"A .tflite holds less than {_MOST_BYTES:,} bytes. Received: weights of {size:,} bytes in {precision}. "
+            "Nearest: a smaller `precision`, or ONNX, whose weights may lie beside the file"
+        )
 
 
 def _checked_samples(
@@ -183,26 +201,23 @@ def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> Expo
     return ExportError(f"LiteRT has no operator for {told}{more}. Nearest: {nearest}")
 
 
+def _untracked(error: AssertionError) -> ExportError:
+    """One line for what TensorFlow says of a table, or whatever else of its own a model looks up."""
+    found = re.search(r"Trackable referencing this tensor = <(?:\w+\.)*(\w+)", str(error))
+    return ExportError(
+        f"LiteRT holds tensors alone, no {found[1] if found else 'resource'}. Nearest: the model without its lookup "
+        "layers, whose work is then done before it"
+    )
+
+
 def _other_float(functions: Mapping[str, Any]) -> str | None:
-    """The name of another type than float32 that matrices of the graphs have."""
-    products = ("MatMul", "BatchMatMulV2", "Einsum")
-    found = {
-        operation.outputs[0].dtype.name
-        for function in functions.values()
-        for graph in _graphs(function.graph)
-        for operation in graph.get_operations()
-        if operation.type in products
-    }
+    """The name of another type than float32 that matrix products of the graphs have, loops included."""
+    products, found = ("MatMul", "BatchMatMulV2", "Einsum"), set()
+    for function in functions.values():
+        graph = function.graph.as_graph_def()
+        nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
+        found |= {tf.as_dtype(node.attr["T"].type).name for node in nodes if node.op in products}
     return min(found - {"float32"}, default=None)
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    """A graph and those of its loops and branches."""
-    yield graph
-    for name in graph._functions:
-        inner = graph._get_function(name)
-        if getattr(inner, "graph", None) is not None:
-            yield inner.graph
 
 
 def _first_line(error: Exception) -> str:
