@@ -21,11 +21,11 @@ from heed.ops import Mask, dot_product_attention
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from heed.export.errors import ExportError  # noqa: E402
 from heed.export.onnx import write  # noqa: E402
 from heed.export.onnx.reading import names_read  # noqa: E402
 from heed.export.programs import programs_of  # noqa: E402
 from heed.export.runners import onnx as runner  # noqa: E402
-from heed.export.errors import ExportError  # noqa: E402
 
 L = keras.layers
 WORDS, WIDTH = 20, 16

@@ -16,12 +16,12 @@ import onnx
 import tensorflow as tf
 
 from heed import __version__
+from heed.export.errors import ExportError
 from heed.export.onnx import ops  # noqa: F401  (registers what converts each operation)
 from heed.export.onnx.builder import Builder, Shape, Value, element_type
 from heed.export.onnx.past import join_past
 from heed.export.onnx.reading import names_read, read_ones
 from heed.export.onnx.registry import Op, converter_of
-from heed.export.errors import ExportError
 
 # The versions of ONNX' operators that are written.
 OPSETS = range(17, 25)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from heed.export.onnx.builder import Builder, Shape, Value
 from heed.export.errors import ExportError
+from heed.export.onnx.builder import Builder, Shape, Value
 
 
 @dataclass
