@@ -114,5 +114,6 @@ def _attended(x: Any, value: Any, config: TransformerConfig, **arguments: Any) -
 def _fed_forward(x: Any, config: TransformerConfig) -> Any:
     hidden = layers.LayerNormalization(epsilon=1e-5)(x)
     hidden = layers.Dense(config.feed_forward_width, activation="relu")(hidden)
+    hidden = layers.Dropout(config.dropout)(hidden)
     hidden = layers.Dense(config.width)(hidden)
     return layers.Add()([x, layers.Dropout(config.dropout)(hidden)])

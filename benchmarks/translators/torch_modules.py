@@ -47,8 +47,6 @@ class Model(nn.Module):
         for module in self.transformer.modules():
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0  # the other two drop no attention weights
-            elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-                module.dropout.p = 0.0  # nor within the feed-forward part
 
     def _embedded(self, table: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
         x = table(ids) * self.config.width**0.5

@@ -6,6 +6,7 @@
 - `heed.layers`: Keras layers over the ops (`MultiHeadAttention`, `AdditiveAttention`, blocks).
 - `heed.models`: Transformer encoder, decoder and encoder-decoder, and decoding with a cache.
 - `heed.seq2seq`: tasks and training of sequence-to-sequence models.
+- `heed.export`: models leave Python, to SavedModel, LiteRT, ONNX and CTranslate2.
 - `heed.inspect`: what each head looks at, as numbers and pictures.
 - `heed.accelerate()`: Keras and KerasHub models that others wrote run on heed's ops.
 
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from heed._loading import register_on_demand
 
 if TYPE_CHECKING:
-    from heed import inspect, layers, models, ops, seq2seq
+    from heed import export, inspect, layers, models, ops, seq2seq
     from heed._info import info
     from heed.acceleration import accelerate, decelerate
     from heed.ops import Mask, explain_dispatch, set_implementation
@@ -38,6 +39,7 @@ __all__ = [
     "accelerate",
     "decelerate",
     "explain_dispatch",
+    "export",
     "info",
     "inspect",
     "layers",
@@ -48,7 +50,7 @@ __all__ = [
 ]
 
 # What loads on first use: parts, and names with the modules that they come from.
-_PARTS = ("inspect", "layers", "models", "ops", "seq2seq")
+_PARTS = ("export", "inspect", "layers", "models", "ops", "seq2seq")
 _LAZY = {
     "Mask": "heed.ops",
     "accelerate": "heed.acceleration",

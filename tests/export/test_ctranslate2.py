@@ -15,18 +15,21 @@ import keras
 import numpy as np
 import pytest
 
+from heed.export import ExportError
 from heed.export import ctranslate2 as export
 from heed.layers import LearnedPositions
 from heed.models import (
     LanguageModel,
     LanguageModelConfig,
+    RecurrentTranslator,
+    RecurrentTranslatorConfig,
     Transformer,
     TransformerConfig,
     VisionTransformer,
     VisionTransformerConfig,
     generate,
 )
-from heed.seq2seq import NumbersTask, RunFolder, TaskError, TextTask, start_run
+from heed.seq2seq import RunFolder, TextTask, start_run
 from heed.seq2seq.trained_model import new_model, write_trained
 from tests.models.builders import prompts, randomise, sources
 from tests.seq2seq import tiny
@@ -94,6 +97,13 @@ def assert_agrees(model: Transformer, folder: Path, source: np.ndarray, atol: fl
     )
     found = np.array([one.log_probs for one in scored])
     np.testing.assert_allclose(found, log_probabilities(logits, labels), atol=atol)
+    target[1, 4], target[1, 5:] = 2, 0  # one that ends, and others that were cut
+    found = runner().load(folder, 1)["probabilities"](source=source, target=target)
+    expected = np.exp(
+        log_probabilities(model({"source": source, "target": inputs})[:, :-1], target)
+    )
+    expected[1, 5:] = 0
+    np.testing.assert_allclose(found["probabilities"], expected, atol=atol)
 
 
 SAYABLE: list[dict[str, Any]] = [
@@ -243,7 +253,7 @@ def test_what_cannot_be_said_is_refused_by_its_name(
 ) -> None:
     model = Transformer(TransformerConfig(**{**SIZES, **options}))
     ending = "saved_model, litert and onnx can$"
-    with pytest.raises(TaskError, match=f"^CTranslate2 has no form of {message}: {ending}"):
+    with pytest.raises(ExportError, match=f"^CTranslate2 has no form of {message}: {ending}"):
         export.write(model, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -253,33 +263,35 @@ def test_a_value_width_that_is_the_heads_own_is_none_too_many(tmp_path: Path) ->
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"no other model: .*Received: LearnedPositions"):
+    with pytest.raises(ExportError, match=r"no other model: .*Received: LearnedPositions"):
         export.write(LearnedPositions(4), tmp_path)
     pictures = VisionTransformer(
         VisionTransformerConfig(image_size=8, patch_size=4, width=24, num_heads=4, layers=1)
     )
     config = TransformerConfig(**{**SIZES, "source_vocabulary_size": None})
-    with pytest.raises(TaskError, match="no form of encoder=VisionTransformer: "):
+    with pytest.raises(ExportError, match="no form of encoder=VisionTransformer: "):
         export.write(Transformer(config, encoder=pictures), tmp_path)
 
 
 def test_arguments(tmp_path: Path) -> None:
     model = model_of(encoder_layers=1, decoder_layers=1)
-    with pytest.raises(TaskError, match=r"`quantization` must be one of.*Received: 'int4'"):
+    with pytest.raises(ExportError, match=r"`quantization` must be one of.*Received: 'int4'"):
         export.write(model, tmp_path, quantization="int4")
-    with pytest.raises(TaskError, match=r"`longest` must be .*Received: longest=0"):
+    with pytest.raises(ValueError, match=r"`longest` must be .*Received: longest=0"):
         export.write(model, tmp_path, longest=0)
-    with pytest.raises(TaskError, match=r"`target_tokens` must be 15 different.*3, of them 2 diff"):
+    with pytest.raises(
+        ExportError, match=r"`target_tokens` must be 15 different.*3, of them 2 diff"
+    ):
         export.write(model, tmp_path, target_tokens=["a", "b", "a"])
     words = [f"w{i}" for i in range(15)]
-    with pytest.raises(TaskError, match="must both have '<unk>', or call padding alike"):
+    with pytest.raises(ExportError, match="must both have '<unk>', or call padding alike"):
         export.write(model, tmp_path, target_tokens=words)
     assert not list(tmp_path.iterdir())
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(TaskError, match=r"needs the ctranslate2 library: pip install .*export"):
+    with pytest.raises(ExportError, match=r"needs the ctranslate2 library: pip install .*export"):
         export.write(model_of(), tmp_path)
 
 
@@ -309,7 +321,7 @@ def test_odd_tokens(tmp_path: Path) -> None:
 
 
 def test_names_that_come_twice() -> None:
-    assert export._each_once(["a", "a", "a<1>", "b"]) == ["a", "a<1>", "a<1><2>", "b"]
+    assert export.each_once(["a", "a", "a<1>", "b"]) == ["a", "a<1>", "a<1><2>", "b"]
 
 
 def finished(run: RunFolder) -> Any:
@@ -320,14 +332,21 @@ def finished(run: RunFolder) -> Any:
     return model
 
 
+def write_run(run: RunFolder, folder: Path) -> None:
+    """A run with the names of its tokens, as `heed export` writes it."""
+    shipment = run.shipment()
+    tokens = {
+        f"{side}_tokens": export.each_once(shipment.tokens[side]) for side in ("source", "target")
+    }
+    export.write(shipment.model, folder, **tokens)
+
+
 def test_a_run_of_numbers(tmp_path: Path) -> None:
     run = tiny.start(tmp_path / "run", languages=("en", "de"), tie_embeddings=False)
     folder = tmp_path / "out"
     folder.mkdir()
-    with pytest.raises(TaskError, match="has no weights yet"):
-        export.write(run, folder)
     model, task = finished(run), run.task()
-    export.write(run, folder, quantization="float32")
+    write_run(run, folder)
     names = json.loads((folder / "source_vocabulary.json").read_text())
     assert names == ["<pad>", "<s>", "</s>", "<unk>", *"0123456789", "en", "de"]
     target = json.loads((folder / "target_vocabulary.json").read_text())
@@ -337,8 +356,6 @@ def test_a_run_of_numbers(tmp_path: Path) -> None:
     source = np.array([row + [0] * (8 - len(row)) for row in rows], "int32")
     found = runner().load(folder, 1)["translate"](source=source, max_length=LENGTH)["tokens"]
     np.testing.assert_array_equal(found, np.asarray(generate(model, source, max_length=LENGTH)))
-    with pytest.raises(TaskError, match="the tokens are those of the run"):
-        export.write(run, folder, target_tokens=target)
 
 
 @pytest.mark.parametrize("options", [{}, {"unit": "word"}, {"vocabulary": "shared"}], ids=str)
@@ -351,7 +368,7 @@ def test_a_run_of_text(options: dict[str, Any], tmp_path: Path) -> None:
     model = finished(run)
     folder = tmp_path / "out"
     folder.mkdir()
-    export.write(run, folder)
+    write_run(run, folder)
     rows = [task.encode(line) for line in text.splitlines()[:6]]
     ids = np.array([row + [0] * (40 - len(row)) for row in rows], "int32")
     found = runner().load(folder, 1)["translate"](source=ids, max_length=LENGTH)["tokens"]
@@ -364,10 +381,10 @@ def test_a_run_of_text(options: dict[str, Any], tmp_path: Path) -> None:
     ]
 
 
-def test_a_recurrent_run_is_refused(tmp_path: Path) -> None:
-    run = start_run(tmp_path / "run", NumbersTask(("en",)), architecture="recurrent", width=16)
-    with pytest.raises(TaskError, match=r"no form of architecture='recurrent', which .*onnx can$"):
-        export.write(run, tmp_path)
+def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
+    model = RecurrentTranslator(RecurrentTranslatorConfig(13, 15, width=8))
+    with pytest.raises(ExportError, match=r"no other model: .*Received: RecurrentTranslator"):
+        export.write(model, tmp_path)
 
 
 def test_the_runner_needs_nothing_of_heed(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from heed.ops import Mask, dot_product_attention
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from heed.export.errors import ExportError  # noqa: E402
 from heed.export.onnx import write  # noqa: E402
 from heed.export.onnx.reading import names_read  # noqa: E402
 from heed.export.programs import programs_of  # noqa: E402
 from heed.export.runners import onnx as runner  # noqa: E402
-from heed.seq2seq.errors import TaskError  # noqa: E402
 
 L = keras.layers
 WORDS, WIDTH = 20, 16
@@ -454,39 +454,39 @@ def other(function: Callable[[Any], Any]) -> keras.Model:
 
 def test_an_operation_without_a_form(tmp_path: Path) -> None:
     message = r"ONNX: `Lgamma` of `.*strange.*/Lgamma` cannot be converted: heed has no ONNX form of this operation"
-    with pytest.raises(TaskError, match=message):
+    with pytest.raises(ExportError, match=message):
         written(other(tf.math.lgamma), tmp_path)
 
 
 def test_what_changes_a_variable(tmp_path: Path) -> None:
     counter = tf.Variable(0.0)
-    with pytest.raises(TaskError, match=r"`AssignAddVariableOp` of .* it changes a variable"):
+    with pytest.raises(ExportError, match=r"`AssignAddVariableOp` of .* it changes a variable"):
         written(other(lambda x: x + counter.assign_add(1.0)), tmp_path)
 
 
 def test_bfloat16(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="onnxruntime has no bfloat16"):
+    with pytest.raises(ExportError, match="onnxruntime has no bfloat16"):
         written(other(lambda x: tf.cast(tf.cast(x, "bfloat16") * 2, "float32")), tmp_path)
 
 
 def test_tables(tmp_path: Path) -> None:
     x = keras.Input((None,), dtype="int64", name="x")
     model = keras.Model(x, L.IntegerLookup(vocabulary=[3, 5, 7])(x))
-    with pytest.raises(TaskError, match="reads a table"):
+    with pytest.raises(ExportError, match="reads a table"):
         written(model, tmp_path)
 
 
 def test_text(tmp_path: Path) -> None:
     x = keras.Input((1,), dtype="string", name="words")
     model = keras.Model(x, L.StringLookup(vocabulary=["a"])(x))
-    with pytest.raises(TaskError, match="the input `words` is text"):
+    with pytest.raises(ExportError, match="the input `words` is text"):
         written(model, tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"opset": 16}, {"opset": 99}, {"precision": "int8"}])
 def test_unknown_options(options: dict[str, Any], tmp_path: Path) -> None:
     (name,) = options
-    with pytest.raises(TaskError, match=f"`{name}` must be"):
+    with pytest.raises(ExportError, match=f"`{name}` must be"):
         written(dense(), tmp_path, **options)
 
 

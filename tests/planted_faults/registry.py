@@ -5,13 +5,20 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.planted_faults import faults_in_kernels, faults_in_layers, faults_in_ops, faults_in_tools
+from tests.planted_faults import (
+    faults_in_export,
+    faults_in_kernels,
+    faults_in_layers,
+    faults_in_ops,
+    faults_in_tools,
+)
 
 FAULTS = (
     *faults_in_ops.FAULTS,
     *faults_in_kernels.FAULTS,
     *faults_in_layers.FAULTS,
     *faults_in_tools.FAULTS,
+    *faults_in_export.FAULTS,
 )
 
 

@@ -17,19 +17,15 @@ from numpy.typing import NDArray
 
 from heed._install import how_to_install
 from heed._numbers import check_integer
+from heed.export.errors import ExportError
 from heed.layers import TransformerDecoderLayer
 from heed.models import LanguageModel, Transformer, TransformerEncoder
 from heed.models.config import TokensConfig
 from heed.ops import alibi_slopes, relative_position_buckets, sinusoidal_positions
-from heed.seq2seq.errors import TaskError, values_from_people
-from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.tokenizer import RESERVED
-from heed.seq2seq.trained_model import trained_model
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int8")
 _OTHERS = "saved_model, litert and onnx can"
-_SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")  # the tokenizers' ids 0 to 3
-_UNKNOWN = _SPECIAL[3]
+_UNKNOWN = "<unk>"
 # What Keras calls an activation, and what CTranslate2 does.
 _ACTIVATIONS = {
     "relu": "RELU",
@@ -43,7 +39,7 @@ _Array = NDArray[np.float32]
 
 
 def write(
-    run_or_model: Any,
+    model: Any,
     folder: Path | str,
     *,
     quantization: str = "float32",
@@ -53,37 +49,27 @@ def write(
 ) -> None:
     """Writes a model folder of CTranslate2.
 
-    Tokens are a run's own pieces, with "<pad>", "<s>", "</s>" and "<unk>" for the ids 0 to 3. Where two of a
-    vocabulary are called alike, the later one has its id behind it.
-
     Args:
-        run_or_model: a run of the Transformer architecture with weights, a `Transformer`, or a `LanguageModel`.
+        model: a `Transformer`, or a `LanguageModel`.
         folder: an existing empty one.
         quantization: how weights are stored: "float32", "float16", "bfloat16", or "int8" (whole numbers and a float32
             factor for each output). In which type they are computed with is chosen when they are loaded.
         longest: how many tokens of a source or target have a place: the length of the table of sinusoidal
             positions, and the distance up to which ALiBi holds in an encoder. Learned positions have their own length,
             rotary and relative ones none.
-        source_tokens, target_tokens: of a model without a run, what its ids are called, each once. A language model has
-            `target_tokens` alone. Default: "0", "1", ... Of a run they are the task's.
+        source_tokens, target_tokens: what the ids are called, each once, see `each_once`. A language model has
+            `target_tokens` alone. Default: "0", "1", ...
 
     Raises:
-        TaskError: for an option or a model that CTranslate2 does not have, with its name and value; if vocabularies do
-            not fit; without the ctranslate2 package.
+        ExportError: for an option or a model that CTranslate2 does not have, with its name and value; if vocabularies
+            do not fit; without the ctranslate2 package.
         OSError: if a file cannot be written.
     """
     if quantization not in QUANTIZATIONS:
         known = ", ".join(map(repr, QUANTIZATIONS))
-        raise TaskError(f"`quantization` must be one of {known}. Received: {quantization!r}")
-    with values_from_people():
-        longest = check_integer("longest", longest, least=1)
-    if isinstance(run_or_model, RunFolder):
-        if source_tokens is not None or target_tokens is not None:
-            raise TaskError("the tokens are those of the run: leave out the others")
-        model, vocabularies = _of_run(run_or_model)
-    else:
-        model = run_or_model
-        vocabularies = {"source": source_tokens, "target": target_tokens}
+        raise ExportError(f"`quantization` must be one of {known}. Received: {quantization!r}")
+    longest = check_integer("longest", longest, least=1)
+    vocabularies = {"source": source_tokens, "target": target_tokens}
     _check(model)
     specification = _specification(model, longest)
     _name_tokens(specification, model, vocabularies, longest)
@@ -95,27 +81,10 @@ def write(
     specification.save(str(folder))
 
 
-def _of_run(run: RunFolder) -> tuple[Any, dict[str, Sequence[str] | None]]:
-    """The run's model and what its ids are called."""
-    if run.config["architecture"] != "transformer":
-        raise TaskError(
-            f"CTranslate2 has no form of architecture={run.config['architecture']!r}, which {run.path} has: {_OTHERS}"
-        )
-    model, _ = trained_model(run)
-    task = run.task()
-    sizes = {"source": task.source_vocabulary_size, "target": task.target_vocabulary_size}
-    labels = {"source": task.source_labels, "target": task.target_labels}
-    # Labels of a text may end with one more, for its end.
-    return model, {
-        side: _each_once([*_SPECIAL, *labels[side](range(RESERVED, size))][:size])
-        for side, size in sizes.items()
-    }
-
-
-def _each_once(tokens: Sequence[str]) -> list[str]:
+def each_once(tokens: Sequence[str]) -> list[str]:
     """The tokens; where one stands again its id is behind it.
 
-    >>> _each_once(["a", "b", "a"])
+    >>> each_once(["a", "b", "a"])
     ['a', 'b', 'a<2>']
     """
     found: dict[str, None] = {}
@@ -127,16 +96,16 @@ def _each_once(tokens: Sequence[str]) -> list[str]:
 
 
 def _check(model: Any) -> None:
-    """TaskError if CTranslate2 cannot say what the model is."""
+    """ExportError if CTranslate2 cannot say what the model is."""
     if not isinstance(model, (Transformer, LanguageModel)):
-        raise TaskError(
-            "CTranslate2 takes a run, a heed.models.Transformer or a LanguageModel, no other model: "
+        raise ExportError(
+            "CTranslate2 takes a heed.models.Transformer or a LanguageModel, no other model: "
             f"{_OTHERS}. Received: {type(model).__name__}"
         )
     if not model.built:
         model.build()
     if refused := list(_beyond(model)):
-        raise TaskError(f"CTranslate2 has no form of {', '.join(refused)}: {_OTHERS}")
+        raise ExportError(f"CTranslate2 has no form of {', '.join(refused)}: {_OTHERS}")
 
 
 def _beyond(model: Any) -> Iterator[str]:
@@ -162,7 +131,9 @@ def _specs() -> Any:
     try:
         from ctranslate2 import specs
     except ImportError:
-        raise TaskError(f"this needs the ctranslate2 library: {how_to_install('export')}") from None
+        raise ExportError(
+            f"this needs the ctranslate2 library: {how_to_install('export')}"
+        ) from None
     return specs
 
 
@@ -354,7 +325,7 @@ def _name_tokens(
     target = named["target"]
     unknown = _UNKNOWN if all(_UNKNOWN in one for one in named.values()) else target[config.pad_id]
     if any(unknown not in one for one in named.values()):
-        raise TaskError(
+        raise ExportError(
             f"`source_tokens` and `target_tokens` must both have {_UNKNOWN!r}, or call padding alike. "
             f"Received: no {unknown!r} in `source_tokens`"
         )
@@ -384,7 +355,7 @@ def _checked_tokens(side: str, tokens: Sequence[str] | None, size: int) -> list[
     """What the ids of one side are called."""
     tokens = [str(i) for i in range(size)] if tokens is None else list(tokens)
     if len(set(tokens)) != size or len(tokens) != size:
-        raise TaskError(
+        raise ExportError(
             f"`{side}_tokens` must be {size} different texts, one for each id. "
             f"Received: {len(tokens)}, of them {len(set(tokens))} different"
         )

@@ -47,7 +47,7 @@ class Format:
 FORMATS = {
     "saved_model": Format(("float32",)),
     "litert": Format(("float32", "float16", "int8"), ("ai_edge_litert",)),
-    "onnx": Format(("float32",), ("onnx", "onnxruntime")),
+    "onnx": Format(("float32", "float16"), ("onnx", "onnxruntime")),
     "ctranslate2": Format(("float32", "float16", "bfloat16", "int8"), ("ctranslate2",)),
 }
 
@@ -112,8 +112,8 @@ def export(
             heed's layers or be accelerated; or a model that decodes (`heed.models.Decodable`).
         out: the folder to make; it must not exist, or be empty.
         format: "saved_model", "litert", "onnx" or "ctranslate2" (of runs and Transformers alone).
-        precision: what the weights are kept in: "float32"; of LiteRT and CTranslate2 also "float16" and "int8", of
-            CTranslate2 "bfloat16".
+        precision: what the weights are kept in: "float32"; of all but SavedModel also "float16", of LiteRT and
+            CTranslate2 "int8", of CTranslate2 "bfloat16".
         implementation: of attention in a SavedModel: "portable", or "native", which needs heed where it is loaded.
         opset: of ONNX: from 23 on each attention is one node, 17 to 22 take it apart.
         samples: of a Keras model, the arrays of its inputs by name, to compare with; of one that decodes "source". None
@@ -210,12 +210,13 @@ def _write(wanted: _Wanted, programs: list[Program], folder: Path) -> list[str]:
         if shipment is not None and shipment.no_texts is not None:
             notes.append(f"it takes and gives ids, not strings: {shipment.no_texts}")
     elif wanted.format == "ctranslate2":
-        tokens = None if shipment is None else shipment.tokens
-        writer.write(wanted.model, folder, tokens=tokens, quantization=wanted.precision)
+        sides = () if shipment is None else ("source", "target")
+        tokens = {f"{side}_tokens": writer.each_once(shipment.tokens[side]) for side in sides}
+        writer.write(wanted.model, folder, quantization=wanted.precision, **tokens)
     elif wanted.format == "litert":
         writer.write(programs, folder, precision=wanted.precision, samples=wanted.calibration)
     else:
-        writer.write(programs, folder, opset=wanted.opset)
+        writer.write(programs, folder, opset=wanted.opset, precision=wanted.precision)
     artefact.add_runner(folder, wanted.format)
     if shipment is not None:
         for name, data in shipment.files.items():

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from heed.export.errors import ExportError
 from heed.export.programs import SERVE, Program
-from heed.seq2seq.errors import TaskError
 
 FILE = "model.tflite"
 Precision = Literal["float32", "float16", "int8"]
@@ -29,6 +29,9 @@ _BY_RANGES = {"FULLY_CONNECTED", "CONV_2D", "GATHER"}
 _PLACE = re.compile(r'error: loc\(.*?fused\["(\w+):", "([^"@]*)')
 _NAMED = re.compile(r"error: 'tf\.(\w+)' op|(?:TF Select|Custom) ops: (\w+)")
 _LISTS = ("TensorList", "TensorArray")
+# A .tflite addresses what it holds in 31 bits.
+_MOST_BYTES = 2**31
+_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 
 def write(
@@ -54,7 +57,7 @@ def write(
             Attention and what else is no product of weights stays float32, and so do inputs and outputs.
 
     Raises:
-        TaskError: for another precision, samples that do not fit, or what LiteRT has no operator for.
+        ExportError: for another precision, samples that do not fit, or what LiteRT has no operator for.
 
     Source:
         Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
@@ -62,16 +65,20 @@ def write(
     """
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
-        raise TaskError(f"`precision` must be one of {known}. Received: precision={precision!r}")
+        raise ExportError(f"`precision` must be one of {known}. Received: precision={precision!r}")
     if samples is not None:
         samples = _checked_samples(samples, programs, precision)
     functions = {program.name: program.trace() for program in programs}
+    _check_size(functions, precision)
     with _without_noise() as noise, tempfile.TemporaryDirectory() as saved:
         # A SavedModel, because the converter takes several signatures from nothing else.
         module: Any = tf.Module()
         module.functions = functions
         module.weights = [x for function in functions.values() for x in function.graph.variables]
-        tf.saved_model.save(module, saved, signatures=functions)
+        try:
+            tf.saved_model.save(module, saved, signatures=functions)
+        except AssertionError as error:  # what TensorFlow says of things that are no variables
+            raise _untracked(error) from None
         converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=list(functions))
         try:
             content = _converted(converter, precision, samples)
@@ -120,25 +127,36 @@ def _converted(
     return bytes(convert.mlir_quantize(measured, denylisted_ops=others))
 
 
+def _check_size(functions: Mapping[str, Any], precision: Precision) -> None:
+    """Raises an error unless the weights have room in one file."""
+    weights = {id(x): x for function in functions.values() for x in function.graph.variables}
+    size = _BYTES[precision] * sum(x.shape.num_elements() for x in weights.values())
+    if size >= _MOST_BYTES:
+        raise ExportError(
+            f"A .tflite holds less than {_MOST_BYTES:,} bytes. Received: weights of {size:,} bytes in {precision}. "
+            "Nearest: a smaller `precision`, or ONNX, whose weights may lie beside the file"
+        )
+
+
 def _checked_samples(
     samples: Sequence[Mapping[str, Any]], programs: Sequence[Program], precision: Precision
 ) -> list[dict[str, np.ndarray]]:
     """The samples as arrays of the program's types."""
     if precision != "int8":
-        raise TaskError(f'`samples` go with precision="int8". Received: precision={precision!r}')
+        raise ExportError(f'`samples` go with precision="int8". Received: precision={precision!r}')
     names = [program.name for program in programs]
     if names != [SERVE]:
-        raise TaskError(
+        raise ExportError(
             "`samples` are for models of one program: what decodes becomes 8-bit integers without samples. "
             f"Received: the programs {', '.join(names)}"
         )
     inputs = programs[0].inputs
     if not samples:
-        raise TaskError("`samples` must hold one sample at least. Received: samples=[]")
+        raise ExportError("`samples` must hold one sample at least. Received: samples=[]")
     checked = []
     for sample in samples:
         if set(sample) != set(inputs):
-            raise TaskError(
+            raise ExportError(
                 f"Each of `samples` must have the inputs {', '.join(inputs)}. Received: {', '.join(sample)}"
             )
         arrays = {
@@ -147,7 +165,7 @@ def _checked_samples(
         }
         for name, spec in inputs.items():
             if not spec.shape.is_compatible_with(arrays[name].shape):
-                raise TaskError(
+                raise ExportError(
                     f"`{name}` of each of `samples` must have the shape {spec.shape}. "
                     f"Received: {arrays[name].shape}"
                 )
@@ -155,21 +173,23 @@ def _checked_samples(
     return checked
 
 
-def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> TaskError:
+def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> ExportError:
     """One line for what the converter says in many."""
     text = f"{error}\n{noise}"
     places = dict(_PLACE.findall(text))
     if not places:
         places = {next(filter(None, match)): "" for match in _NAMED.findall(text)}
     if not places:
-        return TaskError(f"LiteRT's converter failed: {_first_line(error)}. Nearest: a SavedModel")
+        return ExportError(
+            f"LiteRT's converter failed: {_first_line(error)}. Nearest: a SavedModel"
+        )
     name, place = min(places.items())
     layer = place.rpartition("/")[0]
     told = f"{name} in {layer}" if layer else name
     more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     nearest = "write that with other operations; a SavedModel has all of TensorFlow's"
     if dtype := _other_float(functions):
-        return TaskError(
+        return ExportError(
             f'LiteRT computes in float32, not in {dtype} as {told}{more}. Nearest: the model with dtype="float32" '
             'and the same weights, written with precision="float16"'
         )
@@ -178,29 +198,26 @@ def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> Task
             "LSTM, GRU, SimpleRNN or RNN of keras.layers in place of a loop over lists (ops.scan, ops.map, "
             "TimeDistributed); a SavedModel takes it as it is"
         )
-    return TaskError(f"LiteRT has no operator for {told}{more}. Nearest: {nearest}")
+    return ExportError(f"LiteRT has no operator for {told}{more}. Nearest: {nearest}")
+
+
+def _untracked(error: AssertionError) -> ExportError:
+    """One line for what TensorFlow says of a table, or whatever else of its own a model looks up."""
+    found = re.search(r"Trackable referencing this tensor = <(?:\w+\.)*(\w+)", str(error))
+    return ExportError(
+        f"LiteRT holds tensors alone, no {found[1] if found else 'resource'}. Nearest: the model without its lookup "
+        "layers, whose work is then done before it"
+    )
 
 
 def _other_float(functions: Mapping[str, Any]) -> str | None:
-    """The name of another type than float32 that matrices of the graphs have."""
-    products = ("MatMul", "BatchMatMulV2", "Einsum")
-    found = {
-        operation.outputs[0].dtype.name
-        for function in functions.values()
-        for graph in _graphs(function.graph)
-        for operation in graph.get_operations()
-        if operation.type in products
-    }
+    """The name of another type than float32 that matrix products of the graphs have, loops included."""
+    products, found = ("MatMul", "BatchMatMulV2", "Einsum"), set()
+    for function in functions.values():
+        graph = function.graph.as_graph_def()
+        nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
+        found |= {tf.as_dtype(node.attr["T"].type).name for node in nodes if node.op in products}
     return min(found - {"float32"}, default=None)
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    """A graph and those of its loops and branches."""
-    yield graph
-    for name in graph._functions:
-        inner = graph._get_function(name)
-        if getattr(inner, "graph", None) is not None:
-            yield inner.graph
 
 
 def _first_line(error: Exception) -> str:

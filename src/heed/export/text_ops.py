@@ -28,7 +28,7 @@ class TextOps(tf.Module):
 
     def __init__(self, tokens: Mapping[str, Any]) -> None:
         super().__init__()
-        self.pieces = tf.constant(["", "", "", *tokens["target"][_UNKNOWN_ID:]])
+        self.pieces = tf.constant(["", "", "", "⁇", *tokens["target"][_RESERVED:]])
 
     def encode(self, text: tf.Tensor) -> tf.Tensor:
         """(B,) strings to (B, S) int32, padded."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heed.seq2seq.run_folder import RunFolder
 
 _SAMPLES = 1_000
-_SPECIAL = ("<pad>", "<start>", "<end>", "⁇")  # ids 0 to 3
+_SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import onnx
 
+from heed.export.errors import ExportError
 from heed.export.onnx.converter import OPSETS, convert
 from heed.export.onnx.ops.attention import marked
 from heed.ops.backends.tensorflow import exportable
-from heed.seq2seq.errors import TaskError
 
 __all__ = ["OPSETS", "PRECISIONS", "write"]
 
@@ -46,10 +46,10 @@ def write(
         The files, the models first.
 
     Raises:
-        TaskError: for what ONNX cannot have: an operation, an opset, a precision.
+        ExportError: for what ONNX cannot have: an operation, an opset, a precision.
     """
     if precision not in PRECISIONS:
-        raise TaskError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}")
+        raise ExportError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}")
     files, beside = [], []
     for program in programs:
         with exportable.core(marked):

@@ -17,13 +17,13 @@ import onnx
 import tensorflow as tf
 
 from heed import __version__
+from heed.export.errors import ExportError
 from heed.export.onnx import ops  # noqa: F401  (registers what converts each operation)
 from heed.export.onnx.builder import Builder, Shape, Value, element_type
 from heed.export.onnx.past import join_past
 from heed.export.onnx.reading import names_read, read_ones
 from heed.export.onnx.registry import Op, converter_of
 from heed.export.onnx.storage import stored
-from heed.seq2seq.errors import TaskError
 
 # The versions of ONNX' operators that are written.
 OPSETS = range(17, 25)
@@ -55,10 +55,10 @@ def convert(
         external_above: see `beside`.
 
     Raises:
-        TaskError: for an operation that cannot be converted; it names the operation and its layer.
+        ExportError: for an operation that cannot be converted; it names the operation and its layer.
     """
     if opset not in OPSETS:
-        raise TaskError(
+        raise ExportError(
             f"`opset` must be from {OPSETS[0]} to {OPSETS[-1]}. Received: opset={opset!r}"
         )
     builder = Builder(opset, halved)
@@ -76,7 +76,7 @@ def convert(
     inputs = []
     for wish, tensor in zip(names, graph.inputs, strict=False):
         if tensor.dtype == tf.string:
-            raise TaskError(f"ONNX: the input `{wish}` is text; give the model ids")
+            raise ExportError(f"ONNX: the input `{wish}` is text; give the model ids")
         value = Value(_dtype(tensor.dtype), _shape(tensor), builder.unique(wish))
         known[tensor.name] = value
         inputs.append(_described(value, wish))
@@ -134,7 +134,7 @@ class Converter:
         """Values of the tensors `wanted` of a graph, of whose tensors those in `known` are known by name."""
         for operation in graph.get_operations():
             if operation.type in _WRITES:  # whether or not something reads it
-                raise TaskError(
+                raise ExportError(
                     f"ONNX: `{operation.type}` of `{operation.name}` cannot be converted: "
                     "it changes a variable, which an ONNX file cannot"
                 )
@@ -306,6 +306,6 @@ def _plain(name: str) -> str:
 def _described(value: Value, name: str) -> onnx.ValueInfoProto:
     """An input or output; what varies has a name of its own."""
     if value.shape is None:
-        raise TaskError(f"ONNX: the number of axes of `{name}` must be known")
+        raise ExportError(f"ONNX: the number of axes of `{name}` must be known")
     shape = [f"{name}_{i}" if n is None else n for i, n in enumerate(value.shape)]
     return onnx.helper.make_tensor_value_info(value.name, element_type(value.dtype), shape)

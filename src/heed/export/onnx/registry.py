@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from heed.export.errors import ExportError
 from heed.export.onnx.builder import Builder, Shape, Value
-from heed.seq2seq.errors import TaskError
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Op:
         """The number of axes of an input.
 
         Raises:
-            TaskError: if it is not known.
+            ExportError: if it is not known.
         """
         found = self.inputs[index].rank
         if found is None:
@@ -61,7 +61,7 @@ class Op:
         """What an input holds.
 
         Raises:
-            TaskError: if that depends on what the model is given.
+            ExportError: if that depends on what the model is given.
         """
         found = self.inputs[index].constant
         if found is None:
@@ -73,9 +73,9 @@ class Op:
         axis = int(self.constant(index))
         return axis + (self.rank() if rank is None else rank) if axis < 0 else axis
 
-    def refused(self, reason: str) -> TaskError:
+    def refused(self, reason: str) -> ExportError:
         """The error that says what cannot be had, and where."""
-        return TaskError(f"ONNX: `{self.kind}` of `{self.name}` cannot be converted: {reason}")
+        return ExportError(f"ONNX: `{self.kind}` of `{self.name}` cannot be converted: {reason}")
 
 
 # What an operation becomes: a name, a value or a constant (`Input`); of several outputs a list of them.

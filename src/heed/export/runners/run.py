@@ -46,8 +46,11 @@ class Model:
         """The likeliest token in each step, (B, T) int32, padded after the end, of source ids (B, S)."""
         ids, longest = self.manifest["decoding"], longest or self.manifest["decoding"]["longest"]
         if "translate" in self.programs:
-            found = self.programs["translate"](source=source, max_length=np.int32(longest))
+            found = self.programs["translate"](source=source, max_length=int(longest))
             return found["tokens"]
+        if "generate" in self.programs:
+            nothing = np.zeros((len(source), 0), np.int32)
+            return self.programs["generate"](prompt=nothing, max_length=int(longest))["tokens"]
         step = self._steps(source)
         tokens = np.full((len(source), 1), ids["start"], np.int32)
         going, found = np.ones(len(source), bool), []
@@ -115,13 +118,14 @@ class Model:
 
     def write(self, ids):
         """The text of target ids, up to the end."""
-        special = self.manifest["decoding"]
+        special, tokens = self.manifest["decoding"], self.manifest["tokens"]
         pieces = []
         for i in ids:
             if i == special["end"]:
                 break
             if i not in (special["pad"], special["start"]):
-                pieces.append(self.manifest["tokens"]["target"][i])
+                known = i != tokens["unknown"]
+                pieces.append(tokens["target"][i] if known else "⁇")
         return "".join(pieces).replace("▁", " ").strip()
 
 
@@ -135,6 +139,8 @@ def _check(model, given, out):
     arrays = dict(np.load(given))
     if "read" in arrays and "decode_step" in model.programs:
         found = {"scores": model.scores(arrays["source"], arrays["read"])}
+    elif "probabilities" in model.programs:
+        found = model.programs["probabilities"](source=arrays["source"], target=arrays["written"])
     elif "read" in arrays:
         found = {}
     else:

@@ -189,9 +189,8 @@ def _without_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
 
 def _swapped(x: tf.Tensor, heads_axis: int) -> tf.Tensor:
     """(B, T, N, H) to (B, N, T, H), and back."""
-    if (
-        x.shape[heads_axis] == 1
-    ):  # no number moves; LiteRT's converter trips over a transposed axis that is squeezed
+    if x.shape[heads_axis] == 1:
+        # No number moves. LiteRT's converter fails where an axis is transposed and then squeezed.
         return tf.expand_dims(tf.squeeze(x, heads_axis), 3 - heads_axis)
     return tf.transpose(x, (0, 2, 1, 3))
 

@@ -1,0 +1,78 @@
+"""Faults in `heed.export` and in the form of attention that it chooses."""
+
+from __future__ import annotations
+
+from tests.planted_faults.fault import Fault
+
+_EXPORT, _OF_EXPORT = "src/heed/export", "tests/export"
+_EXPORTABLE = "src/heed/ops/backends/tensorflow/exportable.py"
+_OF_EXPORTABLE = "tests/ops/test_exportable.py"
+
+FAULTS = (
+    # Attention as one expression
+    Fault(
+        "exportable attention gives a row that sees nothing a mean",
+        _EXPORTABLE,
+        "return weights * tf.cast(visible, scores.dtype)",
+        "return weights",
+        (_OF_EXPORTABLE,),
+    ),
+    Fault(
+        "exportable attention shows the keys that a bias of -1e30 hides",
+        _EXPORTABLE,
+        "shown = bias > HIDING_BIAS",
+        "shown = bias >= HIDING_BIAS",
+        (_OF_EXPORTABLE,),
+    ),
+    Fault(
+        "the exportable log-sum-exp of a row that sees nothing is a number",
+        _EXPORTABLE,
+        "* tf.cast(visible, scores.dtype), axis=-1)",
+        ", axis=-1)",
+        (_OF_EXPORTABLE,),
+    ),
+    # Plain loops and operations
+    Fault(
+        "exported recurrent layers change their states at padding",
+        f"{_EXPORT}/recurrence.py",
+        "new_states = _where(now, new_states, states)",
+        "pass",
+        (f"{_OF_EXPORT}/test_recurrence.py",),
+    ),
+    Fault(
+        "exported recurrent layers read every sequence forwards",
+        f"{_EXPORT}/recurrence.py",
+        "return tf.reverse(x, [0]) if go_backwards else x",
+        "return x",
+        (f"{_OF_EXPORT}/test_recurrence.py",),
+    ),
+    Fault(
+        "what is patched while exporting is patched for other threads too",
+        f"{_EXPORT}/context_patch.py",
+        "(self._replacement if self._here.get() else self._original)",
+        "self._replacement",
+        (f"{_OF_EXPORT}/test_recurrence.py",),
+    ),
+    Fault(
+        "an exported x[..., None] has its new axis elsewhere",
+        f"{_EXPORT}/plain_operations.py",
+        "axis += x.shape.rank - given",
+        "axis += 1",
+        (f"{_OF_EXPORT}/test_plain_operations.py",),
+    ),
+    # LiteRT
+    Fault(
+        "LiteRT's full integers reach into attention",
+        f"{_EXPORT}/litert.py",
+        "others = [name for name in operators(measured) if name not in _BY_RANGES]",
+        "others: list[str] = []",
+        (f"{_OF_EXPORT}/test_litert.py::test_precisions",),
+    ),
+    Fault(
+        "TensorFlow's operators in a .tflite are not seen",
+        f"{_EXPORT}/litert.py",
+        'found.add(f"custom {custom}" if names[number] == "CUSTOM" else names[number])',
+        "found.add(names[number])",
+        (f"{_OF_EXPORT}/test_litert.py::test_operators_of_others_are_seen",),
+    ),
+)
