@@ -20,8 +20,8 @@ from heed.ops.backends.tensorflow import exportable
 __all__ = ["OPSETS", "PRECISIONS", "write"]
 
 PRECISIONS = ("float32", "float16")
-# Protocol buffers end there.
-_LARGEST = 2**31 - 1
+# Files of protocol buffers end at 2**31 bytes; what is no weight has its room too.
+_LARGEST = 2_000_000_000
 _FILES = {"serve": "model.onnx"}
 
 
@@ -40,7 +40,7 @@ def write(
         folder: an empty folder.
         opset: the version of ONNX' operators, 17 to 24. From 23 on each attention is one `Attention` node.
         precision: "float32", or "float16": weights take half the room, and what is computed stays float32.
-        external_above: files of more bytes keep their weights in one of their own beside them, `model.onnx.data`.
+        external_above: weights of more bytes than that are kept in a file of their own, `model.onnx.data`.
 
     Returns:
         The files, the models first.
@@ -54,21 +54,18 @@ def write(
     for program in programs:
         with exportable.core(marked):
             function = program.trace()
-        model = convert(function, opset=opset, halved=precision == "float16", name=program.name)
         path = Path(folder) / _FILES.get(program.name, f"{program.name}.onnx")
-        if model.ByteSize() > external_above:
-            data = f"{path.name}.data"
-            onnx.save_model(
-                model,
-                str(path),
-                save_as_external_data=True,
-                all_tensors_to_one_file=True,
-                location=data,
-                size_threshold=1024,
-            )
-            beside.append(path.with_name(data))
-        else:
-            onnx.save_model(model, str(path))
+        data = path.with_name(f"{path.name}.data")
+        model = convert(
+            function,
+            opset=opset,
+            halved=precision == "float16",
+            name=program.name,
+            beside=data,
+            external_above=external_above,
+        )
+        onnx.save_model(model, str(path))
         onnx.checker.check_model(str(path), full_check=True)
         files.append(path)
+        beside += [data] if data.exists() else []
     return [*files, *beside]

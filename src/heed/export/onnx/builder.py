@@ -53,7 +53,7 @@ class Builder:
     def __init__(self, opset: int, halved: bool = False) -> None:
         self.opset, self.halved = opset, halved
         self.nodes: list[onnx.NodeProto] = []
-        self.initializers: dict[str, onnx.TensorProto] = {}
+        self.initializers: dict[str, np.ndarray] = {}
         self.roots: dict[str, str] = {}  # square roots, by the names of their reciprocals
         self.place = ""  # the TensorFlow node that is being converted
         self._main = self.nodes
@@ -118,7 +118,7 @@ class Builder:
                     "Cast", [stored], [name], name=name, to=onnx.TensorProto.FLOAT
                 )
             )
-        self.initializers[stored] = onnx.numpy_helper.from_array(array, stored)
+        self.initializers[stored] = array
         return name
 
     @property

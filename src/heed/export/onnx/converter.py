@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from heed.export.onnx.builder import Builder, Shape, Value, element_type
 from heed.export.onnx.past import join_past
 from heed.export.onnx.reading import names_read, read_ones
 from heed.export.onnx.registry import Op, converter_of
+from heed.export.onnx.storage import stored
 
 # The versions of ONNX' operators that are written.
 OPSETS = range(17, 25)
@@ -34,7 +36,13 @@ _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 def convert(
-    function: Any, *, opset: int = 23, halved: bool = False, name: str = "serve"
+    function: Any,
+    *,
+    opset: int = 23,
+    halved: bool = False,
+    name: str = "serve",
+    beside: Path | None = None,
+    external_above: int = 0,
 ) -> onnx.ModelProto:
     """A traced function as an ONNX model.
 
@@ -43,6 +51,8 @@ def convert(
         opset: the version of ONNX' operators, 17 to 24; from 23 on each marked attention is one `Attention`.
         halved: whether weights of float32 are stored as float16; what is computed stays float32.
         name: of the graph.
+        beside: the file for weights of more than `external_above` bytes, or None; a graph's own ends at 2 GB.
+        external_above: see `beside`.
 
     Raises:
         ExportError: for an operation that cannot be converted; it names the operation and its layer.
@@ -96,7 +106,9 @@ def convert(
         name,
         inputs,
         outputs,
-        [tensor for key, tensor in builder.initializers.items() if key in used],
+        stored(
+            {n: x for n, x in builder.initializers.items() if n in used}, beside, external_above
+        ),
     )
     opsets = [onnx.helper.make_opsetid("", opset)]
     return onnx.helper.make_model(
