@@ -64,8 +64,8 @@ EXTRA_PACKAGES = {
         "yaml",
     ),
 }
-# Folders that one command alone imports, which has said before what is missing.
-EXTRA_FILES = ("seq2seq/serving/*",)
+# What one command alone imports, which has said before what is missing.
+EXTRA_FILES = ("seq2seq/serving/*", "export/onnx/*", "export/runners/*")
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,13 @@ def assert_agrees(model: Transformer, folder: Path, source: np.ndarray, atol: fl
     )
     found = np.array([one.log_probs for one in scored])
     np.testing.assert_allclose(found, log_probabilities(logits, labels), atol=atol)
+    target[1, 4], target[1, 5:] = 2, 0  # one that ends, and others that were cut
+    found = runner().load(folder, 1)["probabilities"](source=source, target=target)
+    expected = np.exp(
+        log_probabilities(model({"source": source, "target": inputs})[:, :-1], target)
+    )
+    expected[1, 5:] = 0
+    np.testing.assert_allclose(found["probabilities"], expected, atol=atol)
 
 
 SAYABLE: list[dict[str, Any]] = [

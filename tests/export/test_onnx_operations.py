@@ -96,7 +96,7 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ("Pow", lambda x: raw.Pow(x=x, y=tf.constant(2.5)), [positive(3)]),
     ("AddN", lambda x, y: raw.AddN(inputs=[x, y, x]), [X, X]),
     ("BiasAdd", lambda x, y: raw.BiasAdd(value=x, bias=y), [X, floats(4)]),
-    ("ClipByValue", lambda x: tf.clip_by_value(x, -0.5, 0.5), [X]),
+    ("ClipByValue", lambda x: raw.ClipByValue(t=x, clip_value_min=-0.5, clip_value_max=0.5), [X]),
     (
         "logic",
         lambda a, b: [a & b, a | b, ~a, raw.Equal(x=a, y=b), tf.math.logical_xor(a, b)],
@@ -199,6 +199,7 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ),
     # Shapes.
     ("Shape", lambda x: [tf.shape(x), tf.shape(x, tf.int64), tf.size(x), tf.rank(x)], [X]),
+    ("Size, Rank", lambda x: [raw.Size(input=x), raw.Rank(input=x)], [X]),
     ("ShapeN", lambda x, y: raw.ShapeN(input=[x, y]), [X, floats(3)]),
     (
         "Reshape",
@@ -211,7 +212,7 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ),
     (
         "Reshape of nothing",
-        lambda x: tf.reshape(x, tf.stack([tf.shape(x)[0], tf.shape(x)[1] * 2, 2])),
+        lambda x: tf.reshape(x, tf.stack([tf.shape(x)[1], tf.shape(x)[0] * 2, 2])),
         [floats(3, 0, 4)],
     ),
     (
@@ -504,6 +505,6 @@ def test_operation(
 
 def test_each_is_tried() -> None:
     tried = set().union(*(kinds_of(traced(case[1], case[2], False).graph) for case in CASES))
-    # Variables, which the models of test_onnx.py have.
-    others = {"ReadVariableOp", "ResourceGather", "StatefulPartitionedCall"}
+    # Those of variables, which the models of test_onnx.py have, and of what has effects.
+    others = {"If", "ReadVariableOp", "ResourceGather", "StatefulPartitionedCall", "While"}
     assert registry.kinds() - tried - others == set()

@@ -67,8 +67,17 @@ def _translated(model: Any, source: NDArray[Any], alone: bool, longest: int) -> 
     read = np.concatenate([np.full_like(written[:, :1], config.start_id), written[:, :-1]], axis=1)
     memory: Any = () if alone else model.encode_source(model.check_source(some))
     scores = np.asarray(model.decode_all(tf.constant(read), memory))
-    given = {"source": some, "read": read, "all": source, "longest": np.array(longest, np.int32)}
-    return Samples(given, {"scores": scores, "tokens": tokens}, len(source), seconds)
+    given = {
+        "source": some,
+        "read": read,
+        "written": written,
+        "all": source,
+        "longest": np.array(longest, np.int32),
+    }
+    chosen = np.take_along_axis(tf.nn.softmax(scores).numpy(), written[..., None], axis=-1)[..., 0]
+    probabilities = np.where(written == config.pad_id, 0, chosen)
+    answers = {"scores": scores, "probabilities": probabilities, "tokens": tokens}
+    return Samples(given, answers, len(source), seconds)
 
 
 def _drawn(model: Any, program: Program) -> dict[str, NDArray[Any]]:

@@ -32,7 +32,8 @@ class Samples:
 
     Attributes:
         given: what run.py is given with --check.
-        answers: the model's own outputs, by name; of what decodes "scores" (B, T, V) and "tokens" (N, T).
+        answers: the model's own outputs, by name; of what decodes "scores" (B, T, V), the "probabilities" (B, T) that
+            it gives the tokens which it writes, and "tokens" (N, T). What an artefact does not give is not compared.
         count: how many samples there are.
         seconds: what the model took for them.
     """

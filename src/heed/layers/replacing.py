@@ -1,4 +1,4 @@
-"""heed's multi-head attention in the place of Keras' in a whole model, and back."""
+"""heed's multi-head attention in the place of Keras' in a whole model, and Keras' layers in that of heed's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from heed.layers.multi_head_attention import GROUPED
-from heed.layers.stock_forms import SAME, NoStockForm, several, stock_attention, stock_copy
+from heed.layers.stock_forms import SAME, StockFormError, several, stock_attention, stock_copy
 
 # Of a layer: module, class, registered name, and arguments.
 _Layer = tuple[str, str, str | None, dict[str, Any]]
@@ -21,22 +21,33 @@ _SAME = {f"heed>{cls.__name__}": name for cls, name in SAME.items()}
 def replace_attention(
     model: keras.Model, by: str = "heed", custom_objects: Mapping[str, Any] | None = None
 ) -> keras.Model:
-    """A copy of a model with heed's multi-head attention in the place of Keras', or the other way round.
+    """A copy of a model with heed's multi-head attention in the place of Keras', or with Keras' layers alone.
 
     Layers that the model's own config names are replaced, also inside of nested models: those of Functional and
     Sequential models. Others, such as KerasHub's, make their attention themselves: for them there is
-    `heed.accelerate`. Weights, optimizer and its state are copied.
+    `heed.accelerate`. Weights are copied.
+
+    What Keras has no layer for becomes several of its layers: an encoder layer "encoder_0" becomes
+    "encoder_0_attention_norm", "encoder_0_attention", "encoder_0_attention_add" and so on, with the same masks. These
+    are the encoder, decoder and feed-forward layers, token embeddings, sinusoidal and learned positions, and the models
+    `TransformerEncoder`, `Transformer` and `LanguageModel` (without a cache; a tied output layer gets a copy of the
+    table). Then the result is a Functional model, and its optimizer begins anew; otherwise its state is copied.
+
+    Where a query sees no key, as at padding, Keras' attention takes a mean of all values and heed's gives 0: outputs
+    are equal at the other places. Keras' losses do not see the mask of a model's output behind positions.
 
     Args:
         model: built, and made of what Keras can serialize; for instance from `keras.saving.load_model`.
         by: "heed": `keras.layers.MultiHeadAttention` and `GroupQueryAttention` become
-            `heed.layers.MultiHeadAttention`. "keras": the other way round, for files that load without heed.
+            `heed.layers.MultiHeadAttention`. "keras": the other way round, and all other layers of heed too, for files
+            that load without heed.
         custom_objects: as for `keras.saving.load_model`.
 
     Returns: another model. Save it to a `.keras` file like any.
 
     Raises:
-        ValueError: if `by` is something else, if there is no such layer, or if a layer goes beyond what Keras' can do.
+        ValueError: if `by` is something else, if there is no such layer, or if layers go beyond what Keras' can do:
+            each is named with its reason.
 
     >>> import keras, numpy as np
     >>> x = keras.Input((None, 8))
@@ -45,6 +56,13 @@ def replace_attention(
     >>> type(ours.layers[1]).__module__.startswith("heed")
     True
     >>> states = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
+    >>> bool(np.allclose(ours(states), stock(states), atol=1e-5))
+    True
+    >>> from heed.layers import TransformerEncoderLayer
+    >>> ours = keras.Model(x, TransformerEncoderLayer(2, 16, name="layer")(x))
+    >>> stock = replace_attention(ours, by="keras")
+    >>> [layer.name for layer in stock.layers][1:4]
+    ['layer_attention_norm', 'layer_attention', 'layer_attention_add']
     >>> bool(np.allclose(ours(states), stock(states), atol=1e-5))
     True
     """
@@ -100,7 +118,7 @@ def _into_keras(config: dict[str, Any]) -> _Layer | None:
     options = config["config"]
     try:
         name, stock = stock_attention(options)
-    except NoStockForm as beyond:
+    except StockFormError as beyond:
         raise ValueError(
             f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: layer "
             f"{options['name']!r} with {beyond}"

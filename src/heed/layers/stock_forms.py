@@ -1,8 +1,8 @@
 """heed's layers written in Keras' own, for models that load without heed.
 
 A form is a function that does to symbolic tensors, with stock layers, what a layer's `call` does. `stock_copy` goes
-through the graph of a model and puts the forms in the place of the layers. A form that cannot be raises `NoStockForm`
-with the reason; all of a model's are told at once.
+through the graph of a model and puts the forms in the place of the layers. A form that cannot be raises a
+`StockFormError` with the reason; all of a model's are told at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FORMS: dict[type, Callable[..., Any]] = {}
 INPUTS: dict[type, Callable[[], Any]] = {}
 
 
-class NoStockForm(ValueError):
+class StockFormError(ValueError):
     """Why a layer cannot be written in Keras' own."""
 
 
@@ -74,7 +74,7 @@ def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Keras' class and its arguments, for the config of one of heed's multi-head attentions.
 
     Raises:
-        NoStockForm: with the options that Keras' layers do not have.
+        StockFormError: with the options that Keras' layers do not have.
     """
     options = dict(config)
     beyond = [name for name, default in _BEYOND.items() if options.pop(name) != default]
@@ -93,7 +93,7 @@ def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     # An older Keras knows fewer.
     beyond += [option for option in set(options) - known if options.pop(option)]
     if beyond:
-        raise NoStockForm(", ".join(beyond))
+        raise StockFormError(", ".join(beyond))
     return name, options
 
 
@@ -119,9 +119,7 @@ def walk(model: Any) -> list[Any]:
 
 
 def _has_graph(model: Any) -> bool:
-    return isinstance(model, keras.Sequential) or (
-        isinstance(model, keras.Model) and type(model).__name__ in ("Functional", "Model")
-    )
+    return isinstance(model, keras.Sequential) or type(model).__name__ == "Functional"
 
 
 def _no_form(layer: Any) -> str:
@@ -150,6 +148,8 @@ def stock_copy(model: keras.Model) -> keras.Model:
             f"`model` must not go beyond Keras' layers where they take the place of heed's. Received: {listed}"
         )
     copy.set_weights()
+    if model.compiled:  # with the weights that are trainable now
+        made.compile_from_config(model.get_compile_config())
     return made
 
 
@@ -168,6 +168,10 @@ class StockCopy:
         """Gives all stock layers the weights of the layers for which they stand."""
         for layer, weights in self._weights:
             layer.set_weights(weights())
+            if not layer.trainable:
+                # The parts too, which it has made since. What is False already is not set again.
+                layer.trainable = True
+                layer.trainable = False
 
     def model(self, model: keras.Model) -> keras.Model:
         """The copy of a Functional or Sequential model."""
@@ -191,21 +195,21 @@ class StockCopy:
             if not ours(layer):
                 return self._theirs(layer, args)(*args, **kwargs)
             return self.form(layer, *args, **kwargs)
-        except NoStockForm as reason:
+        except StockFormError as reason:
             self.reasons.setdefault(layer.name, str(reason))
         return layer(*args, **kwargs)  # so that the layers after it are seen too
 
     def form(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """The same of a part of one of heed's layers; NoStockForm if there is none."""
+        """The same of a part of one of heed's layers; StockFormError if there is none."""
         if type(layer) not in FORMS:
-            raise NoStockForm(_no_form(layer))
+            raise StockFormError(_no_form(layer))
         return FORMS[type(layer)](self, layer, *args, **kwargs)
 
     def _theirs(self, layer: Any, args: Any) -> Any:
         """A copy of a layer, or of another operation, that is not heed's."""
         masked = any(implicit_mask(x) is not None for x in keras.tree.flatten(args))
         if masked and (lossy := [x.name for x in walk(layer) if isinstance(x, _WITHOUT_MASK)]):
-            raise NoStockForm(
+            raise StockFormError(
                 f"{', '.join(lossy)}, whose stock forms lose the Keras mask that it is given"
             )
 
@@ -261,9 +265,8 @@ class StockCopy:
     def layer(self, within: Any, name: str, make: Callable[..., Any], **options: Any) -> Any:
         """A stock layer that a form needs beside the parts of its layer."""
         whole = self._before + (f"{within.name}_{name}" if name else within.name)
-        return self.once(
-            within, lambda: make(name=whole, dtype=within.dtype_policy, **options), name or "itself"
-        )
+        options |= {"dtype": within.dtype_policy, "trainable": within.trainable}
+        return self.once(within, lambda: make(name=whole, **options), name or "itself")
 
     def keep_mask(self, x: Any, result: Any) -> Any:
         """The result with the mask that `x` carries, where Keras' own layers and operations drop it.
@@ -272,7 +275,9 @@ class StockCopy:
         """
         if (mask := implicit_mask(x)) is not None:
             if self._depth > 1:
-                raise NoStockForm("a Keras mask, which its stock form loses within a nested model")
+                raise StockFormError(
+                    "a Keras mask, which its stock form loses within a nested model"
+                )
             carry(result, mask)
         return result
 
@@ -325,19 +330,19 @@ def _both(masks: Sequence[Any]) -> Any:
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """NoStockForm if one of these arguments of a call is given."""
+    """StockFormError if one of these arguments of a call is given."""
     if named := [name for name, value in given.items() if value is not None]:
-        raise NoStockForm(f"{', '.join(named)} in its call")
+        raise StockFormError(f"{', '.join(named)} in its call")
 
 
 def _check_mask(mask: Any) -> None:
     if isinstance(mask, Mask):
-        raise NoStockForm("a heed.Mask as attention_mask, instead of a tensor,")
+        raise StockFormError("attention_mask, a heed.Mask instead of a tensor")
 
 
 def _check_scores(wanted: Any) -> None:
     if not isinstance(wanted, bool):
-        raise NoStockForm(f"return_attention_scores={wanted!r}")
+        raise StockFormError(f"return_attention_scores={wanted!r}")
 
 
 def attend(
@@ -369,7 +374,7 @@ def attend(
         masks.append(ops.expand_dims(over, 1) if each_head else over)
     carried = {"query_mask": implicit_mask(query), "value_mask": implicit_mask(value)}
     if each_head and any(mask is not None for mask in carried.values()):
-        raise NoStockForm("an attention_mask for each head where inputs carry a Keras mask")
+        raise StockFormError("an attention_mask for each head where inputs carry a Keras mask")
     if masks:
         arguments["attention_mask"] = _both(masks)
     arguments |= {name: mask for name, mask in carried.items() if mask is not None}
@@ -491,8 +496,7 @@ def _decoder_layer(
 def _feed_forward(
     copy: StockCopy, layer: Any, inputs: Any, training: bool | None = None, before: str = ""
 ) -> Any:
-    within = _Named(f"{before}{layer.name}", layer.dtype_policy)
-    within = copy.once(layer, lambda: within, "name")
+    within = copy.once(layer, lambda: _Named(f"{before}{layer.name}", layer), "name")
     hidden = copy.part(layer.hidden_dense, within)(inputs)
     if layer.up_dense is not None:
         up = copy.part(layer.up_dense, within)(inputs)
@@ -502,10 +506,10 @@ def _feed_forward(
 
 
 class _Named:
-    """A name and a dtype for stock layers, where those of a layer are not the whole of it."""
+    """What stock layers take over of a layer that is a part of another, whose name goes before its own."""
 
-    def __init__(self, name: str, dtype_policy: Any) -> None:
-        self.name, self.dtype_policy = name, dtype_policy
+    def __init__(self, name: str, layer: Any) -> None:
+        self.name, self.dtype_policy, self.trainable = name, layer.dtype_policy, layer.trainable
 
 
 @stock_form(TokenEmbedding)

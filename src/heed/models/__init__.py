@@ -40,7 +40,7 @@ from heed.models.transformer import Transformer
 from heed.models.vision_transformer import VisionTransformer
 
 # isort: split
-import heed.models._stock_forms  # noqa: F401  (for `replace_attention`)
+from heed.models import _stock_forms  # noqa: F401  (for `replace_attention`)
 
 __all__ = [
     "Decodable",

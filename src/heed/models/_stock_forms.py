@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.layers.stock_forms import INPUTS, NoStockForm, StockCopy, stock_form
+from heed.layers.stock_forms import INPUTS, StockCopy, StockFormError, stock_form
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
 from heed.models.language_model import LanguageModel
@@ -25,18 +25,18 @@ INPUTS[TransformerEncoder] = lambda: _tokens("source")
 
 
 def _check(given: dict[str, Any]) -> None:
-    """NoStockForm for an argument that the forms do not take."""
+    """StockFormError for an argument that the forms do not take."""
     for name, value in given.items():
         if value is not None and value is not False:
-            raise NoStockForm(f"{name}={value!r} in its call")
+            raise StockFormError(f"{name}={value!r} in its call")
 
 
 def _embedded(copy: StockCopy, embedding: Any, ids: Any, training: bool | None) -> Any:
-    """The input of the first layer; `NoStockForm` for positions that the attention is told of."""
+    """The input of the first layer; `StockFormError` for positions that the attention is told of."""
     if embedding.config.position not in ("sinusoidal", "learned"):
-        raise NoStockForm(f"position={embedding.config.position!r}")
+        raise StockFormError(f"position={embedding.config.position!r}")
     if embedding.segments is not None:
-        raise NoStockForm(f"num_segments={embedding.segments.vocabulary_size}")
+        raise StockFormError(f"num_segments={embedding.segments.vocabulary_size}")
     x = copy.form(embedding.positions, copy.form(embedding.tokens, ids))
     return copy.drop(x, embedding.drop, embedding, training)
 
@@ -122,7 +122,7 @@ def _transformer(
 ) -> Any:
     _check({"return_attention_scores": return_attention_scores})
     if not isinstance(model.encoder, TransformerEncoder):
-        raise NoStockForm(f"encoder={type(model.encoder).__name__}")
+        raise StockFormError(f"encoder={type(model.encoder).__name__}")
     source = inputs["source"]
     encoded = copy.form(model.encoder, source, training=training)
     mask = model.source_mask(source)

@@ -12,8 +12,6 @@ import onnx
 
 Shape = tuple[int | None, ...] | None
 
-# A constant of more bytes than that is stored as it is, and nothing is worked out of it ahead.
-_FOLDED = 1 << 20
 # Weights from that many numbers on are stored in half, where that is wished.
 _HALVED = 16
 
@@ -56,6 +54,7 @@ class Builder:
         self.opset, self.halved = opset, halved
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
+        self.roots: dict[str, str] = {}  # square roots, by the names of their reciprocals
         self.place = ""  # the TensorFlow node that is being converted
         self._main = self.nodes
         self._names: dict[str, int] = {}
@@ -197,8 +196,3 @@ class Builder:
 def element_type(dtype: Any) -> int:
     """ONNX' number of a dtype."""
     return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-
-
-def small(array: np.ndarray) -> bool:
-    """Whether a constant may be worked with ahead."""
-    return array.nbytes <= _FOLDED

@@ -7,6 +7,7 @@ constants alone are done at once.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,10 +15,10 @@ import numpy as np
 import onnx
 import tensorflow as tf
 
-import heed
+from heed import __version__
 from heed.export.errors import ExportError
 from heed.export.onnx import ops  # noqa: F401  (registers what converts each operation)
-from heed.export.onnx.builder import Builder, Shape, Value, element_type, small
+from heed.export.onnx.builder import Builder, Shape, Value, element_type
 from heed.export.onnx.past import join_past
 from heed.export.onnx.reading import names_read, read_ones
 from heed.export.onnx.registry import Op, converter_of
@@ -26,6 +27,8 @@ from heed.export.onnx.registry import Op, converter_of
 OPSETS = range(17, 25)
 # Before the name of an output whose own name is that of an input.
 NEXT = "next_"
+# Numbers from that many on are worked out where the file is run.
+_FOLDED = 1 << 16
 # What changes the model's state, which a file of weights cannot.
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
@@ -101,7 +104,7 @@ def convert(
         opset_imports=opsets,
         ir_version=onnx.helper.find_min_ir_version_for(opsets),
         producer_name="heed",
-        producer_version=heed.__version__,
+        producer_version=__version__,
     )
 
 
@@ -203,44 +206,45 @@ def _needed(wanted: Any, known: Mapping[str, Any]) -> list[Any]:
 
 
 def _worked_out(op: Op) -> Any:
-    """What TensorFlow makes of constants alone; None where there is anything else."""
+    """What TensorFlow makes of constants alone; None where there is anything else, or where it is large."""
     if op.kind == "Const":
         return tf.make_ndarray(op.attribute("value"))
-    if not op.inputs or not all(isinstance(x, Value) and x.constant is not None for x in op.inputs):
+    function: Any = getattr(tf.raw_ops, op.kind, None)
+    if function is None or op.source.op_def.is_stateful or not all(map(_small, op.shapes)):
         return None
-    known = converter_of(op.kind)
-    function = getattr(tf.raw_ops, op.kind, None)
-    if known is None or function is None or op.source.op_def.is_stateful:
+    arguments = _constants(op, function)
+    if not arguments:
         return None
-    if any(shape is None or None in shape for shape in op.shapes):
-        sizes = 0
-    else:
-        sizes = sum(int(np.prod(shape)) for shape in op.shapes)  # type: ignore[arg-type]
-    if sizes > 1 << 20:
-        return None
-    arguments = {}
+    with tf.init_scope():
+        found = function(**arguments)
+    several = isinstance(found, (list, tuple))
+    return [np.asarray(x) for x in found] if several else np.asarray(found)
+
+
+def _constants(op: Op, function: Any) -> dict[str, Any]:
+    """The arguments of TensorFlow's function for an operation of constants; none for any other."""
+    if not all(isinstance(x, Value) and x.constant is not None for x in op.inputs):
+        return {}
+    names = [name for name in inspect.signature(function).parameters if name != "name"]
     given = iter(op.inputs)
-    names = list(inspect.signature(function).parameters)
+    found: dict[str, Any] = {}
     for place, argument in enumerate(op.source.op_def.input_arg):
         # Some have another name in Python, in the same place.
         name = argument.name if argument.name in names else names[place]
-        several = argument.number_attr or argument.type_list_attr
         if argument.type_list_attr:
-            return None
-        if several:
+            return {}
+        if argument.number_attr:
             count = op.attribute(argument.number_attr)
-            arguments[name] = [tf.constant(next(given).constant) for _ in range(count)]
+            found[name] = [tf.constant(next(given).constant) for _ in range(count)]
         else:
-            arguments[name] = tf.constant(next(given).constant)
-    for name in names:
-        if name not in arguments and name != "name":
-            arguments[name] = op.attribute(name)
-    with tf.init_scope():
-        found = function(**arguments)
-    arrays = [np.asarray(x) for x in (found if isinstance(found, (list, tuple)) else [found])]
-    if not all(map(small, arrays)):
-        return None
-    return arrays if len(op.dtypes) != 1 else arrays[0]
+            found[name] = tf.constant(next(given).constant)
+    attributes = (name for name in names if name not in found)
+    return {**found, **{name: op.attribute(name) for name in attributes}} if found else {}
+
+
+def _small(shape: Shape) -> bool:
+    """Whether a tensor of that shape may stand in a file as a constant."""
+    return shape is not None and math.prod(_FOLDED if n is None else n for n in shape) < _FOLDED
 
 
 def _unknown(op: Op) -> str:

@@ -100,7 +100,7 @@ def _joined(
             if node.op_type == "Shape" and node.input[0] == turned.output[0]:
                 instead[id(node)] = _lengths(node, past, new, 2, unique)
             elif node.op_type == "Shape" and node.input[0] == joined.output[0]:
-                instead[id(node)] = _lengths(node, *joined.input, 1, unique)
+                instead[id(node)] = _lengths(node, joined.input[0], joined.input[1], 1, unique)
     instead[id(attention)] = [attention, *behind]
     return [new for node in nodes for new in instead.get(id(node), [node])]
 

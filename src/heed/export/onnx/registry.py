@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from heed.export.errors import ExportError
-from heed.export.onnx.builder import Builder, Input, Shape, Value
+from heed.export.onnx.builder import Builder, Shape, Value
 
 
 @dataclass
@@ -78,8 +78,8 @@ class Op:
         return ExportError(f"ONNX: `{self.kind}` of `{self.name}` cannot be converted: {reason}")
 
 
-# What an operation becomes: for each of its outputs a name, a value or a constant.
-Converted = Input | list[Input]
+# What an operation becomes: a name, a value or a constant (`Input`); of several outputs a list of them.
+Converted = Any
 _CONVERTERS: dict[str, Callable[[Op, Builder], Any]] = {}
 
 

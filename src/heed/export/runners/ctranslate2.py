@@ -18,7 +18,7 @@ import numpy as np
 def load(
     folder: str | Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, Any]]]:
-    """The model's program by name: "translate", or "generate" of a language model.
+    """The model's programs by name: "translate" and "probabilities", or "generate" of a language model.
 
     Args:
         folder: the model folder.
@@ -32,7 +32,7 @@ def load(
     folder = Path(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names = {"device": "auto", "intra_threads": threads or 0}
-    start, pad = config["bos_token"], config["pad_token"]
+    start, end, pad = config["bos_token"], config["eos_token"], config["pad_token"]
     # Padding and the start are never decoded.
     options = {
         "beam_size": 1,
@@ -76,7 +76,8 @@ def load(
 
         programs: dict[str, Callable[..., dict[str, Any]]] = {"generate": generate}
     else:
-        source_tokens, target = vocabulary("source_"), vocabulary("target_")
+        source_tokens, target_tokens = vocabulary("source_"), vocabulary("target_")
+        target = target_tokens
         translator = ctranslate2.Translator(str(folder), **names)
 
         def translate(source: Any, max_length: int) -> dict[str, Any]:
@@ -93,6 +94,18 @@ def load(
             )
             return padded([one.hypotheses[0] for one in results], max_length)
 
-        programs = {"translate": translate}
+        def probabilities(source: Any, target: Any) -> dict[str, Any]:
+            """Of each token of `target` (B, T), an end included, given those before; 0 behind it."""
+            target = np.asarray(target)
+            rows = [[x for x in row if x != end] for row in texts(target, target_tokens)]
+            # It scores the end too, which a target that was cut has not.
+            scored = translator.score_batch(texts(source, source_tokens), rows, max_input_length=0)
+            found = np.zeros(target.shape, np.float32)
+            for place, one, ids in zip(found, scored, target, strict=True):
+                count = int((ids != config["pad_id"]).sum())
+                place[:count] = np.exp(one.log_probs[:count])
+            return {"probabilities": found}
+
+        programs = {"translate": translate, "probabilities": probabilities}
     number = {token: i for i, token in enumerate(target)}
     return programs

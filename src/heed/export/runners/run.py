@@ -139,6 +139,8 @@ def _check(model, given, out):
     arrays = dict(np.load(given))
     if "read" in arrays and "decode_step" in model.programs:
         found = {"scores": model.scores(arrays["source"], arrays["read"])}
+    elif "probabilities" in model.programs:
+        found = model.programs["probabilities"](source=arrays["source"], target=arrays["written"])
     elif "read" in arrays:
         found = {}
     else:

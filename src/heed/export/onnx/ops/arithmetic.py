@@ -17,8 +17,6 @@ _ALIKE = {
     "Atan": "Atan",
     "Add": "Add",
     "AddV2": "Add",
-    "BitwiseAnd": "BitwiseAnd",
-    "BitwiseOr": "BitwiseOr",
     "Ceil": "Ceil",
     "Cos": "Cos",
     "Cosh": "Cosh",
@@ -38,7 +36,6 @@ _ALIKE = {
     "LogicalOr": "Or",
     "Maximum": "Max",
     "Minimum": "Min",
-    "Mul": "Mul",
     "Neg": "Neg",
     "Pow": "Pow",
     "RealDiv": "Div",
@@ -182,17 +179,23 @@ def _softmax(op: Op, g: Builder) -> Converted:
 def _select(op: Op, g: Builder) -> Converted:
     if op.kind == "Select" and op.rank(0) not in (0, op.rank(1)):
         raise op.refused("its condition must have as many axes as what it chooses from")
-    return g.where(*op.inputs, op.dtype)
+    condition, x, y = op.inputs
+    return g.where(condition, x, y, op.dtype)
+
+
+@converts("Mul")
+def _mul(op: Op, g: Builder) -> Converted:
+    """A product with 1 / sqrt(x) is a quotient: so runtimes know a normalisation, and make one step of it."""
+    for x, other in (op.inputs, op.inputs[::-1]):
+        root = g.roots.get(other.name)
+        if root is not None:
+            return g.node("Div", x, root)
+    return g.node("Mul", *op.inputs)
 
 
 @converts("NotEqual")
 def _not_equal(op: Op, g: Builder) -> Converted:
     return g.node("Not", g.node("Equal", *op.inputs))
-
-
-@converts("LogicalXor")
-def _xor(op: Op, g: Builder) -> Converted:
-    return g.node("Xor", *op.inputs)
 
 
 @converts("Relu6")
@@ -202,12 +205,15 @@ def _relu6(op: Op, g: Builder) -> Converted:
 
 @converts("Rsqrt")
 def _rsqrt(op: Op, g: Builder) -> Converted:
-    return g.node("Reciprocal", g.node("Sqrt", op.inputs[0]))
+    root = g.node("Sqrt", op.inputs[0])
+    found = g.node("Reciprocal", root)
+    g.roots[found] = root
+    return found
 
 
 @converts("Square")
 def _square(op: Op, g: Builder) -> Converted:
-    return g.node("Mul", op.inputs[0], op.inputs[0])
+    return g.node("Pow", op.inputs[0], _number(op, 2))
 
 
 @converts("SquaredDifference")

@@ -141,7 +141,7 @@ def _strided_slice(op: Op, g: Builder) -> Converted:
             layout.append("stays")
     if cuts:
         axes = [cut[0] for cut in cuts]
-        begins, ends, steps = (g.concat([cut[k] for cut in cuts]) for k in (1, 2, 3))
+        begins, ends, steps = (g.concat([cut[1:][k] for cut in cuts]) for k in range(3))
         x = g.node("Slice", x, begins, ends, axes, steps)
     for axis, index in reversed(single):
         x = g.node("Gather", x, _scalar(g, index), axis=axis)

@@ -57,8 +57,8 @@ def _broadcast(op: Op, g: Builder) -> Converted:
 @converts("BroadcastArgs")
 def _broadcast_shape(op: Op, g: Builder) -> Converted:
     """The shape of both together: the larger one where neither is 0."""
-    lengths = [None if x.shape is None else x.shape[0] for x in op.inputs]
-    if None in lengths:
+    lengths = [x.shape[0] for x in op.inputs if x.shape is not None and x.shape[0] is not None]
+    if len(lengths) < 2:
         raise op.refused("the number of axes must be known")
     longest = max(lengths)
     one, other = (
@@ -117,8 +117,10 @@ def _pack(op: Op, g: Builder) -> Converted:
         x = g.cast(value, np.int64) if sizes else value
         if isinstance(x, Value) and x.constant is not None:
             x = x.constant
-        known = isinstance(x, np.ndarray)
-        parts.append(np.expand_dims(x, axis) if known else g.node("Unsqueeze", x, [axis]))
+        if isinstance(x, np.ndarray):
+            parts.append(np.expand_dims(x, axis))
+        else:
+            parts.append(g.node("Unsqueeze", x, [axis]))
     joined = g.concat(parts, axis)
     return g.narrowed(g.input(joined), op.dtype) if sizes else joined
 
