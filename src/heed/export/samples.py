@@ -92,6 +92,7 @@ def _drawn(model: Any, program: Program) -> dict[str, NDArray[Any]]:
         shape = [_ROWS, *(_LENGTH if n is None else n for n in spec.shape[1:])]
         ends = random.integers(1, shape[-1] + 1, (_ROWS, *[1] * (len(shape) - 1)))
         there = np.broadcast_to(np.arange(shape[-1]) < ends, shape)
+        x: NDArray[Any]
         if spec.dtype.is_floating:
             x = random.normal(size=shape)
         elif spec.dtype.is_bool or "mask" in name:

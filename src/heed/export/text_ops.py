@@ -78,11 +78,15 @@ class WordOps(TextOps):
         words = tf.strings.split(text, _SPACE)[:, 1:]
         return tf.ragged.map_flat_values(lambda word: tf.strings.join([_SPACE, word]), words)
 
+    def together(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
+        """The ids, as a tokenizer joins them."""
+        return ids
+
     def encode(self, text: tf.Tensor) -> tf.Tensor:
         """(B,) strings to (B, S) int32, padded."""
         plain = tf.strings.strip(tf.strings.regex_replace(text, " +", " "))
         marked = tf.strings.join([_SPACE, tf.strings.regex_replace(plain, " ", _SPACE)])
-        ids = tf.ragged.map_flat_values(self.ids.lookup, self.parts(marked))
+        ids = self.together(tf.ragged.map_flat_values(self.ids.lookup, self.parts(marked)))
         end = tf.fill([ids.nrows(), 1], tf.constant(_END_ID, tf.int64))
         return tf.cast(tf.concat([ids, end], axis=1).to_tensor(_PAD_ID), tf.int32)
 
@@ -93,3 +97,9 @@ class CharacterOps(WordOps):
     def parts(self, text: tf.Tensor) -> tf.RaggedTensor:
         """The tokens of (B,) strings that begin with a "▁" and have one for each space."""
         return tf.strings.unicode_split(text, "UTF-8")
+
+    def together(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
+        """The ids, with one for unknown characters that follow each other; each row begins with a known one, "▁"."""
+        unknown = tf.equal(ids.flat_values, _UNKNOWN_ID)
+        again = tf.logical_and(unknown, tf.concat([[False], unknown[:-1]], axis=0))
+        return tf.ragged.boolean_mask(ids, ids.with_flat_values(tf.logical_not(again)))

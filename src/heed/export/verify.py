@@ -139,8 +139,10 @@ def _answers(folder: Path, given: Arrays, needs_heed: bool) -> dict[str, NDArray
         question, answer = Path(temporary) / "given.npz", Path(temporary) / "found.npz"
         np.savez(question, **given)  # type: ignore[arg-type]
         script = ("import sys; " if needs_heed else _WITHOUT_HEED) + _RUN
-        words = [sys.executable, "-c", script, str(folder / "run.py"), "--check", question, answer]
-        done = subprocess.run(words, capture_output=True, text=True, cwd=temporary)
+        words = [sys.executable, "-c", script, str(folder / "run.py"), "--check"]
+        done = subprocess.run(
+            [*words, str(question), str(answer)], capture_output=True, text=True, cwd=temporary
+        )
         if done.returncode or not answer.exists():
             lines = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
             raise ExportError(f"the exported model does not run: {lines[-1]}")

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-import heed.ops
+import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
 from heed.models.config import (

@@ -54,12 +54,8 @@ def shipment(run: RunFolder) -> Shipment:
     task = run.task()
     reads, reason = _reads(task)
     files = {name: data for name, data in task.files().items() if name.endswith(".model")}
-    sources, targets = (
-        range(RESERVED, size) for size in (task.source_vocabulary_size, task.target_vocabulary_size)
-    )
     tokens = {
-        "source": [*_SPECIAL, *(task.source_labels([i])[0] for i in sources)],
-        "target": [*_SPECIAL, *(task.target_labels([i])[0] for i in targets)],
+        **token_names(task),
         "unknown": UNKNOWN_ID,
         "reads": reads,
         "language": next(iter(task.languages), None),
@@ -68,6 +64,17 @@ def shipment(run: RunFolder) -> Shipment:
     rows = padded([item.ids for item in task.evaluation_items()[:_SAMPLES]])
     model, _ = trained_model(run)
     return Shipment(model, task.longest_target, rows, tokens, files, reason)
+
+
+def token_names(task: Task) -> dict[str, list[str]]:
+    """What each id of "source" and "target" is called."""
+    sources, targets = (
+        range(RESERVED, size) for size in (task.source_vocabulary_size, task.target_vocabulary_size)
+    )
+    return {
+        "source": [*_SPECIAL, *(task.source_labels([i])[0] for i in sources)],
+        "target": [*_SPECIAL, *(task.target_labels([i])[0] for i in targets)],
+    }
 
 
 def _reads(task: Task) -> tuple[str | None, str | None]:

@@ -6,12 +6,16 @@
 In Python: `Model(folder)`, and of that `programs`, `translate`, `scores`.
 """
 
+from __future__ import annotations
+
 import hashlib
 import importlib.util
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +30,7 @@ class Model:
         programs: functions of arrays by name, which give dictionaries of arrays.
     """
 
-    def __init__(self, folder=".", threads=None):
+    def __init__(self, folder: str | Path = ".", threads: int | None = None) -> None:
         self.folder = folder = Path(folder)
         self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         if self.manifest["version"] > VERSION:
@@ -37,12 +41,12 @@ class Model:
             path = folder / name
             if not path.is_file() or _checksum(path) != file["sha256"]:
                 raise SystemExit(f"{folder} is damaged: {name} is not as it was written")
-        found = importlib.util.spec_from_file_location("runtime", folder / "runtime.py")
+        found: Any = importlib.util.spec_from_file_location("runtime", folder / "runtime.py")
         runtime = importlib.util.module_from_spec(found)
         found.loader.exec_module(runtime)
-        self.programs = runtime.load(folder, threads)
+        self.programs: dict[str, Callable[..., Any]] = runtime.load(folder, threads)
 
-    def translate(self, source, longest=None):
+    def translate(self, source: np.ndarray, longest: int | None = None) -> np.ndarray:
         """The likeliest token in each step, (B, T) int32, padded after the end, of source ids (B, S)."""
         ids, longest = self.manifest["decoding"], longest or self.manifest["decoding"]["longest"]
         if "translate" in self.programs:
@@ -62,14 +66,15 @@ class Model:
             found.append(tokens)
         return np.concatenate(found, axis=1)
 
-    def scores(self, source, read):
+    def scores(self, source: np.ndarray, read: np.ndarray) -> np.ndarray:
         """The scores (B, T, V) of what follows each of the tokens `read` (B, T), of source ids (B, S)."""
         step = self._steps(source)
         return np.stack([step(read[:, i : i + 1]) for i in range(read.shape[1])], axis=1)
 
-    def _steps(self, source):
+    def _steps(self, source: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """A function of the next tokens (B, 1), which gives the scores of those after them (B, V)."""
-        known, index = {}, 0
+        known: dict[str, np.ndarray] = {}
+        index = 0
         if "encode" in self.programs:
             known = self.programs["encode"](source=source)
         program = self.manifest["programs"]["decode_step"]
@@ -78,7 +83,7 @@ class Model:
             known[name] = np.zeros((len(source), 0, *described["shape"][2:]), described["dtype"])
         known = {name: known[name] for name in program["inputs"] if name in known}
 
-        def step(tokens):
+        def step(tokens: np.ndarray) -> np.ndarray:
             nonlocal index
             found = self.programs["decode_step"](tokens=tokens, index=np.int32(index), **known)
             index += 1
@@ -87,14 +92,14 @@ class Model:
 
         return step
 
-    def text(self, text):
+    def text(self, text: str) -> str:
         """The translation of a text."""
         if "texts" in self.programs:  # it has its tokenizer inside
             return self.programs["texts"](text=[text])[0]
         ids = self.read(text)
         return self.write(self.translate(np.array([ids], np.int32))[0]) if ids else ""
 
-    def read(self, text):
+    def read(self, text: str) -> list[int]:
         """The source ids of a text: of a number in digits, or by the tokenizer that came with the model."""
         tokens, reads = self.manifest["tokens"], self.manifest["tokens"]["reads"]
         ids, text = {piece: i for i, piece in enumerate(tokens["source"])}, text.strip()
@@ -116,7 +121,7 @@ class Model:
         found = [ids.get(piece, tokens["unknown"]) for piece in pieces]
         return [*found, self.manifest["decoding"]["end"]]
 
-    def write(self, ids):
+    def write(self, ids: Any) -> str:
         """The text of target ids, up to the end."""
         special, tokens = self.manifest["decoding"], self.manifest["tokens"]
         pieces = []
@@ -129,14 +134,15 @@ class Model:
         return "".join(pieces).replace("▁", " ").strip()
 
 
-def _checksum(path):
+def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def _check(model, given, out):
+def _check(model: Model, given: str, out: str) -> None:
     """Answers to the arrays of a file, and the seconds that a second run of it takes."""
     arrays = dict(np.load(given))
+    found: Any
     if "read" in arrays and "decode_step" in model.programs:
         found = {"scores": model.scores(arrays["source"], arrays["read"])}
     elif "probabilities" in model.programs:
@@ -148,13 +154,13 @@ def _check(model, given, out):
     if "all" in arrays:
         longest, parts = int(arrays["longest"]), range(0, len(arrays["all"]), 64)
 
-        def translate_all():
+        def translate_all() -> Any:
             return [model.translate(arrays["all"][i : i + 64], longest) for i in parts]
 
         run = translate_all
     else:
 
-        def run():
+        def run() -> Any:
             return model.programs["serve"](**arrays)
 
     answers = run()
@@ -167,7 +173,7 @@ def _check(model, given, out):
     np.savez(out, **found)
 
 
-def main():
+def main() -> None:
     """See above."""
     model = Model(Path(__file__).parent)
     if sys.argv[1:2] == ["--check"]:

@@ -1,16 +1,20 @@
 """Runs a SavedModel with TensorFlow 2.16 or newer; one of native kernels with heed too."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def load(folder, threads=None):
+def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[..., Any]]:
     """The programs in a folder by name: functions of arrays by name, which give dictionaries of arrays.
 
     Args:
@@ -31,23 +35,23 @@ def load(folder, threads=None):
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     loaded = tf.saved_model.load(str(Path(folder) / "model"))
 
-    def program(name, signature):
+    def program(signature: Any) -> Callable[..., Any]:
         kinds = signature.structured_input_signature[1]
 
-        def call(**arrays):
+        def call(**arrays: Any) -> dict[str, np.ndarray]:
             # A SavedModel decodes up to the length that it was made for.
             tensors = {key: tf.constant(arrays[key], kinds[key].dtype) for key in kinds}
             found = signature(**tensors)
             return {key: x.numpy() for key, x in found.items()}
 
-        call.loaded = loaded  # its variables go with it
+        call.__dict__["loaded"] = loaded  # its variables go with it
         return call
 
-    programs = {name: program(name, loaded.signatures[name]) for name in loaded.signatures}
+    programs = {name: program(loaded.signatures[name]) for name in loaded.signatures}
     if "translate" in programs:
         texts = programs.pop("translate")
 
-        def translated(text):
+        def translated(text: list[str]) -> list[str]:
             try:
                 return [x.decode() for x in texts(text=np.array(text))["text"]]
             except tf.errors.InvalidArgumentError as error:

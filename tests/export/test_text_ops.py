@@ -1,0 +1,74 @@
+"""A graph reads and writes texts as the task does."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from heed.export.text_ops import text_ops
+from heed.seq2seq import NumbersTask, TextTask, shipping
+from tests.seq2seq import tiny
+
+TEXTS = ("aa bb cc", "  aa   bb ", "aa unheard-of xyz bb", "xyz", "cc", "é aa", "aa  bb  aa")
+
+
+def tokens_of(task):
+    """What a shipment says of the tokens of a task that has no run."""
+    reads, reason = shipping._reads(task)
+    assert (reads in ("digits", "word", "character")) == (reason is None)
+    return {
+        **shipping.token_names(task),
+        "reads": reads,
+        "language": next(iter(task.languages), None),
+    }
+
+
+def text_task(tmp_path, **options):
+    source, target = tiny.write_parallel_text(tmp_path)
+    return TextTask.create(source=source, target=target, **{"vocabulary_size": 60, **options})
+
+
+@pytest.mark.parametrize("unit", ["word", "character"])
+def test_texts(unit, tmp_path):
+    task = text_task(tmp_path, unit=unit)
+    ops = text_ops(tokens_of(task))
+    lines = [*TEXTS, *(item.text for item in task.evaluation_items()[:20])]
+    found = tf.function(ops.encode)(tf.constant(lines)).numpy()
+    for ids, line in zip(found, lines, strict=True):
+        assert ids[ids != 0].tolist() == task.encode(line), line
+    written = np.random.default_rng(0).integers(2, task.target_vocabulary_size, (30, 9))
+    written = written.astype("int32")
+    written[0, 3:] = 0
+    said = [x.decode() for x in tf.function(ops.decode)(tf.constant(written)).numpy()]
+    # An unknown token stands apart in SentencePiece's texts.
+    known = ~(written == 3).any(axis=1)
+    assert known.sum() > 5
+    wanted = [" ".join(x.split()) for x in task.decode(written.tolist())]
+    assert [" ".join(x.split()) for x, it in zip(said, known, strict=True) if it] == [
+        x for x, it in zip(wanted, known, strict=True) if it
+    ]
+
+
+def test_numbers():
+    task = NumbersTask(("de",))
+    ops = text_ops(tokens_of(task))
+    lines = ["0", "7", "10", " 1 2 3 4", "1,234", "0070", "999,999", "100000"]
+    found = tf.function(ops.encode)(tf.constant(lines)).numpy()
+    for ids, line in zip(found, lines, strict=True):
+        assert ids[ids != 0].tolist() == task.encode(line), line
+    ids = task.subwords.encode(["einhundert"])
+    assert ops.decode(tf.constant(ids)).numpy().tolist() == [b"einhundert"]
+    for line in ("", "x", "1234567", "-1", "1.5"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="from 0 to 999,999 in digits"):
+            ops.encode(tf.constant([line]))
+
+
+def test_subwords_and_several_languages_stay_outside(tmp_path):
+    task = text_task(tmp_path)
+    reads, reason = shipping._reads(task)
+    assert reads == "subword"
+    assert "TensorFlow Text" in reason
+    assert text_ops({"reads": reads}) is None
+    task = text_task(tmp_path, unit="word", target_language="de")
+    reads, reason = shipping._reads(task)
+    assert text_ops({"reads": reads}) is None
+    assert "which language" in reason
