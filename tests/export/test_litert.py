@@ -126,6 +126,19 @@ def test_keras_models(make: Any, write: Any) -> None:
     check_model(model, write(programs_of(model))["serve"])
 
 
+def test_a_sequential_model(write: Any) -> None:
+    """Whose inputs Keras does not give as those of a Functional one."""
+    embedding = keras.layers.Embedding(VOCABULARY, 4)
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), embedding, keras.layers.GRU(3)])
+    programs = programs_of(model)
+    run = write(programs)["serve"]
+    (name,) = programs[0].inputs
+    for batch, length in SIZES:
+        tokens = tokens_of(batch, length)
+        (found,) = run(**{name: tokens}).values()
+        np.testing.assert_allclose(found, model(tokens), atol=ATOL)
+
+
 def test_a_classifier_of_the_house(write: Any) -> None:
     config = MaskedLanguageModelConfig(VOCABULARY, width=16, num_heads=2, feed_forward_width=32)
     tokens = keras.Input((None,), dtype="int32", name="tokens")
@@ -360,7 +373,7 @@ def test_precisions(write: Any, tmp_path: pathlib.Path) -> None:
     weights = 4 * model.count_params()
     assert sizes["float16"] < sizes["float32"] - 0.45 * weights
     assert sizes["int8"] < sizes["float32"] - 0.65 * weights
-    assert sizes["samples"] < sizes["float32"] - 0.65 * weights
+    assert sizes["samples"] < sizes["float32"] - 0.5 * weights
 
 
 class Svd(keras.layers.Layer):

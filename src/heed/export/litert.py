@@ -23,8 +23,9 @@ Precision = Literal["float32", "float16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
 
 # With samples these alone become products of integers. Eight bits for all else would hold either the number that hides
-# a score or the scores: attention would come out as a plain mean.
-_BY_RANGES = {"FULLY_CONNECTED", "CONV_2D", "GATHER"}
+# a score or the scores, so that attention would come out as a plain mean; and tables get the range of what is computed
+# of them next.
+_BY_RANGES = {"FULLY_CONNECTED", "CONV_2D"}
 # What the converter says of an operation: its type, and its place in the graph, which begins with the layers' names.
 _PLACE = re.compile(r'error: loc\(.*?fused\["(\w+):", "([^"@]*)')
 _NAMED = re.compile(r"error: 'tf\.(\w+)' op|(?:TF Select|Custom) ops: (\w+)")
@@ -54,7 +55,8 @@ def write(
         samples: with "int8": inputs of the program "serve", dictionaries of arrays as it will be given, some dozens,
             the shortest and the longest among them. Products of weights are then of integers alone, rows rounded in the
             ranges that they have in these samples, for hardware that wants that; less exact than without samples.
-            Attention and what else is no product of weights stays float32, and so do inputs and outputs.
+            Attention, tables of embeddings and what else is no product of weights stay float32, and so do inputs and
+            outputs.
 
     Raises:
         ExportError: for another precision, samples that do not fit, or what LiteRT has no operator for.

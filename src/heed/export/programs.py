@@ -90,7 +90,8 @@ def _of_keras(model: Any) -> Program:
             "`model` must have symbolic inputs: be a Functional or a built Sequential model. "
             f"Wrap it: keras.Model(inputs, model(inputs)). Received: {type(model).__name__} {model.name!r}"
         )
-    structure = model.input if isinstance(model, keras.Model) else model.inputs
+    # Of a Sequential model Keras has the inputs alone.
+    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     symbols = keras.tree.flatten(structure)
     names = _unique([symbol.name for symbol in symbols])
     inputs = {
