@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from heed import layers
 from heed.export import ExportError, artefact, export, read_manifest
@@ -188,6 +189,19 @@ def test_an_artefact_that_disagrees_is_no_artefact(tmp_path, monkeypatch):
     monkeypatch.setattr(saved_model, "write", wrong)
     with pytest.raises(ExportError, match="does not do what the model does: 8 samples: largest"):
         export(model, tmp_path / "model", format="saved_model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_short_line(tmp_path, monkeypatch):
+    from heed.export import saved_model
+
+    def full(*args, **options):
+        message = "{{node x}} /x/part-0; No space left on device [Op:SaveV2]"
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    monkeypatch.setattr(saved_model, "write", full)
+    with pytest.raises(ExportError, match=r"model cannot be written: No space left on device$"):
+        export(classifier(), tmp_path / "model", format="saved_model")
     assert not list(tmp_path.iterdir())
 
 

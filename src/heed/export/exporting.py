@@ -160,8 +160,9 @@ def export(
         try:
             notes = _write(wanted, programs, folder)
         except tf.errors.OpError as error:
-            first = str(error.message).splitlines()[0]
-            raise ExportError(f"{out} cannot be written: {first}") from None
+            # Behind the names of nodes and files, before that of the operation.
+            why = str(error.message).splitlines()[0].rpartition("; ")[2].partition(" [Op:")[0]
+            raise ExportError(f"{out} cannot be written: {why}") from None
         manifest = _manifest(wanted, programs, notes)
         artefact.write_manifest(folder, manifest)
         asked = samples_of(model, programs, given, longest)
