@@ -1,11 +1,12 @@
 """How well heed's Transformer translates beside the same model of stock Keras layers and of torch's nn.Transformer.
 
-    python -m benchmarks.quality [--to de] [--steps 6000] [--sides heed keras torch]
+    python -m benchmarks.quality [--to de] [--steps 6000] [--seeds 0 1 2] [--sides heed keras torch]
 
 The text is what `heed data catalogs` finds on this machine; one in four of its full sentences is held out, chosen by a
 hash, at most 1,000. Each side is a process of its own and trains the tiny preset, its first weights drawn by its own
 generator, on the same batches with the same rates: the same tokens in the same order. None stops early. All translate
-greedily. Two sides are compared by paired bootstrap resampling.
+greedily. Two sides are compared by paired bootstrap resampling. That knows of the chance in the sentences, not of the
+chance in the first weights, which is as large: give several seeds, whose answers are then judged together too.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.translators import TRANSLATORS
+from heed.seq2seq import RunFolder, TextTask, catalogs, start_run
+from heed.seq2seq.comparison import compare
+from heed.seq2seq.evaluation import Answer, Evaluation
+from heed.seq2seq.pair_store import digests
+from heed.seq2seq.task import Item
 
 ROOT = Path(__file__).parents[1]
 MOST, ONE_IN, LEAST_WORDS = 1_000, 4, 5
@@ -33,7 +39,7 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--to", default="de", help="language of the translations (de)")
     parser.add_argument("--steps", type=int, default=6_000, help="of training (6000)")
-    parser.add_argument("--seed", type=int, default=0, help="of data and weights (0)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of batches and weights")
     parser.add_argument("--sides", nargs="+", choices=list(TRANSLATORS), default=list(TRANSLATORS))
     parser.add_argument("--folder", type=Path, help="where text, run and answers are left")
     parser.add_argument("--side", nargs=3, metavar="WORD", help=argparse.SUPPRESS)
@@ -47,9 +53,6 @@ def main() -> None:
 
 def write_text(language: str, folder: Path) -> None:
     """pairs.tsv to train on and test.tsv to judge by."""
-    from heed.seq2seq import catalogs
-    from heed.seq2seq.pair_store import digests
-
     pairs = catalogs.pairs(language)
     keys = digests([source for source, _ in pairs]).tolist()
     full = [
@@ -66,8 +69,6 @@ def write_text(language: str, folder: Path) -> None:
 
 def train_and_translate(side: str, run: str, out: str) -> None:
     """One side, in this process: the translations of the held-out sentences and how long training took."""
-    from heed.seq2seq import RunFolder
-
     folder = RunFolder.open(run)
     items = folder.task().evaluation_items()
     began = time.monotonic()
@@ -79,44 +80,56 @@ def train_and_translate(side: str, run: str, out: str) -> None:
 
 def compare_sides(options: argparse.Namespace, folder: Path) -> None:
     """Trains each side, and says how well it translates and how far from heed."""
-    from heed.seq2seq import TextTask, start_run
-    from heed.seq2seq.comparison import compare
-    from heed.seq2seq.evaluation import Answer, Evaluation
-
     folder.mkdir(parents=True, exist_ok=True)
     write_text(options.to, folder)
     task = TextTask.create(
         folder / "pairs.tsv", test_source=folder / "test.tsv", vocabulary_size=4_000
     )
-    run = start_run(
-        folder / "run",
-        task,
-        preset="tiny",
-        steps=options.steps,
-        learning_rate=2e-3,
-        patience=0,
-        seed=options.seed,
-    )
     items = task.evaluation_items()
     print(f"{platform.processor() or platform.machine()}; {task.description}", flush=True)
     print(f"{len(items):,} full sentences to judge by; {options.steps:,} steps of 64 pairs")
-    evaluations: dict[str, Evaluation] = {}
-    for side in options.sides:
-        out = folder / f"{side}.json"
-        words: Sequence[str] = ("--side", side, str(run.path), str(out))
-        subprocess.run([sys.executable, "-m", "benchmarks.quality", *words], cwd=ROOT, check=True)
-        found = json.loads(out.read_text(encoding="utf-8"))
-        answers = [
-            Answer(item.text, said, item.reference, "text")
-            for item, said in zip(items, found["said"], strict=True)
-        ]
-        evaluations[side] = Evaluation(answers, found["seconds"])
-        print(f"{side}: trained and translated in {found['seconds']:.0f} s", flush=True)
-    if "heed" not in evaluations:
-        return
-    for side in (name for name in evaluations if name != "heed"):
+    found: dict[str, list[Evaluation]] = {side: [] for side in options.sides}
+    for seed in options.seeds:
+        run = start_run(
+            folder / f"run-{seed}",
+            task,
+            preset="tiny",
+            steps=options.steps,
+            learning_rate=2e-3,
+            patience=0,
+            seed=seed,
+        )
+        for side, evaluations in found.items():
+            evaluations.append(evaluation(side, run, items, folder / f"{side}-{seed}.json"))
+            print(f"seed {seed}, {side}: {evaluations[-1].seconds:.0f} s", flush=True)
+        tell(f"seed {seed}", {side: evaluations[-1] for side, evaluations in found.items()})
+    if len(options.seeds) > 1:
+        tell("all seeds", {side: together(evaluations) for side, evaluations in found.items()})
+
+
+def evaluation(side: str, run: RunFolder, items: Sequence[Item], out: Path) -> Evaluation:
+    """What one side, in a process of its own, makes of the items."""
+    words = ("--side", side, str(run.path), str(out))
+    subprocess.run([sys.executable, "-m", "benchmarks.quality", *words], cwd=ROOT, check=True)
+    found = json.loads(out.read_text(encoding="utf-8"))
+    answers = [
+        Answer(item.text, said, item.reference, "text")
+        for item, said in zip(items, found["said"], strict=True)
+    ]
+    return Evaluation(answers, found["seconds"])
+
+
+def together(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """All answers as those of one."""
+    answers = [answer for one in evaluations for answer in one.answers]
+    return Evaluation(answers, sum(one.seconds for one in evaluations))
+
+
+def tell(title: str, evaluations: Mapping[str, Evaluation]) -> None:
+    """Prints how far heed is from each other side, if it is among them."""
+    for side in (name for name in evaluations if name != "heed" and "heed" in evaluations):
         for one in compare(evaluations[side], evaluations["heed"]):
-            print(f"{side}, then heed: {one}")
+            print(f"{title}, {side} and heed: {one}", flush=True)
 
 
 if __name__ == "__main__":
