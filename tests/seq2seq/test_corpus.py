@@ -11,8 +11,9 @@ from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.corpus_check import check_corpus
 from heed.seq2seq.errors import TaskError
 
-# Text of one line that keeps its outer letters when spaces are taken off.
-sides = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=20).map(str.strip)
+# Text of one line that keeps its outer letters when spaces are taken off, and the mark that may begin a file.
+_LETTERS = st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="\ufeff")
+sides = st.text(_LETTERS, max_size=20).map(str.strip)
 texts = st.lists(st.tuples(sides, sides), min_size=1, max_size=12)
 
 

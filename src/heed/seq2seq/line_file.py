@@ -71,10 +71,11 @@ class LineFile:
         Raises:
             UnicodeDecodeError: if the file is no longer what it was.
         """
+        chosen = np.fromiter(numbers, np.int64)
+        places = np.stack([self._starts[chosen], self._starts[chosen + 1]], axis=1).tolist()
         found = []
         with self._lock:
-            for number in numbers:
-                start, end = self._starts[number : number + 2].tolist()
+            for start, end in places:
                 self._raw.seek(start)
                 line = (self._raw.read(end - start) or b"").decode().removesuffix("\n")
                 found.append(line if start else line.removeprefix(_MARK))
