@@ -406,6 +406,14 @@ def test_evaluate_writes_the_figures(heed, run_path, tmp_path, monkeypatch):
     assert figures["weights"] == {"step": 12, "averaged": [9, 12]}, (
         "which weights, to be told apart"
     )
+    pairs = io.TextIOWrapper(io.BytesIO(b"1\tone\n20\ttwenty\n"))
+    monkeypatch.setattr("sys.stdin", pairs)
+    assert (
+        heed("evaluate", other, "--source", "-", "--beam-size", "2", "--ensemble", run_path)[0] == 0
+    )
+    figures = json.loads((other / "evaluation.json").read_text())
+    assert (figures["pairs"], figures["decoding"]["beam_size"]) == (2, 2)
+    assert figures["ensemble"] == [{"run": str(run_path), "weights": {"step": 12}}]
 
 
 def test_train_then_resume_in_the_default_folder(heed, run_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser
 from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
-from heed.cli.streams import say
+from heed.cli.streams import STANDARD_INPUT, copy_input, say
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.scoring import load_sacrebleu
 
@@ -17,7 +18,9 @@ def add_evaluate(parser: Parser) -> None:
     """The arguments of `heed evaluate`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "--source", type=Path, help="sentences to judge by, or a file of both sides"
+        "--source",
+        type=Path,
+        help="sentences to judge by, or a file of both sides (-: standard input)",
     )
     parser.add_argument("--target", type=Path, help="their translations")
     parser.add_argument("--language", help="which of the run's languages they are in")
@@ -35,6 +38,14 @@ def add_evaluate(parser: Parser) -> None:
 
 def run_evaluate(parsed: argparse.Namespace) -> None:
     """Judges a run on pairs that it never saw."""
+    with tempfile.TemporaryDirectory(prefix="heed-") as folder:
+        if parsed.source == STANDARD_INPUT:
+            parsed.source = Path(folder) / "input.tsv"
+            copy_input(parsed.source, parsed.target)
+        _evaluate(parsed)
+
+
+def _evaluate(parsed: argparse.Namespace) -> None:
     options, corpus = decoding_options(parsed), None
     if parsed.source is not None:
         corpus = seq2seq.Corpus(parsed.source, parsed.target)

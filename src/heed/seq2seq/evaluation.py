@@ -208,8 +208,8 @@ def evaluate(
 
 
 def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
-    """Writes the figures, and which weights they are of, to evaluation.json in the run's folder; returns its path."""
-    figures = {"weights": translator.weights, **evaluation.to_dict()}
+    """Writes the figures, and what they are of, to evaluation.json in the run's folder; returns its path."""
+    figures = {**translator.description(), **evaluation.to_dict()}
     return translator.run.write_json("evaluation.json", figures)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ _JUDGED = 16  # pairs whose perplexity is computed together: all their logits ar
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Translation:
     """One translation of a line.
 
@@ -75,8 +75,10 @@ class Translator:
                 )
         self.model, self.weights = trained_model(run, say)
         self._decoded: Any = self.model
-        if others:
-            self._decoded = Ensemble([self.model, *(trained_model(x, say)[0] for x in others)])
+        beside = [(str(other.path), *trained_model(other, say)) for other in others]
+        self._beside = [{"run": path, "weights": weights} for path, _, weights in beside]
+        if beside:
+            self._decoded = Ensemble([self.model, *(model for _, model, _ in beside)])
         if self.options.coverage_penalty and not self._decoded.aligns:
             raise TaskError(
                 f"`coverage_penalty` must be 0 for {run.path}, which has no attention to its source. "
@@ -99,6 +101,14 @@ class Translator:
     def step(self) -> int:
         """After how many steps of training the run's weights were taken."""
         return int(self.weights["step"])
+
+    def description(self) -> dict[str, Any]:
+        """What decides how it translates, ready for JSON: the weights, the options, and the runs beside its own."""
+        return {
+            "weights": self.weights,
+            "decoding": dataclasses.asdict(self.options),
+            "ensemble": self._beside,
+        }
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
         """The translation of each line.
