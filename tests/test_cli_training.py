@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from heed.cli import _COMMANDS
 from heed.seq2seq import RunFolder, checkpoint
 from tests.seq2seq import tiny
 from tests.test_cli import fails, heed  # noqa: F401  (a fixture)
@@ -86,13 +87,13 @@ def test_the_files_of_a_run_on_own_text_and_one_that_goes_on_from_it(heed, tmp_p
         assert models[0] == models[1] != models[2]
 
 
-@pytest.mark.parametrize("command", ["train", "demo", "average", "translate"])
+@pytest.mark.parametrize("command", [*_COMMANDS, "data check", "data catalogs", ""])
 @pytest.mark.parametrize("columns", ["80", "100"])
 def test_help_fits_a_screen_and_shows_an_example(heed, monkeypatch, command, columns):  # noqa: F811
     monkeypatch.setenv("COLUMNS", columns)
-    status, out, _ = heed(command, "--help")
+    status, out, _ = heed(*command.split(), "--help")
     assert status == 0
-    assert f"for example: heed {command}" in out
+    assert f"for example: heed {command}".rstrip() in out
     assert out.count("\n") <= 46
 
 

@@ -122,6 +122,7 @@ def _parser(asked: str | None) -> Parser:
     parser.add_argument(
         "--version", action="version", version=f"heed {__version__}", help="print the version"
     )
+    parser.epilog = "for example: heed demo"
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (module, text) in _COMMANDS.items():
         made = commands.add_parser(name, help=text, description=text)

@@ -16,11 +16,13 @@ from heed.seq2seq.scoring import load_sacrebleu
 
 def add_evaluate(parser: Parser) -> None:
     """The arguments of `heed evaluate`."""
+    parser.usage = "heed evaluate [options] RUN"
+    parser.epilog = "for example: heed evaluate RUN --source a.en --target a.de --beam-size 4"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--source",
         type=Path,
-        help="sentences to judge by, or a file of both sides (-: standard input)",
+        help="sentences to judge by, or both sides (.tsv, .jsonl, -)",
     )
     parser.add_argument("--target", type=Path, help="their translations")
     parser.add_argument("--language", help="which of the run's languages they are in")

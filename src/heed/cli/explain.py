@@ -14,6 +14,7 @@ from heed.seq2seq.errors import TaskError
 
 def add_explain(parser: Parser) -> None:
     """The arguments of `heed explain`."""
+    parser.epilog = "for example: heed explain heed-runs/numbers 1234"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("text", nargs="*", default=[], help="what to translate")
     parser.add_argument("--language", help="which of the languages of the run (the first)")

@@ -12,6 +12,7 @@ from heed.seq2seq.startup import start_tensorflow
 
 def add_info(parser: Parser) -> None:
     """It has no arguments."""
+    parser.epilog = "for example: heed info"
 
 
 def run_info(_: argparse.Namespace) -> None:
