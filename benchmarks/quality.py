@@ -39,7 +39,9 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--to", default="de", help="language of the translations (de)")
     parser.add_argument("--steps", type=int, default=6_000, help="of training (6000)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of batches and weights")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="of batches and weights (0)"
+    )
     parser.add_argument("--sides", nargs="+", choices=list(TRANSLATORS), default=list(TRANSLATORS))
     parser.add_argument("--folder", type=Path, help="where text, run and answers are left")
     parser.add_argument("--side", nargs=3, metavar="WORD", help=argparse.SUPPRESS)
