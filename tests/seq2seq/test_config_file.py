@@ -84,6 +84,8 @@ def test_what_a_file_sets(read, tmp_path):
         ("data: {corpora: 5}", "`data.corpora` must be a list. Received: 5"),
         ("data: {corpora: [a]}", "`data.corpora.0` must be keys with values. Received: 'a'"),
         ("data: {corpora: [{sorce: a}]}", "`data.corpora.0.sorce` is unknown: did you mean `sou"),
+        ("data: {valid: [{weight: 1}]}", "`data.valid.0.weight` is unknown"),
+        ("data: {test: a.tsv}", "`data.test` must be a list. Received: 'a.tsv'"),
         ("data: {corpora: [{weight: a}]}", "`data.corpora.0.weight` must be a number. Receiv"),
         ("a: b: c", ", line 1 is not YAML: mapping values are not allowed here"),
         ("task: [", "is not YAML"),

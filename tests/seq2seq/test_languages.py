@@ -141,10 +141,50 @@ def test_held_out_files_of_one_language(tmp_path):
     valid.write_text("word 1000\twort 1000\n")
     task = reloaded(TextTask.create(corpora=[german], vocabulary_size=50, test_source=valid))
     assert [item.group for item in task.evaluation_items()] == ["de"]
-    with pytest.raises(
-        TaskError, match="`test_source` has one language, and the corpora have de, fr"
-    ):
+    problem = r"valid\.tsv must have a `target_language`, one of de, fr: list it under `test` in a --config"
+    with pytest.raises(TaskError, match=problem):
         TextTask.create(corpora=corpora(tmp_path), test_source=valid)
+
+
+def test_held_out_files_of_several_languages(tmp_path):
+    text = corpora(tmp_path)
+
+    def held_out(language, number):
+        path = tmp_path / f"{language}-{number}.tsv"
+        path.write_text(f"word {number}\t{WORDS[language]} {number}\nword 1000\t{number}\n")
+        return {"source": path, "target_language": language}
+
+    valid, test = [held_out("fr", 5)], [held_out("fr", 3), held_out("de", 7)]
+    task = reloaded(TextTask.create(corpora=text, vocabulary_size=50, valid=valid, test=test))
+    assert [(item.group, item.reference) for item in task.evaluation_items()] == [
+        ("fr", "mot 3"),
+        ("fr", "3"),
+        ("de", "wort 7"),
+        ("de", "7"),
+    ]
+    assert [target for _, target in task.validation_texts()] == ["mot 5", "5"]
+    assert {asked(task, ids) for ids, _ in task.validation_texts()} == {"fr"}
+    # Whichever language it is translated into, a sentence that is held out is not trained on.
+    batches = [task.training_batch(0, step, 8).source.tolist() for step in range(60)]
+    trained = {text for rows in batches for text in task.source_subwords.decode(rows)}
+    assert trained == {f"word {n}" for n in range(100)} - {"word 3", "word 5", "word 7"}
+
+
+@pytest.mark.parametrize(
+    ("held_out", "problem"),
+    [
+        ({"target_language": "es"}, "must be one of de, fr. Received: es"),
+        ({}, "must have a `target_language`, one of de, fr"),
+        ({"weight": 2}, "one of `valid` has source, target, target_language. Received: weight"),
+    ],
+)
+def test_held_out_files_that_do_not_serve(held_out, problem, tmp_path):
+    text = corpora(tmp_path)
+    with pytest.raises(TaskError, match=problem):
+        TextTask.create(corpora=text, valid=[{"source": text[0]["source"], **held_out}])
+    plain = {"source": text[0]["source"]}
+    with pytest.raises(TaskError, match=r"must be left out, as it is of what .* Received: de"):
+        TextTask.create(corpora=[plain], valid=[{**plain, "target_language": "de"}])
 
 
 @pytest.mark.parametrize(

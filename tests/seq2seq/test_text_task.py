@@ -135,7 +135,7 @@ def test_several_corpora_come_as_often_as_their_weights_say(tmp_path):
     [
         ([{"target": "a.tsv"}], "has no other side: give --source too"),
         ([{}], "a corpus needs a source"),
-        ([{"source": "a.tsv", "wieght": 2}], r"and a target_language\. Received: wieght"),
+        ([{"source": "a.tsv", "wieght": 2}], "weight, target_language. Received: wieght"),
         ([{"source": "a.tsv", "weight": 0}], r"`weight` must be .*> 0"),
         ([], "own text needs --source"),
     ],

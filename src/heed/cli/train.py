@@ -42,7 +42,8 @@ def add_train(parser: Parser) -> None:
         metavar = _METAVARS.get(option.type, "NAME")
         text = argparse.SUPPRESS if option.rare else option.help
         data.add_argument(option_name(option.name), type=option.type, help=text, metavar=metavar)
-    parser.set_defaults(corpora=None)  # a file can name several, the command line one
+    # A file can name several texts, the command line one.
+    parser.set_defaults(**{name: None for task in TASKS.values() for name in task.lists})
     run = parser.add_argument_group("the run")
     run.add_argument("--run", type=Path, help=f"folder to make (default: in {RUNS})")
     run.add_argument("--config", type=Path, metavar="FILE", help="YAML file of all this")
@@ -209,14 +210,11 @@ def _task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[
     if len(given(parsed, needed)) < len(needed) and parsed.corpora is None:
         raise TaskError(f"{task.title} needs {' and '.join(map(option_name, needed))}")
     for other in TASKS.values():
-        if wrong := [name for name in given(parsed, _names(other)) if name not in own]:
-            raise TaskError(
-                f"{option_name(wrong[0])} is for {other.title}: leave it out for {task.title}"
-            )
-    corpora = given(parsed, ["corpora"])
-    if corpora and task.kind != "text":
-        raise TaskError(f"`corpora` is for own text: leave it out for {task.title}")
-    return given(parsed, own) | corpora
+        wrong = [option_name(name) for name in given(parsed, _names(other)) if name not in own]
+        wrong += [f"`{name}`" for name in given(parsed, other.lists) if name not in task.lists]
+        if wrong:
+            raise TaskError(f"{wrong[0]} is for {other.title}: leave it out for {task.title}")
+    return given(parsed, [*own, *task.lists])
 
 
 def _names(task: type[seq2seq.Task], required: bool = False) -> list[str]:

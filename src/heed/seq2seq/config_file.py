@@ -52,7 +52,8 @@ def read_config(path: Path) -> ConfigFile:
     Its keys are `task`, `run`, `preset`, `architecture`, `init_from`, and the sections
 
     - `data`: the options of the task, such as `source` and `target`; and `corpora`, a list of texts to train on, each
-      with its `source`, `target`, `alignment`, `weight` and `target_language`;
+      with its `source`, `target`, `alignment`, `weight` and `target_language`, and `valid` and `test`, lists of texts
+      to hold out;
     - `model`: fields of the model's config, such as `width`;
     - `training`: fields of `TrainingOptions`, such as `steps`.
 
@@ -92,13 +93,11 @@ def _sections() -> dict[str, dict[str, Any]]:
     }
 
 
-_CORPUS = {
-    "source": str,
-    "target": str,
-    "alignment": str,
-    "weight": float,
-    "target_language": str,
-}
+def _lists() -> dict[str, Mapping[str, Any]]:
+    """What each list of a task holds: the kinds of the keys."""
+    return {name: kinds for task in TASKS.values() for name, kinds in task.lists.items()}
+
+
 _TOP = {"task": str, "run": str, "preset": str, "architecture": str, "init_from": str}
 
 
@@ -112,7 +111,8 @@ def _checked(content: Any, path: Path) -> dict[str, Any]:
         return pydantic.create_model(name, __config__=strict, **fields)
 
     kinds = _sections()
-    kinds["data"]["corpora"] = list[made("corpus", _CORPUS)]  # type: ignore[misc]
+    for name, members in _lists().items():
+        kinds["data"][name] = list[made(name, members)]  # type: ignore[misc]
     sections = {name: made(name, of_section) for name, of_section in kinds.items()}
     try:
         found = made("file", {**_TOP, **sections}).model_validate(
@@ -131,9 +131,11 @@ def _problem(error: Mapping[str, Any]) -> str:
     """What is wrong with the first key that is wrong."""
     *parents, key = error["loc"] or ("",)
     kinds = _sections()
-    kinds["data"]["corpora"] = list
+    kinds["data"] |= dict.fromkeys(_lists(), list)
     name = ".".join(map(str, error["loc"]))
-    known = _CORPUS if len(parents) > 2 else kinds[parents[0]] if parents else {**_TOP, **kinds}
+    known: Mapping[str, Any] = kinds[parents[0]] if parents else {**_TOP, **kinds}
+    if len(parents) > 2:  # section, list and number
+        known = _lists()[parents[1]]
     if error["type"] == "extra_forbidden":
         for section, others in kinds.items():
             if key in others and section not in parents:

@@ -65,6 +65,7 @@ class Task(abc.ABC):
         kind: its name, on the command line and in config.json.
         title: what its data is called in a sentence.
         options: what `heed train` takes for it.
+        lists: what a config file can list besides: of each entry the keys and their types.
         one_shape: whether nearly all training batches have the same shape.
         languages: which languages an answer can be in, the usual one first; none where there is no choice.
         has_alignments: whether training batches have alignments.
@@ -78,6 +79,7 @@ class Task(abc.ABC):
     kind: ClassVar[str]
     title: ClassVar[str]
     options: ClassVar[tuple[Option, ...]] = ()
+    lists: ClassVar[Mapping[str, Mapping[str, type]]] = {}
     one_shape: ClassVar[bool] = False
     has_corpus_scores: ClassVar[bool] = False
     shares_vocabulary: bool = False
@@ -93,7 +95,7 @@ class Task(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def create(cls, *args: Any, **options: Any) -> Task:
-        """A new task; the arguments are those that `options` names. TaskError if they do not serve."""
+        """A new task; the arguments are those that `options` and `lists` name. TaskError if they do not serve."""
 
     @classmethod
     @abc.abstractmethod

@@ -37,6 +37,7 @@ _SIDES = ("source", "target")
 _OF_VOCABULARY = {"vocabulary", "vocabulary_size", "unit", "source_tokenizer", "target_tokenizer"}
 _FILES = (*_SIDES, "alignment")  # of a corpus
 _HELD_OUT = ("validation", "evaluation")
+_OF_HELD_OUT = dict.fromkeys((*_SIDES, "target_language"), str)
 _LANGUAGE = re.compile(r"[^\W_][\w-]*")
 
 _Ids = tuple[list[int], list[int]]  # of a source and of its target
@@ -104,6 +105,11 @@ class TextTask(Task):
         Option("target_language", str, "own text: of the target", rare=True),
         Option("longest", int, "own text: most tokens of a sentence to train on (128)"),
     )
+    lists = {  # noqa: RUF012
+        "corpora": dict.fromkeys(_FILES, str) | {"weight": float, "target_language": str},
+        "valid": _OF_HELD_OUT,
+        "test": _OF_HELD_OUT,
+    }
     has_corpus_scores = True
     recipe = {  # noqa: RUF012  (a property of the class, which nobody changes)
         "steps": 10_000,
@@ -127,7 +133,7 @@ class TextTask(Task):
     ) -> None:
         self._config = dict(config)
         corpora = [
-            _described({name: one[name] for name in (*_FILES, "weight", "target_language")})
+            _described({name: one[name] for name in self.lists["corpora"]})
             for one in config["corpora"]
         ]
         self._of_corpora = [one.language for one in corpora]
@@ -188,6 +194,8 @@ class TextTask(Task):
         target_tokenizer: Tokenizer | Path | str | None = None,
         target_language: str | None = None,
         alignment: Path | str | None = None,
+        valid: Sequence[Mapping[str, Any]] = (),
+        test: Sequence[Mapping[str, Any]] = (),
     ) -> TextTask:
         """A new task from files of parallel text: reads, splits, and learns the vocabularies.
 
@@ -208,6 +216,8 @@ class TextTask(Task):
             target_language: which language `target` is in, such as "de". The text of `corpora` may be in others: then
                 one model learns them all, and is told by a token before the source which one is wanted.
             alignment: path of the links between the words of each pair, which guide the attention, see `read_links`.
+            valid, test: more of what training is watched on, and of what `evaluate` judges by: "source", perhaps
+                "target"; and "target_language", which must be there if there are several.
 
         Raises:
             TaskError: if the files do not fit, or without the sentencepiece library.
@@ -228,29 +238,25 @@ class TextTask(Task):
             raise TaskError("own text needs --source")
         languages = _languages(everything)
         given = [
-            _corpus("valid_source", valid_source, valid_target),
-            _corpus("test_source", test_source, test_target),
+            _given_to_hold_out("valid", valid_source, valid_target, valid, languages),
+            _given_to_hold_out("test", test_source, test_target, test, languages),
         ]
-        if len(languages) > 1 and given != [None, None]:
-            name = "valid_source" if given[0] is not None else "test_source"
-            raise TaskError(
-                f"`{name}` has one language, and the corpora have {', '.join(languages)}: leave it out, "
-                "and pairs of each are held out"
-            )
         texts = [one.corpus for one in everything]
         store = PairStore(texts)
-        parts = parallel_text.split(store.sources, held_out=given.count(None))
+        parts = parallel_text.split(store.sources, held_out=given.count([]))
         numbers = itertools.count(1)
 
-        def held_out(corpus: Corpus | None) -> _HeldOut:
-            if corpus is not None:
-                pairs = _both_sides(corpus)
-                return _HeldOut(pairs, [languages[0] if languages else None] * len(pairs))
+        def held_out(corpora: list[_Described]) -> _HeldOut:
+            if corpora:
+                found = [
+                    (pair, one.language) for one in corpora for pair in _both_sides(one.corpus)
+                ]
+                return _HeldOut(*map(list, zip(*found, strict=True)))
             places = np.flatnonzero(parts == next(numbers))
             of = store.corpus_of(places).tolist()
             return _HeldOut(store.pairs(places), [everything[number].language for number in of])
 
-        held = [held_out(corpus) for corpus in given]
+        held = [held_out(corpora) for corpora in given]
         places = _train_on(store, held)
         sample = store.pairs(places[_sample(len(places), _SAMPLE)])
         sources, targets = zip(*sample, strict=True)
@@ -518,14 +524,41 @@ def _both_sides(corpus: Corpus) -> list[Pair]:
     return pairs
 
 
-def _described(corpus: Mapping[str, Any]) -> _Described:
-    """A corpus, from what a person said of it."""
-    unknown = sorted(set(corpus) - {*_FILES, "weight", "target_language"})
-    if unknown:
-        raise TaskError(
-            "a corpus has a source, a target, an alignment, a weight and a target_language. "
-            f"Received: {', '.join(unknown)}"
-        )
+def _given_to_hold_out(
+    name: str,
+    source: Path | str | None,
+    target: Path | str | None,
+    others: Sequence[Mapping[str, Any]],
+    languages: Sequence[str],
+) -> list[_Described]:
+    """What a person gives to be held out, each corpus with its language; nothing: it is taken from the text.
+
+    Raises:
+        TaskError: if the language of one is not said, or not learned.
+    """
+    found = [_described(one, name) for one in others]
+    if (first := _corpus(f"{name}_source", source, target)) is not None:
+        found.insert(0, _Described(first, 1.0, None))
+    known = ", ".join(languages)
+    for one in found:
+        if one.language is None and len(languages) > 1:
+            raise TaskError(
+                f"{one.corpus} must have a `target_language`, one of {known}: list it under `{name}` in a "
+                "--config file"
+            )
+        if one.language not in {None, *languages}:
+            wanted = f"one of {known}" if known else "left out, as it is of what is trained on"
+            raise TaskError(
+                f"the `target_language` of {one.corpus} must be {wanted}. Received: {one.language}"
+            )
+    return [one._replace(language=one.language or next(iter(languages), None)) for one in found]
+
+
+def _described(corpus: Mapping[str, Any], list_: str = "corpora") -> _Described:
+    """A corpus, from what a person said of it in a list of the task."""
+    known = TextTask.lists[list_]
+    if unknown := sorted(set(corpus) - set(known)):
+        raise TaskError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
     found = _corpus("source", *(corpus.get(name) for name in _FILES))
     if found is None:
         raise TaskError("a corpus needs a source")
