@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from heed import cli
+from heed.cli.streams import typed_lines
 from heed.seq2seq import RunFolder, catalogs, number_words, train
 from heed.seq2seq.numbers_task import NumbersTask
 from tests.inspect import test_page as page_reader
@@ -267,6 +268,27 @@ def test_streams_that_are_closed_or_full(run_path, words, redirection, status, m
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, message)
     assert bool(done.stdout) == (status == 0), done.stdout
+
+
+def test_what_is_done_once_is_done_while_nothing_is_typed(monkeypatch):
+    read, write = os.pipe()
+    done = []
+
+    def meanwhile():
+        done.append(True)
+        os.write(write, b"2\n3\n")
+
+    with os.fdopen(read) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        os.write(write, b"1\n")
+        lines = typed_lines(meanwhile)
+        assert next(lines) == "1\n"
+        assert not done  # a line that waits comes first
+        assert next(lines) == "2\n"
+        assert next(lines) == "3\n"
+        assert done == [True]
+        os.close(write)
+        assert list(lines) == []
 
 
 def test_typing_at_a_terminal(run_path):

@@ -502,6 +502,7 @@ def test_the_choice_of_an_implementation_is_seen():
     native = heed.info()["implementation"] == "native"
     with traced() as auto:
         decode(model, sources())
+        decode(model, sources())  # the engine's program is compiled when it is used again
     with traced() as portable, heed.set_implementation("portable"):
         decode(model, sources())
     assert bool(auto.native) == native

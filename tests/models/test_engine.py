@@ -77,7 +77,24 @@ def test_the_tokens_are_those_of_the_graph(variant: Any, options: Any) -> None:
     source = sources(12)
     tokens = decode(model, source, **options)
     assert tokens.dtype == np.int32
+    np.testing.assert_array_equal(tokens, decode(model, source, **options))  # compiled now
     np.testing.assert_array_equal(tokens, decode_in_graph(model, source, **options))
+
+
+@pytest.mark.parametrize("options", [GREEDY, BEAM, SAMPLED], ids=str)
+def test_what_runs_once_is_never_traced_and_what_runs_again_once(options: Any) -> None:
+    model = small_model(seed=3)
+    with traced() as found:
+        first = decode(model, sources(), **options)
+    assert not found.ops
+    with traced() as found:
+        second = decode(model, sources(), **options)
+    assert found.ops
+    with traced() as found:  # of another number and length
+        third = decode(model, sources(7)[:2], **options)
+    assert not found.ops
+    assert third.shape == (2, 8)
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize(
@@ -407,6 +424,7 @@ def test_narrow_weights_need_the_engine() -> None:
 def test_it_is_one_op() -> None:
     model = small_model(seed=4)
     with traced() as found:
+        decode(model, sources())
         decode(model, sources())
     assert "HeedDecode" in found.ops
     assert not found.ops & {"While", "StatelessWhile"}

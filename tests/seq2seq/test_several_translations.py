@@ -9,6 +9,7 @@ from heed.models import generate
 from heed.seq2seq import DecodingOptions, TaskError, Translator, number_words
 from heed.seq2seq.task import padded
 from heed.seq2seq.translate import translations_of_stream
+from tests.graphs import traced
 
 LINES = ["1 2 3 4", "7", "999,999", "42", "0"]
 BEAM = DecodingOptions(beam_size=4, n_best=3, scores=True)
@@ -54,6 +55,17 @@ def test_greedy_and_drawn_ones_have_scores(translator):
     drawn = DecodingOptions(temperature=3, n_best=4, seed=3, scores=True)
     (several,) = Translator(translator.run, options=drawn).translations(["1234"])
     assert len({tuple(one.ids) for one in several}) == 4
+
+
+@pytest.mark.parametrize("words", [None, "one"], ids=["no prefix", "prefix"])
+def test_what_is_warm_traces_nothing_and_draws_the_same(finished_run, words):
+    drawn = DecodingOptions(temperature=3, seed=3)
+    cold, warm = (Translator(finished_run, options=drawn) for _ in range(2))
+    warm.warm_up(warm.task.encode_prefix(words) if words else ())
+    with traced() as found:
+        said = [warm.translations([line] * n, prefix=words) for n, line in enumerate(LINES, 1)]
+    assert not found.ops
+    assert said == [cold.translations([line] * n, prefix=words) for n, line in enumerate(LINES, 1)]
 
 
 @pytest.mark.parametrize("options", [DecodingOptions(), BEAM], ids=["greedy", "beam"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -57,6 +58,26 @@ def opened_input(path: Path | None) -> Iterator[Iterable[str]]:
     if sys.stdin is None:
         raise TaskError("standard input is closed: give the text as an argument")
     yield sys.stdin
+
+
+def typed_lines(meanwhile: Callable[[], object]) -> Iterator[str]:
+    """The lines of a terminal; what is to be done once is done while none is there yet."""
+    pending = True
+    while True:
+        if pending and not _is_typed():
+            meanwhile()
+            pending = False
+        if not (line := sys.stdin.readline()):
+            return
+        yield line
+
+
+def _is_typed() -> bool:
+    """Whether a line of the terminal waits; no, where a system cannot tell."""
+    try:
+        return bool(select.select([sys.stdin], [], [], 0)[0])
+    except (OSError, ValueError):
+        return False
 
 
 def copy_input(path: Path, target: Path | None = None) -> None:

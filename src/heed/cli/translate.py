@@ -10,7 +10,7 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
 from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
-from heed.cli.streams import note, opened_input, opened_output, without_mark
+from heed.cli.streams import note, opened_input, opened_output, typed_lines, without_mark
 from heed.seq2seq.errors import TaskError
 
 
@@ -77,7 +77,10 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         if typed and not parsed.quiet:
             note("type what to translate, one a line; Ctrl-D ends")
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
-        return _translate_lines(parsed, translator, lines, say, 1 if typed else size)
+        if typed:
+            start = [] if parsed.prefix is None else task.encode_prefix(parsed.prefix)
+            lines, size = typed_lines(lambda: translator.warm_up(start)), 1
+        return _translate_lines(parsed, translator, lines, say, size)
 
 
 def _translate_lines(

@@ -32,13 +32,16 @@ _lock = threading.Lock()
 _kept: weakref.WeakKeyDictionary[Any, _Programs] = weakref.WeakKeyDictionary()
 
 
-def program(model: Any, options: dict[str, Any], function: Function) -> Callable[[Any], Any]:
+def program(
+    model: Any, options: dict[str, Any], function: Function, quick: bool = False
+) -> Callable[[Any], Any]:
     """A function of a model with these options as a compiled function of the inputs alone, made on first use.
 
     Args:
         model: it must be built.
         options: all that the function depends on, but for the model and its inputs.
         function: of the model, inputs and options; a function of a module.
+        quick: whether it is quick without being compiled: then that waits for its second use.
     """
     key = (function, choice(), *options.items())
     with _lock:
@@ -51,7 +54,8 @@ def program(model: Any, options: dict[str, Any], function: Function) -> Callable
         if compiled is None:
             # Held by a weak reference only, or what is kept here would keep every model alive.
             reference = weakref.ref(model)
-            compiled = current().compiled(lambda inputs: function(reference(), inputs, options))
+            compile_ = current().compiled_when_repeated if quick else current().compiled
+            compiled = compile_(lambda inputs: function(reference(), inputs, options))
         programs.by_key[key] = compiled
         if len(programs.by_key) > _MOST:
             del programs.by_key[next(iter(programs.by_key))]

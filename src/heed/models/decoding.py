@@ -60,10 +60,10 @@ def generate(
     Prompts are not read token by token: the engine reads each in passes of many tokens, the graph what all prompts
     share in length in one.
 
-    Called with arrays, the whole loop runs as one compiled graph, which is kept for the next
-    call with the same options, as long as the model keeps its variables and their dtypes and
-    `heed.set_implementation` its choice. A model keeps its 8 latest graphs. It can also be called
-    inside a `tf.function`. Padding and the start token are never decoded.
+    Called with arrays, the whole loop runs as one compiled graph, which is kept for the next call with the same
+    options, as long as the model keeps its variables and their dtypes and `heed.set_implementation` its choice. Where
+    the engine decodes, the second such call makes it: the first is quicker without. A model keeps its 8 latest graphs.
+    It can also be called inside a `tf.function`. Padding and the start token are never decoded.
 
     Args:
         model: A `Transformer`, a `LanguageModel`, or any other `Decodable` model.
@@ -201,7 +201,8 @@ def generate(
         scores = ops.zeros((0, options["num_results"]), dtype="float32")
     else:
         chosen = {name: options[name] for name in names}
-        tokens, scores = program(model, chosen, function)(inputs)
+        # The engine is one op: it takes longer to trace what is around it than to run that.
+        tokens, scores = program(model, chosen, function, quick=not reasons)(inputs)
     if num_results is None:
         tokens, scores = tokens[:, 0], scores[:, 0] if return_scores else None
     return (tokens, scores) if return_scores else tokens

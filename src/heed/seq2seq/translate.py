@@ -16,7 +16,7 @@ from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task, padded
-from heed.seq2seq.tokenizer import PAD_ID, START_ID
+from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 from heed.seq2seq.trained_model import trained_model
 
 _JUDGED = 16  # pairs whose perplexity is computed together: all their logits are there at once
@@ -173,6 +173,13 @@ class Translator:
             ]
             for of_row, scores in found
         ]
+
+    def warm_up(self, prefix: Sequence[int] = (), options: DecodingOptions | None = None) -> None:
+        """Compiles what decoding needs, for rows of any number and length; what is drawn later stays as it was."""
+        batches = self._batches
+        for rows in ([[END_ID]], [[END_ID] * 9] * 2):  # TensorFlow generalises from two sizes
+            self._decode(rows, len(rows), prefix, options or self.options)
+        self._batches = batches
 
     def decode(
         self,

@@ -12,6 +12,8 @@ A backend is a module with
 - `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
 - `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
   already, the function itself;
+- `compiled_when_repeated(function)`: the same, but its first call is no graph yet: for what may run once, and is quick
+  without;
 - `dynamic_shapes()`: whether what runs or is traced now may have sizes that are known only when it runs;
 - `gradient_tape()`: what records an attention for its gradient, for `heed.inspect`;
 - `use_threads(count)`: what runs from now on uses so many threads at most, if nothing has run yet;
@@ -151,6 +153,7 @@ class Backend(Protocol):
     def is_tensor(self, x: Any) -> bool: ...  # noqa: D102
     def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102
     def compiled(self, function: _F) -> _F: ...  # noqa: D102
+    def compiled_when_repeated(self, function: _F) -> _F: ...  # noqa: D102
     def dynamic_shapes(self) -> bool: ...  # noqa: D102
     def gradient_tape(self) -> Any: ...  # noqa: D102
     def use_threads(self, count: int) -> None: ...  # noqa: D102

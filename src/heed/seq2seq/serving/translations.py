@@ -14,7 +14,6 @@ from heed.seq2seq.attention import AttentionReader
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
-from heed.seq2seq.tokenizer import END_ID
 from heed.seq2seq.translate import Translation as Translated
 from heed.seq2seq.translate import Translator
 
@@ -109,8 +108,7 @@ class Translations:
     def warm_up(self, options: DecodingOptions) -> None:
         """Compiles what requests with these options need, for any number and length of texts."""
         for name, translator in self.translators.items():
-            for rows in ([[END_ID]], [[END_ID] * 9] * 2):  # TensorFlow generalises from two sizes
-                translator.search(rows, options=_whole_beam(options))
+            translator.warm_up(options=_whole_beam(options))
             if name in self._readers:
                 self._readers[name].warm_up()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -62,6 +63,27 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as a `tf.function`, with one graph for inputs of various shapes after the second."""
     graph = tf.function(function, autograph=False, reduce_retracing=True)
     return lambda *inputs: (graph if tf.executing_eagerly() else function)(*inputs)
+
+
+def compiled_when_repeated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it is the first time, and from then on one graph for inputs of various shapes."""
+    graph = tf.function(function, autograph=False, reduce_retracing=True)
+    calls = itertools.count()
+
+    def chosen(*inputs: Any) -> Any:
+        call = next(calls) if tf.executing_eagerly() else 0
+        if call == 0:
+            return function(*inputs)
+        if call == 1:
+            graph.get_concrete_function(*tf.nest.map_structure(_of_any_size, inputs))
+        return graph(*inputs)
+
+    return chosen
+
+
+def _of_any_size(x: Any) -> tf.TensorSpec:
+    x = tf.convert_to_tensor(x)
+    return tf.TensorSpec([None] * x.shape.rank, x.dtype)
 
 
 def dynamic_shapes() -> bool:
