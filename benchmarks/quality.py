@@ -6,7 +6,8 @@ The text is what `heed data catalogs` finds on this machine; one in four of its 
 hash, at most 1,000. Each side is a process of its own and trains the tiny preset, its first weights drawn by its own
 generator, on the same batches with the same rates: the same tokens in the same order. None stops early. All translate
 greedily. Two sides are compared by paired bootstrap resampling. That knows of the chance in the sentences, not of the
-chance in the first weights, which is as large: give several seeds, whose answers are then judged together too.
+chance in the first weights, which is as large: give several seeds, and the difference of the means comes with an
+interval that knows of both. What a folder holds already is not trained again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import sacrebleu
+from numpy.typing import NDArray
+
 from benchmarks.translators import TRANSLATORS
 from heed.seq2seq import RunFolder, TextTask, catalogs, start_run
 from heed.seq2seq.comparison import compare
@@ -31,6 +36,7 @@ from heed.seq2seq.task import Item
 
 ROOT = Path(__file__).parents[1]
 MOST, ONE_IN, LEAST_WORDS = 1_000, 4, 5
+SAMPLES = 1_000
 
 
 def main() -> None:
@@ -92,27 +98,33 @@ def compare_sides(options: argparse.Namespace, folder: Path) -> None:
     print(f"{len(items):,} full sentences to judge by; {options.steps:,} steps of 64 pairs")
     found: dict[str, list[Evaluation]] = {side: [] for side in options.sides}
     for seed in options.seeds:
-        run = start_run(
-            folder / f"run-{seed}",
-            task,
-            preset="tiny",
-            steps=options.steps,
-            learning_rate=2e-3,
-            patience=0,
-            seed=seed,
-        )
+        run = run_of(folder / f"run-{seed}", task, options.steps, seed)
         for side, evaluations in found.items():
             evaluations.append(evaluation(side, run, items, folder / f"{side}-{seed}.json"))
             print(f"seed {seed}, {side}: {evaluations[-1].seconds:.0f} s", flush=True)
         tell(f"seed {seed}", {side: evaluations[-1] for side, evaluations in found.items()})
     if len(options.seeds) > 1:
-        tell("all seeds", {side: together(evaluations) for side, evaluations in found.items()})
+        for side in (name for name in found if name != "heed" and "heed" in found):
+            print(f"all seeds, {side} and heed: {over_seeds(found[side], found['heed'])}")
+
+
+def run_of(path: Path, task: TextTask, steps: int, seed: int) -> RunFolder:
+    """The run of a seed, as it is there or new."""
+    if path.exists():
+        run = RunFolder.open(path)
+        if run.options.steps != steps:
+            raise SystemExit(f"{path} has {run.options.steps:,} steps: give another --folder")
+        return run
+    return start_run(
+        path, task, preset="tiny", steps=steps, learning_rate=2e-3, patience=0, seed=seed
+    )
 
 
 def evaluation(side: str, run: RunFolder, items: Sequence[Item], out: Path) -> Evaluation:
     """What one side, in a process of its own, makes of the items."""
-    words = ("--side", side, str(run.path), str(out))
-    subprocess.run([sys.executable, "-m", "benchmarks.quality", *words], cwd=ROOT, check=True)
+    if not out.exists():
+        words = ("--side", side, str(run.path), str(out))
+        subprocess.run([sys.executable, "-m", "benchmarks.quality", *words], cwd=ROOT, check=True)
     found = json.loads(out.read_text(encoding="utf-8"))
     answers = [
         Answer(item.text, said, item.reference, "text")
@@ -121,10 +133,36 @@ def evaluation(side: str, run: RunFolder, items: Sequence[Item], out: Path) -> E
     return Evaluation(answers, found["seconds"])
 
 
-def together(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """All answers as those of one."""
-    answers = [answer for one in evaluations for answer in one.answers]
-    return Evaluation(answers, sum(one.seconds for one in evaluations))
+def over_seeds(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> str:
+    """The mean BLEU of two sides over their seeds, and between which bounds the difference is, 95 times in 100.
+
+    Sentences are drawn anew for both sides together, seeds for each by itself, as the first weights are.
+    """
+    rng = np.random.default_rng(0)
+    sides = [np.stack([ngrams(one) for one in evaluations]) for evaluations in (first, second)]
+    means = [np.mean([bleu(counts.sum(axis=0)) for counts in side]) for side in sides]
+    differences = []
+    for _ in range(SAMPLES):
+        sentences = rng.integers(sides[0].shape[1], size=sides[0].shape[1])
+        scores = [[bleu(counts) for counts in side[:, sentences].sum(axis=1)] for side in sides]
+        one, other = (np.mean(rng.choice(of_side, len(of_side))) for of_side in scores)
+        differences.append(other - one)
+    low, high = np.percentile(differences, [2.5, 97.5])
+    difference = means[1] - means[0]
+    return f"BLEU {means[0]:.1f} and {means[1]:.1f}: {difference:+.1f}, between {low:+.1f} and {high:+.1f}"
+
+
+def ngrams(evaluation: Evaluation) -> NDArray[np.int64]:
+    """(N, 10): of each answer the n-grams of 1 to 4 words that are right, how many there are, and both lengths."""
+    metric = sacrebleu.BLEU(effective_order=True)
+    found = [metric.sentence_score(one.said, [one.reference]) for one in evaluation.answers]
+    return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in found])
+
+
+def bleu(counts: NDArray[np.int64]) -> float:
+    """The BLEU of a text, from the sum of its sentences' counts."""
+    *grams, said, wanted = counts.tolist()
+    return float(sacrebleu.BLEU.compute_bleu(grams[:4], grams[4:], said, wanted).score)
 
 
 def tell(title: str, evaluations: Mapping[str, Evaluation]) -> None:

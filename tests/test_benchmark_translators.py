@@ -1,12 +1,19 @@
 """The translators that heed's is compared with are the same model, and nothing of how they are asked favours one."""
 
+import dataclasses
+
+import keras
 import numpy as np
 import pytest
+import sacrebleu
+import tensorflow as tf
 
 from benchmarks import quality
 from benchmarks.translators import _training, keras_layers
+from heed.layers.dropout import Dropout
 from heed.models import Transformer, TransformerConfig
 from heed.seq2seq import catalogs
+from heed.seq2seq.evaluation import Answer, Evaluation
 
 CONFIG = TransformerConfig(
     30, 40, width=8, num_heads=2, feed_forward_width=16, encoder_layers=1, decoder_layers=2
@@ -51,6 +58,81 @@ def test_each_is_the_same_model(side):
         changed = SOURCE.copy()
         changed[0, place] = 20
         assert not np.allclose(logits(changed, TARGET)[0], found[0], atol=1e-3)
+
+
+def in_order_of_stock_layers(variables):
+    """Each normalisation before the part that reads it."""
+    found, held = [], []
+    for variable in variables:
+        if "embeddings" in variable.path or "_norm/" in variable.path:
+            found.append(variable)
+        else:
+            held.append(variable)
+        if variable.path.endswith("_norm/beta"):
+            found, held = found + held, []
+    return found
+
+
+def test_heeds_learns_as_stock_layers_do(monkeypatch):
+    """The same weights, and the same numbers dropped: the same loss and gradients."""
+    config = dataclasses.replace(CONFIG, dropout=0.3)
+    heeds = Transformer(config)
+    heeds({"source": SOURCE, "target": TARGET})
+    table = _training.sinusoids(9, config.width)
+    turns = table.reshape(9, 2, -1).swapaxes(1, 2).reshape(9, -1)  # each sine beside its cosine
+    monkeypatch.setattr(keras_layers, "sinusoids", lambda *_: turns)
+    monkeypatch.setattr(keras.layers, "Dropout", Dropout)
+    stock = keras_layers.models(config)[2]
+    variables = in_order_of_stock_layers(heeds.trainable_variables)
+    for mine, theirs in zip(variables, stock.trainable_variables, strict=True):
+        mine.assign(mine + 0.1 * keras.random.normal(mine.shape, seed=3))  # biases are not 0 then
+        theirs.assign(mine)
+
+    def learned(model, of, inputs):
+        dropping = [layer for layer in model._flatten_layers() if isinstance(layer, Dropout)]
+        assert len(dropping) == 1 + 3 + 1 + 2 * 4
+        for layer in dropping:  # a seed for all, in whatever order they are
+            layer.seed_generator.state.assign([7, 7])
+        with tf.GradientTape() as tape:
+            losses = keras.ops.log_softmax(model(inputs, training=True))[..., 5]
+            loss = -tf.reduce_sum(losses * [[1.0, 1, 1], [1, 1, 0]])
+        found = tape.gradient(loss, [variable.value for variable in of])
+        return loss, [np.asarray(tf.convert_to_tensor(x)) for x in found]
+
+    loss, gradients = learned(heeds, variables, {"source": SOURCE, "target": TARGET})
+    wanted = learned(stock, stock.trainable_variables, [SOURCE, TARGET])
+    np.testing.assert_allclose(loss, wanted[0], rtol=1e-5)
+    for variable, found, expected in zip(variables, gradients, wanted[1], strict=True):
+        atol = 1e-3 * max(np.abs(expected).max(), 0.01)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=atol, err_msg=variable.path)
+        assert np.any(expected) or variable.path.endswith("key/bias")
+
+
+def test_a_mean_over_seeds_comes_with_what_it_may_be_by_chance():
+    rng = np.random.default_rng(0)
+    wanted = [" ".join(rng.choice(list("abcdefgh"), 9)) for _ in range(60)]
+
+    def said(share, seed):
+        """A share of the references as they are."""
+        right = np.random.default_rng(seed).random(60) < share
+        answers = [x if good else f"{x[:9]} z z" for x, good in zip(wanted, right, strict=True)]
+        pairs = zip(answers, wanted, strict=True)
+        return Evaluation([Answer("", x, y, "text") for x, y in pairs], 0.0)
+
+    one = said(0.5, 0)
+    expected = sacrebleu.corpus_bleu([x.said for x in one.answers], [wanted]).score
+    assert quality.bleu(quality.ngrams(one).sum(axis=0)) == pytest.approx(expected)
+    alike = quality.over_seeds(
+        [said(0.5, n) for n in range(4)], [said(0.5, n) for n in range(4, 8)]
+    )
+    low, high = (float(x) for x in alike.split("between ")[1].split(" and "))
+    assert low < 0 < high
+    better = quality.over_seeds([said(0.3, n) for n in range(4)], [said(0.7, n) for n in range(4)])
+    assert float(better.split("between ")[1].split(" and ")[0]) > 0
+    # One seed says nothing of other seeds, many sentences or not; four that differ widen what may be chance.
+    apart = quality.over_seeds([said(x, 0) for x in (0.2, 0.8)], [said(0.5, 0)] * 2)
+    low, high = (float(x) for x in apart.split("between ")[1].split(" and "))
+    assert high - low > 15
 
 
 def test_another_model_is_refused():
