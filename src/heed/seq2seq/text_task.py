@@ -80,7 +80,7 @@ class TextTask(Task):
     Args:
         config: what `to_config` returned.
         read: gives the run folder's file of a name.
-        store: the pairs of the files, if they have been read already.
+        store, places: the pairs of the files and which of them are trained on, if they have been read already.
     """
 
     kind, title = "text", "own text"
@@ -130,6 +130,7 @@ class TextTask(Task):
         config: Mapping[str, Any],
         read: Callable[[str], bytes],
         store: PairStore | None = None,
+        places: NDArray[np.uint32] | None = None,
     ) -> None:
         self._config = dict(config)
         corpora = [
@@ -169,6 +170,8 @@ class TextTask(Task):
         self.has_alignments = any(corpus.alignment is not None for corpus in self._corpora)
         if store is not None:
             self._store = store
+        if places is not None:
+            self._places = places
         self._order = lru_cache(maxsize=1)(self._new_order)
 
     @classmethod
@@ -258,6 +261,7 @@ class TextTask(Task):
 
         held = [held_out(corpora) for corpora in given]
         places = _train_on(store, held)
+        store.forget_sources()
         sample = store.pairs(places[_sample(len(places), _SAMPLE)])
         sources, targets = zip(*sample, strict=True)
         tokenizers = vocabularies.of(sources, targets)
@@ -289,7 +293,7 @@ class TextTask(Task):
             # Room for answers half as long again as the longest that are trained on.
             "longest_target": int(1.5 * lengths[lengths <= longest].max(initial=8)),
         }
-        return cls(config, files.__getitem__, store)
+        return cls(config, files.__getitem__, store, places)
 
     @property
     def description(self) -> str:
@@ -307,13 +311,19 @@ class TextTask(Task):
         return PairStore(self._corpora)
 
     @cached_property
+    def _places(self) -> NDArray[np.uint32]:
+        """Where the pairs stand that are not held out, too long or not."""
+        found = _train_on(self._store, [self._validation, self._evaluation])
+        self._store.forget_sources()
+        return found
+
+    @cached_property
     def _training(self) -> _Training:
         """What is trained on, of the original files."""
         for path, sha256 in self._originals.items():
             if parallel_text.digest(path) != sha256:
                 raise TaskError(f"{path} has changed since the run began: start a new run")
-        places = _train_on(self._store, [self._validation, self._evaluation])
-        self._store.forget_sources()
+        places = self._places
         lengths = self._lengths(places)
         fits = lengths.max(axis=1) <= self._longest
         if not fits.any():
@@ -412,7 +422,10 @@ class TextTask(Task):
         return found
 
     def _new_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
-        ends = np.searchsorted(self._training.places, [0, *np.cumsum(self._store.counts)])
+        bounds = np.cumsum([0, *self._store.counts]).astype(
+            np.uint32
+        )  # of another kind they would copy the places
+        ends = np.searchsorted(self._training.places, bounds)
         counts = np.diff(ends).tolist()
         return BatchOrder(self._training.lengths, seed, size, tokens, counts, self._weights)
 
@@ -600,15 +613,16 @@ def _text(lines: Iterable[str | None]) -> bytes:
 def _train_on(store: PairStore, held_out: Iterable[_HeldOut]) -> NDArray[np.uint32]:
     """The places of the pairs whose sources are in no held-out part."""
     kept_back = np.sort(digests([source for part in held_out for source, _ in part.pairs]))
-    trained_on = np.empty(len(store), np.bool_)
+    places, count = np.empty(len(store), np.uint32), 0
     for first in range(0, len(store), _BLOCK):  # np.isin would sort the corpus
-        block = slice(first, first + _BLOCK)
-        nearest = kept_back[np.searchsorted(kept_back[:-1], store.sources[block])]
-        trained_on[block] = nearest != store.sources[block]
-    places = np.flatnonzero(trained_on).astype(np.uint32)
-    if not len(places):
+        sources = store.sources[first : first + _BLOCK]
+        nearest = kept_back[np.searchsorted(kept_back[:-1], sources)]
+        found = first + np.flatnonzero(nearest != sources)
+        places[count : count + len(found)] = found
+        count += len(found)
+    if not count:
         raise TaskError("every sentence to train on is held out too")
-    return places
+    return places[:count]
 
 
 def _sample(count: int, most: int) -> NDArray[np.int64]:
