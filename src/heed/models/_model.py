@@ -78,9 +78,10 @@ def check_token_source(source: Any) -> Any:
         ValueError: if it is something else.
     """
     source = ops.convert_to_tensor(source)
-    if len(source.shape) != 2 or "int" not in keras.backend.standardize_dtype(source.dtype):
+    dtype = keras.backend.standardize_dtype(source.dtype)
+    if len(source.shape) != 2 or "int" not in dtype:
         raise ValueError(
             "`source` must be integers of shape (B, S). Received: "
             f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
         )
-    return ops.cast(source, "int32")
+    return source if dtype == "int32" else ops.cast(source, "int32")

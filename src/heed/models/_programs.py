@@ -24,7 +24,7 @@ Function = Callable[[Any, dict[str, Any], dict[str, Any]], Any]
 class _Programs:
     """The programs of one model, the one that ran last at the end."""
 
-    state: tuple[Any, ...] = ()
+    state: _State | None = None
     by_key: dict[Hashable, Callable[[Any], Any]] = field(default_factory=dict)
 
 
@@ -46,10 +46,9 @@ def program(
     key = (function, choice(), *options.items())
     with _lock:
         programs = _kept.setdefault(model, _Programs())
-        state = _state(model)
-        if programs.state != state:  # none of them will ever be right again
-            programs.by_key.clear()
-            programs.state = state
+        if programs.state is None or not programs.state.is_of(model):
+            programs.by_key.clear()  # none of them will ever be right again
+            programs.state = _State(model)
         compiled = programs.by_key.pop(key, None)
         if compiled is None:
             # Held by a weak reference only, or what is kept here would keep every model alive.
@@ -62,36 +61,44 @@ def program(
         return compiled
 
 
-def _state(model: Any) -> tuple[Any, ...]:
-    """What a program has taken from a model when it was traced: not the variables' values, but which they are.
+class _State:
+    """What a program takes from a model when it is traced: its layers, their variables and policies, not their values.
 
-    LoRA and quantisation change variables, or what a layer does with them; a policy changes dtypes.
+    LoRA and quantisation change variables, or what a layer does with them; a policy changes dtypes. It is compared at
+    each call, so it looks into the lists of a layer: what Keras makes of them takes longer than a short decoding.
     """
-    # A layer that has been put in the place of another one in `blocks` is none that Keras tells of.
-    stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
-    parts = [model, *(block for x in stacks if isinstance(x, Stack) for block in x.blocks)]
-    variables = tuple((_Same(x), str(x.dtype)) for part in parts for x in part.variables)
-    parts = [part for part in parts if isinstance(part, keras.layers.Layer)]
-    layers = tuple(
-        (
-            layer.dtype_policy.name,
-            getattr(layer, "quantization_mode", None),
-            getattr(layer, "lora_enabled", False),
+
+    def __init__(self, model: Any) -> None:
+        layers = {id(x): x for part in _parts(model) for x in _flattened(part)}
+        self._seen = [(weakref.ref(layer), _contents(layer)) for layer in layers.values()]
+        self._parts = [*map(id, _parts(model))]
+        # A variable that is gone must not leave its address to another one. The programs hold it, too.
+        self._variables = [x for part in _parts(model) for x in part.variables]
+
+    def is_of(self, model: Any) -> bool:
+        """Whether the model is as it was."""
+        return [*map(id, _parts(model))] == self._parts and all(
+            (layer := reference()) is not None and _contents(layer) == contents
+            for reference, contents in self._seen
         )
-        for part in parts
-        for layer in part._flatten_layers()
+
+
+def _parts(model: Any) -> list[Any]:
+    """The model, and the layers of its stacks: one that was put in the place of another is none that Keras tells of."""
+    stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
+    return [model, *(block for x in stacks if isinstance(x, Stack) for block in x.blocks)]
+
+
+def _flattened(part: Any) -> list[Any]:
+    return part._flatten_layers() if isinstance(part, keras.layers.Layer) else [part]
+
+
+def _contents(layer: Any) -> tuple[Any, ...]:
+    if not isinstance(layer, keras.layers.Layer):  # a model of another kind
+        return tuple(map(id, layer.variables))
+    return (
+        layer.dtype_policy.name,
+        *map(id, layer._layers),
+        *map(id, layer._trainable_variables),
+        *map(id, layer._non_trainable_variables),
     )
-    return variables, layers
-
-
-class _Same:
-    """A weak reference that is equal to others of the very same object; variables compare by their values."""
-
-    def __init__(self, x: Any) -> None:
-        self._reference = weakref.ref(x)
-
-    def __eq__(self, other: object) -> bool:
-        x = self._reference()
-        return isinstance(other, _Same) and x is not None and x is other._reference()
-
-    __hash__ = None  # type: ignore[assignment]

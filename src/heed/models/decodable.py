@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -116,6 +117,13 @@ class Aligning(Decodable, Protocol):
 
 def lacking(model: Any) -> list[str]:
     """The names that a model would have to have to be `Decodable`, and has not."""
+    # What a class has is not asked of the model, which would compute its properties.
+    return [
+        name for name in _names() if not hasattr(type(model), name) and not hasattr(model, name)
+    ]
+
+
+@functools.cache
+def _names() -> list[str]:
     methods = (name for name in vars(Decodable) if not name.startswith("_"))
-    names = sorted({*Decodable.__annotations__, *methods})
-    return [name for name in names if not hasattr(model, name)]
+    return sorted({*Decodable.__annotations__, *methods})

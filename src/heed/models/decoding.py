@@ -204,7 +204,7 @@ def generate(
         # The engine is one op: it takes longer to trace what is around it than to run that.
         tokens, scores = program(model, chosen, function, quick=not reasons)(inputs)
     if num_results is None:
-        tokens, scores = tokens[:, 0], scores[:, 0] if return_scores else None
+        tokens, scores = ops.squeeze(tokens, 1), ops.squeeze(scores, 1) if return_scores else None
     return (tokens, scores) if return_scores else tokens
 
 

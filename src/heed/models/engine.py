@@ -106,6 +106,8 @@ def _of_stack(stack: Stack, kind: type) -> Iterator[str]:
             return
     # A list of layers forgets to tell its owner of one that has been put in the place of another.
     for layer in (x for part in (stack, *stack.blocks) for x in part._flatten_layers()):
+        if layer.dtype_policy.name == "float32" and not getattr(layer, "lora_enabled", False):
+            continue  # nearly always, and quicker to ask
         if layer.compute_dtype != "float32" or layer.variable_dtype != "float32":
             yield f"{layer.name} computes in {layer.dtype_policy.name}, the engine in float32"
             return

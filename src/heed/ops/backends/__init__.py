@@ -12,8 +12,8 @@ A backend is a module with
 - `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
 - `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
   already, the function itself;
-- `compiled_when_repeated(function)`: the same, but its first call is no graph yet: for what may run once, and is quick
-  without;
+- `compiled_when_repeated(function)`: the same for a function of a dictionary of tensors, but its first call is no graph
+  yet: for what may run once, and is quick without;
 - `dynamic_shapes()`: whether what runs or is traced now may have sizes that are known only when it runs;
 - `gradient_tape()`: what records an attention for its gradient, for `heed.inspect`;
 - `use_threads(count)`: what runs from now on uses so many threads at most, if nothing has run yet;
