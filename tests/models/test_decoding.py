@@ -497,6 +497,21 @@ def test_the_dtype_of_the_weights_is_seen():
     assert _programs._kept[model].by_key[before] is not program
 
 
+def test_a_policy_is_seen():
+    """Which changes what a layer computes in, and no variable."""
+    model = small_model(seed=3)
+    decode(model, sources(), use_cache=False)
+    (before,) = programs(model)
+    program = _programs._kept[model].by_key[before]
+    decode(model, sources(), use_cache=False)
+    assert _programs._kept[model].by_key[before] is program
+    model.decoder.blocks[0].feed_forward.hidden_dense.dtype_policy = keras.DTypePolicy(
+        "mixed_bfloat16"
+    )
+    decode(model, sources(), use_cache=False)
+    assert _programs._kept[model].by_key[before] is not program
+
+
 def test_the_choice_of_an_implementation_is_seen():
     model = small_model(seed=3)
     native = heed.info()["implementation"] == "native"
