@@ -380,8 +380,8 @@ FAULTS = (
     Fault(
         "held-out sentences are trained on",
         f"{_SEQ2SEQ}/text_task.py",
-        "trained_on[block] = nearest != store.sources[block]",
-        "trained_on[block] = True",
+        "found = first + np.flatnonzero(nearest != sources)",
+        "found = first + np.arange(len(sources))",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
     Fault(
