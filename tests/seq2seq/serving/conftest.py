@@ -70,8 +70,6 @@ class Live:
     """A server on a free port of this machine, in a thread of its own."""
 
     def __init__(self, service):
-        import uvicorn
-
         from heed.seq2seq.serving import server, sockets
 
         class Quiet(server._Server):
@@ -82,11 +80,8 @@ class Live:
         self.socket = sockets.bound("127.0.0.1", 0)
         self.address = self.socket.getsockname()
         self.url = sockets.url_of(self.socket)
-        config = uvicorn.Config(
-            server.make_app(service), log_config=None, access_log=False, server_header=False
-        )
         started = threading.Event()
-        self.server = Quiet(config, service, started.set)
+        self.server = Quiet(service, started.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
         self.thread.start()
         assert started.wait(60)

@@ -146,6 +146,37 @@ def test_what_is_no_http(live, data):
     assert other.answer()[0] == 200
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /",
+        b"GET / HTTP/1.1\r\nX: ",
+        b"POST /translate HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"2\r\n{}\r\n0\r\nX: ",
+    ],
+    ids=["path", "header", "trailer"],
+)
+def test_what_is_no_body_has_an_end(live, start):
+    """Else a client could fill the memory: the parser keeps it."""
+    client = Client(live(body_timeout=30))
+    client.send(start)
+    with pytest.raises(ConnectionError):
+        client.send(b"x" * 10_000_000)
+    other = Client(live())
+    other.ask(texts=["1"])
+    assert other.answer()[0] == 200
+
+
+def test_what_is_no_body_may_come_in_parts(live):
+    """It is counted for each request by itself."""
+    client = Client(live())
+    for _ in range(12):
+        client.send(b"GET /health HTTP/1.1\r\nHost: x\r\nX: ")
+        client.send(b"x" * 10_000)
+        client.send(b"\r\n\r\n")
+        assert client.answer()[0] == 200
+
+
 def test_stopping_answers_what_waits_and_refuses_what_is_new(live, gate, translator):
     server = live()
     waiting = [Client(server) for _ in range(4)]

@@ -7,12 +7,13 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -117,7 +118,9 @@ class Service:
             raise HTTPException(
                 HTTPStatus.NOT_FOUND, f"no run has that name; those that are served: {known}"
             )
-        options = dataclasses.replace(self.decoding, beam_size=asked.beam_size)
+        options = self.decoding
+        if asked.beam_size != options.beam_size:  # its values are checked anew
+            options = dataclasses.replace(options, beam_size=asked.beam_size)
         way = Way(run, options, asked.attention, asked.alignment)
         texts = [Text(text, asked.language, asked.n_best) for text in asked.texts]
         try:
@@ -156,6 +159,14 @@ class Service:
         return messages.Health(status=status, version=__version__, runs=runs)
 
 
+class _Direct(APIRoute):
+    """A route whose endpoint takes the request: FastAPI describes it, and looks for no parameters in each request."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers."""
+        return self.endpoint
+
+
 def make_app(service: Service) -> FastAPI:
     """The application; it closes the service's queue when it ends.
 
@@ -178,6 +189,7 @@ def make_app(service: Service) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
+    app.router.route_class = _Direct
     problem: dict[str, Any] = {"model": messages.Problem}
     schema = service.request_model.model_json_schema()
     languages = {name: one.languages for name, one in service.health().runs.items()}
@@ -203,16 +215,16 @@ def make_app(service: Service) -> FastAPI:
         responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": messages.Health}},
         summary="Which runs are served",
     )
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         status = HTTPStatus.SERVICE_UNAVAILABLE if service.stopping else HTTPStatus.OK
         return Response(service.health().model_dump_json(), status, media_type="application/json")
 
     @app.get("/metrics", summary="Figures for Prometheus", response_class=Response)
-    async def metrics() -> Response:
+    async def metrics(_: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)
-    async def index() -> Response:
+    async def index(_: Request) -> Response:
         return Response(
             page,
             media_type="text/html",

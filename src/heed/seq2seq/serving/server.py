@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.serving.app import Service, make_app
+from heed.seq2seq.serving.connection import Connection
 from heed.seq2seq.serving.options import ServingOptions
 from heed.seq2seq.serving.sockets import url_of
 from heed.seq2seq.translate import Translator
@@ -49,28 +49,28 @@ def serve(
     gc.collect()
     gc.freeze()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # not each bad request
-    config = uvicorn.Config(
-        make_app(service),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        http="h11",  # `_Server` looks at its connections
-        timeout_keep_alive=_KEEP_ALIVE,
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_graceful_shutdown=int(service.options.timeout) + 1,
-    )
-    _Server(config, service, lambda: started(url_of(made))).run(sockets=[made])
+    _Server(service, lambda: started(url_of(made))).run(sockets=[made])
 
 
 class _Server(uvicorn.Server):
     """Stops in two steps: new requests get 503 while those in the queue are answered; then the socket is closed."""
 
-    def __init__(
-        self, config: uvicorn.Config, service: Service, started: Callable[[], object]
-    ) -> None:
+    def __init__(self, service: Service, started: Callable[[], object]) -> None:
+        config = uvicorn.Config(
+            make_app(service),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            http=Connection,
+            loop="asyncio",
+            ws="none",
+            timeout_keep_alive=_KEEP_ALIVE,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=int(service.options.timeout) + 1,
+        )
         super().__init__(config)
         self._service, self._started_serving = service, started
-        self._idle: dict[H11Protocol, float] = {}  # connections between requests, and since when
+        self._idle: dict[Connection, float] = {}  # connections between requests, and since when
 
     async def startup(self, sockets: Any = None) -> None:
         """Begins to answer."""
@@ -91,8 +91,8 @@ class _Server(uvicorn.Server):
         now, before = time.monotonic(), self._idle
         self._idle = {
             one: before.get(one, now)
-            for one in cast(set[H11Protocol], self.server_state.connections)
-            if one.cycle is None or one.cycle.response_complete
+            for one in cast(set[Connection], self.server_state.connections)
+            if one.idle
         }
         for one, since in self._idle.items():
             kept_alive = one.cycle is not None and not one.cycle.more_body

@@ -79,11 +79,32 @@ def compiled_when_repeated(function: Callable[[Any], Any]) -> Callable[[Any], An
         kinds = tuple((name, x.dtype, x.shape.rank) for name, x in inputs.items())
         if kinds not in traced:
             specs = {name: tf.TensorSpec([None] * rank, dtype) for name, dtype, rank in kinds}
-            traced[kinds] = graph.get_concrete_function(specs)
-        # Of a tf.function that looks for the right graph itself a call takes a third longer.
+            traced[kinds] = _on_this_thread(graph.get_concrete_function(specs))
         return traced[kinds](inputs)
 
     return chosen
+
+
+def _on_this_thread(function: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """A call of a traced function of a dictionary whose ops run one by one on the thread that calls it.
+
+    TensorFlow's own call hands them to threads of its pool, which takes longer than a short decoding, and far longer
+    where other threads want the cores, too.
+    """
+    captured = [*function.captured_inputs]
+    kinds, wanted = [x.dtype for x in function.outputs], function.structured_outputs
+
+    def call(inputs: Mapping[str, Any]) -> Any:
+        found = tf.raw_ops.StatefulPartitionedCall(
+            args=[*tf.nest.flatten(inputs), *captured],
+            Tout=kinds,
+            f=function,
+            executor_type="SINGLE_THREADED_EXECUTOR",
+        )
+        results = iter(found)
+        return tf.nest.map_structure(lambda x: None if x is None else next(results), wanted)
+
+    return call
 
 
 def dynamic_shapes() -> bool:
