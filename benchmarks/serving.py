@@ -110,17 +110,16 @@ async def ask_all(
     pause = random.Random(0)
 
     async def work(client: Client) -> None:
-        due = time.perf_counter()
+        free = due = time.perf_counter()
         for text in queue:
-            if rate is not None:
-                due += pause.expovariate(rate / clients)
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            begin = time.perf_counter()
+            due = free if rate is None else due + pause.expovariate(rate / clients)
+            sent = due  # one that had to wait for its connection has waited, too
+            if due > free:
+                await asyncio.sleep(due - free)
+                sent = time.perf_counter()  # that a timer is late is not the server's doing
             status, answer = await client.ask(text)
-            # A request that had to wait for its connection has waited, too.
-            figures.latencies.append(
-                time.perf_counter() - (begin if rate is None else min(begin, due))
-            )
+            free = time.perf_counter()
+            figures.latencies.append(free - sent)
             figures.statuses[status] += 1
             figures.wrong += known.setdefault(text, answer) != answer
 

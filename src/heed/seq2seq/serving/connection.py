@@ -15,7 +15,9 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._unfinished = 0  # bytes since the last of them that ended a head, or belonged to a body
+        self._unfinished = (
+            0  # bytes since the last of them that ended a head, or belonged to a body
+        )
 
     @property
     def idle(self) -> bool:

@@ -62,7 +62,6 @@ class _Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             http=Connection,
-            loop="asyncio",
             ws="none",
             timeout_keep_alive=_KEEP_ALIVE,
             limit_concurrency=_MOST_CONNECTIONS,
