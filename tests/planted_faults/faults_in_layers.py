@@ -274,6 +274,20 @@ FAULTS = (
         (f"{_OF_MODELS}/test_decoding.py", f"{_OF_MODELS}/test_transformer.py"),
     ),
     Fault(
+        "a compiled decoding takes the source for the prompt",
+        "src/heed/ops/backends/tensorflow/__init__.py",
+        "args=[*tf.nest.flatten(inputs), *captured]",
+        "args=[*inputs.values(), *captured]",
+        (f"{_OF_MODELS}/test_engine.py",),
+    ),
+    Fault(
+        "a compiled decoding does not see that layers were changed",
+        f"{_MODELS}/_programs.py",
+        "(layer := reference()) is not None and _contents(layer) == contents",
+        "(layer := reference()) is not None",
+        (f"{_OF_MODELS}/test_decoding.py",),
+    ),
+    Fault(
         "a recurrent encoder reads padding",
         f"{_MODELS}/recurrent_encoder.py",
         "block(x, mask=mask, training=training)",

@@ -10,6 +10,7 @@ from tests.planted_faults import (
     faults_in_kernels,
     faults_in_layers,
     faults_in_ops,
+    faults_in_seq2seq,
     faults_in_tools,
 )
 
@@ -18,6 +19,7 @@ FAULTS = (
     *faults_in_kernels.FAULTS,
     *faults_in_layers.FAULTS,
     *faults_in_tools.FAULTS,
+    *faults_in_seq2seq.FAULTS,
     *faults_in_export.FAULTS,
 )
 

@@ -63,6 +63,7 @@ def test_a_byte_order_mark_windows_line_ends_and_other_separators(tmp_path):
             'line 1: an object with the strings "source"',
         ),
         ("a.jsonl", b'["x", "y"]\n', "line 1: an object"),
+        ("a.jsonl", b'{"source": "x\\ud83d", "target": "y"}\n', "line 1: not UTF-8 text"),
         ("a.tsv.gz", b"x\ty\n", r"cannot read .*a\.tsv\.gz: Not a gzipped file"),
         ("a.tsv.gz", gzip.compress(b"x\ty\n" * 99, mtime=0)[:-9], r"cannot read .*a\.tsv\.gz"),
     ],
@@ -109,12 +110,14 @@ def test_what_a_check_finds(tmp_path):
         b"bell\x07\tGlocke",
         b"y" * 31 + b"\tja, ja",
         b"x" * 501 + b"\t" + b"z" * 400,
+        "of course\tselbstverständlich, das tun wir".encode(),
+        "yes\tselbstverständlich".encode(),
     ]
     path = tmp_path / "a.tsv"
     path.write_bytes(b"\n".join(lines))
     found = check_corpus(Corpus(path))
     assert found.stops
-    assert (found.lines, found.pairs) == (11, 7)
+    assert (found.lines, found.pairs) == (13, 9)
     told = {finding.text.split(",")[0]: finding.numbers for finding in found.findings}
     assert told == {
         "with an empty side": [2],
@@ -124,11 +127,11 @@ def test_what_a_check_finds(tmp_path):
         "two columns with a tab between them are wanted": [7],
         "not UTF-8 text": [8],
         "with a control character": [9],
-        "with one side more than 3 times as long as the other": [10],
+        "with one side more than 3 times as long as the other": [10, 12],
         "with more than 500 letters": [11],
     }
     report = list(found.report())
-    assert report[0] == "11 lines, different pairs among them: 7"
+    assert report[0] == "13 lines, different pairs among them: 9"
     assert "1 not UTF-8 text: line 8" in report
 
 

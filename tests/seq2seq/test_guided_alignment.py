@@ -33,6 +33,13 @@ def test_links_are_read_as_they_were_written(pairs):
     assert read_links(text_of(pairs), "a b  c d e", "v w x y") == pairs
 
 
+def test_only_spaces_part_words():
+    """So that a word may hold the space of "10 000", at which no line is broken."""
+    assert read_links("1-0", "10\xa0000 cats", "chats") == [(1, 0)]
+    with pytest.raises(ValueError, match="of 2 and 1 words"):
+        read_links("2-0", "10\xa0000 cats", "chats")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

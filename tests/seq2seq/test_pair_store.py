@@ -50,6 +50,12 @@ def test_pairs_are_those_that_the_corpus_has(tmp_path_factory, pairs, compressed
         assert store.pairs(places) == [there[place] for place in places]
 
 
+def test_letters_are_counted_as_far_as_the_number_goes(tmp_path):
+    (tmp_path / "a.tsv").write_text(f"{'x' * 65_537}\ty\n{'x' * 65_535}\tyy\n")
+    store = PairStore([Corpus(tmp_path / "a.tsv")])
+    assert store.letters.tolist() == [[65_535, 1], [65_535, 2]]
+
+
 def test_pairs_of_several_corpora_and_kinds_stand_one_after_the_other(tmp_path):
     corpora = [Corpus(*write_parallel_text(tmp_path))]
     (tmp_path / "b.tsv").write_bytes(b"\xef\xbb\xbfeins\tone\r\n\tnone\r\nzwei\ttwo\r\n")

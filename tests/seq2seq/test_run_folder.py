@@ -108,6 +108,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     write_atomically(path, lambda file: file.write(b"new"))
     assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o644, "others may read it, as any file"
 
 
 def test_the_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
+from heed.seq2seq.translate import Translation
 from tests.inspect import test_page as page_reader
 
 JSON = {"Content-Type": "application/json"}
@@ -71,6 +73,20 @@ def test_a_wider_beam_takes_fewer_texts_at_once(serving, gate):
     counted = client.get("/metrics").text
     assert 'heed_batch_size_bucket{le="2.0"} 4.0' in counted
     assert "heed_batch_size_sum 7.0" in counted
+
+
+def test_attention_of_many_texts_is_read_in_turns(serving, gate):
+    client = serving()
+    gate.open()
+    assert ask(client, *"123456", attention=True).status_code == 200
+    assert gate.batches == [4, 2]
+
+
+def test_what_a_beam_never_met_is_no_hypothesis(serving, translator, monkeypatch):
+    met = Translation("one", [5], -0.5), Translation("", [], -math.inf)
+    monkeypatch.setattr(translator, "search", lambda rows, **_: [[*met] for _ in rows])
+    (found,) = ask(serving(), "1", beam_size=2, n_best=2).json()["translations"]
+    assert found["hypotheses"] == [{"text": "one", "score": -0.5}]
 
 
 def test_languages_and_runs_by_name(serving, translator):
@@ -194,7 +210,7 @@ def test_limits_of_a_request(serving):
     assert refused(ask(client, "1" * 100), 413, "at most 100 bytes")
 
     def parts():
-        for _ in range(50):
+        for _ in range(11):  # a part more than is allowed
             yield b"x" * 10
 
     assert refused(client.post("/translate", content=parts(), headers=JSON), 413, "100 bytes")
