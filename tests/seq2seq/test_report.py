@@ -139,8 +139,9 @@ def test_a_run_and_another(translator, tmp_path):
     assert not (tmp_path / "x.html").exists()
 
 
-def test_markup_stays_text_and_nothing_is_fetched(translator, tmp_path):
+def test_markup_stays_text_and_nothing_is_fetched(translator, tmp_path, monkeypatch):
     nasty = "</script><img src=x onerror=alert(1)>{{style}}\ud800"
+    monkeypatch.setattr(translator.run, "path", tmp_path / "<img src=x>")
     path = write_report(tmp_path / "r.html", translator, evaluation_of((nasty, "<b>right</b>")))
     text = path.read_text(encoding="utf-8")
     assert "<img" not in text

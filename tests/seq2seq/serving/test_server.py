@@ -119,6 +119,17 @@ def test_a_client_that_sends_too_much_reads_why(live, announced):
     assert "1,000 bytes" in found["detail"]
 
 
+@pytest.mark.parametrize(("size", "status"), [(1000, 200), (1001, 413)])
+def test_a_body_that_does_not_say_how_long_it_is(live, size, status):
+    client = Client(live(max_body=1000))
+    body = b'{"texts": ["1"]}'.ljust(size)
+    client.send(
+        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (size, body)
+    )
+    assert client.answer()[0] == status
+
+
 def test_a_client_that_goes_away_leaves_nothing_behind(live):
     server = live()
     client = Client(server)
