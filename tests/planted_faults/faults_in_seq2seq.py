@@ -65,10 +65,10 @@ FAULTS = (
         (f"{_OF_SEQ2SEQ}/serving/test_server.py",),
     ),
     Fault(
-        "a body may be a part longer than is allowed",
+        "a body of exactly the length that is allowed is too long",
         f"{_SEQ2SEQ}/serving/body.py",
         "if len(body) + len(part) > most:",
-        "if len(body) > most:",
+        "if len(body) + len(part) >= most:",
         (f"{_OF_SEQ2SEQ}/serving/test_server.py", f"{_OF_SEQ2SEQ}/serving/test_app.py"),
     ),
     Fault(
