@@ -46,6 +46,7 @@ EXTRA_PACKAGES = {
         "anyio",
         "ctranslate2",
         "fastapi",
+        "httptools",
         "matplotlib",
         "num2words",
         "polib",

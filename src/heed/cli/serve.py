@@ -45,6 +45,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
     """Serves until Ctrl-C."""
     try:
         import fastapi  # noqa: F401
+        import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
