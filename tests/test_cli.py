@@ -18,6 +18,7 @@ from heed import cli
 from heed.cli.streams import typed_lines
 from heed.seq2seq import RunFolder, catalogs, number_words, train
 from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.tokenizer import Tokenizer
 from tests.inspect import test_page as page_reader
 from tests.seq2seq import tiny
 
@@ -497,6 +498,9 @@ def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
     assert (tmp_path / "out.txt").read_text() == one
     fails(heed("translate", run_path, "1", *files), 1, "as an argument or by --input, not both")
     fails(heed("translate", run_path, "--input", "none.txt"), 1, "none.txt: No such file")
+    fails(
+        heed("translate", run_path, "--input", "none.txt", *files[2:]), 1, "none.txt: No such file"
+    )
     fails(heed("translate", run_path, "1", "--output", "no/out.txt"), 1, "no/out.txt: No such file")
 
 
@@ -667,6 +671,25 @@ def test_python_m_heed_says_nothing_but_the_answer(run_path):
     assert running.returncode == 0, err
     assert err == ""
     assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["in.txt", "other/../in.txt", "link.txt"])
+def test_the_file_that_is_read_is_not_written(heed, run_path, tmp_path, name):
+    (tmp_path / "in.txt").write_text("1\n22\n")
+    (tmp_path / "link.txt").symlink_to("in.txt")
+    (tmp_path / "other").mkdir()
+    done = heed("translate", run_path, "--input", "in.txt", "--output", name)
+    fails(done, 1, f"--output must not be the file that is read: {name} would be empty first")
+    assert (tmp_path / "in.txt").read_text() == "1\n22\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--scores"]])
+def test_a_translation_is_one_line(heed, run_path, monkeypatch, options):
+    """Tokens that stand for bytes may spell a line break."""
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, rows: ["a\nb\r\nc" for _ in rows])
+    status, out, _ = heed("translate", run_path, *options, stdin="1\n22\n")
+    assert status == 0
+    assert [line.split("\t")[-1] for line in out.split("\n")] == ["a b  c", "a b  c", ""]
 
 
 def test_several_translations_in_columns(heed, run_path):

@@ -13,6 +13,9 @@ from heed.cli.decoding import add_decoding_options, decoding_options, open_trans
 from heed.cli.streams import note, opened_input, opened_output, typed_lines, without_mark
 from heed.seq2seq.errors import TaskError
 
+# Tokens that stand for bytes may spell a line break, which would be another answer's line.
+_NO_BREAKS = str.maketrans("\r\n", "  ")
+
 
 def add_translate(parser: Parser) -> None:
     """The arguments of `heed translate`."""
@@ -48,6 +51,11 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
     # What can be checked without TensorFlow is checked before the seconds that it takes to load.
     options = decoding_options(parsed)
     size = 64 if parsed.batch_size is None else check_positive("--batch-size", parsed.batch_size)
+    files = [path for path in (parsed.input, parsed.output) if path is not None and path.is_file()]
+    if len(files) == 2 and files[0].samefile(files[1]):  # a terminal may be both
+        raise TaskError(
+            f"--output must not be the file that is read: {parsed.output} would be empty first"
+        )
     task = seq2seq.RunFolder.open(parsed.run).task()
     if parsed.prefix is not None:
         task.encode_prefix(parsed.prefix)
@@ -123,7 +131,7 @@ def _answer(
         columns = [] if parsed.n_best is None else [str(number)]
         if parsed.scores:
             columns.append("" if one is None else f"{one.score:.4f}")
-        text = "" if one is None else one.text
+        text = "" if one is None else one.text.translate(_NO_BREAKS)
         after = [str((one and one.alignment) or "")] if parsed.alignments else []
         if columns or after:
             text = text.replace("\t", " ")
