@@ -288,6 +288,27 @@ FAULTS = (
         (f"{_OF_MODELS}/test_decoding.py",),
     ),
     Fault(
+        "an ensemble takes the mean of scores, not of log probabilities",
+        f"{_MODELS}/ensemble.py",
+        "sum(ops.log_softmax(x, axis=-1) for x in logits) / len(logits)",
+        "sum(logits) / len(logits)",
+        (f"{_OF_MODELS}/test_ensemble.py",),
+    ),
+    Fault(
+        "an ensemble writes what its smallest model has no positions for",
+        f"{_MODELS}/ensemble.py",
+        "longest_target=min(bounds, default=None)",
+        "longest_target=max(bounds, default=None)",
+        (f"{_OF_MODELS}/test_ensemble.py",),
+    ),
+    Fault(
+        "an ensemble adds up alignments",
+        f"{_MODELS}/ensemble.py",
+        "*(sum(x) / len(x) for x in alignments)",
+        "*(sum(x) for x in alignments)",
+        (f"{_OF_MODELS}/test_ensemble.py",),
+    ),
+    Fault(
         "a recurrent encoder reads padding",
         f"{_MODELS}/recurrent_encoder.py",
         "block(x, mask=mask, training=training)",
