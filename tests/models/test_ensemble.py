@@ -58,6 +58,16 @@ def test_a_model_and_itself_is_that_model():
     np.testing.assert_array_equal(twice, decode(model, **options))
 
 
+def test_scores_and_coverage_are_means():
+    """Of a model and itself: its own."""
+    model = small_model(seed=4, end_bias=0.7)
+    options = {"method": "beam", "beam_size": 2, "coverage_penalty": 0.5, "return_scores": True}
+    twice = generate(Ensemble([model, model]), sources(), max_length=6, **options)
+    once = generate(model, sources(), max_length=6, **options)
+    np.testing.assert_array_equal(twice[0], once[0])
+    np.testing.assert_allclose(twice[1], once[1], rtol=1e-5)
+
+
 def test_models_that_do_not_go_together():
     with pytest.raises(ValueError, match="must hold a model or more"):
         Ensemble([])
@@ -65,5 +75,5 @@ def test_models_that_do_not_go_together():
         Ensemble([small_model(), small_model(target_vocabulary_size=10)])
     with pytest.raises(TypeError, match="without build"):
         Ensemble([small_model(), 3])
-    bound = Ensemble([small_model(), small_model(position="learned", max_length=7)])
-    assert bound.config.longest_target == 7
+    bounds = [small_model(position="learned", max_length=length) for length in (9, 7)]
+    assert Ensemble([*bounds, small_model()]).config.longest_target == 7

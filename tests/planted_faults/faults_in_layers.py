@@ -288,13 +288,6 @@ FAULTS = (
         (f"{_OF_MODELS}/test_decoding.py",),
     ),
     Fault(
-        "an ensemble takes the mean of scores, not of log probabilities",
-        f"{_MODELS}/ensemble.py",
-        "sum(ops.log_softmax(x, axis=-1) for x in logits) / len(logits)",
-        "sum(logits) / len(logits)",
-        (f"{_OF_MODELS}/test_ensemble.py",),
-    ),
-    Fault(
         "an ensemble writes what its smallest model has no positions for",
         f"{_MODELS}/ensemble.py",
         "longest_target=min(bounds, default=None)",

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras import ops
-
 from heed.models.decodable import Decodable, lacking
 
 _SHARED = ("pad_id", "start_id", "end_id", "target_vocabulary_size")
@@ -137,5 +135,5 @@ class Ensemble:
 
 
 def _mean(logits: Sequence[Any]) -> Any:
-    """Of the log probabilities, (..., vocabulary)."""
-    return sum(ops.log_softmax(x, axis=-1) for x in logits) / len(logits)
+    """(..., vocabulary): that of the log probabilities, but for a number that all tokens of a place share."""
+    return sum(logits) / len(logits)
