@@ -158,3 +158,13 @@ def test_batches_by_tokens_hold_their_bound(tmp_path):
         real = max(np.count_nonzero(side, axis=1).max() for side in batch[:2])
         assert len(batch.source) == 1 or len(batch.source) * real <= 128
     assert len(sizes) > 3
+
+
+def test_answers_may_be_half_as_long_again_as_what_is_trained_on(tmp_path):
+    lines = [f"wort {n}\t{'ein langes wort ' * 3}\n" for n in range(100)]
+    (tmp_path / "a.tsv").write_text("".join(lines))
+    task = TextTask.create(tmp_path / "a.tsv", unit="word")
+    assert task.training_batch(0, 0, 4).target.shape[1] >= 10, "nine words and an end"
+    assert task.longest_target == 15
+    # What is too long to be trained on says nothing of answers.
+    assert TextTask.create(tmp_path / "a.tsv", unit="word", longest=9).longest_target == 8 * 3 // 2
