@@ -638,7 +638,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/training_log.py",
         'return [r for r in records if r is not None and (last_step is None or r["step"] <= last_step)]',
         "return [r for r in records if r is not None]",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (f"{_OF_SEQ2SEQ}/test_training_step.py",),
     ),
     Fault(
         "the oldest checkpoints are kept",
@@ -662,7 +662,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/evaluation.py",
         "enumerate(corpus.pairs(), 1)",
         "enumerate(corpus.pairs())",
-        (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+        (f"{_OF_SEQ2SEQ}/test_comparison.py",),
     ),
     Fault(
         "perplexity counts padding",

@@ -13,6 +13,7 @@ from heed.models import Transformer, TransformerConfig
 from heed.ops import softmax_cross_entropy
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Batch
+from heed.seq2seq.training import _ahead
 from heed.seq2seq.training_step import TrainingStep
 
 CONFIG = TransformerConfig(
@@ -25,6 +26,16 @@ def made(seed=3, config=CONFIG, **options):
     model = Transformer(config)
     model.build()
     return TrainingStep(model, TrainingOptions(**options), tf.distribute.get_strategy(), True)
+
+
+def test_each_step_takes_batches_of_its_own():
+    class Numbers:
+        def training_batch(self, seed, number, size, tokens):
+            return (seed, number, size, tokens)
+
+    options = TrainingOptions(steps=4, accumulate=3, batch_size=5, seed=2)
+    taken = [*_ahead(Numbers(), options, 1)]
+    assert taken == [[(2, 3 * step + i, 5, 0) for i in range(3)] for step in (1, 2, 3)]
 
 
 def batch(rows=6, seed=0):
