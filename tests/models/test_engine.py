@@ -646,3 +646,22 @@ def test_a_reason_of_the_output_layer_and_of_a_layer_of_another_dtype() -> None:
     other = small_model(seed=3, decoder_layers=2, dtype="float64")
     model.decoder.blocks[1] = other.decoder.blocks[1]
     assert "computes in float64" in str(explain_generate(model))
+
+
+class EncodesInALoop(Transformer):
+    """What it knows of a source is written by a loop, and by a branch."""
+
+    def encode_source(self, source):
+        memory = super().encode_source(source)
+        sign = tf.cond(tf.shape(source)[0] > 1, lambda: 1.0, lambda: -1.0)
+        more = tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + sign), (0, 0.0))[1]
+        return {**memory, "encoded": memory["encoded"] + more}
+
+
+def test_an_encoder_with_loops_and_branches_is_compiled():
+    model = EncodesInALoop(small_model().config)
+    assert explain_generate(model).implementation == "engine"
+    for source in (sources(), sources()[:1], sources()):
+        found = np.asarray(generate(model, source, max_length=6))
+        wanted = np.asarray(generate(model, source, max_length=6, use_cache=False))
+        np.testing.assert_array_equal(found, wanted)

@@ -46,9 +46,16 @@ FAULTS = (
     Fault(
         "heads of several requests are counted together",
         f"{_SEQ2SEQ}/serving/connection.py",
-        "        self._unfinished = 0\n        super().on_headers_complete()",
-        "        super().on_headers_complete()",
+        "        self._unfinished = 0\n        if len(self.pipeline)",
+        "        if len(self.pipeline)",
         (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_what_is_no_body_may_come_in_parts",),
+    ),
+    Fault(
+        "requests without end wait on one connection",
+        f"{_SEQ2SEQ}/serving/connection.py",
+        "if len(self.pipeline) >= _MOST_WAITING:",
+        "if False:",
+        (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_requests_that_do_not_wait_for_answers",),
     ),
     Fault(
         "bodies are counted with the heads",

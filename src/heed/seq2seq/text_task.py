@@ -422,9 +422,8 @@ class TextTask(Task):
         return found
 
     def _new_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
-        bounds = np.cumsum([0, *self._store.counts]).astype(
-            np.uint32
-        )  # of another kind they would copy the places
+        # Bounds of another kind of numbers would make a copy of the places.
+        bounds = np.cumsum([0, *self._store.counts]).astype(np.uint32)
         ends = np.searchsorted(self._training.places, bounds)
         counts = np.diff(ends).tolist()
         return BatchOrder(self._training.lengths, seed, size, tokens, counts, self._weights)

@@ -188,6 +188,16 @@ def test_what_is_no_body_may_come_in_parts(live):
         assert client.answer()[0] == 200
 
 
+def test_requests_that_do_not_wait_for_answers(live):
+    """A few are answered in turn; without an end of them a client could fill the memory."""
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    few, many = Client(live()), Client(live())
+    few.send(request * 10)
+    assert [few.answer()[0] for _ in range(10)] == [200] * 10
+    many.send(request * 1000)
+    assert many._file.read().count(b"HTTP/1.1 200 OK") <= 16
+
+
 def test_stopping_answers_what_waits_and_refuses_what_is_new(live, gate, translator):
     server = live()
     waiting = [Client(server) for _ in range(4)]

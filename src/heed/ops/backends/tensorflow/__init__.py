@@ -86,10 +86,10 @@ def compiled_when_repeated(function: Callable[[Any], Any]) -> Callable[[Any], An
 
 
 def _on_this_thread(function: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """A call of a traced function of a dictionary whose ops run one by one on the thread that calls it.
+    """A call of a traced function of a dictionary that runs, as an op, on the thread that calls it.
 
-    TensorFlow's own call hands them to threads of its pool, which takes longer than a short decoding, and far longer
-    where other threads want the cores, too.
+    TensorFlow's own call hands the function to its pool, which takes longer than a short decoding, and far longer where
+    other threads want the cores, too.
     """
     captured = [*function.captured_inputs]
     kinds, wanted = [x.dtype for x in function.outputs], function.structured_outputs
@@ -99,7 +99,6 @@ def _on_this_thread(function: Any) -> Callable[[Mapping[str, Any]], Any]:
             args=[*tf.nest.flatten(inputs), *captured],
             Tout=kinds,
             f=function,
-            executor_type="SINGLE_THREADED_EXECUTOR",
         )
         results = iter(found)
         return tf.nest.map_structure(lambda x: None if x is None else next(results), wanted)
