@@ -1,12 +1,21 @@
-"""What every test shares: a quiet TensorFlow, the seeds, how hard hypothesis tries, and how many processes work."""
+"""What every test shares: the environment, the seeds, hypothesis' effort and the number of worker processes."""
 
 import os
-import sys
+import random
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores already. Children that the tests start inherit this.
+    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+if os.environ.get("ONEDNN_MAX_CPU_ISA", "").startswith(("SSE", "AVX2")):
+    # TensorFlow asks the CPU, not oneDNN, whether oneDNN can multiply bfloat16. Held below what the
+    # CPU has, oneDNN cannot, and TensorFlow 2.21 then crashes.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -29,7 +38,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """The whole suite runs in several processes, file by file: `-n 0` runs it in one.
+    """The whole suite runs in several processes: `-n 0` runs it in one.
 
     Chosen files do not, for each process spends seconds on loading TensorFlow; nor do the slow tests, of which some
     measure times and want the machine for themselves.
@@ -39,24 +48,25 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     option = config.option
     everything = config.args_source is config.ArgsSource.TESTPATHS and option.markexpr == "not slow"
     if everything and getattr(option, "dist", None) == "no" and option.numprocesses is None:
-        option.numprocesses, option.dist = "auto", "loadfile"
+        option.numprocesses, option.dist = "auto", "worksteal"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One for each core, and four at most: each takes up to 2 GiB of memory."""
+    """One for each core, and four at most: each takes up to 1.2 GiB of memory."""
     return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
 
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    """Each test starts from the same seed, in whatever order tests run."""
-    import numpy as np
+    """Each test starts from the same seeds, in whatever order tests run.
 
+    Keras draws the seeds of layers and initializers from Python's. A test that draws from TensorFlow's own
+    generator, or Keras' global one, calls `keras.utils.set_random_seed` itself: here it would cost every test
+    TensorFlow's cache of eager kernels.
+    """
+    random.seed(1234)
     np.random.seed(1234)  # noqa: NPY002 (for code under test that uses the global generator)
-    keras = sys.modules.get("keras")
-    if keras is not None:
-        keras.utils.set_random_seed(1234)
 
 
 # Each test of what attention means runs on both.
