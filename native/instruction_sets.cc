@@ -24,15 +24,16 @@ const InstructionSet* find(const char* name) {
 
 std::atomic<const InstructionSet*> chosen{nullptr};
 
+const InstructionSet* initial() {
+  const InstructionSet* set = find(std::getenv("HEED_INSTRUCTION_SET"));
+  return set ? set : find(nullptr);
+}
+
 // Chosen when first asked for, by whoever asks: all find the same. Not a static of this function, whose lock would stay
 // closed in a child that is made while another thread holds it.
 const InstructionSet& in_use() {
   const InstructionSet* set = chosen.load();
-  if (!set) {
-    set = find(std::getenv("HEED_INSTRUCTION_SET"));
-    if (!set) set = find(nullptr);
-    chosen.store(set);
-  }
+  if (!set) chosen.store(set = initial());
   return *set;
 }
 
@@ -52,7 +53,7 @@ const char* heed_instruction_set_name(int index) {
 const char* heed_instruction_set() { return heed::in_use().name; }
 
 int heed_use_instruction_set(const char* name) {
-  const heed::InstructionSet* set = heed::find(name);
+  const heed::InstructionSet* set = name ? heed::find(name) : heed::initial();
   if (set) heed::chosen.store(set);
   return set != nullptr;
 }

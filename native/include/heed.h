@@ -266,8 +266,8 @@ HEED_API const char* heed_instruction_set_name(int index);
 // that.
 HEED_API const char* heed_instruction_set(void);
 
-// Takes another from now on, for tests; NULL: the best. Returns 0, and changes nothing, if this machine lacks it. What
-// one set's forward pass gives, the backward pass of another must not be given.
+// Takes another from now on, for tests; NULL: the one that the process started with. Returns 0, and changes nothing, if
+// this machine lacks it. What one set's forward pass gives, the backward pass of another must not be given.
 HEED_API int heed_use_instruction_set(const char* name);
 
 #ifdef __cplusplus

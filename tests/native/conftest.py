@@ -1,4 +1,4 @@
-"""The library with each instruction set that it has kernels for."""
+"""The native library; and tests that ask for `library` run with each instruction set of the machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,30 @@ def any_library() -> Any:
     return core.load(core.LIBRARY)
 
 
-@pytest.fixture(params=core.INSTRUCTION_SETS)
-def library(any_library: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    if not any_library.heed_use_instruction_set(request.param.encode()):
-        pytest.skip(f"this machine has no {request.param}")
-    yield any_library
-    any_library.heed_use_instruction_set(None)
+@pytest.fixture
+def library(any_library: Any) -> Any:
+    """The library, on each instruction set in turn: see `pytest_pyfunc_call`."""
+    return any_library
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Calls a test that takes `library` once for each instruction set: one item costs less than four."""
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    if "library" not in arguments:
+        return None
+    library = arguments["library"]
+    try:
+        for name in core.INSTRUCTION_SETS:
+            if not library.heed_use_instruction_set(name.encode()):
+                continue  # this machine lacks it
+            try:
+                pyfuncitem.obj(**arguments)
+            except Exception as error:
+                raise AssertionError(f"on the instruction set {name}: {error}") from error
+    finally:
+        library.heed_use_instruction_set(None)
+    return True
 
 
 @pytest.fixture

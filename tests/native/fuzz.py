@@ -1,9 +1,9 @@
 """Random calls of the core through its C interface, legal and illegal, as a program of its own.
 
-    python -m tests.native.fuzz LIBRARY MODE INSTRUCTION_SET FIRST_SEED COUNT
+    python -m tests.native.fuzz LIBRARY MODES INSTRUCTION_SETS FIRST_SEED COUNT
 
-MODE is decode, or legal, page-end, illegal or large, or one of these with `additive-` before it; or rows-legal or
-rows-page-end.
+Each mode runs COUNT seeds on each instruction set; both lists are joined by commas. A mode is decode, or legal,
+page-end, illegal or large, or one of these with `additive-` before it; or rows-legal or rows-page-end.
 
 It prints each seed before its call, so that whoever started it knows the last one if the process dies, and ends with
 an error at the first seed whose call did wrong. `test_fuzz.py` and `test_sanitizers.py` run it.
@@ -423,15 +423,18 @@ MODES = {
 }
 
 
-def main(path: str, mode: str, instruction_set: str, first: str, count: str) -> None:
+def main(path: str, modes: str, instruction_sets: str, first: str, count: str) -> None:
     library = decoder.declare(core.load(path))
-    if not library.heed_use_instruction_set(instruction_set.encode()):
-        print(f"no {instruction_set} here")
-        return
-    for seed in range(int(first), int(first) + int(count)):
-        print(f"{mode} seed {seed}", flush=True)
-        MODES[mode](library, seed)
-    print("all well")
+    tried = False
+    for name in instruction_sets.split(","):
+        if not library.heed_use_instruction_set(name.encode()):
+            continue
+        tried = True
+        for mode in modes.split(","):
+            for seed in range(int(first), int(first) + int(count)):
+                print(f"{mode} seed {seed} on {name}", flush=True)
+                MODES[mode](library, seed)
+    print("all well" if tried else f"no {instruction_sets} here")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from tests import reference
 from tests.native import core
 from tests.native.core import DENSE, LENGTHS, LIBRARY, NO_LIMIT, WINDOW
 from tests.native.test_core import random_rules
+from tests.slow import slow
 from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
@@ -50,7 +51,7 @@ def rounded(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda x: np.dtype(x).name)
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(10), *slow(range(10, 30))])
 def test_random_calls_equal_the_reference(library, seed: int, dtype: Any) -> None:
     tensors, options, mask = random_call(seed)
     name = np.dtype(dtype).name

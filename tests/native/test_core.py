@@ -17,6 +17,7 @@ import pytest
 from tests import reference
 from tests.native import core, fuzz_problems
 from tests.native.core import DENSE, DILATED, LENGTHS, LIBRARY, PREFIX, RULES, SEGMENTS, WINDOW
+from tests.slow import slow
 from tests.tolerances import assert_gradients, assert_statistics, assert_values
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +108,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
     np.testing.assert_allclose(actual[finite], expected[finite], rtol=0, atol=bound, err_msg=what)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(20), *slow(range(20, 60))])
 def test_random_calls_equal_the_reference(library, seed: int) -> None:
     (query, key, value, d_out), options, expected = random_call(seed)
     call = core.Call(library, query, key, value, **options)
@@ -126,7 +127,7 @@ def test_random_calls_equal_the_reference(library, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(10), *slow(range(10, 30))])
 def test_random_calls_of_two_bytes_equal_the_reference(library, seed: int, dtype: Any) -> None:
     tensors, options, expected = random_call(seed)
     query, key, value, d_out = (x.astype(dtype) for x in tensors)
@@ -214,7 +215,7 @@ def test_a_row_that_is_not_a_number_gives_none(library, queries: int, masked: bo
     assert np.isfinite(lse[0, 0, 1:]).all()
 
 
-@pytest.mark.parametrize("seed", range(0, 60, 7))
+@pytest.mark.parametrize("seed", [0, 7, *slow(range(14, 60, 7))])
 def test_threads_and_repeats_do_not_change_a_bit(library, seed: int) -> None:
     (query, key, value, d_out), options = busy_call(seed)
     call = core.Call(library, query, key, value, **options)
@@ -229,11 +230,11 @@ def test_threads_and_repeats_do_not_change_a_bit(library, seed: int) -> None:
 
 
 def test_many_callers_at_once(any_library) -> None:
-    calls = [busy_call(seed) for seed in range(8)]
+    calls = [busy_call(seed) for seed in (5, 7)] * 4
     made = [core.Call(any_library, *tensors[:3], **options) for tensors, options in calls]
     expected = [call.forward(threads=1)[0] for call in made]
     with ThreadPoolExecutor(8) as pool:
-        for _ in range(5):
+        for _ in range(3):
             for actual, wanted in zip(
                 pool.map(lambda c: c.forward(4)[0], made), expected, strict=True
             ):
@@ -282,8 +283,7 @@ def test_keys_without_queries_get_gradients_of_zero(library) -> None:
 FEW_THREADS = """
 import resource, sys
 import numpy as np
-from tests.native import core, fuzz_problems
-from tests.native.core import DENSE, DILATED, LENGTHS, LIBRARY, PREFIX, RULES, SEGMENTS, WINDOW
+from tests.native import core
 
 library = core.load(sys.argv[1])
 x = np.ones((1, 512, 2, 16), np.float32)

@@ -28,6 +28,7 @@ from tests.native.decoder import (
     beams_decided,
     declare,
 )
+from tests.slow import slow
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
 
@@ -111,16 +112,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("seeds", [range(7, 8), *slow([range(3)])], ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_takes_the_best_token(library: Any, case: str) -> None:
+def test_greedy_takes_the_best_token(library: Any, case: str, seeds: range) -> None:
     options, found = CASES[case], set()
-    for seed in range(3):
+    for seed in seeds:
         stack = Stack(np.random.default_rng(seed), **options)
         call = Call(stack, 5, 7, 0 if stack.encoded_width == 0 else 6, **options)
         tokens = call.run(library, stack)
         assert_best(stack, call, tokens)
         found |= {*tokens.flat}
-    assert len(found) > 3
+    assert len(found) > 1
 
 
 def test_activations_have_one_order() -> None:
@@ -163,9 +165,9 @@ def test_odd_int8_weights(library: Any, value: float) -> None:
 
 def test_a_long_sequence_and_a_large_batch(library: Any) -> None:
     stack = Stack(np.random.default_rng(3), layers=1, vocabulary=300, bias=True)
-    call = Call(stack, 2, 70, 150, masked=True, bias=True)
+    call = Call(stack, 1, 70, 150, masked=True, bias=True)
     assert_best(stack, call, call.run(library, stack))
-    call = Call(stack, 150, 4, 3)
+    call = Call(stack, 150, 3, 3)
     assert_best(stack, call, call.run(library, stack, threads=1))
 
 
@@ -288,7 +290,7 @@ LONG: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("options", LONG, ids=str)
 def test_long_prompts_are_read_in_tiles(library: Any, options: Any) -> None:
     """A tile has 64 tokens of one target; so many targets do not go through the layers together."""
-    for length, free in ((66, (1, 2, 3, 0, 1, 2, 3)), (131, (2, 3))):
+    for length, free in ((66, (1, 2, 0, 1, 0, 0, 1)), (131, (2,))):
         stack = Stack(np.random.default_rng(length), vocabulary=40, **options)
         call = Call(
             stack, len(free), length, 3 if stack.encoded_width else 0, prompted=True, **options
@@ -360,7 +362,7 @@ def test_the_first_of_equal_tokens_is_taken(library: Any) -> None:
 
 def test_rows_end_by_themselves(library: Any) -> None:
     stack = Stack(np.random.default_rng(6), vocabulary=6)
-    call = Call(stack, 40, 20, 4)
+    call = Call(stack, 20, 12, 4)
     tokens = call.run(library, stack)
     lengths = {int((row == END).argmax()) for row in tokens if END in row}
     assert len(lengths) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,12 @@ import pytest
 from tests import reference
 from tests.native import core
 from tests.native.core import DENSE, LENGTHS, LIBRARY, PREFIX, SEGMENTS, WINDOW
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="installed without the native library")
-QUERIES = (
-    1,
-    4,
-    5,
-    8,
-    15,
-    16,
-    17,
-    64,
-    70,
-)  # around the bounds of few queries, of vectors and of tiles
+# Around the bounds of few queries, of vectors and of tiles.
+QUERIES = (1, 4, 5, 8, 15, 16, 17, 64, 70)
 
 
 def tensors(
@@ -72,9 +65,13 @@ def test_few_queries_and_many(library, queries: int, kv_heads: int, keys: int) -
 AXES = ("BNTS", "BNT", "BS", "TS", "T", "S", "N", "")
 
 
+KEYS = (7, 64, 131)
+SOME = [*zip(QUERIES, KEYS * 3, strict=True)]
+PAIRS = [*SOME, *slow(pair for pair in product(QUERIES, KEYS) if pair not in SOME)]
+
+
 @pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize("queries", QUERIES)
-@pytest.mark.parametrize("keys", [7, 64, 131])
+@pytest.mark.parametrize(("queries", "keys"), PAIRS)
 def test_dense_masks_of_every_shape(library, axes: str, queries: int, keys: int) -> None:
     arrays = tensors(queries, keys)
     shape = [
@@ -86,7 +83,7 @@ def test_dense_masks_of_every_shape(library, axes: str, queries: int, keys: int)
     assert_reference(library, arrays, [{"rule": DENSE, "dense": mask}], mask=mask != 0)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, *slow([np.float64])])
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("queries", QUERIES)
 def test_biases_of_every_shape(library, axes: str, queries: int, dtype: Any) -> None:
