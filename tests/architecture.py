@@ -19,6 +19,7 @@ from pathlib import Path
 FLOORS = {
     "_figure": 1,
     "_install": 0,
+    "_keras": 1,
     "_npz": 1,
     "_numbers": 1,
     "ops": 2,

@@ -77,9 +77,9 @@ def start(mode: str) -> Callable[[], int]:
 
         calls.counting(MultiHeadAttention, "_compute_attention")
         return lambda: calls.number
-    from keras.src.backend.tensorflow import nn
+    from heed._keras import backend_module
 
-    calls.counting(nn, "dot_product_attention")
+    calls.counting(backend_module("nn"), "dot_product_attention")
     calls.counting(keras.layers.Attention, "call")
     for cls in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention):
         calls.counting(cls, "_compute_attention")

@@ -23,6 +23,7 @@ from typing import Any
 
 from keras import ops
 
+from heed._keras import backend_module
 from heed.acceleration import _loop, _models, _switch
 from heed.acceleration._patches import Method
 from heed.acceleration._unstacked import Unstacked, is_part_of_cache, part_of_cache
@@ -340,8 +341,7 @@ class Decoding(Method):
     """All of it, as one patch of KerasHub's samplers."""
 
     def __init__(self, causal_lm: ModuleType, package: ModuleType) -> None:
-        from keras.src.backend.tensorflow import core, numpy
-
+        core, numpy = (backend_module(name) for name in ("core", "numpy"))
         sampler = getattr(sys.modules[f"{PACKAGE}.src.samplers.sampler"], "Sampler", None)
         replace = _switch.Replacement
         loop = ("self", "cond", "body", "model", "loop_vars", "maximum_iterations")

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras import ops
 from keras.backend import result_type, standardize_dtype
 
@@ -74,14 +75,14 @@ def _with_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
         options = bound.arguments
         if options["attn_logits_soft_cap"] is None or not _switch.active():
             return original(*args, **kwargs)
-        from keras.src.backend.common.keras_tensor import any_symbolic_tensors
         from keras.src.ops.nn import DotProductAttention
 
         inputs = tuple(options.pop(name) for name in ("query", "key", "value"))
         # From 3.12 on all of its options are the constructor's, before only `is_causal`.
         static = set(options) & set(inspect.signature(DotProductAttention).parameters)
         op = DotProductAttention(**{name: options.pop(name) for name in static})
-        return (op.symbolic_call if any_symbolic_tensors(inputs) else op.call)(*inputs, **options)
+        symbolic = any(map(keras.utils.is_keras_tensor, inputs))
+        return (op.symbolic_call if symbolic else op.call)(*inputs, **options)
 
     return accelerated
 

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
+from heed._keras import backend_module
 from heed.acceleration import _multi_head, _op, _single_head, _switch
 
 # What a constructor may take. A new argument may be a new way to attend, which the replacement would ignore.
@@ -115,7 +116,6 @@ class Function(Method):
 @functools.cache
 def keras_patches() -> list[Method]:
     """Everything that is replaced in Keras, in the order in which a report names it."""
-    from keras.src.backend.tensorflow import nn as backend_nn
     from keras.src.ops import nn as ops_nn
 
     layers: list[tuple[type, str, _switch.Replacement]] = [
@@ -128,7 +128,7 @@ def keras_patches() -> list[Method]:
     ]
     public = {GroupQueryAttention: "GroupQueryAttention"}  # which is not its `__name__`
     return [
-        Method(backend_nn, "dot_product_attention", _op.backend_op, _op.NAME),
+        Method(backend_module("nn"), "dot_product_attention", _op.backend_op, _op.NAME),
         Function(ops_nn, "dot_product_attention", _op.public_op, f"{_op.NAME} (soft-cap)"),
         *(
             Method(cls, name, made, f"keras.layers.{public.get(cls, cls.__name__)}.{name}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from heed._keras import backend_module
 from heed.export.context_patch import ContextPatch
 
 
@@ -23,11 +24,9 @@ def plain_operations() -> Iterator[None]:
 
 @functools.cache
 def _patches() -> list[ContextPatch]:
-    from keras.src import backend
-
     return [
         ContextPatch(tf.Tensor, "__getitem__", _make_getitem),
-        ContextPatch(backend.numpy, "searchsorted", lambda _: _searchsorted),
+        ContextPatch(backend_module("numpy"), "searchsorted", lambda _: _searchsorted),
     ]
 
 

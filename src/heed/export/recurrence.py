@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from heed._keras import recurrent_backend
 from heed.export.context_patch import ContextPatch
 
 
@@ -27,8 +28,7 @@ def plain_loops() -> Iterator[None]:
 
 @functools.cache
 def _patches() -> list[ContextPatch]:
-    from keras.src import backend
-
+    backend = recurrent_backend()
     return [
         ContextPatch(backend, "rnn", _make_rnn),
         # Layers that are told so take the generic way, `rnn`.

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from heed._keras import backend_module
 from heed.inspect import _names
 from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
 from heed.ops.observe import patching, watching
@@ -148,8 +149,7 @@ def watch(look: Look, layers: Sequence[str] | None) -> Iterator[Session]:
             "heed.inspect needs Keras on its TensorFlow backend. "
             f"Received: keras.config.backend()={keras.config.backend()!r}"
         )
-    from keras.src.backend.tensorflow import nn
-
+    nn = backend_module("nn")
     session = Session(look, layers)
     with patching, watching(session.heed):
         token = _session.set(session)
