@@ -17,8 +17,9 @@ def info() -> dict[str, str]:
     Returns:
         A dictionary of strings, in the order in which a person would read them: `heed`, `python`,
         `platform`, `keras`, `tensorflow`, `backend` (the backend that Keras uses),
-        `implementation` (`"portable"`, `"native"`, or `"none"` where heed cannot run), `reason` (why this one) and
-        `instruction_set` (of the native kernels: `"amx"`, `"avx512"`, `"avx2"`, `"baseline"` or `"none"`).
+        `implementation` (`"portable"`, `"native"`, or `"none"` where heed cannot run), `reason` (why this one),
+        `instruction_set` (of the native kernels: `"amx"`, `"avx512"`, `"avx2"`, `"baseline"` or `"none"`) and
+        `acceleration` (`"ready"`, or what of this Keras `heed.accelerate` expected and what it found).
 
     Example:
         >>> import heed
@@ -37,6 +38,7 @@ def info() -> dict[str, str]:
         "implementation": "none",
         "reason": "",
         "instruction_set": "none",
+        "acceleration": "not possible",
     }
     with contextlib.suppress(ImportError):  # what follows says what is missing
         import keras
@@ -53,6 +55,10 @@ def info() -> dict[str, str]:
     answer["implementation"] = chosen.implementation
     answer["reason"] = "; ".join(chosen.reasons)
     answer["instruction_set"] = backends.current().instruction_set()
+    from heed.acceleration import changes
+
+    found = changes()
+    answer["acceleration"] = f"not possible: {'; '.join(found)}" if found else "ready"
     return answer
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -17,12 +18,13 @@ import numpy as np
 import pytest
 from keras.layers import AdditiveAttention, Attention, GroupQueryAttention, MultiHeadAttention
 from keras.ops import dot_product_attention
-from keras.src.backend.tensorflow import nn as backend_nn
 
 import heed
-from heed.acceleration import _hub, _op, _patches
+from heed._keras import backend_module
+from heed.acceleration import _hub, _op, _patches, changes
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
 
+backend_nn = backend_module("nn")
 NAMES = (
     (MultiHeadAttention, "call"),
     (MultiHeadAttention, "_compute_attention"),
@@ -362,19 +364,71 @@ def test_a_version_with_another_signature_is_refused_whole(name: str) -> None:
     newer = function_of_keras("def newer(self, query, value, sinks=None): pass")
     with mock.patch.object(MultiHeadAttention, name, newer):
         before = state()
-        with pytest.raises(RuntimeError, match=rf"has changed nothing: .*\.{name} takes \('self"):
+        expected = rf"\.{name}: expected the parameters \('self'.*, found \('self', 'query', 'value', 'sinks'\)"
+        with pytest.raises(RuntimeError, match=f"has changed nothing: .*{expected}") as error:
             heed.accelerate()
         assert state() == before
+        assert "\n" not in str(error.value)
 
 
 def test_a_version_with_a_new_argument_or_without_an_attribute_is_refused() -> None:
     newer = function_of_keras("def newer(self, num_heads, key_dim, sinks=False): pass")
     with mock.patch.object(MultiHeadAttention, "__init__", newer):
-        with pytest.raises(RuntimeError, match="new arguments: sinks") as error:
+        assert changes() == [
+            "keras.layers.MultiHeadAttention: expected no new arguments, found sinks",
+            "keras.layers.MultiHeadAttention.__init__: expected the use of _attention_axes, _dropout, "
+            "_inverse_sqrt_key_dim, found none",
+        ]
+        with pytest.raises(RuntimeError, match=r"has changed nothing: .* found sinks; "):
             heed.accelerate()
-        assert "does not use ['_attention_axes', '_dropout', '_inverse_sqrt_key_dim']" in str(
-            error.value
-        )
+
+
+@pytest.mark.parametrize(("new", "found"), [(None, "nothing"), (7, "7")])
+def test_a_version_without_a_method_is_refused(new: Any, found: str) -> None:
+    with mock.patch.object(MultiHeadAttention, "_compute_attention", new):
+        name = "keras.layers.MultiHeadAttention._compute_attention"
+        assert changes() == [f"{name}: expected a function, found {found}"]
+        assert heed.info()["acceleration"] == f"not possible: {changes()[0]}"
+        with pytest.raises(RuntimeError, match=r"has changed nothing: .* expected a function"):
+            heed.accelerate()
+    assert heed.info()["acceleration"] == "ready"
+
+
+def test_a_version_that_moved_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("", ".ops"):  # where Keras has it, before and since 3.16
+        monkeypatch.setitem(sys.modules, f"keras.src.backend.tensorflow{place}.nn", None)
+    _patches.keras_patches.cache_clear()
+    before = state()
+    expected = "expected the module keras.src.backend.tensorflow.ops.nn or keras.src.backend.tensorflow.nn, found "
+    assert changes() == [f"{expected}neither"]
+    with pytest.raises(RuntimeError, match=f"has changed nothing: {expected}neither"):
+        heed.accelerate()
+    assert heed.info()["acceleration"] == f"not possible: {expected}neither"
+    assert state() == before
+
+
+def test_a_part_of_keras_hub_that_does_not_fit_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def moved(module: Any) -> Any:
+        raise ImportError("expected the module a, found none")
+
+    monkeypatch.setitem(_hub._TARGETS, "heed_fake", moved)
+    monkeypatch.setitem(sys.modules, "keras_hub", ModuleType("keras_hub"))
+    hub = _hub.Hub()
+    hub.patch(ModuleType("heed_fake"))
+    assert hub.state == ("heed_fake stays as it is: expected the module a, found none",)
+
+
+def test_the_backend_is_found_in_its_new_place_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Keras has both, the old one would be a copy that nothing calls."""
+    places = [f"keras.src.backend.tensorflow{place}" for place in (".ops", "")]
+    for place in places:
+        monkeypatch.setitem(sys.modules, place, ModuleType(place))
+        monkeypatch.setitem(sys.modules, f"{place}.nn", ModuleType(place))
+    assert backend_module("nn").__name__ == places[0]
+    monkeypatch.setitem(sys.modules, f"{places[0]}.nn", None)
+    assert backend_module("nn").__name__ == places[1]
 
 
 def test_what_another_library_replaced_before_is_refused() -> None:
@@ -385,15 +439,11 @@ def test_what_another_library_replaced_before_is_refused() -> None:
         return original(self, *args, **kwargs)
 
     with mock.patch.object(MultiHeadAttention, "call", theirs):
-        with pytest.raises(RuntimeError, match=r"MultiHeadAttention.call has been replaced by .*"):
+        with pytest.raises(
+            RuntimeError, match=r"MultiHeadAttention.call: expected .* own.*replaced it"
+        ):
             heed.accelerate()
         assert MultiHeadAttention.call is theirs
-
-
-def test_a_version_without_the_op_is_refused() -> None:
-    moved = mock.patch.object(_patches, "keras_patches", side_effect=ImportError("no such module"))
-    with moved, pytest.raises(RuntimeError, match="has changed nothing: no such module"):
-        heed.accelerate()
 
 
 def test_another_backend_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import heed
+from heed._keras import backend_module
 from tests.graphs import allocated
 
 pytest.importorskip("keras_hub", exc_type=ImportError)
@@ -190,7 +191,8 @@ def test_an_attention_of_somebody_else_gets_tensors() -> None:
 
 def test_all_of_it_is_undone() -> None:
     import keras_hub
-    from keras.src.backend.tensorflow import core, numpy
+
+    core, numpy = (backend_module(name) for name in ("core", "numpy"))
 
     def state() -> list[Any]:
         places = [

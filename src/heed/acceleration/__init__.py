@@ -13,11 +13,11 @@ import keras
 
 from heed.acceleration import _models, _switch
 from heed.acceleration._hub import Hub
-from heed.acceleration._patches import Method, check_keras
+from heed.acceleration._patches import Method, changes, check_keras
 from heed.ops.dispatch import explain
 from heed.ops.observe import patching
 
-__all__ = ["Acceleration", "Report", "accelerate", "decelerate"]
+__all__ = ["Acceleration", "Report", "accelerate", "changes", "decelerate"]
 
 _installed: list[Method] = []
 _keras_hub = Hub()

@@ -342,7 +342,7 @@ class Decoding(Method):
 
     def __init__(self, causal_lm: ModuleType, package: ModuleType) -> None:
         core, numpy = (backend_module(name) for name in ("core", "numpy"))
-        sampler = getattr(sys.modules[f"{PACKAGE}.src.samplers.sampler"], "Sampler", None)
+        sampler = getattr(sys.modules.get(f"{PACKAGE}.src.samplers.sampler"), "Sampler", None)
         replace = _switch.Replacement
         loop = ("self", "cond", "body", "model", "loop_vars", "maximum_iterations")
         call = "self next prompt cache index mask stop_token_ids hidden_states model kwargs"
@@ -350,7 +350,7 @@ class Decoding(Method):
             Method(sampler, "__call__", replace(sample, tuple(call.split())), NAME, package),
             Method(sampler, "run_loop", replace(run_loop, loop), f"{NAME}.run_loop", package),
             Method(
-                causal_lm.CausalLM,
+                getattr(causal_lm, "CausalLM", None),
                 "make_generate_function",
                 replace(generating, ("self",)),
                 f"{PACKAGE}.models.CausalLM.make_generate_function",

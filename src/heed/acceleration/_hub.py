@@ -127,9 +127,13 @@ class Hub(importlib.abc.MetaPathFinder):
 
     def patch(self, module: ModuleType) -> None:
         """Patches one module of KerasHub; where it is not as expected it stays as it is."""
-        patch = _TARGETS[module.__name__](module)
-        if problem := patch.problem():
-            self._problems[module.__name__] = f"KerasHub's own attention stays: {problem}"
+        try:
+            patch = _TARGETS[module.__name__](module)
+            problem = patch.problem()
+        except ImportError as error:  # of what it needs of Keras
+            problem = str(error)
+        if problem:
+            self._problems[module.__name__] = f"{module.__name__} stays as it is: {problem}"
             return
         patch.install()
         self._patches[module.__name__] = patch

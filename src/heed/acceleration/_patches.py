@@ -6,6 +6,7 @@ import functools
 import inspect
 import pathlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 from heed._keras import backend_module
 from heed.acceleration import _multi_head, _op, _single_head, _switch
 
+_PUBLIC = {GroupQueryAttention: "GroupQueryAttention"}  # which is not its `__name__`
 # What a constructor may take. A new argument may be a new way to attend, which the replacement would ignore.
 _COMMON = (
     "self dropout use_bias sliding_window flash_attention kernel_initializer bias_initializer kernel_regularizer "
@@ -67,17 +69,20 @@ class Method:
 
     def problem(self) -> str | None:
         """Why the original cannot be replaced, or None."""
-        original = self._original or getattr(self.owner, self.name, None)
-        if original is None:
-            return f"{self.text} does not exist"
-        source = pathlib.Path(inspect.unwrap(original).__code__.co_filename)
+        original: Any = self._original or getattr(self.owner, self.name, None)
+        code = getattr(inspect.unwrap(original), "__code__", None)
+        if code is None:
+            found = "nothing" if original is None else repr(original)
+            return f"{self.text}: expected a function, found {found}"
+        source = pathlib.Path(code.co_filename)
         folder = pathlib.Path(self.package.__file__ or "").parent
         if hasattr(original, "__wrapped__") or folder not in source.parents:
-            return f"{self.text} has been replaced by something else, in {source}"
+            own = f"{self.package.__name__}'s own function"
+            return f"{self.text}: expected {own}, found one that replaced it, of {source}"
         required, optional = self.replacement.required, self.replacement.optional
         names = tuple(inspect.signature(original).parameters)
         if names != (*required, *(name for name in optional if name in names)):
-            return f"{self.text} takes {names}, expected {required}"
+            return f"{self.text}: expected the parameters {required}, found {names}"
         return None
 
     def install(self) -> None:
@@ -126,32 +131,39 @@ def keras_patches() -> list[Method]:
         (GroupQueryAttention, "_compute_attention", _multi_head.compute_attention),
         (Attention, "call", _single_head.call),
     ]
-    public = {GroupQueryAttention: "GroupQueryAttention"}  # which is not its `__name__`
     return [
         Method(backend_module("nn"), "dot_product_attention", _op.backend_op, _op.NAME),
         Function(ops_nn, "dot_product_attention", _op.public_op, f"{_op.NAME} (soft-cap)"),
         *(
-            Method(cls, name, made, f"keras.layers.{public.get(cls, cls.__name__)}.{name}")
+            Method(cls, name, made, f"keras.layers.{_PUBLIC.get(cls, cls.__name__)}.{name}")
             for cls, name, made in layers
         ),
     ]
 
 
-def problems(patches: list[Method]) -> list[str]:
-    """Why this version of Keras cannot be accelerated; empty if it can."""
-    found = [problem for patch in patches if (problem := patch.problem())]
+def _changes(patches: list[Method]) -> Iterator[str]:
+    """What of Keras is not as the replacements need it."""
+    yield from filter(None, (patch.problem() for patch in patches))
     for cls, own in _CONSTRUCTORS.items():
+        layer = f"keras.layers.{_PUBLIC.get(cls, cls.__name__)}"
         new = set(inspect.signature(cls.__init__).parameters) - {*_COMMON, *own}
         if new:
-            found.append(
-                f"keras.layers.{cls.__name__} takes new arguments: {', '.join(sorted(new))}"
-            )
+            yield f"{layer}: expected no new arguments, found {', '.join(sorted(new))}"
         for name, attributes in _ATTRIBUTES[cls].items():
-            function = inspect.unwrap(getattr(cls, name))
-            missing = set(attributes.split()) - set(function.__code__.co_names)
+            function: Any = getattr(cls, name, None)
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            missing = set(attributes.split()) - set(code.co_names if code else ())
             if missing:
-                found.append(f"keras.layers.{cls.__name__}.{name} does not use {sorted(missing)}")
-    return found
+                expected = ", ".join(sorted(missing))
+                yield f"{layer}.{name}: expected the use of {expected}, found none"
+
+
+def changes() -> list[str]:
+    """What of the installed Keras is not as the replacements need it; empty if it can be accelerated."""
+    try:
+        return list(_changes(keras_patches()))
+    except ImportError as error:
+        return [str(error)]
 
 
 def check_keras() -> list[Method]:
@@ -165,14 +177,9 @@ def check_keras() -> list[Method]:
             "heed.accelerate needs Keras on its TensorFlow backend. "
             f"Received: keras.config.backend()={keras.config.backend()!r}"
         )
-    try:
-        patches = keras_patches()
-        found = problems(patches)
-    except (AttributeError, ImportError) as error:
-        found = [str(error)]
-    if found:
+    if found := changes():
         raise RuntimeError(
             f"heed.accelerate cannot replace the attention of Keras {keras.__version__}, and has changed nothing: "
             + "; ".join(found)
         )
-    return patches
+    return keras_patches()
