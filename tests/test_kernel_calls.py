@@ -1,4 +1,4 @@
-"""How often the native kernels run for Keras' layers, KerasHub's models and heed's own: counted where TensorFlow runs ops.
+"""How often the native kernels run for layers and models of Keras, KerasHub and heed, counted where TensorFlow runs ops.
 
 A result alone does not tell who computed it. `.ci/canary` runs this file on the nightly build of Keras.
 """
@@ -110,3 +110,83 @@ def test_each_call_of_keras_runs_a_kernel(name: str) -> None:
         stock = call()
     assert calls == {"Softmax": 1}
     assert_close(fast, stock)
+
+
+def test_training_runs_forward_and_backward() -> None:
+    import tensorflow as tf
+
+    layer = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)
+    layer.build(X.shape, X.shape)
+    with heed.accelerate(), kernel_calls() as calls:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(X, X, use_causal_mask=True, training=True) ** 2)
+        tape.gradient(loss, [w.value for w in layer.trainable_variables])
+    assert calls == {"HeedAttention": 1, "HeedAttentionGradient": 1}
+
+
+def test_layers_of_heed_run_a_kernel_each() -> None:
+    layers = heed.layers
+    attention = layers.MultiHeadAttention(2, 4, num_key_value_heads=1, position="rotary")
+    additive = layers.AdditiveAttention(4)
+    block = layers.TransformerDecoderLayer(2, 16)
+    for _ in range(2):  # the first builds
+        with kernel_calls() as calls:
+            attention(X, X, use_causal_mask=True)
+            additive(X, X)
+            block(X, X)
+    assert {name: n for name, n in calls.items() if "Normal" not in name} == {
+        "HeedAttention": 3,
+        "HeedAdditive": 1,
+    }
+
+
+def test_generation_of_heed_is_one_kernel() -> None:
+    config = heed.models.TransformerConfig(9, 9, width=8, num_heads=2, feed_forward_width=8)
+    model = heed.models.Transformer(config)
+    model.build()
+    source = np.array([[3, 4, 5, 0]])
+    found = {}
+    for implementation in ("native", "portable"):
+        with heed.set_implementation(implementation), eagerly(), kernel_calls() as calls:
+            found[implementation] = np.array(heed.models.generate(model, source, max_length=5))
+        assert calls["HeedDecode"] == (implementation == "native")
+    np.testing.assert_array_equal(*found.values())
+
+
+def test_generation_of_keras_hub_runs_kernels_for_each_token() -> None:
+    hub = pytest.importorskip("keras_hub", exc_type=ImportError)
+    words, length, layers, prompt = 20, 9, 2, 4
+    keras.utils.set_random_seed(3)
+    model = hub.models.GPT2CausalLM(
+        hub.models.GPT2Backbone(words, layers, 2, 8, 16, dropout=0.0, max_sequence_length=length),
+        preprocessor=None,
+    )
+    model.compile(sampler="greedy", run_eagerly=True)
+    known = np.arange(length)[None] < prompt
+    inputs = {"token_ids": np.where(known, 7, 0).astype("int32"), "padding_mask": known}
+    stock = model.generate(dict(inputs), stop_token_ids=None)["token_ids"]
+    with heed.accelerate() as acceleration, kernel_calls() as calls:
+        fast = model.generate(dict(inputs), stop_token_ids=None)["token_ids"]
+        patched = acceleration.report().patched
+    np.testing.assert_array_equal(fast, stock)
+    assert not any("stays as it is" in line for line in patched)
+    steps = length - prompt
+    assert dict(calls) == {
+        "HeedAttention": layers * (1 + steps),  # of the prompt, and of each token
+        "HeedCacheWrite": (2 * layers + 1) * steps,  # keys, values, and the token
+        # Query, key, value, output and two of the feed-forward network; and the logits.
+        "HeedProduct": (6 * layers + 1) * steps,
+        "Softmax": steps,  # of the sampler
+    }
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Compiled functions run their ops one by one, which then are counted."""
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
