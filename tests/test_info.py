@@ -1,16 +1,20 @@
 """`heed.info()` tells what is there, and says what is missing instead of failing."""
 
+import importlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
 import sys
+import types
 
 import keras
 import pytest
 
 import heed
+from heed import _loading
+from heed.ops import backends
 
 
 def test_info_names_versions_and_implementation():
@@ -108,25 +112,53 @@ def test_an_import_without_a_backend_says_what_to_install(what, missing):
     assert "[tensorflow]" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "installed"),
-    [("ops", False), ("layers", False), ("models", False), ("layers", True)],
-)
-def test_another_backend_is_one_clear_error(name, installed):
-    """Also where Keras is there, on that backend, and its package too."""
-    there = "import keras; keras.config.backend = lambda: 'torch'\n" if installed else ""
-    backend = "tensorflow" if installed else "torch"
-    code, said = run(f"{there}import heed; heed.{name}", backend)
-    assert code == 1
-    assert "RuntimeError: heed needs Keras on its TensorFlow backend" in said
-    assert said.endswith("Received: the backend 'torch'")
-    code, said = run(f"{there}import heed; print(heed.info())", backend)
+OTHER_BACKEND = """
+import heed
+for name in ("ops", "layers", "models"):
+    try:
+        getattr(heed, name)
+    except RuntimeError as error:
+        print(name, error)
+print(heed.info())
+"""
+
+
+def test_another_backend_is_one_clear_error():
+    code, said = run(OTHER_BACKEND, "torch")
     assert code == 0
-    assert "'implementation': 'none'" in said
-    assert "heed needs Keras on its TensorFlow backend" in said
+    *lines, answer = said.splitlines()
+    for name, line in zip(("ops", "layers", "models"), lines, strict=True):
+        assert line.startswith(f"{name} heed needs Keras on its TensorFlow backend")
+        assert line.endswith("Received: the backend 'torch'")
+    assert "'implementation': 'none'" in answer
+    assert "'acceleration': 'not possible'" in answer
+    assert "heed needs Keras on its TensorFlow backend" in answer
 
 
-@pytest.mark.parametrize("order", ["import heed, keras", "import keras, heed"])
+def test_another_backend_that_is_installed(monkeypatch):
+    monkeypatch.setattr(keras.config, "backend", lambda: "torch")
+    with pytest.raises(RuntimeError, match=r"TensorFlow backend.* Received: the backend 'torch'"):
+        backends.check()
+    answer = heed.info()
+    assert answer["implementation"] == "none"
+    assert "heed needs Keras on its TensorFlow backend" in answer["reason"]
+
+
+def test_a_registry_that_is_there_already_is_taught(monkeypatch):
+    """`import keras, heed`, which a slow test does in a fresh process."""
+    registry = types.ModuleType("registry")
+    registry.get_registered_object = lambda name: name
+    monkeypatch.setitem(sys.modules, _loading._REGISTRY, registry)
+    imported = []
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    _loading.register_on_demand()
+    assert [registry.get_registered_object(name) for name in ("heed>A", "a")] == ["heed>A", "a"]
+    assert imported == ["heed.models"]
+
+
+@pytest.mark.parametrize(
+    "order", ["import heed, keras", pytest.param("import keras, heed", marks=pytest.mark.slow)]
+)
 def test_import_heed_is_enough_to_load_a_file(tmp_path, order):
     x = keras.Input((None, 8))
     layer = heed.layers.MultiHeadAttention(2, 4)

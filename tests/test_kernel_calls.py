@@ -1,6 +1,7 @@
-"""How often the native kernels run for layers and models of Keras, KerasHub and heed, counted where TensorFlow runs ops.
+"""How often the native kernels run for the layers and models of Keras, KerasHub and heed.
 
-A result alone does not tell who computed it. `.ci/canary` runs this file on the nightly build of Keras.
+Counted where TensorFlow runs ops, for a result alone does not tell who computed it. `.ci/canary` runs this file on the
+nightly build of Keras.
 """
 
 from __future__ import annotations

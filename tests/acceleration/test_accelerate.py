@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import itertools
 import subprocess
 import sys
 import threading
@@ -159,6 +160,7 @@ def test_layers_made_before_and_names_imported_before() -> None:
     assert counted.of == {"MultiHeadAttention": 1, "ops.dot_product_attention": 1}
 
 
+@pytest.mark.slow
 def test_it_may_come_before_keras() -> None:
     code = """
 import heed
@@ -307,6 +309,7 @@ def test_an_accelerated_model_is_saved_like_any_other(tmp_path: Any) -> None:
     assert_close(keras.saving.load_model(tmp_path / "model.keras")(x), expected)
 
 
+@pytest.mark.slow
 def test_models_that_xla_compiles() -> None:
     one = model()
     x = randoms((8, 5, 8))[0]
@@ -478,10 +481,20 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("scores", [False, True])
-@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("make", ["multi", "wide", "gate", "window", "grouped", "dropout"])
-def test_multi_head_layers_give_what_they_gave(make: str, options: Any, scores: bool) -> None:
+MAKES = ("multi", "wide", "gate", "window", "grouped", "dropout")
+# Each kind of layer with all masks at once, and one of them with each; the grid is slow.
+DEFAULT = {(make, "masks", True) for make in MAKES} | {(make, "plain", False) for make in MAKES}
+DEFAULT |= {("multi", name, scores) for scores, name in zip([True, False] * 4, CALLS, strict=False)}
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "scores"),
+    [
+        pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.slow)
+        for case in itertools.product(MAKES, CALLS, (False, True))
+    ],
+)
+def test_multi_head_layers_give_what_they_gave(make: str, name: str, scores: bool) -> None:
     if make in ("gate", "window") and not HAS_WINDOW:
         pytest.skip("not in this version of Keras")
     layer = {
@@ -494,7 +507,7 @@ def test_multi_head_layers_give_what_they_gave(make: str, options: Any, scores: 
     }[make]()
     built(layer, X, X)
     query, value, key = randoms(X, X, X)
-    run = {"key": key, "return_attention_scores": scores, "training": False, **options}
+    run = {"key": key, "return_attention_scores": scores, "training": False, **CALLS[name]}
     stock = layer(query, value, **run)
     with heed.accelerate(), Counted() as counted:
         assert_close(layer(query, value, **run), stock)

@@ -280,7 +280,18 @@ def no_square(function: Any, *shapes: tuple[int, ...], units: int = 1) -> None:
 
 
 @pytest.mark.parametrize("which", ["causal", "window", "padding", "dropout", "grouped"])
-def test_no_dense_mask_and_no_scores(implementation: str, which: str) -> None:
+def test_no_dense_mask_and_no_scores(which: str) -> None:
+    check_no_dense_mask_and_no_scores(which)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["causal", "window", "padding", "dropout", "grouped"])
+def test_no_dense_mask_and_no_scores_in_portable_form(which: str) -> None:
+    with heed.set_implementation("portable"):
+        check_no_dense_mask_and_no_scores(which)
+
+
+def check_no_dense_mask_and_no_scores(which: str) -> None:
     x = (1, LONG, 8)
     if which == "window" and not HAS_WINDOW:
         pytest.skip("not in this version of Keras")
