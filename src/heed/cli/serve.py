@@ -21,6 +21,9 @@ _LIMITS = (
     ("max_body", int, "bytes of a request (262,144)"),
     ("body_timeout", float, "seconds for a request to arrive (10)"),
     ("timeout", float, "seconds from then to its answer (30)"),
+    ("write_timeout", float, "seconds in which a client must take some of its answer (30)"),
+    ("drain", float, "seconds to answer what is under way when told to stop (10)"),
+    ("max_per_address", int, "connections of one address (256)"),
 )
 _DECODING = (
     ("length_penalty", float, "of beams: higher favours longer translations (0.6)"),
@@ -37,6 +40,13 @@ def add_serve(parser: Parser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one (%(default)s)")
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which others reach it, as through a proxy (*: any); repeatable",
+    )
     add_options(parser, _LIMITS + _DECODING)
     parser.epilog = "for example: heed serve heed-runs/numbers --port 8080"
 
@@ -54,6 +64,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
         raise TaskError(f"serving needs {error.name}: {how_to_install('serve')}") from None
     # What can be checked without TensorFlow is checked before the seconds that it takes to load.
     from heed.seq2seq.serving import sockets
+    from heed.seq2seq.serving.hosts import Hosts
     from heed.seq2seq.serving.options import ServingOptions
 
     limits = ServingOptions(**given(parsed, [name for name, _, _ in _LIMITS]))
@@ -62,6 +73,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
     for path in runs.values():
         seq2seq.RunFolder.open(path)
     with sockets.bound(parsed.host, parsed.port) as made:
+        hosts = Hosts.of(made, parsed.host, parsed.allowed_host)
         if not sockets.is_loopback(made):
             note(
                 f"{parsed.host}: other machines can reach this server, and it asks nobody who they are"
@@ -74,6 +86,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
             translators,
             limits,
             decoding,
+            hosts,
             lambda url: say(f"serving {', '.join(runs)} at {url} (Ctrl-C stops)"),
         )
 

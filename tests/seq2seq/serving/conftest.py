@@ -59,7 +59,9 @@ def serving(translator):
 
         def make(runs=None, **limits):
             service = Service(runs or {"numbers": translator}, ServingOptions(**limits))
-            client = TestClient(make_app(service), raise_server_exceptions=False)
+            client = TestClient(
+                make_app(service), "http://localhost", raise_server_exceptions=False
+            )
             client.service = service
             return stack.enter_context(client)
 
@@ -81,7 +83,7 @@ class Live:
         self.address = self.socket.getsockname()
         self.url = sockets.url_of(self.socket)
         started = threading.Event()
-        self.server = Quiet(service, started.set)
+        self.server = Quiet(service, None, started.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
         self.thread.start()
         assert started.wait(60)

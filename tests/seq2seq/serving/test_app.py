@@ -264,7 +264,7 @@ def test_no_answer_in_time(serving, gate):
 
 def test_stopping(serving):
     client = serving()
-    client.service.stopping = True
+    client.service.stop()
     answer = ask(client, "1")
     assert refused(answer, 503, "stopping")
     assert answer.headers["Connection"] == "close"
@@ -348,7 +348,9 @@ def any_client(finished_run):
     from heed.seq2seq.serving.options import ServingOptions
 
     service = Service({"numbers": Translator(finished_run)}, ServingOptions())
-    with TestClient(make_app(service), raise_server_exceptions=False) as client:
+    with TestClient(
+        make_app(service), "http://localhost", raise_server_exceptions=False
+    ) as client:
         yield client
 
 

@@ -24,7 +24,7 @@ class Client:
 
     def head(self, length, path="/translate", kind="application/json"):
         self.send(
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {length}\r\n\r\n".encode()
         )
 
@@ -109,7 +109,7 @@ def test_a_client_that_sends_too_much_reads_why(live, announced):
         client.head(size)
         client.send(b"x" * size)
     else:
-        client.send(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        client.send(b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         client.send(b"Transfer-Encoding: chunked\r\n\r\n")
         for _ in range(30):
             client.send(f"{size // 30:x}\r\n".encode() + b"x" * (size // 30) + b"\r\n")
@@ -124,7 +124,7 @@ def test_a_body_that_does_not_say_how_long_it_is(live, size, status):
     client = Client(live(max_body=1000))
     body = b'{"texts": ["1"]}'.ljust(size)
     client.send(
-        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (size, body)
     )
     assert client.answer()[0] == status
@@ -162,7 +162,7 @@ def test_what_is_no_http(live, data):
     [
         b"GET /",
         b"GET / HTTP/1.1\r\nX: ",
-        b"POST /translate HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"2\r\n{}\r\n0\r\nX: ",
     ],
     ids=["path", "header", "trailer"],
@@ -182,7 +182,7 @@ def test_what_is_no_body_may_come_in_parts(live):
     """It is counted for each request by itself."""
     client = Client(live())
     for _ in range(12):
-        client.send(b"GET /health HTTP/1.1\r\nHost: x\r\nX: ")
+        client.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
         client.send(b"x" * 10_000)
         client.send(b"\r\n\r\n")
         assert client.answer()[0] == 200
@@ -190,7 +190,7 @@ def test_what_is_no_body_may_come_in_parts(live):
 
 def test_requests_that_do_not_wait_for_answers(live):
     """A few are answered in turn; without an end of them a client could fill the memory."""
-    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     few, many = Client(live()), Client(live())
     few.send(request * 10)
     assert [few.answer()[0] for _ in range(10)] == [200] * 10

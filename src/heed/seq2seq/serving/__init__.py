@@ -3,6 +3,7 @@
 One request's way, from outside to the model:
 
 - `sockets.py`: where it listens; `server.py`: how it starts and stops.
+- `connection.py`: a connection, with limits to what is no body; `hosts.py`: to which names it answers.
 - `app.py`: the paths, and which status each failure has.
 - `body.py`: reading a body without ever holding more than is allowed.
 - `messages.py`: what is asked and answered, as pydantic models; OpenAPI is made of them.

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -23,6 +24,7 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.serving import messages
 from heed.seq2seq.serving.batcher import Batcher, QueueFullError
 from heed.seq2seq.serving.body import read_body
+from heed.seq2seq.serving.hosts import Hosts, KnownHost
 from heed.seq2seq.serving.metrics import Counted, Metrics
 from heed.seq2seq.serving.options import ServingOptions
 from heed.seq2seq.serving.page import page_of
@@ -70,8 +72,22 @@ class Service:
             self.metrics.batch.observe,
         )
         self.request_model = messages.limited(options)
-        self.stopping = False
         self.open_requests = 0
+        self._end: float | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no new requests are taken."""
+        return self._end is not None
+
+    def stop(self) -> None:
+        """Takes no new requests; those that were taken have `drain` seconds from now."""
+        if self._end is None:
+            self._end = time.monotonic() + self.options.drain
+
+    def seconds_left(self) -> float:
+        """For what was taken, once the server stops."""
+        return max(0.0, (self._end or 0.0) - time.monotonic())
 
     def warm_up(self) -> None:
         """Compiles what the usual requests need, so that none waits for it."""
@@ -84,15 +100,13 @@ class Service:
             HTTPException: with the status that says why not.
         """
         if self.stopping:
-            raise HTTPException(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "the server is stopping",
-                {**_SOON, "Connection": "close"},
-            )
+            raise _stops()
         self.open_requests += 1
         try:
             asked = await self._asked(request)
             return await self._answer(asked)
+        except asyncio.CancelledError:  # uvicorn does that when a server that stops has no time left
+            raise _stops() from None
         finally:
             self.open_requests -= 1
 
@@ -105,11 +119,13 @@ class Service:
             )
         body = await read_body(request, self.options.max_body, self.options.body_timeout)
         try:
-            return self.request_model.model_validate_json(body)
+            return messages.read(self.request_model, body)
+        except messages.NoJSONError as error:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
         except ValidationError as error:
-            bad = messages.is_no_json(error)
-            status = HTTPStatus.BAD_REQUEST if bad else HTTPStatus.UNPROCESSABLE_ENTITY
-            raise HTTPException(status, messages.in_one_line(error)) from None
+            raise HTTPException(
+                HTTPStatus.UNPROCESSABLE_ENTITY, messages.in_one_line(error)
+            ) from None
 
     async def _answer(self, asked: messages.TranslateRequest) -> messages.TranslateAnswer:
         run = next(iter(self.translations.translators)) if asked.run is None else asked.run
@@ -129,10 +145,12 @@ class Service:
             raise HTTPException(
                 HTTPStatus.TOO_MANY_REQUESTS, "too many texts wait: try again later", _SOON
             ) from None
-        _, late = await asyncio.wait(waiting, timeout=self.options.timeout)
+        try:
+            _, late = await asyncio.wait(waiting, timeout=self.options.timeout)
+        finally:
+            for future in waiting:
+                future.cancel()  # those that are not done
         if late:
-            for future in late:
-                future.cancel()
             raise HTTPException(
                 HTTPStatus.GATEWAY_TIMEOUT,
                 f"no translation within {self.options.timeout:g} seconds",
@@ -159,6 +177,14 @@ class Service:
         return messages.Health(status=status, version=__version__, runs=runs)
 
 
+def _stops() -> HTTPException:
+    return HTTPException(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "the server is stopping",
+        {**_SOON, "Connection": "close"},
+    )
+
+
 class _Direct(APIRoute):
     """A route whose endpoint takes the request: FastAPI describes it, and looks for no parameters in each request."""
 
@@ -167,18 +193,33 @@ class _Direct(APIRoute):
         return self.endpoint
 
 
-def make_app(service: Service) -> FastAPI:
+class _HeadAsGet:
+    """ASGI middleware: HEAD is answered as GET is; uvicorn leaves the body out."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
+def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     """The application; it closes the service's queue when it ends.
 
     Args:
         service: what answers.
+        hosts: that requests may name; None: those of the loopback.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        service.stopping = True
-        await asyncio.get_running_loop().run_in_executor(None, service.batcher.close)
+        service.stop()
+        await asyncio.get_running_loop().run_in_executor(
+            None, service.batcher.close, service.seconds_left()
+        )
 
     # Their pages load scripts from elsewhere.
     app = FastAPI(
@@ -187,6 +228,7 @@ def make_app(service: Service) -> FastAPI:
         description="Translations by runs that heed trained.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect names the host that the request named
         lifespan=lifespan,
     )
     app.router.route_class = _Direct
@@ -241,6 +283,8 @@ def make_app(service: Service) -> FastAPI:
         _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return JSONResponse({"detail": "a fault of heed's"}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
+    app.add_middleware(_HeadAsGet)
+    app.add_middleware(functools.partial(KnownHost, hosts=hosts or Hosts()))
     paths = frozenset({"/", "/translate", "/health", "/metrics", "/openapi.json"})
     app.add_middleware(functools.partial(Counted, metrics=service.metrics, paths=paths))
     return app

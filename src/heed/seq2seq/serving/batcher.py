@@ -84,12 +84,16 @@ class Batcher(Generic[Item, Result]):
             self._changed.notify()
         return [one.future for one in added]
 
-    def close(self) -> None:
-        """Ends the thread, once what waits has been worked on."""
+    def close(self, seconds: float | None = None) -> None:
+        """Ends the thread, once what waits has been worked on.
+
+        Args:
+            seconds: after which the thread is left to itself; None: never.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         while batch := self._next():

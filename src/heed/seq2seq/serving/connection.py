@@ -1,48 +1,123 @@
-"""A connection of the server: uvicorn's on a parser in C, with a limit to what is no body."""
+"""A connection of the server: uvicorn's on a parser in C, with limits to what it does not limit."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from heed.seq2seq.serving.options import ServingOptions
+from heed.seq2seq.serving.sockets import network_of
 
 # The head of a request, bytes; browsers send one or two thousand. More may be read at once, but is not waited for.
 _MOST_HEAD = 1 << 16
 # Requests that may wait on one connection for the answer to the one before; browsers send none so.
 _MOST_WAITING = 16
+# Between requests, seconds that a connection stays open for another.
+KEEP_ALIVE = 75
+# Of an answer, bytes that must be taken within `write_timeout`, unless less is left.
+_LEAST_TAKEN = 1 << 14
 
 
 class Connection(HttpToolsProtocol):
     """Refuses a head without end, which the parser would keep; so too what follows a body, or names a part of one.
 
-    And requests without end before any is answered: each takes a hundred times its own length.
+    And requests without end before any is answered: each takes a hundred times its own length. What is refused is
+    refused in its turn: the requests before it are answered first, and nothing after it is read.
+
+    Args:
+        limits: those of the server.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: ServingOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._limits = limits
         # Bytes since the last of them that ended a head, or belonged to a body.
         self._unfinished = 0
+        self._refusal: str | None = None
+        self._idle_since: float | None = None
+        self._unread, self._unread_since = 0, 0.0  # bytes that wait for the client
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Of the socket: a client is there; beyond the limit it is sent away at once, so that it takes no place."""
+        super().connection_made(transport)
+        others = cast(set[Connection], self.connections)
+        if sum(one.network == self.network for one in others) > self._limits.max_per_address:
+            transport.write(
+                STATUS_LINE[503] + b"content-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
+            )
+            transport.close()
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is under way."""
-        return self.cycle is None or self.cycle.response_complete
+    def network(self) -> str | None:
+        """Whose connection it is."""
+        return network_of(self.client[0]) if self.client else None
+
+    def close_if_stuck(self, now: float) -> None:
+        """Ends a connection on which nothing comes, or whose client does not read; called again and again.
+
+        uvicorn waits without end for the head of a request once a byte of it is there, for the end of a body that was
+        refused, and for a client to take its answer.
+
+        Args:
+            now: seconds on a clock that only this method reads.
+        """
+        unread = self.transport.get_write_buffer_size()
+        taken = self._unread - unread
+        if unread == 0 or not 0 <= taken < _LEAST_TAKEN or self._unread == 0:
+            self._unread, self._unread_since = unread, now
+        elif now - self._unread_since > self._limits.write_timeout:
+            self.transport.abort()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._idle_since = None
+            return
+        if self._idle_since is None:
+            self._idle_since = now
+        kept_alive = self.cycle is not None and not self.cycle.more_body
+        limit = KEEP_ALIVE if kept_alive else self._limits.body_timeout
+        if now - self._idle_since > limit:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Reads what came."""
+        if self._refusal is not None:
+            return
         self._unfinished += len(data)
         super().data_received(data)
-        if self._unfinished > _MOST_HEAD and not self.transport.is_closing():
+        if self._unfinished > _MOST_HEAD:
             self.send_400_response("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
         """Of the parser: a head has ended; an error makes it a request that is refused."""
         self._unfinished = 0
         if len(self.pipeline) >= _MOST_WAITING:
-            raise ValueError("too many requests wait on one connection")
+            self.send_400_response("Too many requests wait on this connection.")
+            raise ValueError(self._refusal)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Of the parser: a part of a body."""
         self._unfinished = 0
         super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what was read last, after the answers to the requests before it."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self._refusal = msg
+        if self.pipeline and self.pipeline[0][0].more_body:  # its own body is what is wrong
+            self.pipeline.popleft()
+        elif self.cycle is None or self.cycle.response_complete or self._is_read():
+            super().send_400_response(msg)
+
+    def _is_read(self) -> bool:
+        """Whether the request under way is still being read: no other waits before it."""
+        return not self.pipeline and self.cycle.more_body
+
+    def on_response_complete(self) -> None:
+        """Of an answer: it is written; the next one's turn."""
+        last = not self.pipeline
+        super().on_response_complete()
+        if last and self._refusal is not None and not self.transport.is_closing():
+            super().send_400_response(self._refusal)

@@ -22,6 +22,9 @@ class ServingOptions:
         max_body: bytes of a request's body, 1 or more. Beyond: 413, and the rest is not read.
         body_timeout: seconds for a body to arrive, above 0. Beyond: 408.
         timeout: seconds from the end of the body to the answer, above 0. Beyond: 504.
+        write_timeout: seconds in which a client must take some of its answer, above 0. Beyond: it is cut off.
+        drain: seconds from the signal to stop to the end, above 0. Beyond: what is unanswered gets 503.
+        max_per_address: connections of one address, 1 or more. Beyond: 503.
 
     Raises:
         TaskError: if a value is out of its range.
@@ -41,6 +44,9 @@ class ServingOptions:
     max_body: int = 256 * 1024
     body_timeout: float = 10.0
     timeout: float = 30.0
+    write_timeout: float = 30.0
+    drain: float = 10.0
+    max_per_address: int = 256
 
     def __post_init__(self) -> None:
         with values_from_people():

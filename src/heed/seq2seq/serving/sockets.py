@@ -53,3 +53,13 @@ def url_of(made: socket.socket) -> str:
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "::1" if made.family == socket.AF_INET6 else "127.0.0.1"
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def network_of(host: str) -> str:
+    """Whose address it is: an IPv4 address by itself; of IPv6, where one person has 2^64 of them, the first half."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))

@@ -1,0 +1,133 @@
+"""To which names a server answers: a page of another site must not reach it under a name of its own."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from heed.seq2seq.errors import TaskError
+from heed.seq2seq.serving.sockets import is_loopback
+
+# A name or an IPv4 address, or an IPv6 address in brackets; then perhaps a port.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/?#@\\,\"'<>]+))(?::\d*)?", re.ASCII)
+
+
+class Hosts:
+    """The hosts that requests may name, with any port.
+
+    A site whose name resolves to 127.0.0.1 (DNS rebinding) has its page's requests sent here, and the browser lets the page
+    read the answers. Only the Host header gives such a page away. It always holds a name: whoever writes an address
+    into the browser gets what is at that address.
+
+    Args:
+        names: besides those of this machine's loopback; "*" for all.
+        addresses: whether IP addresses other than those of the loopback are hosts too.
+
+    Raises:
+        TaskError: if a name is none.
+
+    Example:
+        >>> hosts = Hosts(["heed.example"])
+        >>> "Heed.Example:8080" in hosts, "[::1]:8000" in hosts, "evil.example" in hosts
+        (True, True, False)
+    """
+
+    def __init__(self, names: Iterable[str] = (), addresses: bool = False) -> None:
+        self._names = {"localhost", *map(_checked, names)}
+        self._addresses = addresses
+
+    @classmethod
+    def of(cls, made: socket.socket, host: str, names: Iterable[str]) -> Hosts:
+        """Those of a server that listens.
+
+        Args:
+            made: where it listens.
+            host: the address or name that it was told to listen at.
+            names: what else it answers to.
+        """
+        if is_loopback(made):
+            return cls(names)
+        hosts = cls(names, addresses=True)
+        hosts._names.update(filter(None, map(name_of, (host, socket.gethostname()))))
+        return hosts
+
+    def __contains__(self, host: str) -> bool:
+        """Whether a server answers to this value of the Host header."""
+        name = name_of(host)
+        if name is None:
+            return False
+        if "*" in self._names or name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None) or address
+        return self._addresses or mapped.is_loopback
+
+
+class KnownHost:
+    """ASGI middleware: refuses requests for other hosts, and those that do not say for which host they are.
+
+    Args:
+        app: what answers.
+        hosts: those that are known.
+    """
+
+    def __init__(self, app: Any, hosts: Hosts) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers a request."""
+        if scope["type"] == "http" and (refusal := self._refusal(scope)):
+            status, detail = refusal
+            answer = JSONResponse({"detail": detail}, status, {"Connection": "close"})
+            return await answer(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Any) -> tuple[HTTPStatus, str] | None:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if not hosts and scope["http_version"] == "1.0":  # it knew no such header, browsers do
+            return None
+        if len(hosts) != 1 or name_of(hosts[0]) is None:
+            return HTTPStatus.BAD_REQUEST, "a request must have one Host header, with a host's name"
+        if hosts[0] not in self._hosts:
+            return (
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "the server does not answer to this Host; heed serve --allowed-host NAME adds one",
+            )
+        return None
+
+
+def name_of(host: str) -> str | None:
+    """The name or address in a value of the Host header, in lower case, without port; None if there is none."""
+    found = _HOST.fullmatch(host.strip(" \t").lower())
+    if found is None:
+        return None
+    if found[1] is None:
+        return found[2].removesuffix(".") or None
+    try:
+        return str(ipaddress.IPv6Address(found[1]))
+    except ValueError:
+        return None
+
+
+def _checked(name: str) -> str:
+    with_brackets = f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
+    try:
+        encoded = with_brackets.encode("idna").decode("ascii")
+    except UnicodeError:
+        encoded = ""
+    found = name_of(encoded)
+    if found is None or (":" in encoded and not encoded.endswith("]")):
+        raise TaskError(
+            "--allowed-host must be the name or address of a host, without scheme and port, or *. "
+            f"Received: {name!r}"
+        )
+    return found
