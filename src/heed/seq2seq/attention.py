@@ -112,12 +112,12 @@ class AttentionReader:
             # Of a recurrent model: one alignment (B, T, S).
             return found if isinstance(found, dict) else {"cross": [found[:, None]]}
 
-        self._scores = current().compiled(scores) if compiled else scores
+        self._scores = current().compiled_when_repeated(scores) if compiled else scores
 
     def warm_up(self) -> None:
-        """Compiles it, for sources and targets of any length: TensorFlow generalises from two."""
-        for length in (1, 2):
-            ids = np.full((1, length), END_ID, np.int32)
+        """Compiles it, at its second use, for sources and targets of any length."""
+        ids = np.full((1, 1), END_ID, np.int32)
+        for _ in range(2):
             self._scores({"source": ids, "target": ids})
 
     def __call__(

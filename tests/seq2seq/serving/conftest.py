@@ -1,5 +1,6 @@
 """A tiny run as it is served: in this process for most tests, over a socket for some."""
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -78,6 +79,10 @@ class Live:
             def install_signal_handlers(self):
                 """Signals are for the main thread."""
 
+            async def main_loop(self):
+                while not await self.on_tick(0):  # more often than others need
+                    await asyncio.sleep(0.01)
+
         self.service = service
         self.socket = sockets.bound("127.0.0.1", 0)
         self.address = self.socket.getsockname()
@@ -114,3 +119,14 @@ def live(translator):
     yield make
     for one in servers:
         one.join()
+
+
+@pytest.fixture(scope="module")
+def shared(translator):
+    """A server with the usual limits, for tests that leave it as it is."""
+    from heed.seq2seq.serving.app import Service
+    from heed.seq2seq.serving.options import ServingOptions
+
+    server = Live(Service({"numbers": translator}, ServingOptions()))
+    yield server
+    server.join()

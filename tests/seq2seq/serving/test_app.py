@@ -202,6 +202,23 @@ def test_bodies_that_do_not_serve(serving, body, status, part):
     assert refused(serving().post("/translate", content=body, headers=JSON), status, part)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({f"key{i}": 1 for i in range(20_000)}),
+        json.dumps({"texts": [1] * 80_000}),
+        json.dumps({"x\n" * 80_000: 1}),
+    ],
+    ids=["fields", "texts", "name"],
+)
+def test_mistakes_without_end_are_not_described(serving, body):
+    """It would take tenths of a second, in which nobody else is answered."""
+    answer = serving().post("/translate", content=body, headers=JSON)
+    assert refused(answer, 422)
+    assert len(answer.text) < 120
+    assert "more)" not in answer.text
+
+
 def test_limits_of_a_request(serving):
     client = serving(max_texts=2, max_characters=5, max_body=100)
     assert ask(client, "1", "12345").status_code == 200
@@ -315,6 +332,8 @@ def test_the_description_names_limits_and_statuses(serving):
     schema = post["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["texts"]["maxItems"] == 3
     assert schema["properties"]["beam_size"]["maximum"] == 2
+    assert schema["properties"]["n_best"]["maximum"] == 2
+    assert schema["then"] == {"properties": {"beam_size": {"minimum": 2}}, "required": ["beam_size"]}
     assert set(post["responses"]) == {
         *("200", "400", "404", "408", "413", "415", "422", "429", "503", "504")
     }
@@ -330,7 +349,7 @@ def test_the_page_holds_no_outside_address_and_no_open_door(serving, translator)
     assert "</script><i>" not in answer.text
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.lists(st.text(max_size=30), max_size=4), st.integers(-1, 10))
 def test_any_text_is_answered_or_refused(any_client, texts, beam):
     answer = ask(any_client, *texts, beam_size=min(beam, 2))
@@ -361,6 +380,8 @@ def any_client(finished_run):
         ({"max_queue": -1}, "max_queue"),
         ({"max_queue": 3}, "at least `max_texts`"),
         ({"timeout": 0}, "timeout"),
+        ({"drain": 0}, "drain"),
+        ({"max_per_address": 0}, "max_per_address"),
         ({"body_timeout": float("nan")}, "body_timeout"),
         ({"max_body": 1.5}, "max_body"),
     ],

@@ -1,14 +1,21 @@
 """The server on a socket: slow and large bodies, stopping, and where it listens."""
 
+import asyncio
 import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import uvicorn
 
 from heed.seq2seq import TaskError
 from heed.seq2seq.serving import sockets
+from heed.seq2seq.serving.connection import Connection
+from heed.seq2seq.serving.hosts import Hosts
+from heed.seq2seq.serving.options import ServingOptions
 from tests.seq2seq.serving.conftest import wait_until
 
 
@@ -45,9 +52,20 @@ class Client:
     def is_closed(self):
         return self._file.read(1) == b""
 
+    def send_no_more(self):
+        self._socket.shutdown(socket.SHUT_WR)
 
-def test_several_requests_on_one_connection(live, translator):
-    client = Client(live())
+    def rest(self):
+        """All that comes until the server closes the connection."""
+        return self._file.read()
+
+    def close(self):
+        self._file.close()
+        self._socket.close()
+
+
+def test_several_requests_on_one_connection(shared, translator):
+    client = Client(shared)
     for text in ("1", "23", "456"):
         client.ask(texts=[text])
         status, _, found = client.answer()
@@ -130,14 +148,13 @@ def test_a_body_that_does_not_say_how_long_it_is(live, size, status):
     assert client.answer()[0] == status
 
 
-def test_a_client_that_goes_away_leaves_nothing_behind(live):
-    server = live()
+def test_a_client_that_goes_away_leaves_nothing_behind(shared):
+    server = shared
     client = Client(server)
     client.head(1000)
     client.send(b"{")
     wait_until(lambda: server.service.open_requests == 1)
-    client._file.close()
-    client._socket.close()
+    client.close()
     wait_until(lambda: server.service.open_requests == 0)
     other = Client(server)
     other.ask(texts=["1"])
@@ -147,8 +164,8 @@ def test_a_client_that_goes_away_leaves_nothing_behind(live):
 @pytest.mark.parametrize(
     "data", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"\x00" * 100, b"A" * 100_000]
 )
-def test_what_is_no_http(live, data):
-    server = live()
+def test_what_is_no_http(shared, data):
+    server = shared
     client = Client(server)
     client.send(data + b"\r\n\r\n")
     assert client._file.readline().split()[1] == b"400"
@@ -178,9 +195,9 @@ def test_what_is_no_body_has_an_end(live, start):
     assert other.answer()[0] == 200
 
 
-def test_what_is_no_body_may_come_in_parts(live):
+def test_what_is_no_body_may_come_in_parts(shared):
     """It is counted for each request by itself."""
-    client = Client(live())
+    client = Client(shared)
     for _ in range(12):
         client.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
         client.send(b"x" * 10_000)
@@ -188,14 +205,192 @@ def test_what_is_no_body_may_come_in_parts(live):
         assert client.answer()[0] == 200
 
 
-def test_requests_that_do_not_wait_for_answers(live):
-    """A few are answered in turn; without an end of them a client could fill the memory."""
-    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    few, many = Client(live()), Client(live())
-    few.send(request * 10)
-    assert [few.answer()[0] for _ in range(10)] == [200] * 10
-    many.send(request * 1000)
-    assert many._file.read().count(b"HTTP/1.1 200 OK") <= 16
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered", "refused"),
+    [
+        (GET * 17, 17, False),
+        (GET * 18, 17, True),
+        (GET * 1000, 17, True),
+        (GET * 3 + b"x\r\n\r\n" + GET, 3, True),
+        (GET * 3 + b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000, 3, True),
+        (GET * 2 + GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\nx" + GET, 2, True),
+        (GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\nx", 0, True),
+    ],
+)
+def test_requests_that_do_not_wait_for_answers(shared, sent, answered, refused):
+    """They are answered in turn; the first that is refused is the last. Without an end they could fill the memory."""
+    client = Client(shared)
+    client.send(sent)
+    client.send_no_more()
+    found = client.rest()
+    assert found.count(b"HTTP/1.1 200 OK") == answered
+    assert found.count(b"HTTP/1.1 400") == refused
+    if refused:
+        assert found.rindex(b"HTTP/1.1") == found.index(b"HTTP/1.1 400")
+
+
+def test_answers_come_in_the_order_of_requests(live, gate):
+    client = Client(live())
+    client.ask(texts=["1"])
+    client.send(GET + b"bad\r\n\r\n")
+    gate.wait_for_a_batch()
+    gate.open()
+    assert [client.answer()[2].keys() >= {key} for key in ("translations", "runs")] == [True] * 2
+    assert client.rest().startswith(b"HTTP/1.1 400")
+
+
+def host(*names, version="1.1", method="GET", path="/health"):
+    lines = [f"{method} {path} HTTP/{version}", *(f"Host: {name}" for name in names), "", ""]
+    return "\r\n".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (host("evil.com"), 421),
+        (host("evil.com", path="/translate/"), 421),
+        (host("evil.com", method="HEAD", path="/"), 421),
+        (host("localhost.evil.com"), 421),
+        (host("127.0.0.1.evil.com"), 421),
+        (host("192.168.0.1"), 421),
+        (host(), 400),
+        (host("localhost", "localhost"), 400),
+        (host("localhost", "evil.com"), 400),
+        (host(""), 400),
+        (host("localhost/@evil.com"), 400),
+        (host("localhost, evil.com"), 400),
+        (host("LocalHost:1"), 200),
+        (host("127.1.2.3:8000"), 200),
+        (host("[::1]:8000"), 200),
+        (host(version="1.0"), 200),
+        (host("evil.com", version="1.0"), 421),
+        (host("localhost", path="/translate/"), 404),
+    ],
+)
+def test_other_hosts_are_not_answered(shared, request_, status):
+    """A page of another site reaches this server under its own name, by DNS rebinding."""
+    client = Client(shared)
+    client.send(request_)
+    client.send_no_more()
+    found = client.rest()
+    assert int(found.split()[1]) == status
+    assert b"evil" not in found
+    assert b"location" not in found.lower()
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/openapi.json", "/translate", "/nowhere"])
+def test_head_is_answered_as_get_is(shared, path):
+    found = []
+    for method in ("GET", "HEAD"):
+        client = Client(shared)
+        client.send(host("localhost", method=method, path=path))
+        client.send_no_more()
+        head, _, body = client.rest().partition(b"\r\n\r\n")
+        assert (body == b"") == (method == "HEAD")
+        found.append([line for line in head.split(b"\r\n") if not line.startswith(b"date")])
+    assert found[0] == found[1]
+
+
+class Stalled(Client):
+    """Asks for the page again and again, and never reads."""
+
+    def __init__(self, server):
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # nor does the kernel
+        super().__init__(server)
+        self.send(host("localhost", path="/") * 12)
+        wait_until(lambda: any(map(unread, connections(server))))
+
+
+def connections(server):
+    return list(server.server.server_state.connections)
+
+
+def unread(connection):
+    return connection.transport.get_write_buffer_size()
+
+
+def test_a_client_that_does_not_read_is_cut_off(live):
+    server = live(write_timeout=0.2)
+    client = Stalled(server)
+    wait_until(lambda: not connections(server), seconds=20)
+    with pytest.raises(ConnectionError):
+        for _ in range(100):
+            client.send(GET)
+            time.sleep(0.01)
+
+
+def test_what_is_taken_in_time_and_what_is_not():
+    """Half a minute for 16 KiB, or for all of a shorter rest; on a clock of this test's own."""
+    config = SimpleNamespace(loaded=True, loaded_app=None, ws_protocol_class=None, root_path="",
+                             asgi_version="3.0", limit_concurrency=None, timeout_keep_alive=5)  # fmt: skip
+    loop = asyncio.new_event_loop()
+    made = Connection(config, uvicorn.server.ServerState(), {}, loop, limits=ServingOptions())
+    loop.close()
+    made.transport = mock.Mock()
+    made.cycle = SimpleNamespace(response_complete=False)
+
+    def cut(*sizes):
+        """At which time, if the client leaves so many bytes unread, one more every 10 seconds."""
+        made.transport.abort.reset_mock()
+        made.transport.get_write_buffer_size.return_value = 0
+        made.close_if_stuck(0)
+        for i, size in enumerate(sizes):
+            made.transport.get_write_buffer_size.return_value = size
+            made.close_if_stuck(10 * i)
+            if made.transport.abort.called:
+                return 10 * i
+        return None
+
+    kib = 1024
+    assert cut(*[100 * kib] * 6) == 40
+    assert cut(*[100] * 6) == 40
+    assert cut(*[100 * kib - i for i in range(9)]) == 40, "a byte now and then is not enough"
+    assert cut(*[100 * kib - 6 * kib * i for i in range(9)]) is None
+    assert cut(100, 100, 100, 0, 100, 100, 100, 0) is None
+    assert cut(100, 100, 100, 200, 100, 300, 200, 100) is None, "the next answer has come"
+    made.transport.close.assert_not_called()
+
+
+def test_one_address_does_not_keep_others_out(live):
+    server = live(max_per_address=3)
+    first = [Client(server) for _ in range(3)]
+    wait_until(lambda: len(connections(server)) == 3)
+    fourth = Client(server)
+    assert fourth.rest().startswith(b"HTTP/1.1 503")
+    wait_until(lambda: len(connections(server)) == 3)
+    for one in connections(server):
+        one.client = ("10.0.0.1", 1)
+    other = Client(server)
+    other.ask(texts=["1"])
+    assert other.answer()[0] == 200
+    first[0].ask(texts=["1"])
+    assert first[0].answer()[0] == 200
+
+
+def test_whose_an_address_is():
+    of = sockets.network_of
+    assert of("10.0.0.1") == of("::ffff:10.0.0.1") != of("10.0.0.2")
+    assert of("2001:db8::1") == of("2001:db8::2:0:0:1") != of("2001:db8:0:1::1")
+    assert of("fe80::1%eth0")
+
+
+def test_stopping_takes_no_longer_than_it_may(live, gate):
+    """Neither for what the model is busy with nor for clients that do not read."""
+    server = live(drain=0.3)
+    busy, stalled = Client(server), Stalled(server)
+    busy.ask(texts=["1"])
+    gate.wait_for_a_batch()
+    begin = time.monotonic()
+    server.stop()
+    status, _, found = busy.answer()
+    assert (status, found["detail"]) == (503, "the server is stopping")
+    server.thread.join(20)
+    assert not server.thread.is_alive()
+    assert time.monotonic() - begin >= 0.3
+    stalled.close()
 
 
 def test_stopping_answers_what_waits_and_refuses_what_is_new(live, gate, translator):
@@ -271,3 +466,27 @@ def test_who_can_reach_it():
         with sockets.bound(host, 0) as made:
             assert sockets.is_loopback(made) == loopback
             assert sockets.url_of(made).startswith("http://127.0.0.1:")
+
+
+HOSTS = [
+    # bound to, --allowed-host; those that are answered; those that are not
+    ("127.0.0.1", [], ["localhost.", "[::ffff:127.0.0.1]"], ["heed.lan", "10.1.2.3", "[::2]", "*"]),
+    ("127.0.0.1", ["Heed.Lan", "2001:db8::1"], ["heed.lan:1", "[2001:DB8:0::1]"], ["x.heed.lan"]),
+    ("127.0.0.1", ["bücher.example"], ["xn--bcher-kva.example"], ["bücher.example"]),
+    ("127.0.0.1", ["*"], ["evil.com"], ["", "a b", "http://x", "[::1", "x:y", "[x]", "."]),
+    ("0.0.0.0", [], ["10.1.2.3:80", "[2001:db8::1]", socket.gethostname()], ["evil.com"]),
+]
+
+
+@pytest.mark.parametrize(("bound", "names", "known", "unknown"), HOSTS)
+def test_hosts(bound, names, known, unknown):
+    with sockets.bound(bound, 0) as made:
+        hosts = Hosts.of(made, bound, names)
+    assert [name for name in ["localhost", "127.0.0.1:8000", *known] if name not in hosts] == []
+    assert [name for name in unknown if name in hosts] == []
+
+
+@pytest.mark.parametrize("name", ["", " ", "http://x", "x:80", "[::1]:80", "a/b", "x" * 64 + ".y", "[x]"])
+def test_what_is_no_host(name):
+    with pytest.raises(TaskError, match="--allowed-host must be"):
+        Hosts([name])

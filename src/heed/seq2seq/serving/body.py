@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 import anyio
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 # What is left of a refused body is dropped, for so many seconds and up to such a length: a client that is still sending
 # when the connection is closed does not get to read why.
@@ -31,24 +31,27 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         if length <= _WORTH_LINGERING and "expect" not in request.headers:
             await _drop(request)
         raise _too_large(most)
-    body = bytearray()
+    body, more = bytearray(), True
     try:
         with anyio.fail_after(seconds):
-            async for part in request.stream():
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise _refused(HTTPStatus.BAD_REQUEST, "the client went away")
+                part, more = message.get("body", b""), message.get("more_body", False)
                 if len(body) + len(part) > most:
-                    raise _too_large(most)
+                    break
                 body.extend(part)
+            else:
+                return bytes(body)
     except TimeoutError:
         raise _refused(
             HTTPStatus.REQUEST_TIMEOUT,
             f"the body must arrive within {seconds:g} seconds: {len(body):,} bytes of it did",
         ) from None
-    except ClientDisconnect:
-        raise _refused(HTTPStatus.BAD_REQUEST, "the client went away") from None
-    except HTTPException:
+    if more:
         await _drop(request)
-        raise
-    return bytes(body)
+    raise _too_large(most)
 
 
 async def _drop(request: Request) -> None:
