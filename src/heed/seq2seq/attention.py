@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -107,17 +108,15 @@ class AttentionReader:
         if getattr(model.config, "attention", None) == "none":
             raise TaskError(f"the model of {translator.run.path} has no attention to show")
 
-        def scores(inputs: dict[str, Any]) -> dict[str, Any]:
-            found = model(inputs, return_attention_scores=True)[1]
-            # Of a recurrent model: one alignment (B, T, S).
-            return found if isinstance(found, dict) else {"cross": [found[:, None]]}
-
-        self._scores = current().compiled_when_repeated(scores) if compiled else scores
+        # TensorFlow counts the graphs of a function for all its closures together, and warns of a few of them; those of a
+        # partial it counts by themselves.
+        scores = functools.partial(_scores, model)
+        self._scores = current().compiled(scores) if compiled else scores
 
     def warm_up(self) -> None:
-        """Compiles it, at its second use, for sources and targets of any length."""
-        ids = np.full((1, 1), END_ID, np.int32)
-        for _ in range(2):
+        """Compiles it, for sources and targets of any length: TensorFlow generalises from two."""
+        for length in (1, 2):
+            ids = np.full((1, length), END_ID, np.int32)
             self._scores({"source": ids, "target": ids})
 
     def __call__(
@@ -161,6 +160,12 @@ class AttentionReader:
             Capture(weights, kinds),
             {name: sides[kind] for name, kind in kinds.items()},
         )
+
+
+def _scores(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    found = model(inputs, return_attention_scores=True)[1]
+    # Of a recurrent model: one alignment (B, T, S).
+    return found if isinstance(found, dict) else {"cross": [found[:, None]]}
 
 
 def _target_labels(task: Any, ids: Iterable[int]) -> list[str]:

@@ -205,7 +205,7 @@ def test_bodies_that_do_not_serve(serving, body, status, part):
 @pytest.mark.parametrize(
     "body",
     [
-        json.dumps({f"key{i}": 1 for i in range(20_000)}),
+        json.dumps({f"{i}": 1 for i in range(20_000)}),
         json.dumps({"texts": [1] * 80_000}),
         json.dumps({"x\n" * 80_000: 1}),
     ],
