@@ -25,7 +25,7 @@ FAULTS = (
     Fault(
         "a server that stops forgets its queue",
         f"{_SEQ2SEQ}/serving/server.py",
-        "while self._service.open_requests and not self.force_exit:",
+        "while service.open_requests and service.seconds_left() and not self.force_exit:",
         "while False:",
         (f"{_OF_SEQ2SEQ}/serving/test_server.py",),
     ),
@@ -66,9 +66,9 @@ FAULTS = (
     ),
     Fault(
         "a connection on which nothing comes stays open",
-        f"{_SEQ2SEQ}/serving/server.py",
-        "limit = _KEEP_ALIVE if kept_alive else self._service.options.body_timeout",
-        "limit = _KEEP_ALIVE",
+        f"{_SEQ2SEQ}/serving/connection.py",
+        "limit = KEEP_ALIVE if kept_alive else self._limits.body_timeout",
+        "limit = KEEP_ALIVE",
         (f"{_OF_SEQ2SEQ}/serving/test_server.py",),
     ),
     Fault(
@@ -119,6 +119,55 @@ FAULTS = (
         "[each for each in found if each.score != -math.inf][: one.n_best]",
         "found[: one.n_best]",
         (f"{_OF_SEQ2SEQ}/serving/test_app.py",),
+    ),
+    Fault(
+        "a site with a name of its own reaches a local server",
+        f"{_SEQ2SEQ}/serving/hosts.py",
+        "if hosts[0] not in self._hosts:",
+        "if False:",
+        (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_other_hosts_are_not_answered",),
+    ),
+    Fault(
+        "a redirect names the host that the request named",
+        f"{_SEQ2SEQ}/serving/app.py",
+        "redirect_slashes=False,",
+        "redirect_slashes=True,",
+        (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_other_hosts_are_not_answered",),
+    ),
+    Fault(
+        "a client that does not read is waited for",
+        f"{_SEQ2SEQ}/serving/connection.py",
+        "elif now - self._unread_since > self._limits.write_timeout:",
+        "elif False:",
+        (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_what_is_taken_in_time_and_what_is_not",),
+    ),
+    Fault(
+        "a bad request takes the answers of those before it",
+        f"{_SEQ2SEQ}/serving/connection.py",
+        "elif self.cycle is None or self.cycle.response_complete or self._is_read():",
+        "else:",
+        (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_requests_that_do_not_wait_for_answers",),
+    ),
+    Fault(
+        "one address takes all connections",
+        f"{_SEQ2SEQ}/serving/connection.py",
+        "> self._limits.max_per_address:",
+        "> 1_000:",
+        (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_one_address_does_not_keep_others_out",),
+    ),
+    Fault(
+        "what is under way when a server has no time left keeps it",
+        f"{_SEQ2SEQ}/serving/app.py",
+        "None, service.batcher.close, service.seconds_left()",
+        "None, service.batcher.close",
+        (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_stopping_takes_no_longer_than_it_may",),
+    ),
+    Fault(
+        "thousands of unknown fields are described one by one",
+        f"{_SEQ2SEQ}/serving/messages.py",
+        "fields.keys() <= model.model_fields.keys()",
+        "True",
+        (f"{_OF_SEQ2SEQ}/serving/test_app.py::test_mistakes_without_end_are_not_described",),
     ),
     # Training
     Fault(

@@ -333,7 +333,10 @@ def test_the_description_names_limits_and_statuses(serving):
     assert schema["properties"]["texts"]["maxItems"] == 3
     assert schema["properties"]["beam_size"]["maximum"] == 2
     assert schema["properties"]["n_best"]["maximum"] == 2
-    assert schema["then"] == {"properties": {"beam_size": {"minimum": 2}}, "required": ["beam_size"]}
+    assert schema["then"] == {
+        "properties": {"beam_size": {"minimum": 2}},
+        "required": ["beam_size"],
+    }
     assert set(post["responses"]) == {
         *("200", "400", "404", "408", "413", "415", "422", "429", "503", "504")
     }
@@ -367,9 +370,7 @@ def any_client(finished_run):
     from heed.seq2seq.serving.options import ServingOptions
 
     service = Service({"numbers": Translator(finished_run)}, ServingOptions())
-    with TestClient(
-        make_app(service), "http://localhost", raise_server_exceptions=False
-    ) as client:
+    with TestClient(make_app(service), "http://localhost", raise_server_exceptions=False) as client:
         yield client
 
 

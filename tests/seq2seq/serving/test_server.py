@@ -124,7 +124,9 @@ def test_a_client_that_sends_too_much_reads_why(live, announced):
         client.head(size)
         client.send(b"x" * size)
     else:
-        client.send(b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        client.send(
+            b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
         client.send(b"Transfer-Encoding: chunked\r\n\r\n")
         for _ in range(30):
             client.send(f"{size // 30:x}\r\n".encode() + b"x" * (size // 30) + b"\r\n")
@@ -481,7 +483,9 @@ def test_hosts(bound, names, known, unknown):
     assert [name for name in unknown if name in hosts] == []
 
 
-@pytest.mark.parametrize("name", ["", " ", "http://x", "x:80", "[::1]:80", "a/b", "x" * 64 + ".y", "[x]"])
+@pytest.mark.parametrize(
+    "name", ["", " ", "http://x", "x:80", "[::1]:80", "a/b", "x" * 64 + ".y", "[x]"]
+)
 def test_what_is_no_host(name):
     with pytest.raises(TaskError, match="--allowed-host must be"):
         Hosts([name])

@@ -105,7 +105,9 @@ class Service:
         try:
             asked = await self._asked(request)
             return await self._answer(asked)
-        except asyncio.CancelledError:  # uvicorn does that when a server that stops has no time left
+        except (
+            asyncio.CancelledError
+        ):  # uvicorn does that when a server that stops has no time left
             raise _stops() from None
         finally:
             self.open_requests -= 1

@@ -45,7 +45,8 @@ class Connection(HttpToolsProtocol):
         others = cast(set[Connection], self.connections)
         if sum(one.network == self.network for one in others) > self._limits.max_per_address:
             transport.write(
-                STATUS_LINE[503] + b"content-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
+                STATUS_LINE[503]
+                + b"content-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
             )
             transport.close()
 
