@@ -122,12 +122,10 @@ class Service:
         body = await read_body(request, self.options.max_body, self.options.body_timeout)
         try:
             return messages.read(self.request_model, body)
-        except messages.NoJSONError as error:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
         except ValidationError as error:
-            raise HTTPException(
-                HTTPStatus.UNPROCESSABLE_ENTITY, messages.in_one_line(error)
-            ) from None
+            bad = messages.is_no_json(error)
+            status = HTTPStatus.BAD_REQUEST if bad else HTTPStatus.UNPROCESSABLE_ENTITY
+            raise HTTPException(status, messages.in_one_line(error)) from None
 
     async def _answer(self, asked: messages.TranslateRequest) -> messages.TranslateAnswer:
         run = next(iter(self.translations.translators)) if asked.run is None else asked.run

@@ -21,9 +21,8 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/?#@\\,\"'<>]+))(?::\d*)?", 
 class Hosts:
     """The hosts that requests may name, with any port.
 
-    A site whose name resolves to 127.0.0.1 (DNS rebinding) has its page's requests sent here, and the browser lets the page
-    read the answers. Only the Host header gives such a page away. It always holds a name: whoever writes an address
-    into the browser gets what is at that address.
+    A site whose name resolves to 127.0.0.1 (DNS rebinding) has its page's requests sent here, and the browser lets the
+    page read the answers. Only the Host header tells: it holds the site's name. An address cannot be rebound.
 
     Args:
         names: besides those of this machine's loopback; "*" for all.
