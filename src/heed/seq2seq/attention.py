@@ -108,8 +108,8 @@ class AttentionReader:
         if getattr(model.config, "attention", None) == "none":
             raise TaskError(f"the model of {translator.run.path} has no attention to show")
 
-        # TensorFlow counts the graphs of all closures of one function together, and warns when several runs are read; it
-        # counts those of each partial alone.
+        # TensorFlow counts the graphs of all closures of one function together, and warns when several runs are
+        # read; it counts those of each partial alone.
         scores = functools.partial(_scores, model)
         self._scores = current().compiled(scores) if compiled else scores
 

@@ -182,8 +182,8 @@ _FIELDS = TypeAdapter(dict[str, Any])
 def read(model: type[Model], body: bytes) -> Model:
     """A request from its body.
 
-    One mistake is described. To describe each of ten thousand unknown fields, as pydantic does, takes tenths of a second
-    in which nobody else is answered.
+    One mistake is described. To describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
+    second in which nobody else is answered.
 
     Raises:
         ValidationError: if the body is no JSON, or a field is wrong.
