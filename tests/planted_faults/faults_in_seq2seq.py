@@ -39,8 +39,8 @@ FAULTS = (
     Fault(
         "a head without end is kept",
         f"{_SEQ2SEQ}/serving/connection.py",
-        "if self._unfinished > _MOST_HEAD and",
-        "if False and",
+        "if self._unfinished > _MOST_HEAD:",
+        "if False:",
         (f"{_OF_SEQ2SEQ}/serving/test_server.py::test_what_is_no_body_has_an_end",),
     ),
     Fault(
