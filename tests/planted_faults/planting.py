@@ -23,7 +23,7 @@ _PARTS = (
     *("src", "native", "tests", "benchmarks", "examples", "docs"),
     *("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
 )
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.so")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "_lib")
 # heed comes from the copy, however the one in use was installed: an editable install goes before PYTHONPATH.
 _CUSTOMIZE = """
 import sys
