@@ -187,7 +187,14 @@ DYNAMIC = {
 }
 
 
-@pytest.mark.parametrize("kind", DYNAMIC)
+# Those whose numbers or positions follow from what the graph is given; the others are slow.
+FROM_TENSORS = ("bottom_right", "align", "segments", "causal and lengths")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(x, marks=[] if x in FROM_TENSORS else pytest.mark.slow) for x in DYNAMIC],
+)
 def test_one_graph_without_loops_serves_all_sizes(kind: str) -> None:
     build, meaning = DYNAMIC[kind]
     floats, ints = tf.float64, tf.int32

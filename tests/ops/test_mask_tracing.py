@@ -177,8 +177,15 @@ class Masked(keras.Model):
         return self.attention(x, x, attention_mask=mask)
 
 
-@pytest.mark.parametrize("form", ["pair", "dictionary"])
-@pytest.mark.parametrize("where", ["slices", "mapped"])
+@pytest.mark.parametrize(
+    ("form", "where"),
+    [
+        ("pair", "slices"),
+        ("dictionary", "mapped"),
+        pytest.param("pair", "mapped", marks=pytest.mark.slow),
+        pytest.param("dictionary", "slices", marks=pytest.mark.slow),
+    ],
+)
 def test_keras_trains_and_predicts_with_masks_as_data(form: str, where: str) -> None:
     x = RNG.normal(size=(8, 6, 8)).astype("float32")
     lengths = np.array([6, 1, 3, 2, 6, 5, 4, 2], "int32")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from heed import ops
 from heed.ops import Mask
 from tests import reference, reference_masks, strategies, tolerances
-from tests.ops.harness import check_against_reference, small_blocks
+from tests.ops.harness import check_against_reference, share_of_examples, small_blocks
 from tests.strategies import BLOCKS, Shape
 
 KINDS = (*strategies.ALIGNED, *strategies.OTHERS)
@@ -43,6 +43,7 @@ def test_joined_masks_attend_where_all_do(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@share_of_examples(2)
 @given(data=st.data())
 def test_each_kind_inside_attention(implementation: str, kind: Any, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(BLOCKS))
