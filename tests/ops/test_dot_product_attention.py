@@ -203,7 +203,8 @@ def test_scaled_dot_product_attention_broadcasts_its_mask(implementation: str) -
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("T", "S"), [(64, 129), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((17, 17), (128, 300)))]
+    ("T", "S"),
+    [(64, 129), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((17, 17), (128, 300)))],
 )
 def test_error_is_at_most_twice_that_of_a_naive_implementation(
     implementation: str, dtype: str, T: int, S: int

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 import heed
 from heed import ops
@@ -262,8 +263,20 @@ class Attend(tf.Module):
         return ops.dot_product_attention(query * self.temperature, key, value, mask=mask)
 
 
+def test_a_saved_portable_form_is_plain_tensorflow(tmp_path: Path) -> None:
+    """So its reader does not need heed."""
+    with heed.set_implementation("portable"), small_blocks((4, 4)):
+        tf.saved_model.save(Attend(), str(tmp_path))
+    saved = SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
+    graph = saved.meta_graphs[0].graph_def
+    used = {node.op for f in graph.library.function for node in f.node_def}
+    used |= {node.op for node in graph.node}
+    assert "While" in used or "StatelessWhile" in used
+    assert not [name for name in used if "heed" in name.lower() or "PyFunc" in name]
+
+
+@pytest.mark.slow
 def test_saved_model_in_a_fresh_process(tmp_path: Path) -> None:
-    """The portable implementation is plain TensorFlow: the reader does not need heed."""
     query, key, value = SHAPE.inputs(0)
     lengths = np.array([7, 0], np.int32)
     with heed.set_implementation("portable"), small_blocks((4, 4)):

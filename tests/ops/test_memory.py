@@ -192,9 +192,9 @@ def test_blocks_that_a_mask_rules_out_are_skipped(
     mask = {
         "causal": Mask.causal(),
         "window": Mask.window(16, 15),
-        "segments": Mask.segments((np.arange(64)[None] // 32).astype(np.int32)),
+        "segments": Mask.segments((np.arange(128)[None] // 32).astype(np.int32)),
         "lengths": Mask.lengths([31]),
-        "prefix": Mask.prefix(40),
+        "prefix": Mask.prefix(48),
         "both": Mask.causal() & Mask.window(16, 15),
     }[kind]
     pairs: list[int] = []
@@ -205,9 +205,9 @@ def test_blocks_that_a_mask_rules_out_are_skipped(
         return addend(self, block, visible)
 
     monkeypatch.setattr(Attention, "addend", counted)
-    inputs = [tf.constant(x) for x in Shape(B=1, T=64, S=64).inputs(0, "float32")]
+    inputs = [tf.constant(x) for x in Shape(B=1, T=128, S=128).inputs(0, "float32")]
     with heed.set_implementation("portable"), block_sizes(16, 16):
         backward(lambda *x: ops.dot_product_attention(*x, mask=mask), inputs)
-    allowed = np.broadcast_to(mask.to_dense(64, 64), (1, 1, 64, 64))
-    blocks = allowed.reshape(4, 16, 4, 16).any((1, 3)).sum()
+    allowed = np.broadcast_to(mask.to_dense(128, 128), (1, 1, 128, 128))
+    blocks = allowed.reshape(8, 16, 8, 16).any((1, 3)).sum()
     assert sum(pairs) == 2 * blocks * 16**2
