@@ -14,7 +14,7 @@ import heed
 from heed import ops
 from heed.ops import Mask
 from tests import reference, strategies, tolerances
-from tests.ops.harness import rounded, small_blocks
+from tests.ops.harness import rounded, share_of_examples, small_blocks
 from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
 from tests.strategies import BLOCKS, MaskCase, Shape, cast
 
@@ -84,6 +84,7 @@ def check(
         tolerances.assert_gradients(actual, wanted, dtype, f"gradient of {name}")
 
 
+@share_of_examples(2)
 @given(data=st.data())
 def test_anything_agrees_with_the_reference(implementation: str, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(BLOCKS))

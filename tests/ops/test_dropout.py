@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
-from tests.ops.harness import check_against_reference, kept, small_blocks
+from tests.ops.harness import check_against_reference, kept, share_of_examples, small_blocks
 from tests.strategies import Shape
 
 RATE = 0.3
@@ -28,6 +28,7 @@ def kept_of(shape: Shape, seed: Any = 1, rate: float = RATE, **options: Any) -> 
     return kept(*zeros(shape), seed=seed, dropout=rate, **options)
 
 
+@share_of_examples(2)
 @given(data=st.data())
 def test_weights_tell_what_the_output_kept(implementation: str, data: st.DataObject) -> None:
     """Output and gradients are those of the weights that `attention_weights` returns."""

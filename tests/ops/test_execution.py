@@ -339,9 +339,8 @@ def test_eight_threads_at_once(implementation: str) -> None:
     """Each with its own input, eagerly and through one traced function."""
     problems = [SHAPE.inputs(seed) for seed in range(8)]
     with small_blocks((8, 8)):
-        expected = [everything(*inputs) for inputs in problems]
         traced = tf.function(everything)
-        traced(*problems[0])
+        expected = [traced(*inputs) for inputs in problems]
 
     def run(number: int) -> None:
         for function in (everything, traced):

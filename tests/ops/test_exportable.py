@@ -15,7 +15,7 @@ from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.tensorflow import exportable
 from tests import reference, reference_masks, strategies, tolerances
-from tests.ops.harness import op_options, reference_options, rounded
+from tests.ops.harness import op_options, reference_options, rounded, share_of_examples
 from tests.ops.test_additive_attention import draw_inputs
 from tests.strategies import MaskCase, Shape
 
@@ -61,6 +61,7 @@ def test_anything_agrees_with_the_reference(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", [*strategies.ALIGNED, *strategies.OTHERS])
+@share_of_examples(2)
 @given(data=st.data())
 def test_each_kind_of_mask(kind: Any, data: st.DataObject) -> None:
     shape = data.draw(strategies.shapes())

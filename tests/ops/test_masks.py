@@ -43,7 +43,7 @@ def test_joined_masks_attend_where_all_do(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@share_of_examples(2)
+@share_of_examples(3)
 @given(data=st.data())
 def test_each_kind_inside_attention(implementation: str, kind: Any, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(BLOCKS))
@@ -52,6 +52,7 @@ def test_each_kind_inside_attention(implementation: str, kind: Any, data: st.Dat
     check_against_reference(shape, case, {}, block=block)
 
 
+@share_of_examples(2)
 @given(data=st.data())
 def test_joined_masks_inside_attention(implementation: str, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(BLOCKS))

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
-from tests.ops.harness import Differentiated, check_against_reference, small_blocks
+from tests.ops.harness import (
+    Differentiated,
+    check_against_reference,
+    share_of_examples,
+    small_blocks,
+)
 from tests.strategies import MaskCase, Shape
 
 SHAPE = Shape(B=2, T=9, S=11, N=4, K=2, H=4, V=3)
@@ -60,7 +65,7 @@ WITH_EMPTY_ROWS: dict[str, dict[str, Any]] = {
         pytest.param(
             kind,
             name,
-            marks=[] if name == "plain" or kind in ("dense", "lengths") else pytest.mark.slow,
+            marks=[] if name == "plain" or kind == "lengths" else pytest.mark.slow,
         )
         for kind in empty_row_masks()
         for name in WITH_EMPTY_ROWS
@@ -249,6 +254,7 @@ def test_bias_of_another_dtype(implementation: str) -> None:
     tolerances.assert_values(out, expected.out, "float16")
 
 
+@share_of_examples(2)
 @given(data=st.data())
 def test_alibi_counts_from_the_mask_align(implementation: str, data: st.DataObject) -> None:
     shape = data.draw(strategies.shapes((3, 4)))
