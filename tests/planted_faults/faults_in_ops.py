@@ -8,6 +8,30 @@ _OPS, _TESTS = "src/heed/ops", "tests/ops"
 _PORTABLE = f"{_OPS}/backends/tensorflow/portable"
 
 FAULTS = (
+    # What is refused, and what is left to another implementation
+    Fault(
+        "vectors too wide for the kernels are given to them",
+        f"{_OPS}/backends/tensorflow/native/implementation.py",
+        "if max(spec.widths) > _WIDEST:",
+        "if max(spec.widths) > 2 * _WIDEST:",
+        (
+            f"{_TESTS}/test_errors.py::test_vectors_too_wide_for_the_kernels_run_in_the_portable_form",
+        ),
+    ),
+    Fault(
+        "a number joins a mask",
+        f"{_OPS}/checks.py",
+        "if type(value) in (int, float, complex):",
+        "if type(value) in (float, complex):",
+        (f"{_TESTS}/test_errors.py::test_what_a_mask_cannot_be_joined_with_is_named",),
+    ),
+    Fault(
+        "positions of another batch make the result larger",
+        f"{_OPS}/positions.py",
+        "or (len(shape) == 2 and all(checks.differ(shape[0], n) for n in batch))",
+        "or False",
+        (f"{_TESTS}/test_errors.py::test_bad_input_is_named",),
+    ),
     # Eager calls
     Fault(
         "masks of tensors are remembered",
