@@ -38,18 +38,18 @@ def run_page(text: str, name: str) -> int:
     return len(blocks)
 
 
-def in_both_ways(cases, traced_alone, name):
-    """Each case as it stands, which is slow where it traces, and eagerly.
+def documented(cases, name, *, eagerly, slow):
+    """Each case as it stands; those of `slow` in the slow set alone, those of `eagerly` by default without tracing.
 
-    Models that train for a step or two spend their time on tracing it. Those of `traced_alone` are about graphs: what
-    they show is tested by default elsewhere.
+    Models that train for a step spend their time on tracing it. What the slow ones show is tested elsewhere by default.
     """
     ways = []
     for case in cases:
         label = name(case)
-        if label not in traced_alone:
+        if label in eagerly:
             ways.append(pytest.param(case, True, id=f"{label}-eagerly"))
-        ways.append(pytest.param(case, False, id=f"{label}-as it stands", marks=pytest.mark.slow))
+        marks = [pytest.mark.slow] * (label in eagerly or label in slow)
+        ways.append(pytest.param(case, False, id=label, marks=marks))
     return ways
 
 
@@ -67,7 +67,10 @@ def run_eagerly(eagerly):
 
 
 @pytest.mark.parametrize(
-    ("page", "eagerly"), in_both_ways(PAGES, {"export.md"}, lambda page: page.name)
+    ("page", "eagerly"),
+    documented(
+        PAGES, lambda page: page.name, eagerly={"keras.md", "models.md"}, slow={"export.md"}
+    ),
 )
 def test_python_blocks_run(page, eagerly, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # what a block writes does not land in the repository

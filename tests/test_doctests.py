@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import in_both_ways, run_eagerly
+from tests.test_docs import documented, run_eagerly
 
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
@@ -27,7 +27,17 @@ def test_modules_are_found():
 
 
 @pytest.mark.parametrize(
-    ("name", "eagerly"), in_both_ways(_modules(), {"heed.export.exporting"}, str)
+    ("name", "eagerly"),
+    documented(
+        _modules(),
+        str,
+        eagerly={
+            "heed.models.ensemble",
+            "heed.models.masked_language_model",
+            "heed.models.recurrent_translator",
+        },
+        slow={"heed.export.exporting"},
+    ),
 )
 def test_docstring_examples(name, eagerly):
     module = importlib.import_module(name)
