@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from heed import ops
 from heed.ops import Mask
+from heed.ops.sizes import Span
 from tests import reference, reference_masks, strategies, tolerances
 from tests.ops.harness import check_against_reference, share_of_examples, small_blocks
 from tests.strategies import BLOCKS, Shape
@@ -40,6 +41,22 @@ def test_joined_masks_attend_where_all_do(data: st.DataObject) -> None:
     case = data.draw(strategies.masks(shape, least=2, most=5))
     dense = case.build().to_dense(shape.T, shape.S)
     np.testing.assert_array_equal(full(dense, shape), full(case.dense, shape))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_no_key_is_visible_outside_of_the_range_that_is_computed(
+    kind: Any, data: st.DataObject
+) -> None:
+    """Of a few queries at a time, as blocks have them."""
+    shape = data.draw(strategies.shapes())
+    case = data.draw(kind(shape))
+    mask, count = case.build(), data.draw(st.integers(1, 3))
+    for begin in range(0, shape.T, count):
+        queries = Span(begin, min(count, shape.T - begin))
+        lo, hi = (int(n) for n in mask.key_range(queries, shape.T, shape.S))
+        seen = np.flatnonzero(case.dense[:, :, begin : queries.end].any(axis=(0, 1, 2)))
+        assert all(lo <= key < hi for key in seen), (begin, count, lo, hi, seen)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
