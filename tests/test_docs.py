@@ -5,9 +5,12 @@ The blocks of one page run from top to bottom and share their names, as a reader
 
 import doctest
 import re
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,10 +38,44 @@ def run_page(text: str, name: str) -> int:
     return len(blocks)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page, tmp_path, monkeypatch):
+def documented(cases, name, *, eagerly, slow):
+    """Each case as it stands; those of `slow` in the slow set alone, those of `eagerly` by default without tracing.
+
+    Models that train for a step spend their time on tracing it. What the slow ones show is tested elsewhere by default.
+    """
+    ways = []
+    for case in cases:
+        label = name(case)
+        if label in eagerly:
+            ways.append(pytest.param(case, True, id=f"{label}-eagerly"))
+        marks = [pytest.mark.slow] * (label in eagerly or label in slow)
+        ways.append(pytest.param(case, False, id=label, marks=marks))
+    return ways
+
+
+@contextmanager
+def run_eagerly(eagerly):
+    """Runs what is a `tf.function` as plain Python inside the block."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(eagerly)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Even though the `tf.config", UserWarning)
+            yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+@pytest.mark.parametrize(
+    ("page", "eagerly"),
+    documented(
+        PAGES, lambda page: page.name, eagerly={"keras.md", "models.md"}, slow={"export.md"}
+    ),
+)
+def test_python_blocks_run(page, eagerly, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # what a block writes does not land in the repository
-    run_page(page.read_text(encoding="utf-8"), page.name)
+    with run_eagerly(eagerly):
+        run_page(page.read_text(encoding="utf-8"), page.name)
 
 
 def test_the_readme_has_an_example():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_docs import documented, run_eagerly
+
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -24,10 +26,23 @@ def test_modules_are_found():
     assert {"heed", "heed.ops.attention", "heed.layers.positions"} <= set(_modules())
 
 
-@pytest.mark.parametrize("name", _modules())
-def test_docstring_examples(name):
+@pytest.mark.parametrize(
+    ("name", "eagerly"),
+    documented(
+        _modules(),
+        str,
+        eagerly={
+            "heed.models.ensemble",
+            "heed.models.masked_language_model",
+            "heed.models.recurrent_translator",
+        },
+        slow={"heed.export.exporting"},
+    ),
+)
+def test_docstring_examples(name, eagerly):
     module = importlib.import_module(name)
-    result = doctest.testmod(module, optionflags=FLAGS)
+    with run_eagerly(eagerly):
+        result = doctest.testmod(module, optionflags=FLAGS)
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed"
 
 

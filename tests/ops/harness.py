@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from hypothesis import settings
 
 from heed import ops
 from tests import reference, tolerances
@@ -15,6 +16,11 @@ from tests.strategies import MaskCase, Shape, cast
 
 Array = np.ndarray
 ARGUMENTS = ("query", "key", "value")
+
+
+def share_of_examples(share: int) -> settings:
+    """One of `share` of the profile's examples, for a test of which each example takes long."""
+    return settings(max_examples=max(2, settings().max_examples // share))
 
 
 @contextmanager

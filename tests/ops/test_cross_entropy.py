@@ -170,6 +170,7 @@ def test_sizes_that_are_not_known_while_tracing(implementation: str) -> None:
         run(rows.numbers((1, 2, 5), "float32", 0), [[0, 1, 2]])
 
 
+@pytest.mark.slow
 def test_xla_compiles_it(implementation: str) -> None:
     logits, labels = rows.numbers((3, 9), "float32", 0), tf.constant(labels_for((3, 9), 1, -1))
     options = {"label_smoothing": 0.1, "ignore_class": -1}

@@ -98,7 +98,7 @@ def test_a_loop_writes_in_place(dtype: str) -> None:
         return tf.while_loop(lambda i, _: i < steps, body, (0, tf.zeros((2, 512, 8), dtype)))[1]
 
     function = tf.function(loop).get_concrete_function(tf.TensorSpec((), tf.int32))
-    cache = np.array(function(tf.constant(100))).astype("float64")
+    cache = function(tf.constant(100)).numpy().astype("float64")
     expected = np.where(np.arange(512) < 100, np.arange(512) + 1.0, 0.0)
     np.testing.assert_array_equal(cache, np.broadcast_to(expected[None, :, None], cache.shape))
     few, many = (allocated(function, tf.constant(n)) for n in (3, 103))

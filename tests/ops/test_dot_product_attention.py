@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
-from tests.ops.harness import check_against_reference, naive_attention, rounded, small_blocks
+from tests.ops.harness import (
+    check_against_reference,
+    naive_attention,
+    rounded,
+    share_of_examples,
+    small_blocks,
+)
 from tests.strategies import BLOCKS, Shape, cast
 
 
@@ -24,6 +30,7 @@ def test_anything_agrees_with_the_reference(implementation: str, data: st.DataOb
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@share_of_examples(3)
 @given(data=st.data())
 def test_each_dtype_agrees_with_the_reference(
     implementation: str, dtype: str, data: st.DataObject
@@ -32,23 +39,29 @@ def test_each_dtype_agrees_with_the_reference(
     check_against_reference(shape, case, options, dtype=dtype, block=(4, 4))
 
 
+LENGTHS = (
+    (97, 113),
+    (127, 129),
+    (200, 203),
+    (211, 217),
+    (239, 1),
+    (257, 339),
+    (267, 514),
+    (513, 255),
+    (1, 2000),
+    (3, 1025),
+    (1023, 1024),
+)
+
+
 @pytest.mark.parametrize(
-    ("T", "S"),
+    ("T", "S", "causal"),
     [
-        (97, 113),
-        (127, 129),
-        (200, 203),
-        (211, 217),
-        (239, 1),
-        (257, 339),
-        (267, 514),
-        (513, 255),
-        (1, 2000),
-        (3, 1025),
-        (1023, 1024),
+        pytest.param(T, S, causal, marks=[] if causal == bool(i % 2) else pytest.mark.slow)
+        for i, (T, S) in enumerate(LENGTHS)
+        for causal in (False, True)
     ],
 )
-@pytest.mark.parametrize("causal", [False, True])
 def test_lengths_off_the_block_size(implementation: str, T: int, S: int, causal: bool) -> None:
     """With the blocks that users get."""
     shape = Shape(B=1, T=T, S=S, N=1, K=1, H=8, V=8)
@@ -59,8 +72,17 @@ def test_lengths_off_the_block_size(implementation: str, T: int, S: int, causal:
     tolerances.assert_values(actual, expected.out, "float32")
 
 
-@pytest.mark.parametrize(("T", "S"), [(257, 514), (300, 129), (640, 640)])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("T", "S", "causal"),
+    [
+        (257, 514, True),
+        (300, 129, False),
+        pytest.param(257, 514, False, marks=pytest.mark.slow),
+        pytest.param(300, 129, True, marks=pytest.mark.slow),
+        pytest.param(640, 640, True, marks=pytest.mark.slow),
+        pytest.param(640, 640, False, marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_with_the_blocks_that_users_get(
     implementation: str, T: int, S: int, causal: bool
 ) -> None:
@@ -77,7 +99,13 @@ def test_gradients_with_the_blocks_that_users_get(
         tolerances.assert_gradients(gradient, getattr(expected, name), "float64", name)
 
 
-@pytest.mark.parametrize("H", [1, 2, 3, 8, 15, 21, 31, 34, 40, 59, 72, 96, 111, 160, 224, 264, 512])
+@pytest.mark.parametrize(
+    "H",
+    [
+        *(1, 3, 8, 15, 34, 72, 111, 264),
+        *(pytest.param(H, marks=pytest.mark.slow) for H in (2, 21, 31, 40, 59, 96, 160, 224, 512)),
+    ],
+)
 def test_head_widths(implementation: str, H: int) -> None:
     shape = Shape(B=1, T=5, S=7, N=2, K=2, H=H, V=H)
     check_against_reference(shape, None, {}, dtype="float32", block=(4, 4))
@@ -174,7 +202,10 @@ def test_scaled_dot_product_attention_broadcasts_its_mask(implementation: str) -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("T", "S"), [(17, 17), (64, 129), (128, 300)])
+@pytest.mark.parametrize(
+    ("T", "S"),
+    [(64, 129), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((17, 17), (128, 300)))],
+)
 def test_error_is_at_most_twice_that_of_a_naive_implementation(
     implementation: str, dtype: str, T: int, S: int
 ) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import heed
 from heed import ops
 from heed.ops import Mask
 from tests.strategies import Shape
@@ -59,6 +60,41 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: attend(key=zeros(2, 7, 0, 8), value=zeros(2, 7, 0, 6)),
         "key",
         "(2, 7, 0, 8)",
+    ),
+    "no query heads": (lambda: attend(zeros(2, 5, 0, 8)), "query", "(2, 5, 0, 8)"),
+    "no query": (lambda: attend(None), "query", "NoneType"),
+    "ragged value": (lambda: attend(value=[[1.0], [1.0, 2.0]]), "value", "list"),
+    "mask of one number": (lambda: attend(mask=3), "mask", "3"),
+    "mask of an object": (lambda: attend(mask=object()), "mask", "object"),
+    "mask of rows that differ": (lambda: Mask.dense([[1], [1, 0]]), "array", "list"),
+    "blocked text": (lambda: Mask.blocked("causal"), "array", "string"),
+    "blocked nothing": (lambda: Mask.blocked(None), "array", "NoneType"),
+    "lengths nothing": (lambda: Mask.lengths(None), "key_lengths", "NoneType"),
+    "segments beyond int64": (lambda: Mask.segments([[2**70]]), "query_ids", "list"),
+    "align nothing": (lambda: Mask.causal(None), "align", "NoneType"),
+    "to_dense below": (lambda: Mask.causal().to_dense(-1, 3), "query_length", "-1"),
+    "to_dense text": (lambda: Mask.causal().to_dense(3, "3"), "key_length", "3"),
+    "to_dense of a tensor": (
+        lambda: Mask.causal().to_dense(tf.constant([3, 3]), 3),
+        "query_length",
+        "(2,)",
+    ),
+    "draw batch": (lambda: Mask.causal().draw(3, 3, batch=-1), "batch", "-1"),
+    "draw head": (lambda: Mask.causal().draw(3, 3, head="a"), "head", "a"),
+    "is_causal": (lambda: attend(is_causal=np.ones((5, 7))), "is_causal", "array"),
+    "is_causal text": (lambda: attend(is_causal="no"), "is_causal", "no"),
+    "layout list": (lambda: attend(layout=["BTNH"]), "layout", "BTNH"),
+    "bias of an object": (lambda: attend(bias=object()), "bias", "object"),
+    "slopes text": (lambda: attend(alibi_slopes="steep"), "alibi_slopes", "string"),
+    "seed of an object": (lambda: attend(dropout=0.1, seed=object()), "seed", "object"),
+    "heads of rows that differ": (lambda: weigh(heads=[[1], [1, 2]]), "heads", "[[1], [1, 2]]"),
+    "lse of an object": (lambda: weigh(lse=object()), "lse", "object"),
+    "additive vector nothing": (lambda: add(vector=None), "score_vector", "NoneType"),
+    "implementation array": (lambda: ops.set_implementation(zeros(2)), "name", "array"),
+    "labels text": (
+        lambda: ops.softmax_cross_entropy(zeros(2, 3), object()),
+        "labels",
+        "object",
     ),
     "integers": (lambda: attend(QUERY.astype(np.int32)), "query", "int32"),
     "complex": (lambda: attend(QUERY.astype(np.complex64)), "query", "complex64"),
@@ -146,8 +182,50 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
         "positions",
         "(3,)",
     ),
+    "rotary batch": (
+        lambda: ops.rotary_embedding(zeros(1, 2, 1, 4), [[0, 1], [1, 2]]),
+        "positions",
+        "(2, 2)",
+    ),
+    "rotary text": (lambda: ops.rotary_embedding(zeros(1, 1, 1, 4), ["a"]), "positions", "string"),
+    "rotary length": (
+        lambda: ops.rotary_embedding(
+            zeros(1, 2, 1, 4), scaling={"kind": "dynamic", "original_length": 2}, length=2.5
+        ),
+        "length",
+        "2.5",
+    ),
     "sinusoidal": (lambda: ops.sinusoidal_positions([1], 0), "dim", "0"),
+    "sinusoidal text": (lambda: ops.sinusoidal_positions("a", 4), "positions", "string"),
+    "sinusoidal huge": (lambda: ops.sinusoidal_positions([1], 2**70), "dim", str(2**70)),
     "slopes of no heads": (lambda: ops.alibi_slopes(0), "num_heads", "0"),
+    "slopes of too many heads": (lambda: ops.alibi_slopes(2**70), "num_heads", str(2**70)),
+    "buckets of floats": (
+        lambda: ops.relative_position_buckets([0.5]),
+        "relative_position",
+        "float32",
+    ),
+    "too many buckets": (
+        lambda: ops.relative_position_buckets([1], num_buckets=2**70),
+        "num_buckets",
+        str(2**70),
+    ),
+    "farthest distance": (
+        lambda: ops.relative_position_buckets([1], max_distance="far"),
+        "max_distance",
+        "far",
+    ),
+    "relative length": (
+        lambda: ops.relative_position_bias(zeros(32, 2), -1, 3),
+        "query_length",
+        "-1",
+    ),
+    "relative offset": (
+        lambda: ops.relative_position_bias(zeros(32, 2), 2, 3, offset=[1, 2]),
+        "offset",
+        "(2,)",
+    ),
+    "table of text": (lambda: ops.relative_position_bias("a", 2, 2), "table", "string"),
     "buckets": (
         lambda: ops.relative_position_buckets([1], num_buckets=1),
         "num_buckets",
@@ -232,9 +310,50 @@ def test_errors_come_while_tracing_where_shapes_are_known() -> None:
         run.get_concrete_function(tf.TensorSpec([None, None, 4, 8], tf.float32))
 
 
-def test_unknown_implementations_are_refused() -> None:
-    import heed
+@pytest.mark.parametrize(
+    ("other", "received"),
+    [
+        (3, "other=3"),
+        (np.zeros((5, 7), np.float32), "other.dtype=float32"),
+        (None, "other=NoneType"),
+        (0.5, "other=0.5"),
+        ("causal", "other.dtype=string"),
+        ([[1], [1, 0]], "other=list"),
+    ],
+    ids=["integer", "floats", "none", "float", "text", "rows that differ"],
+)
+def test_what_a_mask_cannot_be_joined_with_is_named(other: Any, received: str) -> None:
+    """On either side of `&`."""
+    for join in (lambda: Mask.causal() & other, lambda: other & Mask.causal()):
+        with pytest.raises(
+            TypeError, match=r"^Masks join with `&` as in `mask & other`: `oth"
+        ) as e:
+            join()
+        assert "must be a `Mask` or" in str(e.value)
+        assert str(e.value).endswith(f"Received: {received}")
 
+
+@pytest.mark.parametrize("name", ["query and key", "value", "additive"])
+def test_vectors_too_wide_for_the_kernels_run_in_the_portable_form(name: str) -> None:
+    """65536 features are the most of `native/include/heed.h`."""
+    wide = np.zeros((1, 2, 1, 65537), np.float32)
+    narrow = np.ones((1, 2, 1, 3), np.float32)
+    operands = {
+        "query and key": (wide, wide, narrow),
+        "value": (narrow, narrow, wide),
+        "additive": (wide[:, :, 0], wide[:, :, 0], narrow[:, :, 0]),
+    }[name]
+    vector = {"score_vector": wide[0, 0, 0]} if name == "additive" else {}
+    attend = ops.additive_attention if vector else ops.dot_product_attention
+    np.testing.assert_array_equal(attend(*operands, **vector), operands[2])
+    told = ops.explain_dispatch(*operands, **vector)
+    if heed.info()["implementation"] == "native":
+        assert "65537 features are too wide, the native kernels take 65536" in str(told)
+        with heed.set_implementation("native"), pytest.raises(ValueError, match="take 65536"):
+            attend(*operands, **vector)
+
+
+def test_unknown_implementations_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must.*Received.*fastest"):
         heed.set_implementation("fastest")
 

@@ -15,7 +15,7 @@ from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.tensorflow import exportable
 from tests import reference, reference_masks, strategies, tolerances
-from tests.ops.harness import op_options, reference_options, rounded
+from tests.ops.harness import op_options, reference_options, rounded, share_of_examples
 from tests.ops.test_additive_attention import draw_inputs
 from tests.strategies import MaskCase, Shape
 
@@ -61,6 +61,7 @@ def test_anything_agrees_with_the_reference(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", [*strategies.ALIGNED, *strategies.OTHERS])
+@share_of_examples(2)
 @given(data=st.data())
 def test_each_kind_of_mask(kind: Any, data: st.DataObject) -> None:
     shape = data.draw(strategies.shapes())
@@ -187,7 +188,14 @@ DYNAMIC = {
 }
 
 
-@pytest.mark.parametrize("kind", DYNAMIC)
+# Those whose numbers or positions follow from what the graph is given; the others are slow.
+FROM_TENSORS = ("bottom_right", "align", "segments", "causal and lengths")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(x, marks=[] if x in FROM_TENSORS else pytest.mark.slow) for x in DYNAMIC],
+)
 def test_one_graph_without_loops_serves_all_sizes(kind: str) -> None:
     build, meaning = DYNAMIC[kind]
     floats, ints = tf.float64, tf.int32

@@ -66,7 +66,7 @@ def check_one(seed: int) -> None:
     assert np.isfinite(rows.distance).all()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_calls(seed: int) -> None:
     check_one(seed)
 
@@ -116,9 +116,18 @@ def test_a_bias_that_all_keys_share_changes_nothing_but_rounding(
     np.testing.assert_allclose(rows.entropy, np.log(20), rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "bias"),
+    [  # -1e30 is the limit; the others lie beyond it
+        ("float32", -1e30),
+        ("float64", float(np.finfo(np.float32).min)),
+        ("bfloat16", -1e30),
+        pytest.param("float32", float(np.finfo(np.float32).min), marks=pytest.mark.slow),
+        pytest.param("float64", -1e30, marks=pytest.mark.slow),
+        pytest.param("bfloat16", float(np.finfo(np.float32).min), marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("bias", [-1e30, float(np.finfo(np.float32).min), float("-inf")])
 def test_a_hiding_bias_hides_as_minus_infinity_does(
     problem: list[np.ndarray], form: str, bias: float, dtype: str
 ) -> None:

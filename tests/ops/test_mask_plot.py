@@ -10,7 +10,7 @@ import pytest
 from heed import Mask
 
 
-@pytest.mark.parametrize(("T", "S"), [(5, 5), (1, 7), (90, 70), (300, 4), (0, 3)])
+@pytest.mark.parametrize(("T", "S"), [(5, 5), (1, 7), (300, 4), (0, 3)])
 def test_the_picture_is_the_mask(T, S):
     mask = Mask.window(2, 1, "bottom_right") & Mask.lengths([S - 1])
     figure = mask.plot(T, S)

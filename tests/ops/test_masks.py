@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from heed import ops
 from heed.ops import Mask
+from heed.ops.sizes import Span
 from tests import reference, reference_masks, strategies, tolerances
-from tests.ops.harness import check_against_reference, small_blocks
+from tests.ops.harness import check_against_reference, share_of_examples, small_blocks
 from tests.strategies import BLOCKS, Shape
 
 KINDS = (*strategies.ALIGNED, *strategies.OTHERS)
@@ -44,6 +45,23 @@ def test_joined_masks_attend_where_all_do(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(data=st.data())
+def test_no_key_is_visible_outside_of_the_range_that_is_computed(
+    kind: Any, data: st.DataObject
+) -> None:
+    """Of a few queries at a time, as blocks have them."""
+    shape = data.draw(strategies.shapes())
+    case = data.draw(kind(shape))
+    mask, count = case.build(), data.draw(st.integers(1, 3))
+    for begin in range(0, shape.T, count):
+        queries = Span(begin, min(count, shape.T - begin))
+        lo, hi = (int(n) for n in mask.key_range(queries, shape.T, shape.S))
+        seen = np.flatnonzero(case.dense[:, :, begin : queries.end].any(axis=(0, 1, 2)))
+        assert all(lo <= key < hi for key in seen), (begin, count, lo, hi, seen)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@share_of_examples(3)
+@given(data=st.data())
 def test_each_kind_inside_attention(implementation: str, kind: Any, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(BLOCKS))
     shape = data.draw(strategies.shapes(block))
@@ -51,6 +69,7 @@ def test_each_kind_inside_attention(implementation: str, kind: Any, data: st.Dat
     check_against_reference(shape, case, {}, block=block)
 
 
+@share_of_examples(2)
 @given(data=st.data())
 def test_joined_masks_inside_attention(implementation: str, data: st.DataObject) -> None:
     block = data.draw(st.sampled_from(BLOCKS))

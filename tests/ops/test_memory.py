@@ -77,7 +77,17 @@ def linear_bound(batch: int = 1) -> int:
     return bound
 
 
-@pytest.mark.parametrize("kind", list(masks()))
+# A range that is known while tracing, and one that tensors give: the loops differ by these alone.
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("causal", "segments"),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("none", "window", "lengths", "prefix", "padding")
+        ),
+    ],
+)
 def test_no_tensor_of_all_scores_in_the_graph(implementation: str, kind: str) -> None:
     shape = Shape(B=1, T=LENGTH, S=LENGTH, N=HEADS, K=HEADS, H=WIDTH, V=WIDTH)
     inputs = [tf.TensorSpec(x.shape, tf.float32) for x in shape.inputs(0, "float32")]
@@ -117,6 +127,7 @@ def test_no_tensor_of_all_scores_with_additive_attention(implementation: str) ->
     assert elements <= LENGTH * LENGTH / 2, where
 
 
+@pytest.mark.slow
 def test_compiled_memory_has_no_tensor_of_all_scores(implementation: str) -> None:
     """In what XLA makes of it, forward and backward."""
     shape = Shape(B=1, T=LENGTH, S=LENGTH, N=HEADS, K=HEADS, H=WIDTH, V=WIDTH)

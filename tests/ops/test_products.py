@@ -90,14 +90,21 @@ def additive(mask: Mask | None) -> None:
     differentiated(functools.partial(ops.additive_attention, mask=mask), *STATES)
 
 
-@pytest.mark.parametrize("block", [(64, 64), (2, 3)])
 @pytest.mark.parametrize(
-    ("caller", "mask"),
-    [
-        *((weights, mask) for mask in MASKS),
-        *((attention, mask) for mask in MASKS),
-        (additive, "none"),
-        (additive, "lengths"),
+    ("caller", "mask", "block"),
+    [  # by rows and by tiles; the one tells of a mask what the other does
+        pytest.param(
+            caller, mask, block, marks=[] if (i % 2 == 0) == (block[0] == 2) else pytest.mark.slow
+        )
+        for i, (caller, mask) in enumerate(
+            [
+                *((weights, mask) for mask in MASKS),
+                *((attention, mask) for mask in MASKS),
+                (additive, "none"),
+                (additive, "lengths"),
+            ]
+        )
+        for block in ((64, 64), (2, 3))
     ],
 )
 def test_no_caller_makes_such_a_product(

@@ -157,6 +157,7 @@ def test_sizes_that_are_not_known_while_tracing(implementation: str, count: int)
             run(tf.ones((1, 2, 3)), tf.ones((1, 2, 4)))
 
 
+@pytest.mark.slow
 def test_xla_compiles_it(implementation: str) -> None:
     inputs = rows.numbers((3, 9), "float32", 0), rows.numbers((3, 9), "float32", 1)
     with traced() as graphs:

@@ -53,7 +53,7 @@ def in_thread(x: tf.Tensor) -> tf.Tensor:
         return attend(x)
 
     with traced() as graphs:
-        compiled(x)
+        _concrete = compiled.get_concrete_function(x)  # kept: what is gone cannot be seen
     assert graphs.native == {"HeedAttention"}  # of the other thread
     return inside[0]
 
@@ -75,13 +75,11 @@ PLAIN: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "branch": tf.function(in_branch),
     "gradient": tf.function(with_gradient),
     "not compiled on purpose": tf.function(attend, jit_compile=False),
-    "beside a compiled one": tf.function(
-        lambda x: attend(x) + 0.0 * tf.function(tf.identity, jit_compile=True)(x)
-    ),
     "map": lambda x: next(iter(PIPELINE)),
     "while another thread compiles": in_thread,
 }
-COMPILED: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+# Only traced by default: that decides what runs, and XLA takes long.
+COMPILED: dict[str, tf.types.experimental.PolymorphicFunction] = {
     "compiled": tf.function(attend, jit_compile=True),
     "nested in compiled": tf.function(lambda x: tf.function(attend)(x), jit_compile=True),
     "compiled in plain": tf.function(lambda x: tf.function(attend, jit_compile=True)(x)),
@@ -107,12 +105,49 @@ def test_the_kernels_run_where_xla_does_not_compile(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", COMPILED)
-def test_the_portable_form_runs_where_xla_compiles(how: str) -> None:
+def test_the_portable_form_is_traced_where_xla_compiles(how: str) -> None:
     with traced() as graphs:
-        actual = COMPILED[how](X)
+        _concrete = COMPILED[how].get_concrete_function(X)  # kept: what is gone cannot be seen
     assert graphs.by_xla
     assert not graphs.native
-    np.testing.assert_allclose(actual, attend(X), atol=1e-6)
+
+
+def test_kernels_stay_beside_a_function_that_xla_compiles() -> None:
+    def run(x: tf.Tensor) -> tf.Tensor:
+        return attend(x) + 0.0 * tf.function(tf.identity, jit_compile=True)(x)
+
+    with traced() as graphs:
+        _concrete = tf.function(run).get_concrete_function(X)
+    assert graphs.by_xla
+    assert graphs.native == {"HeedAttention"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", COMPILED)
+def test_what_xla_compiles_gives_the_same(how: str) -> None:
+    np.testing.assert_allclose(COMPILED[how](X), attend(X), atol=1e-6)
+
+
+def test_xla_compiles_what_stands_beside_attention() -> None:
+    """Cross-entropy, normalization and dropout with their gradients, in one program."""
+    rng = np.random.default_rng(1)
+    inputs = [tf.constant(rng.normal(size=n), tf.float32) for n in ((3, 9), (9,), (9,))]
+    labels = tf.constant([0, 8, -1])
+
+    def run(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> list[tf.Tensor]:
+        given = [x, scale, offset]
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            y = ops.layer_normalization(x, scale, offset)
+            y = ops.dropout(ops.rms_normalization(y, scale), 0.3, seed=5, residual=x)
+            losses = ops.softmax_cross_entropy(y, labels, label_smoothing=0.1, ignore_class=-1)
+        return [losses, *tape.gradient(losses, given)]
+
+    with traced() as graphs:
+        found = tf.function(run, jit_compile=True)(*inputs)
+    assert not graphs.native
+    for one, other in zip(found, run(*inputs), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
 
 
 def test_the_kernels_run_in_a_strategy() -> None:
@@ -124,7 +159,7 @@ def test_the_kernels_run_in_a_strategy() -> None:
     np.testing.assert_allclose(actual, attend(X), atol=1e-6)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_of_ones_own_compiles_or_not(jit: bool) -> None:
     """heed's layers refuse XLA while the kernels are chosen; an op inside a layer of one's own does as it is told."""
 

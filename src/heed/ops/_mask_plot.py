@@ -30,7 +30,7 @@ def plot_mask(allowed: NDArray[np.bool_], title: str) -> Any:
         vmax=1,
         aspect="auto",
         interpolation="nearest",
-        extent=(-0.5, S - 0.5, T - 0.5, -0.5),
+        extent=(-0.5, max(S, 1) - 0.5, max(T, 1) - 0.5, -0.5),
     )
     if longest <= _GRID_UP_TO:
         axes.set_xticks(np.arange(S + 1) - 0.5, minor=True)

@@ -68,16 +68,18 @@ def is_integer(dtype: str) -> bool:
     return dtype.startswith(("int", "uint"))
 
 
+def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
+    """An argument as a tensor; `kind` says in the message what it must be."""
+    try:
+        return ops.convert_to_tensor(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"`{name}` must be {kind}. Received: {name}={type(x).__name__}") from error
+
+
 def common_type(**tensors: Any) -> tuple[list[Any], str]:
     """All arguments as tensors of one dtype, and that, after Keras' promotion rules."""
-    is_tensor, converted = current().is_tensor, []
-    for name, x in tensors.items():
-        try:
-            converted.append(x if is_tensor(x) else ops.convert_to_tensor(x))
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"`{name}` must be a tensor or array. Received: {name}={type(x).__name__}"
-            ) from error
+    is_tensor = current().is_tensor
+    converted = [x if is_tensor(x) else as_tensor(name, x) for name, x in tensors.items()]
     dtypes = tuple([dtype_of(x) for x in converted])
     common = _common_dtype(tuple(tensors), dtypes)
     if dtypes.count(common) < len(dtypes):
@@ -114,7 +116,7 @@ def check_rank(name: str, x: Any, letters: str) -> None:
 
 def check_layout(layout: str) -> None:
     """A layout of dot-product attention."""
-    if layout not in HEADS_AXIS:
+    if not isinstance(layout, str) or layout not in HEADS_AXIS:
         raise ValueError(f'`layout` must be "BTNH" or "BNTH". Received: layout={layout!r}')
 
 
@@ -129,7 +131,11 @@ def check_operands(query: Any, key: Any, value: Any, layout: str) -> None:
             raise bad(f"`{name}` must have a known number of {what}", **{name: x})
     if heads_axis:
         heads, kv_heads = query.shape[heads_axis], key.shape[heads_axis]
-        if kv_heads == 0 or heads % kv_heads:
+        for name, count in (("query", heads), ("key", kv_heads)):
+            if count == 0:
+                letter = "N" if name == "query" else "K"
+                raise bad(f"`{name}` must have at least one head ({letter})", **{name: given[name]})
+        if heads % kv_heads:
             raise bad(
                 "`query` must have a multiple of the heads of `key` (N divisible by K)",
                 query=query,
@@ -170,7 +176,7 @@ def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> N
 
 def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str) -> Any:
     """Floating-point numbers (length,), in `dtype`."""
-    x = ops.convert_to_tensor(x)
+    x = as_tensor(name, x)
     check_floating(name, dtype_of(x))
     shape = shape_of(x)
     if shape is None or len(shape) != 1 or differ(shape[0], length):
@@ -180,7 +186,7 @@ def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str)
 
 def check_bias(bias: Any, target: Sequence[Any], dtype: str) -> Any:
     """A bias of rank 4 in `dtype` that broadcasts to (B, N, T, S) as far as is known."""
-    bias = ops.convert_to_tensor(bias)
+    bias = as_tensor("bias", bias)
     if not is_floating(dtype_of(bias)):
         raise TypeError(
             "`bias` must hold floating-point numbers that are added to the scores; booleans go into `mask`. "
@@ -192,7 +198,7 @@ def check_bias(bias: Any, target: Sequence[Any], dtype: str) -> Any:
 
 def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
     """A log-sum-exp (B, N, T) in `dtype`."""
-    lse = ops.convert_to_tensor(lse)
+    lse = as_tensor("lse", lse)
     check_floating("lse", dtype_of(lse))
     have = shape_of(lse)
     if have is not None and (len(have) != 3 or any(map(differ, have, shape))):
@@ -201,6 +207,31 @@ def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
 
 
 # Numbers
+
+
+def check_numbers(name: str, x: Any) -> Any:
+    """A tensor of integers or floating-point numbers."""
+    x = as_tensor(name, x)
+    dtype = dtype_of(x)
+    if not is_floating(dtype) and not is_integer(dtype):
+        raise TypeError(f"`{name}` must hold real numbers. Received: {name}.dtype={dtype}")
+    return x
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """True or False, also as 1 or 0; None is False."""
+    if value is not None and not isinstance(value, (bool, np.bool_, int)):
+        raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r}")
+    return bool(value)
+
+
+def check_size(name: str, value: Any, *, least: int = 0, most: int = FAR) -> Any:
+    """How many there are: an integer, or a tensor () of one that is only known when a graph runs."""
+    if current().is_tensor(value):
+        return check_ids(name, value, (0,), (least, most))
+    number = check_integer(name, value, least=least)
+    _demand_range(name, (number, number), (least, most))
+    return number
 
 
 def check_scale(scale: Any, head_dim: int, dtype: str) -> float:
@@ -232,12 +263,11 @@ def check_seed(seed: Any) -> Any:
     if (number := integer(seed)) is not None:
         words = [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]
         return ops.convert_to_tensor(np.array(words, np.uint32))
-    tensor = None if isinstance(seed, (bool, float, str)) else ops.convert_to_tensor(seed)
+    kind = "an integer or an integer tensor of shape () or (2,)"
+    tensor = None if isinstance(seed, (bool, float, str)) else as_tensor("seed", seed, kind)
     shapes = ((), (2,))
     if tensor is None or not is_integer(dtype_of(tensor)) or shape_of(tensor) not in shapes:
-        raise ValueError(
-            f"`seed` must be an integer or an integer tensor of shape () or (2,). Received: seed={seed!r}"
-        )
+        raise ValueError(f"`seed` must be {kind}. Received: seed={seed!r}")
     if dtype_of(tensor) != "uint32":
         wide = ops.cast(tensor, "int64")
         if len(wide.shape) == 0:
@@ -248,8 +278,8 @@ def check_seed(seed: Any) -> Any:
 
 def check_indices(name: str, values: Any, length: Any) -> list[int]:
     """Integers in [0, length); a length that is not known yet is not checked."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+    array = _values(values)
+    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(f"`{name}` must be a list of integers. Received: {name}={values!r}")
     chosen = [int(i) for i in array]
     known = isinstance(length, int)
@@ -319,7 +349,7 @@ def check_epsilon(epsilon: Any, dtype: str) -> float:
 
 def check_labels(labels: Any, logits: Any, ignored: int) -> Any:
     """Classes (...), int32, in [0, C) or `ignored`, one for each row of `logits` (..., C)."""
-    tensor = ops.convert_to_tensor(labels)
+    tensor = as_tensor("labels", labels)
     dtype, have, rows = dtype_of(tensor), shape_of(tensor), shape_of(logits)
     if not is_integer(dtype):
         raise TypeError(f"`labels` must hold integers. Received: labels.dtype={dtype}")
@@ -367,6 +397,13 @@ def check_align(align: Any) -> Any:
     return _number_or_ids("align", align, (-_FARTHEST_ALIGN, _FARTHEST_ALIGN))
 
 
+def check_offset(name: str, value: Any) -> Any:
+    """A position that may lie before the first: an integer, or an int32 tensor ()."""
+    if integer(value) is None:
+        return check_ids(name, value, (0,), (-_FARTHEST_ALIGN, _FARTHEST_ALIGN))
+    return _number_or_ids(name, value, (-_FARTHEST_ALIGN, _FARTHEST_ALIGN))
+
+
 def check_prefix(n: Any) -> Any:
     """An integer, or int32 integers of shape () or (B,); more than any length means all."""
     n = _number_or_ids("n", n, (0, None))
@@ -382,7 +419,7 @@ def _number_or_ids(name: str, value: Any, bounds: tuple[int, int | None]) -> Any
 
 def check_ids(name: str, value: Any, ranks: tuple[int, ...], bounds: tuple[int, int | None]) -> Any:
     """Integers of one of the ranks, as int32; checked against the bounds where they are known."""
-    tensor = ops.convert_to_tensor(value)
+    tensor = as_tensor(name, value, "an integer or a tensor of integers")
     dtype, shape = dtype_of(tensor), shape_of(tensor)
     if not is_integer(dtype) and (shape is None or 0 not in shape):
         raise TypeError(f"`{name}` must hold integers. Received: {name}.dtype={dtype}")
@@ -390,6 +427,15 @@ def check_ids(name: str, value: Any, ranks: tuple[int, ...], bounds: tuple[int, 
         allowed = " or ".join(map(str, ranks))
         raise ValueError(f"`{name}` must have rank {allowed}. Received: {name}.shape={shape}")
     _check_range(name, value, dtype, bounds)
+    return _as_int32(tensor)
+
+
+def check_integers(name: str, value: Any) -> Any:
+    """Integers of any shape, as int32."""
+    tensor = as_tensor(name, value)
+    dtype = dtype_of(tensor)
+    if not is_integer(dtype) and 0 not in (shape_of(tensor) or ()):  # [] is made of floats
+        raise TypeError(f"`{name}` must hold integers. Received: {name}.dtype={dtype}")
     return _as_int32(tensor)
 
 
@@ -403,9 +449,17 @@ def _as_int32(tensor: Any) -> Any:
     return ops.cast(tensor, "int32")
 
 
+def check_mask_array(name: str, value: Any) -> Any:
+    """A tensor of what a mask may be made of: not one number, which is no mask but a mistake."""
+    kind = "a `Mask` or an array of booleans or integers"
+    if type(value) in (int, float, complex):
+        raise TypeError(f"`{name}` must be {kind}. Received: {name}={value!r}")
+    return as_tensor(name, value, kind)
+
+
 def check_dense(name: str, value: Any) -> Any:
     """A boolean tensor of rank 0 to 4 from booleans or integers."""
-    tensor = ops.convert_to_tensor(value)
+    tensor = check_mask_array(name, value)
     dtype = dtype_of(tensor)
     if dtype == "bool":
         return tensor

@@ -49,7 +49,7 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
 
     def __init__(self, name: str):
         known = current().IMPLEMENTATIONS
-        if name not in ("auto", *known):
+        if not isinstance(name, str) or name not in ("auto", *known):
             names = ", ".join(map(repr, ("auto", *known)))
             raise ValueError(f"`name` must be one of {names}. Received: name={name!r}")
         if name in known and (reasons := known[name].unsupported_reasons(None)):

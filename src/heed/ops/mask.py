@@ -11,6 +11,7 @@ import numpy as np
 import optree
 from keras import ops
 
+from heed._numbers import check_integer
 from heed.ops import checks, mask_rules
 from heed.ops._mask_plot import plot_mask
 from heed.ops.sizes import Size, Span, maximum, minimum
@@ -156,11 +157,16 @@ class Mask:
         Args:
             array: booleans, integers or floats that are 0 or 1, and broadcast to (B, N, T, S).
         """
-        array = ops.convert_to_tensor(array)
+        array = checks.check_mask_array("array", array)
+        if checks.dtype_of(array) != "bool":
+            array = checks.check_numbers("array", array)
         return cls([mask_rules.Dense(ops.equal(array, ops.zeros((), array.dtype)))])
 
     def __and__(self, other: Any) -> Mask:
-        return Mask(self.rules + as_mask(other).rules)
+        try:
+            return Mask(self.rules + as_mask(other, "other").rules)
+        except TypeError as error:
+            raise TypeError(f"Masks join with `&` as in `mask & other`: {error}") from None
 
     __rand__ = __and__
 
@@ -227,6 +233,8 @@ class Mask:
         >>> Mask.causal().to_dense(2, 2).numpy().tolist()
         [[[[True, False], [True, True]]]]
         """
+        query_length = checks.check_size("query_length", query_length)
+        key_length = checks.check_size("key_length", key_length)
         allowed = self.visible(Span(0, query_length), Span(0, key_length), query_length, key_length)
         full = ops.ones((1, 1, query_length, key_length), "bool")
         return full if allowed is None else ops.logical_and(allowed, full)
@@ -259,6 +267,7 @@ class Mask:
         return plot_mask(allowed, f"keeps {share:.3g} % of {query_length} x {key_length}")
 
     def _picture(self, query_length: int, key_length: int, batch: int, head: int) -> Any:
+        batch, head = check_integer("batch", batch), check_integer("head", head)
         allowed = np.asarray(self.to_dense(query_length, key_length))
         return allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
 
@@ -291,11 +300,11 @@ class Mask:
         return " & ".join(map(repr, self.rules)) or "Mask()"
 
 
-def as_mask(value: Any) -> Mask:
-    """A `Mask` as it is; anything else becomes `Mask.dense`."""
+def as_mask(value: Any, name: str = "mask") -> Mask:
+    """A `Mask` as it is; anything else becomes `Mask.dense`, or an error about `name`."""
     if isinstance(value, Mask):
         return value
-    return Mask([mask_rules.Dense(checks.check_dense("mask", value))])
+    return Mask([mask_rules.Dense(checks.check_dense(name, value))])
 
 
 def _to_keras(mask: Any) -> Any:

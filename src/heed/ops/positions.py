@@ -9,10 +9,13 @@ from typing import Annotated, Any
 import numpy as np
 from keras import ops
 
-from heed._numbers import check_integer, check_real
+from heed._numbers import check_real
 from heed.ops import checks, rotary_scaling
 from heed.ops.backends import as_written
 from heed.ops.sizes import shape_of
+
+# Of heads and of buckets: each is a number of a list that is made here.
+_MOST = 2**16
 
 
 @as_written
@@ -36,10 +39,10 @@ def sinusoidal_positions(positions: Any, dim: int, *, max_wavelength: float = 10
     >>> sinusoidal_positions([0, 1], 4).numpy().round(3).tolist()[0]
     [0.0, 1.0, 0.0, 1.0]
     """
-    check_integer("dim", dim, least=1)
+    checks.check_size("dim", dim, least=1)
     pairs = (dim + 1) // 2
     check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
-    positions = ops.convert_to_tensor(positions)
+    positions = checks.check_numbers("positions", positions)
     dtype = checks.compute_type(checks.dtype_of(positions))
     frequencies = ops.exp(ops.arange(pairs, dtype=dtype) * (-2.0 / dim * math.log(max_wavelength)))
     angles = ops.cast(positions, dtype)[..., None] * frequencies
@@ -118,13 +121,19 @@ def rotary_embedding(
     axis = 1 if layout == "BTNH" else 2
     if positions is None:
         positions = ops.arange(ops.shape(x)[axis], dtype="int32")
-    positions = ops.convert_to_tensor(positions)
-    if len(shape_of(positions) or ()) not in (1, 2) or checks.differ(
-        positions.shape[-1], x.shape[axis]
+    positions = checks.check_numbers("positions", positions)
+    batch = (1, x.shape[0])  # one for all entries, or one each
+    shape = shape_of(positions) or ()
+    if (
+        len(shape) not in (1, 2)
+        or checks.differ(shape[-1], x.shape[axis])
+        or (len(shape) == 2 and all(checks.differ(shape[0], n) for n in batch))
     ):
         raise checks.bad("`positions` must have shape (T,) or (B, T)", positions=positions, x=x)
     compute = checks.compute_type(dtype)
-    if length is None and rotary_scaling.depends_on_length(scaling):
+    if length is not None:
+        length = checks.check_size("length", length)
+    elif rotary_scaling.depends_on_length(scaling):
         length = ops.max(positions, initial=-1) + 1
     turns, multiplier = rotary_scaling.turns(width, max_wavelength, scaling, length, compute)
     angles = (ops.cast(positions, compute) / scaling_factor)[..., None] * turns
@@ -159,7 +168,7 @@ def alibi_slopes(num_heads: int) -> Annotated[Any, "N"]:
     >>> alibi_slopes(4).numpy().tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    check_integer("num_heads", num_heads, least=1)
+    num_heads = checks.check_size("num_heads", num_heads, least=1, most=_MOST)
     below = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]
     slopes += [2.0 ** (-8 * (2 * i + 1) / (2 * below)) for i in range(num_heads - below)]
@@ -192,7 +201,8 @@ def relative_position_buckets(
     >>> relative_position_buckets([-200, -1, 0, 1, 200]).numpy().tolist()
     [15, 1, 0, 17, 31]
     """
-    check_integer("num_buckets", num_buckets, least=1)
+    num_buckets = checks.check_size("num_buckets", num_buckets, least=1, most=_MOST)
+    max_distance = checks.check_size("max_distance", max_distance)
     one_side = num_buckets // 2 if bidirectional else num_buckets
     exact = one_side // 2
     if exact < 1 or (bidirectional and num_buckets % 2):
@@ -202,7 +212,7 @@ def relative_position_buckets(
         raise ValueError(
             f"`max_distance` must be more than {exact}. Received: max_distance={max_distance}"
         )
-    relative = ops.cast(ops.convert_to_tensor(relative_position), "int32")
+    relative = checks.check_integers("relative_position", relative_position)
     distance = ops.abs(relative) if bidirectional else ops.maximum(-relative, 0)
     # The bounds of the logarithmic buckets as integers: no rounding decides where a distance falls.
     bounds = [
@@ -246,8 +256,11 @@ def relative_position_bias(
     >>> relative_position_bias(np.zeros((32, 4), "float32"), 3, 5).shape
     TensorShape([1, 4, 3, 5])
     """
-    table = ops.convert_to_tensor(table)
+    table = checks.check_numbers("table", table)
     checks.check_rank("table", table, "(num_buckets, N)")
+    query_length = checks.check_size("query_length", query_length)
+    key_length = checks.check_size("key_length", key_length)
+    offset = checks.check_offset("offset", offset)
     query_positions = ops.arange(query_length, dtype="int32") + ops.cast(offset, "int32")
     buckets = relative_position_buckets(
         ops.arange(key_length, dtype="int32")[None, :] - query_positions[:, None],

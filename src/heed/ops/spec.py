@@ -153,12 +153,12 @@ def dot_product(
     target, dtype = list(given.target), given.dtype
     heads = target[1]
     mask = _checked_mask(mask, target, "(B, N, T, S)")
-    if is_causal:
+    if checks.check_flag("is_causal", is_causal):
         mask = _CAUSAL if mask is None else mask & _CAUSAL
     rate, seed = _checked_dropout(dropout, seed)
     slopes = None
     if alibi_slopes is not None:
-        slopes = ops.cast(ops.convert_to_tensor(alibi_slopes), dtype)
+        slopes = ops.cast(checks.check_numbers("alibi_slopes", alibi_slopes), dtype)
         if shape_of(slopes) != (heads,):
             raise checks.bad(
                 f"`alibi_slopes` must have shape (N,) = ({heads},)", alibi_slopes=slopes

@@ -8,7 +8,9 @@ from heed.ops.backends.tensorflow.native import library, op
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors
 
+# Those of `native/include/heed.h`.
 _MOST_RULES = 8
+_WIDEST = 65536
 
 
 class Native(Portable):
@@ -28,6 +30,10 @@ class Native(Portable):
             reasons.append(f"the mask has {count} rules, the native kernels take {_MOST_RULES}")
         if 0 in spec.widths:
             reasons.append("vectors of width 0 have nothing to compute")
+        if max(spec.widths) > _WIDEST:
+            reasons.append(
+                f"vectors of {max(spec.widths)} features are too wide, the native kernels take {_WIDEST}"
+            )
         return reasons
 
     def attend(
