@@ -15,6 +15,7 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import write_atomically
 
 _META = "meta.json"
+_STOPPED = "stopped.npz"
 Arrays = dict[str, list[NDArray[Any]]]
 
 
@@ -84,9 +85,25 @@ def save_step(
     save(path, arrays, meta)
     for old in steps(folder)[:-keep]:
         old.unlink(missing_ok=True)
-    for leftover in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
+    (folder / _STOPPED).unlink(missing_ok=True)
+    for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
     return path
+
+
+def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
+    """Writes the checkpoint of a training that is stopped between two regular ones.
+
+    The next regular checkpoint removes it, so that the folder is then as if training had not been stopped.
+
+    Args:
+        folder, arrays, meta: as for :func:`save_step`.
+
+    Raises:
+        OSError: if it cannot be written; the older checkpoints are as they were.
+    """
+    folder.mkdir(exist_ok=True)
+    save(folder / _STOPPED, arrays, meta)
 
 
 def weights_of(arrays: Arrays) -> list[NDArray[Any]]:
@@ -95,7 +112,7 @@ def weights_of(arrays: Arrays) -> list[NDArray[Any]]:
 
 
 def steps(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the oldest first."""
+    """The regular checkpoints in a folder, the oldest first."""
     return sorted(folder.glob("step-*.npz"))
 
 
@@ -110,7 +127,8 @@ def load_latest(folder: Path, say: Callable[[str], object]) -> tuple[Arrays, dic
         TaskError: if there are some and none can be read.
     """
     problems: list[TaskError] = []
-    for path in reversed(steps(folder)):
+    stopped = folder / _STOPPED
+    for path in ([stopped] if stopped.exists() else []) + steps(folder)[::-1]:
         try:
             found = load(path)
         except TaskError as error:
