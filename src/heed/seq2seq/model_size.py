@@ -24,7 +24,7 @@ def parameters(config: Any) -> int:
         14696448
     """
     D = config.width
-    tokens = config.source_vocabulary_size + config.target_vocabulary_size * (
+    tokens = (config.source_vocabulary_size or 0) + config.target_vocabulary_size * (
         1 if config.tie_embeddings else 2
     )
     of_layers = _of_recurrent if isinstance(config, RecurrentTranslatorConfig) else _of_transformer
@@ -37,17 +37,19 @@ def _of_transformer(config: TransformerConfig) -> int:
     attention = D * (N + K) * (H + V)
     feed_forward = (3 if config.gated else 2) * D * config.feed_forward_width
     positions = 2 * config.max_length * D if config.position == "learned" else 0
+    shared = (config.source_vocabulary_size or 0) * D if config.share_embeddings else 0
     return (
         config.encoder_layers * (attention + feed_forward)
         + config.decoder_layers * (2 * attention + feed_forward)
         + positions
-        - (config.source_vocabulary_size * D if config.share_embeddings else 0)  # type: ignore[operator]
+        - shared
     )
 
 
 def _of_recurrent(config: RecurrentTranslatorConfig) -> int:
     D, gates = config.width, 4 if config.cell == "lstm" else 3
-    states = config.decoder_layers * D * (gates - 2)  # that the bridge makes: an LSTM has two each
+    states = D * (gates - 2)  # of a layer: an LSTM has two
+    bridge = config.encoder_layers * states * config.decoder_layers * states
     encoder = config.encoder_layers * gates * D * (D + D // 2)
     decoder = gates * D * (config.decoder_layers * 2 * D + config.attends_inside * D)
     U = config.attention_units or D
@@ -55,7 +57,7 @@ def _of_recurrent(config: RecurrentTranslatorConfig) -> int:
     if config.attention == "location":
         attention += config.location_filters * (config.location_kernel_size + U)
     readout = (1 if config.attention == "none" else 2) * D * D
-    return encoder + decoder + states * states + attention + readout
+    return encoder + decoder + bridge + attention + readout
 
 
 def check_model(config: Any, numbers: int = 1, more: int = 0) -> None:
@@ -74,11 +76,12 @@ def check_model(config: Any, numbers: int = 1, more: int = 0) -> None:
     need, memory = _FLOAT * numbers * count + _LAYER * layers + more, memory_size()
     if need <= memory:
         return
+    source, target = config.source_vocabulary_size or 0, config.target_vocabulary_size
     sizes = ", ".join(f"{name}={getattr(config, name)}" for name in _NAMED if hasattr(config, name))
     batch = f" and {_giga(more)} for a batch (--batch-size, --batch-tokens)" if more else ""
     raise TaskError(
         f"the model must fit into the memory of this machine, {_giga(memory)}. Received: {sizes}, "
-        f"vocabularies of {config.source_vocabulary_size:,} and {config.target_vocabulary_size:,}: "
+        f"vocabularies of {source:,} and {target:,}: "
         f"at least {_short(count)} parameters, which need {_giga(need - more)}{batch}"
     )
 

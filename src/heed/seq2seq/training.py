@@ -171,7 +171,8 @@ class _Training:
         self._saved = at.step
 
     def _restore(self) -> None:
-        latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append)
+        most = checkpoint.most_bytes(self._model.weights)
+        latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append, most)
         if latest is None:
             self._begin()
             return
@@ -205,6 +206,8 @@ class _Training:
         at, options = self._at, self._options
         if self._finished() and self._is_written():
             return self._result()
+        if not self._finished():
+            self._prepare()
         began = time.monotonic() - at.seconds
         with TrainingLog(
             self._run, at.step, options.steps, progress=progress, writes=self._chief
@@ -237,12 +240,16 @@ class _Training:
                 ) from None
         return self._result()
 
+    def _prepare(self) -> None:
+        """Does what may be refused, before anything is written: the folder then stays as it is."""
+        options, task = self._options, self._task
+        task.check_batches(options, self._at.step)
+        self._notes += task.notes()
+        if options.validate_with != "loss":
+            self._score = ValidationScore(self._run, task)
+
     def _take_steps(self, log: TrainingLog, began: float, stop: StopRequest) -> None:
         at, options = self._at, self._options
-        for note in self._task.notes():
-            log.say(note)
-        if options.validate_with != "loss":
-            self._score = ValidationScore(self._run, self._task)
         with contextlib.closing(_ahead(self._task, options, at.step)) as batches:
             for of_step in batches:
                 self._take(of_step, log)
@@ -272,7 +279,8 @@ class _Training:
         if not self._run.weights.exists():
             return False
         try:
-            arrays, _ = checkpoint.load(self._run.weights)
+            most = checkpoint.most_bytes(self._model.weights)
+            arrays, _ = checkpoint.load(self._run.weights, most)
             check(self._model.weights, arrays.get("weight", []), self._run)
         except TaskError as error:
             self._notes.append(

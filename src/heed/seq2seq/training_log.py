@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from heed._npz import open_regular
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder, write_atomically
 
@@ -35,7 +36,8 @@ def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any
         TaskError: if another line is not a record.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_regular(path) as file:
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return []
     records = [_record(line) for line in lines]
@@ -102,7 +104,7 @@ class TrainingLog:
     def __enter__(self) -> TrainingLog:
         if self._writes:
             said = self._run.path / "train.log"
-            self._lines = self._open.enter_context(said.open("a", encoding="utf-8"))
+            self._lines = self._open.enter_context(open_regular(said, "a", encoding="utf-8"))
             path = self._run.path / "metrics.jsonl"
             kept = read_metrics(path, self._step)
             text = "".join(json.dumps(record) + "\n" for record in kept)
@@ -112,7 +114,9 @@ class TrainingLog:
         if self._progress and sys.stderr.isatty():
             self._open_bar()
         if self._progress and self._bar is None:
-            threading.Thread(target=self._break_silence, daemon=True).start()
+            thread = threading.Thread(target=self._break_silence, daemon=True)
+            thread.start()
+            self._open.callback(thread.join)
             self._open.callback(self._over.set)
         return self
 
