@@ -9,7 +9,7 @@ import pytest
 from tests.seq2seq import tiny
 
 
-def trained_once(factory, name, **options):
+def trained_once(factory, name, start=tiny.start, **options):
     """The run of a name in a folder that the workers of a session share; who comes first trains it."""
     from heed.seq2seq import RunFolder, train
 
@@ -24,7 +24,7 @@ def trained_once(factory, name, **options):
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not (path / "weights.npz").exists():
             shutil.rmtree(path, ignore_errors=True)  # of a worker that was killed
-            train(tiny.start(path, **options), progress=False)
+            train(start(path, **options), progress=False)
     return RunFolder.open(path)
 
 
@@ -38,6 +38,14 @@ def finished_run(tmp_path_factory):
 def averaged_run(tmp_path_factory):
     """A tiny run with a moving average of its weights, and with all its checkpoints."""
     return trained_once(tmp_path_factory, "averaged", ema=0.8, keep=4)
+
+
+@pytest.fixture(scope="session")
+def recurrent_run(tmp_path_factory):
+    """A tiny run of a recurrent translator with additive attention."""
+    from tests.seq2seq.test_architectures import recurrent
+
+    return trained_once(tmp_path_factory, "recurrent", recurrent)
 
 
 @pytest.fixture

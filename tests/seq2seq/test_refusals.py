@@ -117,7 +117,7 @@ def test_a_refused_training_leaves_a_run_as_it_was(tmp_path, finished_run):
 
     source, target = tiny.write_parallel_text(tmp_path)
     text = start_run(tmp_path / "text", TextTask.create(source, target, 60), **tiny.TINY)
-    source.write_text(source.read_text() + "another\n")
+    source.write_text(source.read_text().replace("aa", "bb"))
     before = contents(text.path)
     for act in (lambda run: extended(run, 20), lambda run: train(run, progress=False)):
         with pytest.raises(TaskError, match=r"source.txt has changed since the run began"):

@@ -39,12 +39,21 @@ def crash_in_batch(monkeypatch, number):
     monkeypatch.setattr(TrainingStep, "_spread", failing)
 
 
-# The checkpoint is that of step 6; batch 15 is the second of step 7. Of text with a moving average: see
+# The checkpoint is that of step 3; batch 7 is the second of the next step. Of text with a moving average: see
 # test_resume_exactness.py.
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulate": 2, "validate_with": "chrf", "patience": 9, "keep": 3, "steps": 9},
+        {
+            "accumulate": 2,
+            "validate_with": "chrf",
+            "patience": 9,
+            "keep": 3,
+            "steps": 5,
+            "validate_every": 2,
+            "validate_sentences": 20,
+            "checkpoint_every": 1,
+        },
         pytest.param(
             {"accumulate": 2, "precision": "bfloat16", "schedule": "inverse_sqrt"},
             marks=pytest.mark.slow,
@@ -73,10 +82,10 @@ def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weigh
     straight, stopped = runs
     train(straight, progress=False)
     with monkeypatch.context() as patch:
-        crash_in_batch(patch, 15)
+        crash_in_batch(patch, 7)
         with pytest.raises(CrashError):
             train(stopped, progress=False)
-    assert checkpoint.load_latest(stopped.checkpoints, pytest.fail)[1]["step"] == 6
+    assert checkpoint.load_latest(stopped.checkpoints, pytest.fail)[1]["step"] == 3
     train(RunFolder.open(stopped.path), progress=False)
     assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
     assert metrics(stopped) == metrics(straight)
