@@ -245,14 +245,16 @@ FAULTS = (
         f"{_SEQ2SEQ}/training.py",
         '            "second": self._step.second,\n',
         "",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (f"{_OF_SEQ2SEQ}/test_training.py::test_a_stopped_run_ends_with_the_same_weights",),
     ),
     Fault(
         "early stopping keeps the last weights",
         f"{_SEQ2SEQ}/training.py",
         "weights = self._best or self._step.average or self._model.weights",
         "weights = self._step.average or self._model.weights",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (
+            f"{_OF_SEQ2SEQ}/test_training.py::test_early_stopping_keeps_the_best_weights_and_survives_a_stop",
+        ),
     ),
     Fault(
         "an accumulated step is the mean of its first batch's tokens",
@@ -660,7 +662,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/trained_model.py",
         "random.setstate(state)",
         "pass",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (f"{_OF_SEQ2SEQ}/test_training.py::test_a_run_leaves_the_random_generators_alone",),
     ),
     Fault(
         "weights of the last step are named by the best one",
@@ -677,7 +679,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/training.py",
         "if not math.isfinite(loss):",
         "if False:",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (f"{_OF_SEQ2SEQ}/test_training.py::test_a_loss_that_is_not_finite_stops_the_run",),
     ),
     Fault(
         "each step of many batches takes the same ones",
@@ -694,7 +696,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/training_log.py",
         'return [r for r in records if r is not None and (last_step is None or r["step"] <= last_step)]',
         "return [r for r in records if r is not None]",
-        (f"{_OF_SEQ2SEQ}/test_training_step.py",),
+        (f"{_OF_SEQ2SEQ}/test_training.py::test_metrics_cut_short_by_a_kill_are_read",),
     ),
     Fault(
         "the oldest checkpoints are kept",
