@@ -289,7 +289,9 @@ FAULTS = (
         f"{_SEQ2SEQ}/training.py",
         "self._at.stopped_early, self._at.without_better = False, 0",
         "pass",
-        (f"{_OF_SEQ2SEQ}/test_training_features.py",),
+        (
+            f"{_OF_SEQ2SEQ}/test_training_features.py::test_training_on_after_an_early_stop_remembers_the_best",
+        ),
     ),
     Fault(
         "tokens that are carried over get the vectors of others",
@@ -503,14 +505,14 @@ FAULTS = (
         f"{_SEQ2SEQ}/averaging.py",
         "for path in paths[-last:]]",
         "for path in paths[:last]]",
-        (f"{_OF_SEQ2SEQ}/test_training_features.py",),
+        (f"{_OF_SEQ2SEQ}/test_training_features.py::test_the_mean_of_the_last_moving_averages",),
     ),
     Fault(
         "averaged weights are of the first step",
         f"{_SEQ2SEQ}/averaging.py",
         '{"step": steps[-1], "averaged": steps}',
         '{"step": steps[0], "averaged": steps}',
-        (f"{_OF_SEQ2SEQ}/test_training_features.py",),
+        (f"{_OF_SEQ2SEQ}/test_training_features.py::test_the_mean_of_the_last_moving_averages",),
     ),
     Fault(
         "a vocabulary that was changed by hand is used",
