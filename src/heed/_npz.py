@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
+import stat
 import struct
 import zipfile
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,29 @@ _READERS = {
 }
 
 
-def read_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> IO[Any]:
+    """Opens a file as `open` does, but refuses a pipe or a device at once: reading one could wait for ever.
+
+    Args:
+        path, mode, **options: as for `open`.
+
+    Raises:
+        OSError: if it cannot be opened, or is not a regular file.
+    """
+    wait_for_nobody = getattr(os, "O_NONBLOCK", 0)  # Windows has none
+    file = open(  # noqa: SIM115 (the caller closes it)
+        path,
+        mode,
+        opener=lambda name, flags: os.open(name, flags | wait_for_nobody, 0o666),
+        **options,
+    )
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def read_npz(path: str | os.PathLike[str], most: float = math.inf) -> dict[str, NDArray[Any]]:
     """The arrays of a file that `numpy.savez` wrote, each checked against its checksum.
 
     `numpy.load` raises some ten kinds of errors for a damaged file, and asks for as much memory as a forged shape
@@ -29,6 +52,7 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 
     Args:
         path: of the file.
+        most: bytes that it may have: a longer file is refused before any of it is read.
 
     Returns:
         By name, read-only.
@@ -44,8 +68,10 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         >>> read_npz(path)["x"].tolist()
         [0, 1, 2]
     """
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"it has {size:,} bytes, and may have {most:,}")
         try:
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()

@@ -245,14 +245,16 @@ FAULTS = (
         f"{_SEQ2SEQ}/training.py",
         '            "second": self._step.second,\n',
         "",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (f"{_OF_SEQ2SEQ}/test_training.py::test_a_stopped_run_ends_with_the_same_weights",),
     ),
     Fault(
         "early stopping keeps the last weights",
         f"{_SEQ2SEQ}/training.py",
         "weights = self._best or self._step.average or self._model.weights",
         "weights = self._step.average or self._model.weights",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (
+            f"{_OF_SEQ2SEQ}/test_training.py::test_early_stopping_keeps_the_best_weights_and_survives_a_stop",
+        ),
     ),
     Fault(
         "an accumulated step is the mean of its first batch's tokens",
@@ -287,7 +289,9 @@ FAULTS = (
         f"{_SEQ2SEQ}/training.py",
         "self._at.stopped_early, self._at.without_better = False, 0",
         "pass",
-        (f"{_OF_SEQ2SEQ}/test_training_features.py",),
+        (
+            f"{_OF_SEQ2SEQ}/test_training_features.py::test_training_on_after_an_early_stop_remembers_the_best",
+        ),
     ),
     Fault(
         "tokens that are carried over get the vectors of others",
@@ -501,14 +505,14 @@ FAULTS = (
         f"{_SEQ2SEQ}/averaging.py",
         "for path in paths[-last:]]",
         "for path in paths[:last]]",
-        (f"{_OF_SEQ2SEQ}/test_training_features.py",),
+        (f"{_OF_SEQ2SEQ}/test_training_features.py::test_the_mean_of_the_last_moving_averages",),
     ),
     Fault(
         "averaged weights are of the first step",
         f"{_SEQ2SEQ}/averaging.py",
         '{"step": steps[-1], "averaged": steps}',
         '{"step": steps[0], "averaged": steps}',
-        (f"{_OF_SEQ2SEQ}/test_training_features.py",),
+        (f"{_OF_SEQ2SEQ}/test_training_features.py::test_the_mean_of_the_last_moving_averages",),
     ),
     Fault(
         "a vocabulary that was changed by hand is used",
@@ -660,7 +664,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/trained_model.py",
         "random.setstate(state)",
         "pass",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (f"{_OF_SEQ2SEQ}/test_training.py::test_a_run_leaves_the_random_generators_alone",),
     ),
     Fault(
         "weights of the last step are named by the best one",
@@ -677,7 +681,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/training.py",
         "if not math.isfinite(loss):",
         "if False:",
-        (f"{_OF_SEQ2SEQ}/test_training.py",),
+        (f"{_OF_SEQ2SEQ}/test_training.py::test_a_loss_that_is_not_finite_stops_the_run",),
     ),
     Fault(
         "each step of many batches takes the same ones",
@@ -694,7 +698,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/training_log.py",
         'return [r for r in records if r is not None and (last_step is None or r["step"] <= last_step)]',
         "return [r for r in records if r is not None]",
-        (f"{_OF_SEQ2SEQ}/test_training_step.py",),
+        (f"{_OF_SEQ2SEQ}/test_training.py::test_metrics_cut_short_by_a_kill_are_read",),
     ),
     Fault(
         "the oldest checkpoints are kept",
@@ -750,5 +754,47 @@ FAULTS = (
         "array = array[:, :, order] if rows is sources else array",
         "pass",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
+    ),
+    Fault(
+        "a stop by a signal loses the steps since the last checkpoint",
+        f"{_SEQ2SEQ}/training.py",
+        "if self._saved < at.step:",
+        "if False:",
+        (f"{_OF_SEQ2SEQ}/test_stopping.py",),
+    ),
+    Fault(
+        "the checkpoint of a stop stays beside the regular ones",
+        f"{_SEQ2SEQ}/checkpoint.py",
+        "(folder / _STOPPED).unlink(missing_ok=True)",
+        "pass",
+        (f"{_OF_SEQ2SEQ}/test_stopping.py",),
+    ),
+    Fault(
+        "the folder of a run is made before its batches are tried",
+        f"{_SEQ2SEQ}/start.py",
+        "    task.check_batches(training_options)\n",
+        "",
+        (f"{_OF_SEQ2SEQ}/test_refusals.py",),
+    ),
+    Fault(
+        "a pipe is read as if it were a file",
+        "src/heed/_npz.py",
+        "if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):",
+        "if False:",
+        (f"{_OF_SEQ2SEQ}/test_refusals.py",),
+    ),
+    Fault(
+        "a long step is a silence without end",
+        f"{_SEQ2SEQ}/training_log.py",
+        "if now >= self._said + _SILENCE:",
+        "if False:",
+        (f"{_OF_SEQ2SEQ}/test_training_log.py",),
+    ),
+    Fault(
+        "weights are read however long their file is",
+        f"{_SEQ2SEQ}/trained_model.py",
+        "most = checkpoint.most_bytes(model.weights)",
+        "most = 2**60",
+        (f"{_OF_SEQ2SEQ}/test_refusals.py",),
     ),
 )

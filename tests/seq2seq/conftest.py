@@ -1,15 +1,58 @@
-"""One finished tiny run for all tests that only read it."""
+"""Finished tiny runs for all tests that only read them, trained once for all workers."""
+
+import contextlib
+import os
+import shutil
 
 import pytest
 
 from tests.seq2seq import tiny
 
 
+def trained_once(factory, name, start=tiny.start, **options):
+    """The run of a name in a folder that the workers of a session share; who comes first trains it."""
+    from heed.seq2seq import RunFolder, train
+
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained-once"
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    with (folder / f"{name}.lock").open("wb") as lock:
+        with contextlib.suppress(ImportError):  # Windows: each worker waits for nobody
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (path / "weights.npz").exists():
+            shutil.rmtree(path, ignore_errors=True)  # of a worker that was killed
+            train(start(path, **options), progress=False)
+    return RunFolder.open(path)
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """A tiny run on English and German numbers that was trained without a stop."""
-    from heed.seq2seq import train
+    return trained_once(tmp_path_factory, "finished", languages=("en", "de"))
 
-    run = tiny.start(tmp_path_factory.mktemp("runs") / "finished", languages=("en", "de"))
-    train(run, progress=False)
-    return run
+
+@pytest.fixture(scope="session")
+def averaged_run(tmp_path_factory):
+    """A tiny run with a moving average of its weights, and with all its checkpoints."""
+    return trained_once(tmp_path_factory, "averaged", ema=0.8, keep=4)
+
+
+@pytest.fixture(scope="session")
+def recurrent_run(tmp_path_factory):
+    """A tiny run of a recurrent translator with additive attention."""
+    from tests.seq2seq.test_architectures import recurrent
+
+    return trained_once(tmp_path_factory, "recurrent", recurrent)
+
+
+@pytest.fixture
+def eager():
+    """Steps are not compiled: for what few of them tell, that is quicker, and says the same."""
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)

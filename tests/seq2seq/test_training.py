@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from heed.seq2seq import TaskError, TextTask, TrainingInterrupted, checkpoint, start_run, train
+from heed.seq2seq import TaskError, TextTask, checkpoint, start_run, train
 from heed.seq2seq import training as training_module
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
@@ -46,14 +46,14 @@ def metrics(run):
             for r in read_metrics(run.path / "metrics.jsonl")]  # fmt: skip
 
 
-def test_two_runs_with_one_seed_are_the_same_and_another_seed_is_not(tmp_path, finished_run):
-    again = tiny.start(tmp_path / "again", languages=("en", "de"))
-    train(again, progress=False)
-    assert tiny.same(tiny.weights(again), tiny.weights(finished_run))
-    assert metrics(again) == metrics(finished_run)
-    other = tiny.start(tmp_path / "other", languages=("en", "de"), seed=6)
-    train(other, progress=False)
-    assert not tiny.same(tiny.weights(other), tiny.weights(finished_run))
+def test_the_first_weights_are_those_of_the_seed(tmp_path):
+    """With the batches, below, all that a run draws: that two of one seed are the same, each resumed one shows."""
+    run, other = (tiny.start(tmp_path / str(seed), seed=seed) for seed in (5, 6))
+    first, again, others = (
+        [weight.numpy() for weight in new_model(one).weights] for one in (run, run, other)
+    )
+    assert tiny.same(first, again)
+    assert not tiny.same(first, others)
 
 
 def test_the_batches_are_those_of_the_seed(tmp_path):
@@ -68,14 +68,13 @@ def test_the_batches_are_those_of_the_seed(tmp_path):
             assert (batch.source != task.training_batch(11 - seed, step, 32).source).any()
 
 
-def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys):
+def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys, eager):
     """Before the first step: until the first validation nothing else is said off a terminal."""
     run = tiny.start(tmp_path / "run", languages=("en", "de"))
     weights = new_model(run).count_params()
-    with monkeypatch.context() as patch:
-        stop_at(patch, 0, CrashError())
-        with pytest.raises(CrashError):
-            train(run)
+    stop_at(monkeypatch, 0, CrashError())
+    with pytest.raises(CrashError):
+        train(run)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     for part in (
@@ -88,7 +87,8 @@ def test_the_first_line_says_what_is_trained(tmp_path, monkeypatch, capsys):
     ):
         assert part in said
     assert said in (run.path / "train.log").read_text()
-    train(run, progress=False)
+    with pytest.raises(CrashError):
+        train(run, progress=False)
     assert capsys.readouterr().err == ""
 
 
@@ -103,31 +103,51 @@ def test_the_first_line_on_own_text(tmp_path, monkeypatch, capsys):
 
 
 # Before the first checkpoint, between two, at one, and before the last step.
-@pytest.mark.parametrize("stops", [(2, 6, 8, 11), (7,)])
-def test_a_stopped_run_ends_with_the_same_weights(tmp_path, finished_run, monkeypatch, stops):
-    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+def stopped(folder, stops):
+    """A run that crashed before these steps and was resumed to its end."""
+    run = tiny.start(folder / "run", languages=("en", "de"))
     for stop in stops:
-        with monkeypatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             stop_at(patch, stop, CrashError())
             with pytest.raises(CrashError):
                 train(RunFolder.open(run.path), progress=False)
         assert not run.weights.exists()
-    trained = train(RunFolder.open(run.path), progress=False)
-    assert trained.steps == tiny.TINY["steps"]
+    assert train(RunFolder.open(run.path), progress=False).steps == tiny.TINY["steps"]
+    return run
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory):
+    """Stopped before its first checkpoint, and between two."""
+    return stopped(tmp_path_factory.mktemp("stopped"), (2, 8))
+
+
+def test_a_stopped_run_ends_with_the_same_weights(finished_run, stopped_run):
+    assert tiny.same(tiny.weights(stopped_run), tiny.weights(finished_run))
+    assert metrics(stopped_run) == metrics(finished_run), "each step is there once"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [(2, 6, 8, 11), (7,)])
+def test_a_run_stopped_at_a_checkpoint_and_before_its_last_step(tmp_path, finished_run, stops):
+    run = stopped(tmp_path, stops)
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
-    assert metrics(run) == metrics(finished_run), "each step is there once"
+    assert metrics(run) == metrics(finished_run)
 
 
-def test_a_run_killed_before_its_weights_were_written(tmp_path, finished_run, monkeypatch):
-    run = tiny.start(tmp_path / "run", languages=("en", "de"))
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            training_module._Training, "_finish", lambda *_: (_ for _ in ()).throw(CrashError())
-        )
-        with pytest.raises(CrashError):
-            train(run, progress=False)
+def unwritten(finished_run, folder):
+    """A copy of a finished run, as a kill leaves it before the final weights are written."""
+    run = RunFolder.open(shutil.copytree(finished_run.path, folder))
+    run.weights.unlink()
+    return run
+
+
+def test_a_run_killed_before_its_weights_were_written(tmp_path, finished_run):
+    run = unwritten(finished_run, tmp_path / "run")
+    (run.path / "model.keras").unlink()
     train(run, progress=False)
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+    assert (run.path / "model.keras").exists()
 
 
 def test_a_complete_run_is_left_as_it_is(finished_run):
@@ -137,20 +157,8 @@ def test_a_complete_run_is_left_as_it_is(finished_run):
     assert before == after
 
 
-def test_ctrl_c_says_how_to_go_on_and_leaves_the_checkpoint(tmp_path, monkeypatch, finished_run):
-    run = tiny.start(tmp_path / "run", languages=("en", "de"))
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5, KeyboardInterrupt())
-        with pytest.raises(TrainingInterrupted, match=r"step 5 of 12; continue from step 3 with: "
-                           r"heed train --resume .*run"):  # fmt: skip
-            train(run, progress=False)
-    assert checkpoint.load_latest(run.checkpoints, pytest.fail)[1]["step"] == 3
-    train(run, progress=False)
-    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
-
-
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, finished_run):
-    run = tiny.start(tmp_path / "run", languages=("en", "de"))
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, eager):
+    run = tiny.start(tmp_path / "run", checkpoint_every=1)
     savez, calls = np.savez, []
 
     def full(file, **arrays):
@@ -162,15 +170,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, finished_
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "savez", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"No space left .* step 2 of 12; continue from step 1"):
             train(run, progress=False)
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000003.npz"]
-    train(run, progress=False)
-    assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000001.npz"]
+    assert checkpoint.load_latest(run.checkpoints, pytest.fail)[1]["step"] == 1
 
 
-def test_early_stopping_keeps_the_best_weights_and_survives_a_stop(tmp_path, monkeypatch):
-    losses, now = {3: 3.0, 6: 1.0, 9: 2.0, 12: 1.5, 15: 0.0}, {}
+def test_early_stopping_keeps_the_best_weights_and_survives_a_stop(tmp_path, monkeypatch, eager):
+    losses, now = {1: 3.0, 2: 1.0, 3: 2.0, 4: 1.5, 5: 0.0}, {}
     validated = training_module._Training._validated
 
     def noted(self, log, loss):
@@ -182,22 +189,22 @@ def test_early_stopping_keeps_the_best_weights_and_survives_a_stop(tmp_path, mon
     monkeypatch.setattr(
         TrainingStep, "validate", lambda *_: Validation(losses[now["step"]], 0.5, 0.5)
     )
-    options = {"steps": 20, "patience": 2, "validate_every": 3, "checkpoint_every": 5}
+    options = {"steps": 9, "patience": 2, "validate_every": 1, "checkpoint_every": 2}
     straight = tiny.start(tmp_path / "straight", **options)
     trained = train(straight, progress=False)
-    assert (trained.stopped_early, trained.steps, trained.best_step) == (True, 12, 6)
-    assert tiny.same(tiny.weights(straight), now[6])
-    assert checkpoint.load(straight.weights)[1]["step"] == 6
+    assert (trained.stopped_early, trained.steps, trained.best_step) == (True, 4, 2)
+    assert tiny.same(tiny.weights(straight), now[2])
+    assert checkpoint.load(straight.weights)[1]["step"] == 2
 
     stopped = tiny.start(tmp_path / "stopped", **options)
     with monkeypatch.context() as patch:
-        stop_at(patch, 11, CrashError())
+        stop_at(patch, 3, CrashError())
         with pytest.raises(CrashError):
             train(stopped, progress=False)
-    assert train(stopped, progress=False).steps == 12
+    assert train(stopped, progress=False).steps == 4
     assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
     assert metrics(stopped) == metrics(straight)
-    assert train(stopped, progress=False).steps == 12, "it stays stopped"
+    assert train(stopped, progress=False).steps == 4, "it stays stopped"
 
 
 def test_what_a_run_folder_holds(finished_run):
@@ -210,17 +217,11 @@ def test_what_a_run_folder_holds(finished_run):
     assert "step 8/12" in (finished_run.path / "train.log").read_text()
 
 
-def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
+def test_tensorboard_shows_each_step_once_after_a_resume(stopped_run):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    run = tiny.start(tmp_path / "run")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 11, CrashError())
-        with pytest.raises(CrashError):
-            train(run, progress=False)
-    train(run, progress=False)
     steps = [
         event.step
-        for path in sorted((run.path / "tensorboard").iterdir())
+        for path in sorted((stopped_run.path / "tensorboard").iterdir())
         for event in loader.EventFileLoader(str(path)).Load()
         for value in event.summary.value
         if value.tag == "training/loss"
@@ -274,18 +275,14 @@ def log_of(run):
     return (run.path / "train.log").read_text()
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, monkeypatch, finished_run, capsys):
-    run = tiny.start(tmp_path / "run", languages=("en", "de"))
-    with monkeypatch.context() as patch:
-        stop_at(patch, 8, CrashError())
-        with pytest.raises(CrashError):
-            train(run, progress=False)
+def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, finished_run, capsys):
+    run = unwritten(finished_run, tmp_path / "run")
     older, newest = checkpoint.steps(run.checkpoints)
     data = newest.read_bytes()
     place = data.index(b"PK\x01\x02")  # of the zip's directory: needs a zip of version 64.0
     newest.write_bytes(data[: place + 6] + b"\xff" + data[place + 7 :])
     with pytest.warns(UserWarning, match=rf"{newest} is damaged: .*; {older.name} takes its place"):
-        assert trained_model(run)[1] == {"step": 3}
+        assert trained_model(run)[1] == {"step": 9}
     train(run, progress=True)
     assert tiny.same(tiny.weights(run), tiny.weights(finished_run))
     said = f"{newest} is damaged: zip file version 25.5; {older.name} takes its place"
@@ -309,7 +306,7 @@ def test_damaged_weights_are_written_again(tmp_path, finished_run, capsys, how):
         assert "weights.npz is written again from the checkpoint of step 12" in text
 
 
-def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run):
+def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run, eager):
     """Those of Python, NumPy, Keras and TensorFlow, which belong to the program around it."""
 
     def seed():
@@ -329,7 +326,7 @@ def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run):
         assert trained_model(finished_run)[1] == {"step": 12}
 
     def trains():
-        train(tiny.start(tmp_path / "run"), progress=False)
+        train(tiny.start(tmp_path / "run", steps=2), progress=False)
 
     seed()
     expected = drawn()
@@ -341,7 +338,7 @@ def test_a_run_leaves_the_random_generators_alone(tmp_path, finished_run):
 
 @pytest.mark.parametrize("was", [False, True])
 def test_tensorflow_is_deterministic_while_a_run_trains_and_then_as_it_was(
-    tmp_path, monkeypatch, was
+    tmp_path, monkeypatch, was, eager
 ):
     """Left on, it would keep Keras from compiling the caller's own models with XLA."""
     (config.enable_op_determinism if was else config.disable_op_determinism)()
@@ -363,26 +360,27 @@ def test_tensorflow_is_deterministic_while_a_run_trains_and_then_as_it_was(
         config.disable_op_determinism()
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")]
-)
-def test_memory_that_runs_out_is_called_so(tmp_path, monkeypatch, error):
-    run = tiny.start(tmp_path / "run")
-    stop_at(monkeypatch, 5, error)
-    with pytest.raises(MemoryError, match=r"not enough memory for .* a batch of 4 \(--batch-size\); "
-                       r"stopped at step 5 of 12; continue from step 3 with: heed train"):  # fmt: skip
-        train(run, progress=False)
+def test_memory_that_runs_out_is_called_so(tmp_path, monkeypatch, eager):
+    run = tiny.start(tmp_path / "run", checkpoint_every=2)
+    exhausted = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+    for step, error in ((1, MemoryError()), (3, exhausted)):
+        saved = step // 2 * 2
+        with monkeypatch.context() as patch:
+            stop_at(patch, step, error)
+            with pytest.raises(MemoryError, match=r"not enough memory for .* a batch of 4 \(--batch-size\); "
+                               rf"stopped at step {step} of 12; continue from step {saved} with: heed"):  # fmt: skip
+                train(run, progress=False)
 
 
-def test_events_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkeypatch):
+def test_events_that_cannot_be_written_are_an_error_of_the_disk(tmp_path, monkeypatch, eager):
     pytest.importorskip("tensorboard")
 
     def full(*_, **__):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
-    run = tiny.start(tmp_path / "run")
+    run = tiny.start(tmp_path / "run", validate_every=1)
     monkeypatch.setattr(tf.summary, "scalar", full)
-    with pytest.raises(OSError, match=r"No space left on device; stopped at step 4 of 12"):
+    with pytest.raises(OSError, match=r"No space left on device; stopped at step 1 of 12"):
         train(run, progress=False)
 
 

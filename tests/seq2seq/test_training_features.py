@@ -1,11 +1,12 @@
 """Accumulation, averages, scores of translations, training on and fine-tuning: exact after a stop, all of them."""
 
+import shutil
+
 import keras
 import numpy as np
 import pytest
 
 from heed.seq2seq import (
-    NumbersTask,
     RunFolder,
     TaskError,
     TextTask,
@@ -18,7 +19,7 @@ from heed.seq2seq import (
 )
 from heed.seq2seq.trained_model import new_model, trained_model
 from heed.seq2seq.training_log import read_metrics
-from heed.seq2seq.training_step import TrainingStep
+from heed.seq2seq.training_step import TrainingStep, Validation
 from heed.seq2seq.validation_score import ValidationScore
 from tests.seq2seq import tiny
 from tests.seq2seq.test_architectures import RECURRENT
@@ -38,19 +39,32 @@ def crash_in_batch(monkeypatch, number):
     monkeypatch.setattr(TrainingStep, "_spread", failing)
 
 
-# The checkpoint is that of step 6; batch 15 is the second of step 7.
+# The checkpoint is that of step 3; batch 7 is the second of the next step. Of text with a moving average: see
+# test_resume_exactness.py.
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulate": 2, "ema": 0.9, "validate_with": "chrf", "patience": 9, "keep": 3},
-        {"accumulate": 2, "precision": "bfloat16", "schedule": "inverse_sqrt"},
-        {"accumulate": 2, "ema": 0.5, "task": "text"},
-        {"accumulate": 2, **RECURRENT},
+        {
+            "accumulate": 2,
+            "validate_with": "chrf",
+            "patience": 9,
+            "keep": 3,
+            "steps": 5,
+            "validate_every": 2,
+            "validate_sentences": 20,
+            "checkpoint_every": 1,
+        },
+        pytest.param(
+            {"accumulate": 2, "precision": "bfloat16", "schedule": "inverse_sqrt"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"accumulate": 2, "ema": 0.5, "task": "text"}, marks=pytest.mark.slow),
+        pytest.param({"accumulate": 2, **RECURRENT}, marks=pytest.mark.slow),
     ],
-    ids=["averaged and scored", "bfloat16", "text", "recurrent"],
+    ids=["scored", "bfloat16", "text", "recurrent"],
 )
 def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weights(
-    tmp_path, monkeypatch, options
+    tmp_path, monkeypatch, options, eager
 ):
     on_text = options.get("task") == "text"
     if options.get("architecture") == "recurrent":
@@ -61,17 +75,17 @@ def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weigh
     options.pop("task", None)
     runs = []
     for name in ("straight", "stopped"):
-        task = NumbersTask(("en",))
+        task = tiny.numbers("en")
         if on_text:
             task = TextTask.create(*tiny.write_parallel_text(tmp_path), 60)
         runs.append(start_run(tmp_path / name, task, **options))
     straight, stopped = runs
     train(straight, progress=False)
     with monkeypatch.context() as patch:
-        crash_in_batch(patch, 15)
+        crash_in_batch(patch, 7)
         with pytest.raises(CrashError):
             train(stopped, progress=False)
-    assert checkpoint.load_latest(stopped.checkpoints, pytest.fail)[1]["step"] == 6
+    assert checkpoint.load_latest(stopped.checkpoints, pytest.fail)[1]["step"] == 3
     train(RunFolder.open(stopped.path), progress=False)
     assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
     assert metrics(stopped) == metrics(straight)
@@ -79,6 +93,7 @@ def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weigh
 
 
 def test_bfloat16_computes_in_less_and_keeps_weights_in_float32(tmp_path, finished_run):
+    # A whole run: its losses are those of float32, nearly.
     run = tiny.start(tmp_path / "run", languages=("en", "de"), precision="bfloat16")
     model = new_model(run, "bfloat16")
     assert model.encoder.blocks[0].compute_dtype == "bfloat16"
@@ -93,7 +108,7 @@ def test_bfloat16_computes_in_less_and_keeps_weights_in_float32(tmp_path, finish
     assert trained_model(run)[0].compute_dtype == "float32"
 
 
-def test_the_moving_average_is_what_is_validated_and_kept(tmp_path, monkeypatch):
+def test_the_moving_average_is_what_is_validated_and_kept(tmp_path, monkeypatch, eager):
     seen = []
     validate = TrainingStep.validate
 
@@ -102,7 +117,7 @@ def test_the_moving_average_is_what_is_validated_and_kept(tmp_path, monkeypatch)
         return validate(self, batches)
 
     monkeypatch.setattr(TrainingStep, "validate", noted)
-    run = tiny.start(tmp_path / "run", ema=0.8)
+    run = tiny.start(tmp_path / "run", ema=0.8, steps=3, validate_every=3)
     train(run, progress=False)
     arrays, _ = checkpoint.load_latest(run.checkpoints, pytest.fail)
     assert tiny.same(tiny.weights(run), arrays["average"])
@@ -140,19 +155,19 @@ def test_the_texts_to_be_scored_by_are_those_of_the_files(tmp_path):
     assert sorted(task.decode(row for b in batches for row in b.target)) == sorted(
         t for _, t in texts
     )
-    numbers = NumbersTask(("en",))
+    numbers = tiny.numbers("en")
     ids, text = numbers.validation_texts()[0]
     number = int("".join(reversed(numbers.source_labels(ids)[1:])))
     assert text == numbers.decode([numbers.subwords.encode([text])[0]])[0]
     assert numbers.encode(str(number)) == ids
 
 
-def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch):
+def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch, eager):
     scores = iter([1.0, 5.0, 4.0, 5.0, 9.0])
     monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
-    run = tiny.start(tmp_path / "run", steps=30, patience=2, validate_with="bleu")
+    run = tiny.start(tmp_path / "run", steps=9, validate_every=1, patience=2, validate_with="bleu")
     trained = train(run, progress=False)
-    assert (trained.stopped_early, trained.steps, trained.best_step) == (True, 16, 8)
+    assert (trained.stopped_early, trained.steps, trained.best_step) == (True, 4, 2)
     records = read_metrics(run.path / "metrics.jsonl")
     assert [r["validation_bleu"] for r in records if "validation_bleu" in r] == [1, 5, 4, 5]
     assert "BLEU 5.0" in (run.path / "train.log").read_text()
@@ -161,41 +176,44 @@ def test_early_stopping_by_a_score_keeps_the_highest(tmp_path, monkeypatch):
 # Training on
 
 
-@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
-def test_a_run_that_is_trained_on_is_one_that_was_made_so_long(tmp_path, schedule):
-    options = {"schedule": schedule, "ema": 0.9}
-    long = tiny.start(tmp_path / "long", **options, steps=20)
+@pytest.mark.parametrize(
+    "schedule", ["inverse_sqrt", pytest.param("constant", marks=pytest.mark.slow)]
+)
+def test_a_run_that_is_trained_on_is_one_that_was_made_so_long(tmp_path, schedule, eager):
+    options = {"schedule": schedule, "ema": 0.9, "steps": 4, "warmup_steps": 2, "validate_every": 9}
+    long = tiny.start(tmp_path / "long", **{**options, "steps": 7})
     train(long, progress=False)
     short = tiny.start(tmp_path / "short", **options)
     train(short, progress=False)
-    run = extended(short, 20)
-    assert RunFolder.open(run.path).options.steps == 20
-    assert train(RunFolder.open(run.path), progress=False).steps == 20
+    run = extended(short, 7)
+    assert RunFolder.open(run.path).options.steps == 7
+    assert train(RunFolder.open(run.path), progress=False).steps == 7
     assert tiny.same(tiny.weights(run), tiny.weights(long))
-    assert checkpoint.load(run.weights)[1]["step"] == 20
+    assert checkpoint.load(run.weights)[1]["step"] == 7
 
 
-def test_a_cosine_is_where_it_would_be_in_the_middle_of_a_longer_run(tmp_path, monkeypatch):
-    run = tiny.start(tmp_path / "run")
-    train(run, progress=False)
+def test_a_cosine_is_where_it_would_be_in_the_middle_of_a_longer_run(
+    tmp_path, monkeypatch, finished_run
+):
+    run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
     run, rates = extended(run, 24), []
-    call = TrainingStep.__call__
     monkeypatch.setattr(
-        TrainingStep, "__call__", lambda s, b, step, rate, more: rates.append(rate) or call(s, b, step, rate, more)
-    )  # fmt: skip
+        TrainingStep, "__call__", lambda s, b, step, rate, more: rates.append(rate) or 1.0
+    )
+    monkeypatch.setattr(TrainingStep, "validate", lambda *_: Validation(1.0, 0.5, 0.5))
     train(run, progress=False)
     assert rates == [run.options.rate(step) for step in range(12, 24)]
     assert rates[0] > 0.5 * run.options.learning_rate
     assert rates[-1] < 0.05 * run.options.learning_rate
 
 
-def test_training_on_after_an_early_stop_remembers_the_best(tmp_path, monkeypatch):
+def test_training_on_after_an_early_stop_remembers_the_best(tmp_path, monkeypatch, eager):
     scores = iter([5.0, 4.0, 3.0, 2.0, 6.0, 1.0, 0.0])
     monkeypatch.setattr(ValidationScore, "__call__", lambda *_: next(scores))
-    run = tiny.start(tmp_path / "run", steps=20, patience=2, validate_with="bleu")
-    assert train(run, progress=False).steps == 12
-    trained = train(extended(run, 40), progress=False)
-    assert (trained.steps, trained.best_step, trained.stopped_early) == (28, 20, True)
+    run = tiny.start(tmp_path / "run", steps=5, validate_every=1, patience=2, validate_with="bleu")
+    assert train(run, progress=False).steps == 3
+    trained = train(extended(run, 10), progress=False)
+    assert (trained.steps, trained.best_step, trained.stopped_early) == (7, 5, True)
 
 
 @pytest.mark.parametrize("steps", [12, 3, 0])
@@ -212,31 +230,35 @@ def test_training_on_needs_more_steps(tmp_path, finished_run, steps):
 
 def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, monkeypatch):
     path = tmp_path / "run"
-    task = NumbersTask(("en", "de"))
+    task = tiny.numbers("en", "de")
     run = start_run(path, task, init_from=finished_run, **_training())
     arrays, meta = checkpoint.load(path / "initial.npz")
     assert tiny.same(arrays["weight"], tiny.weights(finished_run))
     assert meta["said"] == f"began with the weights of {finished_run.path}: all of them"
     assert run.config["model"] == finished_run.config["model"]
-    with monkeypatch.context() as patch:  # before its first checkpoint
-        stop_at(patch, 2, CrashError())
+    begun = []
+    monkeypatch.setattr(
+        TrainingStep,
+        "__call__",
+        lambda self, *_: begun.append([weight.numpy() for weight in self.model.weights]) or 1.0,
+    )
+    stop_at(monkeypatch, 1, CrashError())
+    for _ in range(2):  # stopped before its first checkpoint, it begins with them again
         with pytest.raises(CrashError):
             train(run, progress=False)
-    train(run, progress=False)
-    again = start_run(tmp_path / "again", task, init_from=finished_run, **_training())
-    train(again, progress=False)
-    assert tiny.same(tiny.weights(run), tiny.weights(again))
+    assert len(begun) == 2
+    assert all(tiny.same(weights, arrays["weight"]) for weights in begun)
     assert meta["said"] in (path / "train.log").read_text()
-    fresh = start_run(tmp_path / "fresh", task, **tiny.TINY)
-    train(fresh, progress=False)
-    assert metrics(run)[0]["loss"] < metrics(fresh)[0]["loss"]
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied):
-    old = tiny.start(tmp_path / "old", languages=("en", "de"), tie_embeddings=tied)
-    train(old, progress=False)
-    task = NumbersTask(("de", "fr"))
+def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied, finished_run):
+    old = finished_run
+    if not tied:
+        old = tiny.start(tmp_path / "old", languages=("en", "de"), tie_embeddings=False)
+        weights = [weight.numpy() + 1 for weight in new_model(old).weights]  # as if it were trained
+        checkpoint.save(old.weights, {"weight": weights}, {"step": 12})
+    task = tiny.numbers("de", "fr")
     new = start_run(tmp_path / "new", task, init_from=old, **_training())
     carried = checkpoint.load(new.path / "initial.npz")[0]["weight"]
     first = {w.path.partition("/")[2]: w.numpy() for w in new_model(new).weights}
@@ -267,7 +289,7 @@ def test_a_new_vocabulary_carries_over_what_both_have(tmp_path, tied):
 
 
 def test_another_model_than_that_of_the_run_is_refused(tmp_path, finished_run):
-    task = NumbersTask(("en", "de"))
+    task = tiny.numbers("en", "de")
     for options, name in (
         ({"width": 32}, "width"),
         ({"preset": "tiny"}, "preset"),
@@ -285,7 +307,7 @@ def test_another_model_than_that_of_the_run_is_refused(tmp_path, finished_run):
 
 
 def test_damaged_first_weights_are_refused(tmp_path, finished_run):
-    run = start_run(tmp_path / "run", NumbersTask(("en", "de")), init_from=finished_run)
+    run = start_run(tmp_path / "run", tiny.numbers("en", "de"), init_from=finished_run)
     path = run.path / "initial.npz"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(TaskError, match=r"initial.npz is not as it was written"):
@@ -300,16 +322,26 @@ def _training():
 # Averages of checkpoints
 
 
-@pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_the_mean_of_the_last_checkpoints(tmp_path, ema):
-    run = tiny.start(tmp_path / "run", keep=4, ema=ema)
-    train(run, progress=False)
-    name = "average" if ema else "weight"
-    arrays = [checkpoint.load(path)[0][name] for path in checkpoint.steps(run.checkpoints)[1:]]
-    assert average(run, 3) == [6, 9, 12]
+def mean_is_right(run, name, steps):
+    """Averages as many checkpoints, compares, and returns their arrays."""
+    count = len(steps)
+    paths = checkpoint.steps(run.checkpoints)[-count:]
+    arrays = [checkpoint.load(path)[0][name] for path in paths]
+    assert average(run, count) == steps
     for mean, ones in zip(tiny.weights(run), zip(*arrays, strict=True), strict=True):
-        np.testing.assert_allclose(mean, sum(np.float64(one) for one in ones) / 3, rtol=1e-6)
+        np.testing.assert_allclose(mean, sum(np.float64(one) for one in ones) / count, rtol=1e-6)
         assert mean.dtype == np.float32
+    return arrays
+
+
+def test_the_mean_of_the_last_weights(tmp_path, finished_run):
+    run = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "run"))
+    mean_is_right(run, "weight", [9, 12])
+
+
+def test_the_mean_of_the_last_moving_averages(tmp_path, averaged_run):
+    run = RunFolder.open(shutil.copytree(averaged_run.path, tmp_path / "run"))
+    arrays = mean_is_right(run, "average", [6, 9, 12])
     model = keras.models.load_model(run.path / "model.keras")
     assert tiny.same([weight.numpy() for weight in model.weights], tiny.weights(run))
     assert checkpoint.load(run.weights)[1] == {"step": 12, "averaged": [6, 9, 12]}

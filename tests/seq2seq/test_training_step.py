@@ -16,6 +16,9 @@ from heed.seq2seq.task import Batch
 from heed.seq2seq.training import _ahead
 from heed.seq2seq.training_step import TrainingStep
 
+# What a few steps compute is the same compiled or not; the runs of other tests are compiled.
+pytestmark = pytest.mark.usefixtures("eager")
+
 CONFIG = TransformerConfig(
     12, 15, width=8, num_heads=2, encoder_layers=1, decoder_layers=1, feed_forward_width=8
 )
@@ -172,8 +175,10 @@ tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfi
 from tests.seq2seq.test_training_step import *
 data = [batch(seed=s) for s in range(3)]
 options = {"clip_norm": 0.5, "accumulate": 2, "ema": 0.9}
+tf.config.run_functions_eagerly(True)
 single = made(**options)
 losses = [float(single(one, i, 1e-2, [one])) for i, one in enumerate(data)]
+tf.config.run_functions_eagerly(False)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 keras.utils.set_random_seed(3)
 with strategy.scope():

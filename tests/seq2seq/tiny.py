@@ -1,5 +1,6 @@
 """Tiny runs for tests: the real task and loop with a model that trains in a blink."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,19 @@ TINY = {
 }
 
 
+@functools.lru_cache
+def numbers(*languages: str):
+    """The task of these languages; its tokenizer is learned once a process."""
+    from heed.seq2seq import NumbersTask
+
+    return NumbersTask(languages)
+
+
 def start(path: Path, **options):
     """A new tiny run on numbers, with a task whose validation is quick."""
-    from heed.seq2seq import NumbersTask, start_run
+    from heed.seq2seq import start_run
 
-    task = NumbersTask(options.pop("languages", ("en",)))
-    return start_run(path, task, **{**TINY, **options})
+    return start_run(path, numbers(*options.pop("languages", ("en",))), **{**TINY, **options})
 
 
 def weights(run) -> list[np.ndarray]:

@@ -38,11 +38,11 @@ def average(run: RunFolder, last: int) -> list[int]:
     """
     with values_from_people():
         last = check_integer("last", last, least=1)
+    if not run.weights.exists():
+        raise TaskError(
+            f"{run.path} is not finished: finish it with heed train --resume {run.path}"
+        )
     with run.lock():
-        if not run.weights.exists():
-            raise TaskError(
-                f"{run.path} is not finished: finish it with heed train --resume {run.path}"
-            )
         paths = checkpoint.steps(run.checkpoints)
         if len(paths) < last:
             raise TaskError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +16,8 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import write_atomically
 
 _META = "meta.json"
+_STOPPED = "stopped.npz"
+_ROOM = 2**14  # bytes for the names and headers of the arrays of a weight, and for plain values
 Arrays = dict[str, list[NDArray[Any]]]
 
 
@@ -41,17 +44,35 @@ def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[st
     np.savez(file, **everything)
 
 
-def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
+def most_bytes(weights: Sequence[Any]) -> int:
+    """How long the file of a model can be.
+
+    A checkpoint has five arrays for each weight: itself, Adam's two moments, its moving average and its best value.
+
+    Args:
+        weights: of the model.
+    """
+    sizes = [math.prod(weight.shape) * 4 for weight in weights]
+    return 5 * sum(sizes) + _ROOM * (1 + len(sizes))
+
+
+def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
     """The lists of arrays, empty ones left out, and the values of a file written by :func:`save`.
+
+    Args:
+        path: the file.
+        most: bytes that it may have, see :func:`most_bytes`.
 
     Raises:
         TaskError: if the file is missing, damaged, or something else.
     """
     try:
-        arrays = read_npz(path)
+        arrays = read_npz(path, most)
     except FileNotFoundError:
         raise TaskError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise TaskError(f"{path} is damaged: {error.strerror or error}") from None
+    except ValueError as error:
         raise TaskError(f"{path} is damaged: {error}") from None
     try:
         meta = json.loads(arrays.pop(_META).tobytes())
@@ -84,9 +105,25 @@ def save_step(
     save(path, arrays, meta)
     for old in steps(folder)[:-keep]:
         old.unlink(missing_ok=True)
-    for leftover in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
+    (folder / _STOPPED).unlink(missing_ok=True)
+    for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
     return path
+
+
+def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
+    """Writes the checkpoint of a training that is stopped between two regular ones.
+
+    The next regular checkpoint removes it, so that the folder is then as if training had not been stopped.
+
+    Args:
+        folder, arrays, meta: as for :func:`save_step`.
+
+    Raises:
+        OSError: if it cannot be written; the older checkpoints are as they were.
+    """
+    folder.mkdir(exist_ok=True)
+    save(folder / _STOPPED, arrays, meta)
 
 
 def weights_of(arrays: Arrays) -> list[NDArray[Any]]:
@@ -95,24 +132,28 @@ def weights_of(arrays: Arrays) -> list[NDArray[Any]]:
 
 
 def steps(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the oldest first."""
+    """The regular checkpoints in a folder, the oldest first."""
     return sorted(folder.glob("step-*.npz"))
 
 
-def load_latest(folder: Path, say: Callable[[str], object]) -> tuple[Arrays, dict[str, Any]] | None:
+def load_latest(
+    folder: Path, say: Callable[[str], object], most: float = math.inf
+) -> tuple[Arrays, dict[str, Any]] | None:
     """The newest checkpoint that can be read, or None if there is none.
 
     Args:
         folder: the folder of the checkpoints.
         say: is called with a line for each newer one that is damaged.
+        most: bytes that one may have, see :func:`most_bytes`.
 
     Raises:
         TaskError: if there are some and none can be read.
     """
     problems: list[TaskError] = []
-    for path in reversed(steps(folder)):
+    stopped = folder / _STOPPED
+    for path in ([stopped] if stopped.exists() else []) + steps(folder)[::-1]:
         try:
-            found = load(path)
+            found = load(path, most)
         except TaskError as error:
             problems.append(error)
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heed.seq2seq import checkpoint
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
@@ -21,7 +22,8 @@ def extended(run: RunFolder, steps: int) -> RunFolder:
         steps: how many in all, more than before.
 
     Raises:
-        TaskError: if these are no more steps.
+        TaskError: if these are no more steps, there is no checkpoint to go on from, or the text is no longer what it
+            was. The run is then as it was.
         OSError: if the folder cannot be written.
     """
     before = run.options
@@ -31,8 +33,13 @@ def extended(run: RunFolder, steps: int) -> RunFolder:
             f"`steps` must be more than the {before.steps:,} of {run.path} to train on. "
             f"Received: steps={steps}"
         )
+    task = run.task()
+    latest = checkpoint.load_latest(run.checkpoints, lambda _: None)
+    if latest is None and run.weights.exists():
+        raise TaskError(f"{run.path} has no checkpoint to train on from")
+    task.check_batches(options, 0 if latest is None else latest[1]["step"])
     config = {**run.config, "training": options.to_dict()}
     with run.lock():
         run.weights.unlink(missing_ok=True)  # first: a run that has them is complete
         run.write_json("config.json", config)
-    return RunFolder(run.path, config)
+    return RunFolder(run.path, config, task)

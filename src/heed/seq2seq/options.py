@@ -14,6 +14,7 @@ from heed.seq2seq.errors import TaskError, values_from_people
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
 PRECISIONS = ("float32", "bfloat16")
 METRICS = ("loss", "bleu", "chrf")
+_MOST_STEPS = 10**8  # the names of checkpoints have room for eight digits
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class TrainingOptions:
     """How a model is trained. With the data and the model's config it determines the final weights.
 
     Args:
-        steps: number of optimizer steps, 1 or more.
+        steps: number of optimizer steps, from 1 to 99,999,999.
         batch_size: sentence pairs in one batch, 1 or more.
         batch_tokens: the most tokens of a batch on either side, padding included, instead; 0: `batch_size` counts.
         accumulate: batches in one step, 1 or more: n of them take the step that one of n times the size would take, in
@@ -99,6 +100,10 @@ class TrainingOptions:
             self._check("alignment_weight", check_real, least=0)
             for name in ("label_smoothing", "ema"):
                 self._check(name, check_real, least=0, most=1)
+            if self.steps >= _MOST_STEPS:
+                raise ValueError(
+                    f"`steps` must be below {_MOST_STEPS:,}. Received: steps={self.steps}"
+                )
             if self.seed >= 2**31:
                 raise ValueError(f"`seed` must be below 2**31. Received: seed={self.seed}")
 

@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from heed._npz import open_regular
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Task
@@ -140,18 +141,19 @@ class RunFolder:
             "architecture": architecture,
             "model": dict(model),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        place = path.resolve()  # a link to an empty folder stays one
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
             for name, data in {**files, "config.json": _json(config)}.items():
                 (temporary / name).write_bytes(data)
             (temporary / "checkpoints").mkdir()
             temporary.chmod(0o755)
-            temporary.replace(path)
+            temporary.replace(place)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync_folder(path.parent)
+        _sync_folder(place.parent)
         return cls(path, config, task)
 
     @classmethod
@@ -159,7 +161,7 @@ class RunFolder:
         """Nothing, if a run folder can be made at `path`.
 
         Raises:
-            TaskError: if there is something already.
+            TaskError: if there is something already, or nothing can be made there.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             otherwise = ""
@@ -167,6 +169,11 @@ class RunFolder:
                 cls.open(path)
                 otherwise = f", or continue it with: heed train --resume {path}"
             raise TaskError(f"{path} exists already: choose another folder with --run{otherwise}")
+        parent = next(one for one in path.resolve().parents if one.exists())
+        if not parent.is_dir():
+            raise TaskError(f"{path} cannot be made: {parent} is not a folder")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise TaskError(f"{path} cannot be made: {parent} cannot be written")
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -179,7 +186,8 @@ class RunFolder:
         if not path.exists():
             raise TaskError(f"{path} does not exist: a run folder was expected")
         try:
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            with open_regular(path / "config.json", "r", encoding="utf-8") as file:
+                config = json.load(file)
         except (FileNotFoundError, NotADirectoryError):
             raise TaskError(f"{path} is not a run folder: it has no config.json") from None
         except OSError as error:
@@ -245,7 +253,8 @@ class RunFolder:
             TaskError: if it is missing, cannot be read, or is not as it was written.
         """
         try:
-            data = (self.path / name).read_bytes()
+            with open_regular(self.path / name) as file:
+                data: bytes = file.read()
         except OSError as error:
             reason = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
             raise TaskError(f"{self.path} is damaged: {name} {reason}") from None
@@ -283,7 +292,7 @@ class RunFolder:
         except ImportError:  # Windows
             yield
             return
-        with (self.path / ".lock").open("wb") as file:
+        with open_regular(self.path / ".lock", "wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

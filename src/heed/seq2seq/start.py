@@ -11,8 +11,10 @@ from heed.seq2seq.architectures import model_values
 from heed.seq2seq.config_file import ConfigFile
 from heed.seq2seq.errors import TaskError, values_from_people
 from heed.seq2seq.fine_tuning import INITIAL, initial_weights, model_of
+from heed.seq2seq.model_size import check_training
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.scoring import load_sacrebleu
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 
@@ -41,7 +43,8 @@ def start_run(
             `RecurrentTranslatorConfig`).
 
     Raises:
-        TaskError: if the folder is in use, or a value is bad.
+        TaskError: if the folder is in use or cannot be made, a value is bad, or the model does not fit into memory.
+            Nothing has been written then.
 
     Example:
         >>> import tempfile
@@ -81,8 +84,12 @@ def start_run(
     elif "alignment_weight" in training:
         raise TaskError("`alignment_weight` is for text with an alignment: give --alignment too")
     training_options = TrainingOptions(**training)
-    others = {} if config_file is None else {"train.yaml": config_file.data}
+    if training_options.validate_with != "loss":
+        load_sacrebleu(training_options.validate_with)
     RunFolder.check_free(Path(path))
+    check_training(model, task, training_options)
+    task.check_batches(training_options)
+    others = {} if config_file is None else {"train.yaml": config_file.data}
     if init_from is not None:
         others[INITIAL] = initial_weights(
             init_from, task, architecture, model, training_options.seed

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, words_of
 
 
@@ -139,6 +140,15 @@ class Task(abc.ABC):
         Raises:
             TaskError: for a number of tokens, if the task has batches of one size only.
         """
+
+    def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
+        """Nothing, if there is a batch for a step of a training.
+
+        Raises:
+            TaskError: if there is none of the size that the options ask for, or the text is no longer what it was.
+        """
+        number = step * options.accumulate
+        self.training_batch(options.seed, number, options.batch_size, options.batch_tokens)
 
     def notes(self) -> list[str]:
         """What a person should know of the training data, in lines: what is left out, and why."""

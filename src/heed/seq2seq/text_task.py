@@ -18,6 +18,7 @@ from heed.seq2seq._hashing import permuted
 from heed.seq2seq.batch_order import BatchOrder
 from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.pair_store import PairStore, digests
 from heed.seq2seq.task import Batch, Item, Option, Task, padded
 from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
@@ -317,12 +318,15 @@ class TextTask(Task):
         self._store.forget_sources()
         return found
 
-    @cached_property
-    def _training(self) -> _Training:
-        """What is trained on, of the original files."""
+    def _check_files(self) -> None:
         for path, sha256 in self._originals.items():
             if parallel_text.digest(path) != sha256:
                 raise TaskError(f"{path} has changed since the run began: start a new run")
+
+    @cached_property
+    def _training(self) -> _Training:
+        """What is trained on, of the original files."""
+        self._check_files()
         places = self._places
         lengths = self._lengths(places)
         fits = lengths.max(axis=1) <= self._longest
@@ -387,6 +391,12 @@ class TextTask(Task):
         if not self.languages:
             return ids
         return [self.source_subwords.tag(_tag(language or self.languages[0])), *ids]
+
+    def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
+        """Nothing, if there is a batch for a step, and the files are what they were."""
+        if "_training" in vars(self):  # else it is found now, which compares them
+            self._check_files()
+        super().check_batches(options, step)
 
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
         """The batch of a step; each pair comes once an epoch, or as often as the weight of its corpus says."""

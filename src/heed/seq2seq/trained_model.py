@@ -14,6 +14,7 @@ from heed.models.config import Config
 from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture
 from heed.seq2seq.errors import TaskError
+from heed.seq2seq.model_size import check_model
 from heed.seq2seq.run_folder import RunFolder
 
 MODEL, _TEMPORARY = "model.keras", ".part."
@@ -55,7 +56,11 @@ def built(name: str, config: Config, seed: int, precision: str = "float32") -> A
         config: of that.
         seed: what the weights are drawn from.
         precision: as for `new_model`.
+
+    Raises:
+        TaskError: if it does not fit into memory.
     """
+    check_model(config)
     with _seeds_from(seed):
         model = architecture(name).model(config, dtype=_POLICIES[precision])
         model.build()
@@ -90,13 +95,14 @@ def trained_model(
         TaskError: if there are no weights yet, or they are damaged.
     """
     model = new_model(run)
+    most = checkpoint.most_bytes(model.weights)
     if run.weights.exists():
         try:
-            arrays, meta = checkpoint.load(run.weights)
+            arrays, meta = checkpoint.load(run.weights, most)
         except TaskError as error:
             raise TaskError(f"{error}; repair it with: heed train --resume {run.path}") from None
     else:
-        latest = checkpoint.load_latest(run.checkpoints, say)
+        latest = checkpoint.load_latest(run.checkpoints, say, most)
         if latest is None:
             raise TaskError(
                 f"{run.path} has no weights yet: train it with `heed train --resume {run.path}`"

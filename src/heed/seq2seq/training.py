@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.fine_tuning import INITIAL
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
+from heed.seq2seq.stop_request import StopRequest
 from heed.seq2seq.task import Batch, Task
 from heed.seq2seq.trained_model import assign, check, new_model, write_trained
 from heed.seq2seq.training_log import TrainingLog
@@ -31,8 +33,23 @@ _RECORD_EVERY = 10  # steps in one line of metrics
 _TITLES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
+_STOPS = "stopping after this step: it is saved first; once more stops at once"
+
+
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C while training. The message says where the run stands and how to go on."""
+    """Ctrl-C or SIGTERM while training. The message says where the run stands and how to go on.
+
+    Args:
+        message: the line.
+        number: of the signal.
+
+    Attributes:
+        signal: its number; a command that it stops exits with 128 more.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.signal = number
 
 
 @dataclass(frozen=True)
@@ -95,7 +112,8 @@ def train(
             Keras does not run on TensorFlow.
         OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
         MemoryError: if the memory does not suffice. The last checkpoint is intact.
-        TrainingInterrupted: on Ctrl-C. The last checkpoint is intact.
+        TrainingInterrupted: on Ctrl-C or SIGTERM, after the step at hand has been saved. A second signal does not wait
+            for that; the last checkpoint is intact then too.
     """
     if keras.backend.backend() != "tensorflow":
         raise TaskError("training needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow")
@@ -141,15 +159,20 @@ class _Training:
             "average": self._step.average,
         }
 
-    def _save(self) -> None:
-        at = self._at
+    def _save(self, stopped: bool = False) -> None:
+        """Writes a checkpoint: a regular one, or that of a stop, which the next regular one replaces."""
+        at, folder = self._at, self._run.checkpoints
         if self._chief:
             arrays = {**self._variables(), "best": self._best}
-            checkpoint.save_step(self._run.checkpoints, arrays, vars(at), self._options.keep)
+            if stopped:
+                checkpoint.save_stop(folder, arrays, vars(at))
+            else:
+                checkpoint.save_step(folder, arrays, vars(at), self._options.keep)
         self._saved = at.step
 
     def _restore(self) -> None:
-        latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append)
+        most = checkpoint.most_bytes(self._model.weights)
+        latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append, most)
         if latest is None:
             self._begin()
             return
@@ -183,6 +206,8 @@ class _Training:
         at, options = self._at, self._options
         if self._finished() and self._is_written():
             return self._result()
+        if not self._finished():
+            self._prepare()
         began = time.monotonic() - at.seconds
         with TrainingLog(
             self._run, at.step, options.steps, progress=progress, writes=self._chief
@@ -194,24 +219,16 @@ class _Training:
             )
             for note in self._notes:
                 log.say(note)
+            stop = StopRequest(lambda: at.step == self._saved, _STOPS if progress else "")
             try:
-                if not self._finished():
-                    for note in self._task.notes():
-                        log.say(note)
-                    if options.validate_with != "loss":
-                        self._score = ValidationScore(self._run, self._task)
-                    with contextlib.closing(_ahead(self._task, options, at.step)) as batches:
-                        for of_step in batches:
-                            self._take(of_step, log)
-                            at.seconds = time.monotonic() - began
-                            self._after_step(log)
-                            if self._finished():
-                                break
-                self._finish(log)
+                with stop:
+                    if not self._finished():
+                        self._take_steps(log, began, stop)
+                    self._finish(log)
             except KeyboardInterrupt:
                 with contextlib.suppress(OSError):
                     log.say(self._where(), show=False)
-                raise TrainingInterrupted(self._where()) from None
+                raise TrainingInterrupted(self._where(), stop.signal or signal.SIGINT) from None
             except OSError as error:
                 text = f"{error.strerror or error}; {self._where()}"
                 where = error.filename or str(self._run.path)
@@ -222,6 +239,28 @@ class _Training:
                     f"(--batch-size); {self._where()}"
                 ) from None
         return self._result()
+
+    def _prepare(self) -> None:
+        """Does what may be refused, before anything is written: the folder then stays as it is."""
+        options, task = self._options, self._task
+        task.check_batches(options, self._at.step)
+        self._notes += task.notes()
+        if options.validate_with != "loss":
+            self._score = ValidationScore(self._run, task)
+
+    def _take_steps(self, log: TrainingLog, began: float, stop: StopRequest) -> None:
+        at, options = self._at, self._options
+        with contextlib.closing(_ahead(self._task, options, at.step)) as batches:
+            for of_step in batches:
+                self._take(of_step, log)
+                at.seconds = time.monotonic() - began
+                self._after_step(log)
+                if stop.signal:
+                    if self._saved < at.step:
+                        self._save(stopped=True)
+                    raise KeyboardInterrupt
+                if self._finished():
+                    break
 
     def _description(self) -> str:
         """What is trained: the first line, long before the first validation."""
@@ -240,7 +279,8 @@ class _Training:
         if not self._run.weights.exists():
             return False
         try:
-            arrays, _ = checkpoint.load(self._run.weights)
+            most = checkpoint.most_bytes(self._model.weights)
+            arrays, _ = checkpoint.load(self._run.weights, most)
             check(self._model.weights, arrays.get("weight", []), self._run)
         except TaskError as error:
             self._notes.append(

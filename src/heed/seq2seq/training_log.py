@@ -6,16 +6,19 @@ import contextlib
 import json
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from heed._npz import open_regular
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder, write_atomically
 
+_SILENCE = 30.0  # seconds without a line on stderr, at most
 _LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not written
 
 
@@ -33,7 +36,8 @@ def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any
         TaskError: if another line is not a record.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_regular(path) as file:
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return []
     records = [_record(line) for line in lines]
@@ -70,14 +74,25 @@ class TrainingLog:
         step: how many steps have been taken.
         steps: how many there will be at most.
         progress: whether to show progress on stderr; a bar on a terminal, else a line for each
-            validation.
+            validation, and after half a minute without one.
         writes: whether to write files; in a distributed run one worker does.
+        clock: the time in seconds.
     """
 
     def __init__(
-        self, run: RunFolder, step: int, steps: int, *, progress: bool = True, writes: bool = True
+        self,
+        run: RunFolder,
+        step: int,
+        steps: int,
+        *,
+        progress: bool = True,
+        writes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._step, self._steps = run, step, steps
+        self._clock = clock
+        self._taken, self._began, self._said = step, clock(), clock()
+        self._over = threading.Event()
         self._tensorboard = run.path / "tensorboard"
         self._progress, self._writes = progress, writes
         self._open = contextlib.ExitStack()
@@ -89,7 +104,7 @@ class TrainingLog:
     def __enter__(self) -> TrainingLog:
         if self._writes:
             said = self._run.path / "train.log"
-            self._lines = self._open.enter_context(said.open("a", encoding="utf-8"))
+            self._lines = self._open.enter_context(open_regular(said, "a", encoding="utf-8"))
             path = self._run.path / "metrics.jsonl"
             kept = read_metrics(path, self._step)
             text = "".join(json.dumps(record) + "\n" for record in kept)
@@ -98,6 +113,11 @@ class TrainingLog:
             self._open_events(kept)
         if self._progress and sys.stderr.isatty():
             self._open_bar()
+        if self._progress and self._bar is None:
+            thread = threading.Thread(target=self._break_silence, daemon=True)
+            thread.start()
+            self._open.callback(thread.join)
+            self._open.callback(self._over.set)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -146,8 +166,16 @@ class TrainingLog:
         )
         self._open.callback(self._bar.close)
 
+    def _break_silence(self) -> None:
+        """Says where training stands, in a thread: one step, or one validation, may take minutes."""
+        while not self._over.wait(max(0.0, self._said + _SILENCE - self._clock())):
+            now = self._clock()
+            if now >= self._said + _SILENCE:
+                self._show(f"step {self._taken}/{self._steps}  {now - self._began:.0f} s")
+
     def advance(self, step: int) -> None:
         """Shows that so many steps have been taken."""
+        self._taken = step
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
@@ -180,10 +208,14 @@ class TrainingLog:
             self._lines.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
             self._lines.flush()
         if show and self._progress:
-            if self._bar is not None:
-                self._bar.write(text, file=sys.stderr)
-            else:
-                print(text, file=sys.stderr, flush=True)
+            self._show(text)
+
+    def _show(self, text: str) -> None:
+        self._said = self._clock()
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def _as_os_errors(self) -> Iterator[None]:
