@@ -137,9 +137,8 @@ def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("format", "out"),
     [
-        ("ctranslate2", "numbers-ctranslate2"),
         ("ctranslate2", "-x"),
-        ("onnx", "./-two words/x"),
+        ("onnx", "numbers-onnx"),
         pytest.param("litert", "link", marks=pytest.mark.slow),
         pytest.param("saved_model", "numbers-saved", marks=pytest.mark.slow),
     ],
@@ -158,7 +157,12 @@ def test_the_command_makes_what_can_be_tried(
     assert (status, wrong) == (0, "")
     assert read_manifest(tmp_path / out)["kind"] == format
     assert before == {path: path.stat().st_mtime_ns for path in finished_run.path.rglob("*")}
-    assert {path.name for path in tmp_path.iterdir()} <= {"a run", "link", "linked", Path(out).parts[0]}
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        "a run",
+        "link",
+        "linked",
+        Path(out).parts[0],
+    }
     # The line that it ends with is one for a shell.
     words = shlex.split(said.splitlines()[-1].partition("try it: ")[2])
     assert words[0] == "python"
@@ -166,6 +170,15 @@ def test_the_command_makes_what_can_be_tried(
         [sys.executable, *words[1:], "7"], capture_output=True, text=True, check=True
     )
     assert asked.stdout.splitlines() == Translator(finished_run)(["7"])
+
+
+def test_an_artefact_is_run_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("-a b").mkdir()
+    script = "import sys, numpy as np; np.savez(sys.argv[3], **np.load(sys.argv[2]))"
+    Path("-a b", "run.py").write_text(script)
+    found = verify._answers(Path("-a b"), {"x": np.arange(3)}, needs_heed=False)
+    assert found["x"].tolist() == [0, 1, 2]
 
 
 def test_a_folder_takes_the_place_that_a_link_names(tmp_path):

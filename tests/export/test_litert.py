@@ -442,7 +442,10 @@ def test_what_cannot_be_is_told_in_a_line(
     [
         ({"precision": "int4"}, "`precision` must be one of 'float32', 'float16', 'int8'"),
         ({"calibration": [{"x": np.ones((1, 2, 4))}]}, '`calibration` goes with precision="int8"'),
-        ({"precision": "int8", "calibration": []}, "`calibration` must be a list of one sample at least"),
+        (
+            {"precision": "int8", "calibration": []},
+            "`calibration` must be a list of one sample at least",
+        ),
         (
             {"precision": "int8", "calibration": [{"y": np.ones((1, 2, 4))}]},
             "`calibration` must have an array for each input: x. Received: y",

@@ -53,9 +53,9 @@ def write(
             matrices of 1,024 numbers and more become 8-bit integers, and are multiplied with rows that are rounded to
             8 bits as they come ("dynamic range").
         calibration: with "int8": inputs of the program "serve", dictionaries of arrays as it will be given, some
-            dozens, the shortest and the longest among them. Products of weights are then of integers alone, rows rounded in the
-            ranges that they have in these samples, for hardware that wants that; less exact than without.
-            Attention, tables of embeddings and what else is no product of weights stay float32, and so do inputs and
+            dozens, the shortest and the longest among them. Products of weights are then of integers alone, rows
+            rounded in the ranges that they have in these samples, for hardware that wants that; less exact than
+            without. Attention, tables of embeddings and what else is no product of weights stay float32, and so do inputs and
             outputs.
 
     Raises:

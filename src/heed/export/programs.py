@@ -68,7 +68,9 @@ class Program:
             ExportError: unless there is one sample at least, of the right shape and without NaN, for each input.
         """
         if not isinstance(given, Mapping) or set(given) != set(self.inputs):
-            received = ", ".join(map(str, given)) or "none" if isinstance(given, Mapping) else repr(given)
+            received = (
+                ", ".join(map(str, given)) or "none" if isinstance(given, Mapping) else repr(given)
+            )
             names = ", ".join(self.inputs)
             raise ExportError(
                 f"`{argument}` must have an array for each input: {names}. Received: {received}"
