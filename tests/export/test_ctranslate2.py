@@ -44,11 +44,12 @@ SIZES = {
     "num_heads": 4,
     "feed_forward_width": 32,
     "encoder_layers": 2,
-    "decoder_layers": 3,
+    "decoder_layers": 2,
     "max_length": 64,
     "tie_embeddings": False,
 }
-LENGTH = 12
+LENGTH = 8
+EPSILON = float(np.finfo("float32").eps)
 
 
 def runner() -> ModuleType:
@@ -96,11 +97,11 @@ def effect(
 def rounding(model: Any, answer: Callable[[], np.ndarray]) -> float:
     """How far two float32 computations of an answer may be apart, whatever their order of summation.
 
-    A sum of n products, in any order, is exact for weights of which each is off by n epsilons at most (Higham,
-    "Accuracy and Stability of Numerical Algorithms", 3.1), and each of the two has such a sum of its own.
+    A sum of n products, in any order, is exact for weights that are off by some sqrt(n) epsilons, rarely more (Higham
+    and Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis"); each of the two has such a sum.
     """
-    terms = 2 * max(len(w) for w in model.get_weights() if w.ndim > 1)
-    return effect(model, answer, lambda w: terms * np.finfo("float32").eps * np.abs(w))
+    terms = max(len(w) for w in model.get_weights() if w.ndim > 1)
+    return effect(model, answer, lambda w: 2 * np.sqrt(terms) * EPSILON * np.abs(w))
 
 
 def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
@@ -128,7 +129,6 @@ def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
         answer(),
         rounding(model, answer),
     )
-    print("RATIO", np.abs(found - expected).max() / atol, atol)
     np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
     target[1, 4], target[1, 5:] = 2, 0  # one that ends, and others that were cut
     found = programs["probabilities"](source=source, target=target)
@@ -242,11 +242,14 @@ def test_language_models(options: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "smaller", "atol"),
-    [("float32", 1.0, 1e-4), ("float16", 1.9, 2e-2), ("bfloat16", 1.9, 2e-1), ("int8", 2.5, 5e-1)],
+    ("quantization", "smaller"),
+    [("float32", 1.0), ("float16", 1.9), ("bfloat16", 1.9), ("int8", 2.5)],
 )
-def test_quantization(quantization: str, smaller: float, atol: float, tmp_path: Path) -> None:
-    """Files get smaller, and log-probabilities differ little; which token is the likeliest may change."""
+def test_quantization(quantization: str, smaller: float, tmp_path: Path) -> None:
+    """Files get smaller, and log-probabilities change by what rounding to so many bits may change.
+
+    CTranslate2 computes in float32 here: what it computes in by default, and how well, depends on the CPU.
+    """
     model = model_of(4, width=64, feed_forward_width=128, position="rotary", decoder_layers=1)
     for one in model.trainable_weights:  # milder ones: rounding is not what random weights multiply
         if len(one.shape) > 1:
@@ -258,13 +261,27 @@ def test_quantization(quantization: str, smaller: float, atol: float, tmp_path: 
     sizes = {name: (folder / "model.bin").stat().st_size for name, folder in folders.items()}
     assert sizes["float32"] / sizes["chosen"] >= smaller
     source, target = sources(4, 9, 1, 13), np.random.default_rng(0).integers(3, 15, (4, 6))
-    logits = model({"source": source, "target": np.insert(target, 0, 1, axis=1)[:, :-1]})
-    scored = ctranslate2.Translator(str(folders["chosen"]), intra_threads=1).score_batch(
+
+    def answer() -> np.ndarray:
+        inputs = {"source": source, "target": np.insert(target, 0, 1, axis=1)[:, :-1]}
+        return log_probabilities(model(inputs), target)
+
+    scored = ctranslate2.Translator(
+        str(folders["chosen"]), intra_threads=1, compute_type="float32"
+    ).score_batch(
         [[str(i) for i in row if i] for row in source], [[str(i) for i in row] for row in target]
     )
     found = np.array([one.log_probs[:6] for one in scored])
-    error = np.abs(found - log_probabilities(logits, target)).max()
-    assert error < atol
+    error = np.abs(found - answer()).max()
+    # Half the step from a number that can be kept to the next.
+    step = {
+        "float32": lambda w: 0 * w,
+        "float16": lambda w: 2.0**-11 * np.abs(w),
+        "bfloat16": lambda w: 2.0**-8 * np.abs(w),
+        "int8": lambda w: np.abs(w).max(axis=0, keepdims=True) / 254,
+    }[quantization]
+    bound = rounding(model, answer) + effect(model, answer, step)
+    assert error < bound
     if quantization != "float32":
         assert error > 1e-5  # it has been narrowed
 
@@ -336,7 +353,7 @@ def test_odd_tokens(tmp_path: Path) -> None:
     """Ids and tokens go one to one, whatever the tokens are."""
     tokens = ["<pad>", "<s>", "</s>", "<unk>", *ODD]
     size = len(tokens)
-    model = model_of(source_vocabulary_size=size, target_vocabulary_size=size)
+    model = model_of(source_vocabulary_size=size, target_vocabulary_size=size, decoder_layers=3)
     export.write(model, tmp_path, source_tokens=tokens, target_tokens=tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("config.json", "model.bin", "shared_vocabulary.json"),

@@ -55,8 +55,8 @@ def write(
         calibration: with "int8": inputs of the program "serve", dictionaries of arrays as it will be given, some
             dozens, the shortest and the longest among them. Products of weights are then of integers alone, rows
             rounded in the ranges that they have in these samples, for hardware that wants that; less exact than
-            without. Attention, tables of embeddings and what else is no product of weights stay float32, and so do inputs and
-            outputs.
+            without. Attention, tables of embeddings and what else is no product of weights stay float32, and so do
+            inputs and outputs.
 
     Raises:
         ExportError: for another precision, samples that do not fit, or what LiteRT has no operator for.
