@@ -1,8 +1,14 @@
 """Exporting as a whole: what is written, checked, refused, and left alone."""
 
+import dataclasses
 import json
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,7 +16,10 @@ import pytest
 import tensorflow as tf
 
 from heed import layers
-from heed.export import ExportError, artefact, export, read_manifest
+from heed.cli import main
+from heed.export import ExportError, artefact, export, read_manifest, verify
+from heed.export import samples as sampling
+from heed.export.programs import programs_of
 from heed.export.runners import run as runner
 from heed.models import (
     LanguageModel,
@@ -33,23 +42,48 @@ def classifier():
     return keras.Model(x, keras.layers.Dense(3, name="class")(y))
 
 
+def dense():
+    x = keras.Input((None, 3), name="x")
+    return keras.Model(x, keras.layers.Dense(2)(x))
+
+
 def transformer(**options):
     model = Transformer(TransformerConfig(20, 30, **{**SMALL, **options}))
     model.build()
     return model
 
 
+def answers_in_this_process(folder, given, needs_heed):
+    """`verify._answers` without a process of its own, which costs seconds to load TensorFlow."""
+    with tempfile.TemporaryDirectory() as temporary:
+        question, answer = Path(temporary) / "given.npz", Path(temporary) / "found.npz"
+        np.savez(question, **given)
+        runner._check(runner.Model(folder), str(question), str(answer))
+        with np.load(answer) as arrays:
+            return dict(arrays)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Artefacts are run in this process: for tests of what they answer, not of what they need."""
+    monkeypatch.setattr(verify, "_answers", answers_in_this_process)
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The classifier as a SavedModel."""
-    return export(classifier(), tmp_path_factory.mktemp("export") / "model", format="saved_model")
+    """The classifier in ONNX, by a relative path that looks like an option: run without heed."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("export")
+        patch.chdir(folder)
+        done = export(classifier(), "-two words/model", format="onnx")
+    return dataclasses.replace(done, path=folder / done.path)
 
 
 def test_an_artefact_runs_without_heed_and_agrees(exported):
     assert exported.agreement.largest_difference < 1e-5
     assert exported.agreement.samples == 8
     manifest = read_manifest(exported.path)
-    assert manifest["kind"] == "saved_model"
+    assert manifest["kind"] == "onnx"
     assert manifest["programs"]["serve"]["inputs"] == {
         "tokens": {"shape": [None, None], "dtype": "int32"}
     }
@@ -78,7 +112,7 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
     ],
     ids=["relative", "recurrent", "language-model", "alibi", "rotary"],
 )
-def test_what_decodes_decodes_alike(tmp_path, model, implementation):
+def test_what_decodes_decodes_alike(tmp_path, model, implementation, here):
     done = export(
         model(), tmp_path / "m", format="saved_model", implementation=implementation, longest=10
     )
@@ -94,21 +128,68 @@ def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
     assert done.agreement.samples == 20
     assert done.agreement.same == 1
     asked = ["7", "1,234", "9 9", "0005"]
-    script = "import sys; sys.modules['heed'] = None; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
-    words = [
-        sys.executable,
-        "-c",
-        script.replace("run_path(sys.argv[1]", "run_path(sys.argv.pop(1)"),
-    ]
-    said = subprocess.run(
-        [*words, str(done.path / "run.py"), *asked], capture_output=True, text=True, check=True
+    model = runner.Model(done.path)  # what run.py does; that it needs no heed `export` has seen
+    assert [model.text(text) for text in asked] == Translator(finished_run)(asked)
+    with pytest.raises(SystemExit, match="numbers from 0 to 999,999"):
+        model.text("x1")
+
+
+@pytest.mark.parametrize(
+    ("format", "out"),
+    [
+        ("ctranslate2", "-x"),
+        ("onnx", "numbers-onnx"),
+        pytest.param("litert", "link", marks=pytest.mark.slow),
+        pytest.param("saved_model", "numbers-saved", marks=pytest.mark.slow),
+    ],
+)
+def test_the_command_makes_what_can_be_tried(
+    format, out, finished_run, tmp_path, monkeypatch, capsys
+):
+    """From another folder, by a relative path of the run too."""
+    monkeypatch.setattr(shipping, "_SAMPLES", 20)
+    monkeypatch.chdir(tmp_path)
+    Path("a run").symlink_to(finished_run.path)
+    Path("link").symlink_to("linked")
+    before = {path: path.stat().st_mtime_ns for path in finished_run.path.rglob("*")}
+    status = main(["export", "a run", "--format", format, f"--out={out}"])
+    said, wrong = capsys.readouterr()
+    assert (status, wrong) == (0, "")
+    assert read_manifest(tmp_path / out)["kind"] == format
+    assert before == {path: path.stat().st_mtime_ns for path in finished_run.path.rglob("*")}
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        "a run",
+        "link",
+        "linked",
+        Path(out).parts[0],
+    }
+    # The line that it ends with is one for a shell.
+    words = shlex.split(said.splitlines()[-1].partition("try it: ")[2])
+    assert words[0] == "python"
+    asked = subprocess.run(
+        [sys.executable, *words[1:], "7"], capture_output=True, text=True, check=True
     )
-    assert said.stdout.splitlines() == Translator(finished_run)(asked)
-    wrong = subprocess.run(
-        [*words, str(done.path / "run.py"), "x1"], capture_output=True, text=True, check=False
-    )
-    assert wrong.returncode
-    assert "numbers from 0 to 999,999" in wrong.stderr.splitlines()[-1]
+    assert asked.stdout.splitlines() == Translator(finished_run)(["7"])
+
+
+def test_an_artefact_is_run_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("-a b").mkdir()
+    script = "import sys, numpy as np; np.savez(sys.argv[3], **np.load(sys.argv[2]))"
+    Path("-a b", "run.py").write_text(script)
+    found = verify._answers(Path("-a b"), {"x": np.arange(3)}, needs_heed=False)
+    assert found["x"].tolist() == [0, 1, 2]
+
+
+def test_a_folder_takes_the_place_that_a_link_names(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for link, place in (("one", "empty"), ("two", "not there yet")):
+        (tmp_path / link).symlink_to(place)
+        with artefact.new_folder(tmp_path / link) as folder:
+            (folder / "file").write_text("whole")
+        assert (tmp_path / link).is_symlink()
+        assert (tmp_path / place / "file").read_text() == "whole"
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_the_runner_reads_numbers_as_heed_does(finished_run):
@@ -134,18 +215,122 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
         ),
         ({"format": "onnx", "implementation": "native"}, "in a SavedModel alone"),
         ({"format": "saved_model", "implementation": "auto"}, "must be portable or native"),
+        ({"format": []}, r"`format` must be one of .* Received: \[\]"),
+        ({"format": "onnx", "opset": 23.0}, "`opset` must be from 17 to 24. Received: opset=23.0"),
+        ({"format": "onnx", "opset": "23"}, "`opset` must be from 17 to 24. Received: opset='23'"),
+        ({"format": "onnx", "calibration": [{}]}, "`calibration` goes with LiteRT alone"),
+        ({"out": ""}, "`out` must be the path of a folder to make. Received: ''"),
+        ({"out": None}, "`out` must be the path of a folder to make. Received: None"),
+        ({"out": b"x"}, "`out` must be the path of a folder to make. Received: b'x'"),
+        ({"out": "a\0b"}, "`out` must be the path of a folder to make. Received"),
+        ({"longest": float("nan")}, "`longest` must be an integer >= 1. Received: longest=nan"),
     ],
+    ids=str,
 )
-def test_options_that_do_not_fit_are_refused(tmp_path, options, message):
-    with pytest.raises(ExportError, match=message):
-        export(classifier(), tmp_path / "model", **options)
+def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    given = {"out": "model", "format": "saved_model", **options}
+    with pytest.raises(ValueError, match=message):
+        export(dense(), **given)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (3, "must have an array for each input: x. Received: 3"),
+        ({}, "must have an array for each input: x. Received: none"),
+        ({"x": np.ones((1, 2, 3)), "y": 1}, "for each input: x. Received: x, y"),
+        ({"x": "abc"}, "`x` of `samples` must hold float32: could not convert"),
+        ({"x": [[1], [1, 2]]}, "`x` of `samples` must hold float32: setting an array element"),
+        ({"x": np.ones((2, 4))}, r"must have the shape \(None, None, 3\), .*Received: \(2, 4\)"),
+        ({"x": np.ones((0, 2, 3))}, r"no size of 0. Received: \(0, 2, 3\)"),
+        ({"x": np.full((1, 2, 3), np.nan)}, "`x` of `samples` must not hold NaN"),
+    ],
+    ids=str,
+)
+def test_samples_that_do_not_fit_are_refused(tmp_path, samples, message):
+    with pytest.raises(ExportError, match=message):
+        export(dense(), tmp_path / "model", format="saved_model", samples=samples)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def translator():
+    """A model with its programs."""
+    model = RecurrentTranslator(RecurrentTranslatorConfig(20, 30, width=8))
+    return model, programs_of(model)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([[1.5]], "must hold int32: float64 was received"),
+        ([[3, 20]], "must hold tokens from 0 to 19. Received: 3 to 20"),
+        ([[-3]], "must hold tokens from 0 to 19. Received: -3 to -3"),
+        ([3], r"must have the shape \(None, None\), and no size of 0. Received: \(1,\)"),
+    ],
+    ids=str,
+)
+def test_tokens_that_a_model_does_not_have_are_refused(translator, source, message):
+    with pytest.raises(ExportError, match=f"`source` of `samples` {message}"):
+        sampling.sample_arrays(*translator, {"source": source})
+
+
+def test_a_model_that_answers_with_nan_is_named_as_such(tmp_path):
+    model = dense()
+    model.weights[0].assign(np.full(model.weights[0].shape, np.nan))
+    with pytest.raises(ExportError, match="the model itself answers with NaN: look for NaN"):
+        export(model, tmp_path / "model", format="litert")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, monkeypatch, capsys):
+    """A folder in a file; one that may only be read (for root, who may write anywhere, the system says so)."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="file"):
+        export(dense(), tmp_path / "file" / "model", format="saved_model")
+    made = tempfile.mkdtemp
+
+    def refuses(*args, **options):
+        if Path(options.get("dir") or "") == tmp_path:
+            raise PermissionError(13, "Permission denied", str(tmp_path))
+        return made(*args, **options)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuses)
+    with pytest.raises(PermissionError, match="denied"):
+        export(dense(), tmp_path / "model", format="saved_model")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_files_of_models_are_neither_read_nor_run(tmp_path, monkeypatch, capsys):
+    """Whatever is in a .keras, `export` takes a model or a run: Keras' own checks stand before it."""
+    monkeypatch.chdir(tmp_path)
+    planted = tmp_path / "planted"
+    x = keras.Input((2,))
+    run = keras.layers.Lambda(lambda x, path=str(planted): [open(path, "w"), x][1])  # noqa: SIM115
+    keras.Model(x, run(x)).save("evil.keras")
+    planted.unlink(missing_ok=True)  # Keras called it once to know its shape
+    (tmp_path / "cut.keras").write_bytes((tmp_path / "evil.keras").read_bytes()[:99])
+    with zipfile.ZipFile("climbs.keras", "w") as file:
+        file.writestr("../planted", "x")
+    before = sorted(tmp_path.iterdir())
+    for name in ("evil.keras", "cut.keras", "climbs.keras"):
+        with pytest.raises(ExportError, match="`model` must be a Keras model or one that decodes"):
+            export(name, "model", format="saved_model")
+        assert main(["export", name, "--format", "onnx", "--out", "model"]) == 1
+        said, wrong = capsys.readouterr()
+        assert not said
+        assert len(wrong.splitlines()) == 1
+        assert name in wrong
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_missing_package_is_named_with_what_brings_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ExportError, match=r"onnx needs onnxruntime: pip install .*export"):
-        export(classifier(), tmp_path / "model", format="onnx")
+        export(dense(), tmp_path / "model", format="onnx")
 
 
 def test_models_without_symbolic_inputs_are_told_how_to_get_them(tmp_path):
@@ -160,25 +345,19 @@ def test_models_without_symbolic_inputs_are_told_how_to_get_them(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_samples_must_be_whole(tmp_path):
-    with pytest.raises(ExportError, match="Received: none for tokens"):
-        export(classifier(), tmp_path / "model", format="saved_model", samples={"x": np.ones(3)})
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_is_there_stays(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.txt").write_text("mine")
     with pytest.raises(ExportError, match="exists already: choose another folder"):
-        export(classifier(), tmp_path / "model", format="saved_model")
+        export(dense(), tmp_path / "model", format="saved_model")
     assert (tmp_path / "model" / "mine.txt").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_an_artefact_that_disagrees_is_no_artefact(tmp_path, monkeypatch):
+def test_an_artefact_that_disagrees_is_no_artefact(tmp_path, monkeypatch, here):
     from heed.export import saved_model
 
-    model, write = classifier(), saved_model.write
+    model, write = dense(), saved_model.write
 
     def wrong(programs, folder, **options):
         kept = model.get_weights()
@@ -201,7 +380,7 @@ def test_a_full_disk_is_one_short_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(saved_model, "write", full)
     with pytest.raises(ExportError, match=r"model cannot be written: No space left on device$"):
-        export(classifier(), tmp_path / "model", format="saved_model")
+        export(dense(), tmp_path / "model", format="saved_model")
     assert not list(tmp_path.iterdir())
 
 
@@ -211,22 +390,20 @@ def test_an_artefact_that_does_not_run_is_no_artefact(tmp_path, monkeypatch):
     (tmp_path / "runners" / "run.py").write_text("raise SystemExit('no luck')")
     (tmp_path / "runners" / "saved_model.py").write_text("")
     with pytest.raises(ExportError, match="the exported model does not run: no luck"):
-        export(classifier(), tmp_path / "out" / "model", format="saved_model")
+        export(dense(), tmp_path / "out" / "model", format="saved_model")
     assert not list((tmp_path / "out").iterdir())
 
 
 def _damaged(folder, copy):
-    import shutil
-
     shutil.copytree(folder, copy)
     return copy
 
 
 def test_damage_is_seen(exported, tmp_path):
     copy = _damaged(exported.path, tmp_path / "copy")
-    with (copy / "model" / "saved_model.pb").open("ab") as file:
+    with (copy / "model.onnx").open("ab") as file:
         file.write(b"x")
-    message = "is damaged: model/saved_model.pb is not as it was written"
+    message = "is damaged: model.onnx is not as it was written"
     with pytest.raises(ExportError, match=message):
         read_manifest(copy)
     with pytest.raises(SystemExit, match=message):

@@ -139,6 +139,7 @@ def test_a_sequential_model(write: Any) -> None:
         np.testing.assert_allclose(found, model(tokens), atol=ATOL)
 
 
+@pytest.mark.slow  # the layers are those of other models here
 def test_a_classifier_of_the_house(write: Any) -> None:
     config = MaskedLanguageModelConfig(VOCABULARY, width=16, num_heads=2, feed_forward_width=32)
     tokens = keras.Input((None,), dtype="int32", name="tokens")
@@ -285,7 +286,8 @@ def check_steps(
     [
         lambda: make_transformer(num_key_value_heads=2, position="rotary"),
         make_language_model,
-        lambda: make_recurrent("additive"),
+        # Its layers are those of `with_bilstm`; it decodes as a SavedModel and in ONNX.
+        pytest.param(lambda: make_recurrent("additive"), marks=pytest.mark.slow),
     ],
     ids=["transformer", "language model", "recurrent"],
 )
@@ -359,7 +361,7 @@ def test_precisions(write: Any, tmp_path: pathlib.Path) -> None:
         "float32": {},
         "float16": {"precision": "float16"},
         "int8": {"precision": "int8"},
-        "samples": {"precision": "int8", "samples": samples},
+        "samples": {"precision": "int8", "calibration": samples},
     }.items():
         run = write(programs, **options)["serve"]
         found[name], sizes[name] = error(model, run), (tmp_path / litert.FILE).stat().st_size
@@ -441,15 +443,18 @@ def test_what_cannot_be_is_told_in_a_line(
     ("options", "told"),
     [
         ({"precision": "int4"}, "`precision` must be one of 'float32', 'float16', 'int8'"),
-        ({"samples": [{"x": np.ones((1, 2, 4))}]}, '`samples` go with precision="int8"'),
-        ({"precision": "int8", "samples": []}, "`samples` must hold one sample at least"),
+        ({"calibration": [{"x": np.ones((1, 2, 4))}]}, '`calibration` goes with precision="int8"'),
         (
-            {"precision": "int8", "samples": [{"y": np.ones((1, 2, 4))}]},
-            "Each of `samples` must have the inputs x. Received: y",
+            {"precision": "int8", "calibration": []},
+            "`calibration` must be a list of one sample at least",
         ),
         (
-            {"precision": "int8", "samples": [{"x": np.ones((1, 2, 5))}]},
-            r"`x` of each of `samples` must have the shape \(None, None, 4\). Received: \(1, 2, 5\)",
+            {"precision": "int8", "calibration": [{"y": np.ones((1, 2, 4))}]},
+            "`calibration` must have an array for each input: x. Received: y",
+        ),
+        (
+            {"precision": "int8", "calibration": [{"x": np.ones((1, 2, 5))}]},
+            r"`x` of `calibration` must have the shape \(None, None, 4\), .* Received: \(1, 2, 5\)",
         ),
     ],
 )
@@ -463,7 +468,7 @@ def test_samples_are_for_one_program(tmp_path: pathlib.Path) -> None:
     with pytest.raises(
         ExportError, match=r"of one program.*Received: the programs encode, decode_st"
     ):
-        litert.write(programs, tmp_path, precision="int8", samples=[{}])
+        litert.write(programs, tmp_path, precision="int8", calibration=[{}])
 
 
 def test_too_many_weights_are_refused(

@@ -60,6 +60,21 @@ FAULTS = (
         "axis += 1",
         (f"{_OF_EXPORT}/test_plain_operations.py",),
     ),
+    # Folders
+    Fault(
+        "a folder of a relative path is not found where an export is tried",
+        f"{_EXPORT}/verify.py",
+        'folder.resolve() / "run.py"',
+        'folder / "run.py"',
+        (f"{_OF_EXPORT}/test_exporting.py::test_an_artefact_is_run_from_another_folder",),
+    ),
+    Fault(
+        "tokens that a model does not have are tried on its export",
+        f"{_EXPORT}/samples.py",
+        "(ids >= 0) & (ids < size)",
+        "(ids < size)",
+        (f"{_OF_EXPORT}/test_exporting.py::test_tokens_that_a_model_does_not_have_are_refused",),
+    ),
     # LiteRT
     Fault(
         "LiteRT's full integers reach into attention",

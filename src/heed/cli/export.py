@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from heed import seq2seq
@@ -19,7 +20,7 @@ def add_export(parser: Parser) -> None:
     """The arguments of `heed export`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--format", required=True, choices=_FORMATS, help="what to make of it")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     parser.add_argument(
         "--precision", help="of the weights: float32 (default), float16, bfloat16 or int8"
     )
@@ -45,4 +46,6 @@ def run_export(parsed: argparse.Namespace) -> None:
     for note in done.notes:
         say(f"note: {note}")
     say(str(done.agreement))
-    say(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {done.path}/run.py")
+    script = str(done.path / "run.py")
+    script = shlex.quote(f"./{script}" if script.startswith("-") else script)
+    say(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {script}")

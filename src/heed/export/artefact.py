@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         OSError: if it cannot be written.
     """
     check_free(path)
+    path = Path(os.path.realpath(path))  # a folder cannot take the place of a link
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +17,7 @@ from heed._numbers import check_integer
 from heed.export import artefact, saved_model
 from heed.export.errors import ExportError
 from heed.export.programs import Program, programs_of
-from heed.export.samples import samples_of
+from heed.export.samples import sample_arrays, samples_of
 from heed.export.text_ops import text_ops
 from heed.export.verify import Agreement, verify
 from heed.models import Decodable
@@ -139,8 +140,8 @@ def export(
         >>> done.agreement.largest_difference < 1e-5, sorted(path.name for path in done.path.iterdir())
         (True, ['manifest.json', 'model', 'run.py', 'runtime.py'])
     """
-    _check(format, precision, implementation)
-    out, shipment = Path(out), None
+    _check(format, precision, implementation, calibration)
+    out, shipment = _path(out), None
     artefact.check_free(out)
     longest = check_integer("longest", longest, least=1)
     if isinstance(model, Shippable):
@@ -156,6 +157,7 @@ def export(
     except ValueError as error:
         raise ExportError(str(error)) from None
     given = {"source": shipment.sources} if shipment is not None else samples
+    arrays = sample_arrays(model, programs, given)
     with artefact.new_folder(out) as folder:
         try:
             notes = _write(wanted, programs, folder)
@@ -165,7 +167,7 @@ def export(
             raise ExportError(f"{out} cannot be written: {why}") from None
         manifest = _manifest(wanted, programs, notes)
         artefact.write_manifest(folder, manifest)
-        asked = samples_of(model, programs, given, longest)
+        asked = samples_of(model, programs, arrays, longest)
         agreement = verify(folder, asked, precision, needs_heed=implementation == "native")
         checked = {"checked": dataclasses.asdict(agreement)}
         artefact.write_manifest(folder, {**manifest, **checked})
@@ -173,8 +175,15 @@ def export(
     return Exported(out, agreement, size, tuple(notes))
 
 
-def _check(format: str, precision: str, implementation: str) -> None:
-    if format not in FORMATS:
+def _path(out: Any) -> Path:
+    path = os.fspath(out) if isinstance(out, os.PathLike) else out
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ExportError(f"`out` must be the path of a folder to make. Received: {out!r}")
+    return Path(path)
+
+
+def _check(format: str, precision: str, implementation: str, calibration: Any) -> None:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ExportError(f"`format` must be one of {', '.join(FORMATS)}. Received: {format!r}")
     kind = FORMATS[format]
     if precision not in kind.precisions:
@@ -187,6 +196,8 @@ def _check(format: str, precision: str, implementation: str) -> None:
         raise ExportError(
             f"`implementation` can be 'native' in a SavedModel alone. Received: format={format!r}"
         )
+    if calibration is not None and format != "litert":
+        raise ExportError(f"`calibration` goes with LiteRT alone. Received: format={format!r}")
     for package in kind.packages:
         try:
             importlib.import_module(package)
@@ -215,7 +226,7 @@ def _write(wanted: _Wanted, programs: list[Program], folder: Path) -> list[str]:
         tokens = {f"{side}_tokens": writer.each_once(shipment.tokens[side]) for side in sides}
         writer.write(wanted.model, folder, quantization=wanted.precision, **tokens)
     elif wanted.format == "litert":
-        writer.write(programs, folder, precision=wanted.precision, samples=wanted.calibration)
+        writer.write(programs, folder, precision=wanted.precision, calibration=wanted.calibration)
     else:
         writer.write(programs, folder, opset=wanted.opset, precision=wanted.precision)
     artefact.add_runner(folder, wanted.format)

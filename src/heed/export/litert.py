@@ -40,7 +40,7 @@ def write(
     folder: str | os.PathLike[str],
     *,
     precision: Precision = "float32",
-    samples: Sequence[Mapping[str, Any]] | None = None,
+    calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Writes `model.tflite`, in which each program is a signature of its own name.
 
@@ -52,11 +52,11 @@ def write(
         precision: of the weights. "float32"; "float16", which halves them and computes in float32; "int8", a quarter:
             matrices of 1,024 numbers and more become 8-bit integers, and are multiplied with rows that are rounded to
             8 bits as they come ("dynamic range").
-        samples: with "int8": inputs of the program "serve", dictionaries of arrays as it will be given, some dozens,
-            the shortest and the longest among them. Products of weights are then of integers alone, rows rounded in the
-            ranges that they have in these samples, for hardware that wants that; less exact than without samples.
-            Attention, tables of embeddings and what else is no product of weights stay float32, and so do inputs and
-            outputs.
+        calibration: with "int8": inputs of the program "serve", dictionaries of arrays as it will be given, some
+            dozens, the shortest and the longest among them. Products of weights are then of integers alone, rows
+            rounded in the ranges that they have in these samples, for hardware that wants that; less exact than
+            without. Attention, tables of embeddings and what else is no product of weights stay float32, and so do
+            inputs and outputs.
 
     Raises:
         ExportError: for another precision, samples that do not fit, or what LiteRT has no operator for.
@@ -68,8 +68,7 @@ def write(
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise ExportError(f"`precision` must be one of {known}. Received: precision={precision!r}")
-    if samples is not None:
-        samples = _checked_samples(samples, programs, precision)
+    samples = None if calibration is None else _samples(calibration, programs, precision)
     functions = {program.name: program.trace() for program in programs}
     _check_size(functions, precision)
     with _without_noise() as noise, tempfile.TemporaryDirectory() as saved:
@@ -140,39 +139,25 @@ def _check_size(functions: Mapping[str, Any], precision: Precision) -> None:
         )
 
 
-def _checked_samples(
-    samples: Sequence[Mapping[str, Any]], programs: Sequence[Program], precision: Precision
+def _samples(
+    calibration: Sequence[Mapping[str, Any]], programs: Sequence[Program], precision: Precision
 ) -> list[dict[str, np.ndarray]]:
     """The samples as arrays of the program's types."""
     if precision != "int8":
-        raise ExportError(f'`samples` go with precision="int8". Received: precision={precision!r}')
+        raise ExportError(
+            f'`calibration` goes with precision="int8". Received: precision={precision!r}'
+        )
     names = [program.name for program in programs]
     if names != [SERVE]:
         raise ExportError(
-            "`samples` are for models of one program: what decodes becomes 8-bit integers without samples. "
+            "`calibration` is for models of one program: what decodes becomes 8-bit integers without it. "
             f"Received: the programs {', '.join(names)}"
         )
-    inputs = programs[0].inputs
-    if not samples:
-        raise ExportError("`samples` must hold one sample at least. Received: samples=[]")
-    checked = []
-    for sample in samples:
-        if set(sample) != set(inputs):
-            raise ExportError(
-                f"Each of `samples` must have the inputs {', '.join(inputs)}. Received: {', '.join(sample)}"
-            )
-        arrays = {
-            name: np.asarray(sample[name], spec.dtype.as_numpy_dtype)
-            for name, spec in inputs.items()
-        }
-        for name, spec in inputs.items():
-            if not spec.shape.is_compatible_with(arrays[name].shape):
-                raise ExportError(
-                    f"`{name}` of each of `samples` must have the shape {spec.shape}. "
-                    f"Received: {arrays[name].shape}"
-                )
-        checked.append(arrays)
-    return checked
+    if not isinstance(calibration, Sequence) or not calibration:
+        raise ExportError(
+            f"`calibration` must be a list of one sample at least. Received: {calibration!r}"
+        )
+    return [programs[0].arrays("calibration", sample) for sample in calibration]
 
 
 def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> ExportError:

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
+from heed.export.errors import ExportError
 from heed.export.plain_operations import plain_operations
 from heed.export.recurrence import plain_loops
 from heed.models import Decodable
@@ -53,6 +56,45 @@ class Program:
         with exporting() if implementation == "exportable" else set_implementation(implementation):
             graph = tf.function(self.function, autograph=False)
             return graph.get_concrete_function(**self.inputs)
+
+    def arrays(self, argument: str, given: Any) -> dict[str, NDArray[Any]]:
+        """What a caller gave for the inputs, as arrays of their dtypes.
+
+        Args:
+            argument: what the caller calls it, for the message.
+            given: arrays by name.
+
+        Raises:
+            ExportError: unless there is one sample at least, of the right shape and without NaN, for each input.
+        """
+        if not isinstance(given, Mapping) or set(given) != set(self.inputs):
+            received = (
+                ", ".join(map(str, given)) or "none" if isinstance(given, Mapping) else repr(given)
+            )
+            names = ", ".join(self.inputs)
+            raise ExportError(
+                f"`{argument}` must have an array for each input: {names}. Received: {received}"
+            )
+        found = {}
+        for name, spec in self.inputs.items():
+            try:
+                array = np.asarray(given[name])
+                if array.dtype.kind == "f" and not spec.dtype.is_floating:
+                    raise TypeError(f"{array.dtype} was received")
+                array = array.astype(spec.dtype.as_numpy_dtype)
+            except (TypeError, ValueError) as error:
+                raise ExportError(
+                    f"`{name}` of `{argument}` must hold {spec.dtype.name}: {error}"
+                ) from None
+            if not spec.shape.is_compatible_with(array.shape) or not array.size:
+                raise ExportError(
+                    f"`{name}` of `{argument}` must have the shape {spec.shape}, and no size of 0. "
+                    f"Received: {array.shape}"
+                )
+            if spec.dtype.is_floating and np.isnan(array).any():
+                raise ExportError(f"`{name}` of `{argument}` must not hold NaN")
+            found[name] = array
+        return found
 
 
 @contextlib.contextmanager

@@ -18,33 +18,62 @@ from heed.models import Decodable, generate
 _ROWS, _LENGTH, _TOGETHER, _SCORED = 8, 12, 64, 64
 
 
+def sample_arrays(
+    model: Any, programs: list[Program], given: Mapping[str, Any] | None
+) -> dict[str, NDArray[Any]]:
+    """What the model and its artefact are asked.
+
+    Args:
+        model: what `programs` are of.
+        programs: see `programs_of`.
+        given: arrays by name: of a Keras model its inputs, of one that decodes "source"; None draws them.
+
+    Raises:
+        ExportError: if what is given does not fit the inputs.
+    """
+    if given is None:
+        return _drawn(model, programs[0])
+    if "source" in programs[0].inputs or not isinstance(model, Decodable):
+        found = programs[0].arrays("samples", given)
+        size = getattr(getattr(model, "config", None), "source_vocabulary_size", None)
+        ids = found.get("source")
+        if size is not None and ids is not None and not ((ids >= 0) & (ids < size)).all():
+            raise ExportError(
+                f"`source` of `samples` must hold tokens from 0 to {size - 1}. "
+                f"Received: {ids.min()} to {ids.max()}"
+            )
+        return found
+    if not isinstance(given, Mapping) or not np.size(given.get("source", ())):
+        raise ExportError("`samples` must have `source`, of a language model any rows")
+    return {"source": np.zeros((np.shape(given["source"])[0], 1), np.int32)}
+
+
 def samples_of(
-    model: Any, programs: list[Program], given: Mapping[str, Any] | None, longest: int
+    model: Any, programs: list[Program], arrays: Mapping[str, NDArray[Any]], longest: int
 ) -> Samples:
     """Samples with the model's own answers.
 
     Args:
         model: what `programs` are of.
         programs: see `programs_of`.
-        given: arrays by name: of a Keras model its inputs, of one that decodes "source"; None draws them.
+        arrays: see `sample_arrays`.
         longest: the most tokens of a target.
 
     Raises:
-        ExportError: if an input has no array.
+        ExportError: if an answer holds NaN, with which nothing can be compared.
     """
-    drawn = _drawn(model, programs[0]) if given is None else given
-    names = ["source"] if isinstance(model, Decodable) else list(programs[0].inputs)
-    if missing := [name for name in names if name not in drawn]:
-        raise ExportError(
-            f"`samples` must have an array for each input. Received: none for {', '.join(missing)}"
-        )
     if isinstance(model, Decodable):
-        return _translated(model, np.asarray(drawn["source"]), len(programs) == 1, longest)
-    arrays = {
-        name: np.asarray(drawn[name], spec.dtype.as_numpy_dtype)
-        for name, spec in programs[0].inputs.items()
-    }
-    call = tf.function(programs[0].function, autograph=False)
+        found = _translated(model, arrays["source"], len(programs) == 1, longest)
+    else:
+        found = _served(programs[0], arrays)
+    if any(np.isnan(x).any() for x in found.answers.values() if x.dtype.kind == "f"):
+        raise ExportError("the model itself answers with NaN: look for NaN in its weights")
+    return found
+
+
+def _served(program: Program, arrays: Mapping[str, NDArray[Any]]) -> Samples:
+    """The outputs of a Keras model."""
+    call = tf.function(program.function, autograph=False)
     tensors = {name: tf.constant(x) for name, x in arrays.items()}
     found, seconds = timed(lambda: {name: x.numpy() for name, x in call(**tensors).items()})
     return Samples(arrays, found, len(next(iter(arrays.values()))), seconds)

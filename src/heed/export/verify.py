@@ -139,7 +139,8 @@ def _answers(folder: Path, given: Arrays, needs_heed: bool) -> dict[str, NDArray
         question, answer = Path(temporary) / "given.npz", Path(temporary) / "found.npz"
         np.savez(question, **given)  # type: ignore[arg-type]
         script = ("import sys; " if needs_heed else _WITHOUT_HEED) + _RUN
-        words = [sys.executable, "-c", script, str(folder / "run.py"), "--check"]
+        runner = folder.resolve() / "run.py"  # the child works in another folder
+        words = [sys.executable, "-c", script, str(runner), "--check"]
         done = subprocess.run(
             [*words, str(question), str(answer)], capture_output=True, text=True, cwd=temporary
         )

@@ -17,6 +17,7 @@ import onnx
 import tensorflow as tf
 
 from heed import __version__
+from heed._numbers import integer
 from heed.export.errors import ExportError
 from heed.export.onnx import ops  # noqa: F401  (registers what converts each operation)
 from heed.export.onnx.builder import Builder, Shape, Value, element_type
@@ -57,7 +58,7 @@ def convert(
     Raises:
         ExportError: for an operation that cannot be converted; it names the operation and its layer.
     """
-    if opset not in OPSETS:
+    if integer(opset) not in OPSETS:
         raise ExportError(
             f"`opset` must be from {OPSETS[0]} to {OPSETS[-1]}. Received: opset={opset!r}"
         )
