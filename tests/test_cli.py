@@ -90,6 +90,14 @@ def fails(result, status, message):
     assert message in err
 
 
+def contents(folder):
+    """Every file and folder in it, with its time and what it holds."""
+    return {
+        path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+    }
+
+
 def process(*words, **kwargs):
     """The command in a process of its own, which costs seconds where TensorFlow loads."""
     return subprocess.Popen(
@@ -166,7 +174,56 @@ print("tensorflow" in sys.modules or "keras" in sys.modules)
 )
 def test_what_cannot_be_done(heed, words, message, tmp_path):
     fails(heed(*words), 1, message)
-    assert not (tmp_path / "heed-runs").exists(), "nothing was made"
+    assert not list(tmp_path.iterdir()), "nothing was made"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --resume run --steps 12", "`steps` must be more than the 12"),
+        ("train --resume run --width 8", "leave out --width"),
+        ("train numbers --run run", "exists already"),
+        ("train numbers --init-from run --width 6", "`width` must"),
+        ("train --source a.tsv --vocabulary-size 2", "`vocabulary_size` must be"),
+        ("train --source a.tsv --source-tokenizer a.tsv", "`source_tokenizer` needs"),
+        ("train --source a.tsv --alignment none", "cannot read none"),
+        ("train --config a.tsv", "a.tsv"),
+        ("demo --run run", "exists already"),
+        ("demo --steps 0", "`steps` must be"),
+        ("average run --last 9", "`last` asks for 9"),
+        ("evaluate run --source none.tsv", "cannot read none.tsv"),
+        ("evaluate run --compare a.tsv", "not a run folder"),
+        ("evaluate run --report no/a.html", "--report must be"),
+        ("translate run 1 --input a.tsv", "not both"),
+        ("translate run --input a.tsv --output a.tsv", "--output must not be"),
+        ("translate run --input none --output out.txt", "cannot read or write none"),
+        ("translate run --input . --output out.txt", "cannot read or write .: Is a directory"),
+        ("translate run 1 --output .", "cannot read or write .: Is a directory"),
+        ("translate run x --output out.txt", "a number must be digits"),
+        ("translate run --language fr --input a.tsv --output out.txt", "must be one of en, de"),
+        ("translate run 1 --ensemble none --output out.txt", "none does not exist"),
+        ("translate run 1 --beam-size 0 --output out.txt", "`beam_size` must be"),
+        ("explain run", "give the text to translate too: heed explain run TEXT"),
+        ("explain run x --out a.html", "a number must be digits"),
+        ("explain run 1 --out a.html --png a.bmp", "must be a .png, .svg or .pdf file"),
+        ("explain run 1 --png no/a.png", "--png must be a file in an existing folder"),
+        ("data check none a.tsv", "cannot read none"),
+        ("data catalogs --to de --out none", "--out must be an existing folder"),
+        ("data catalogs --to de --out a.tsv", "--out must be an existing folder"),
+        ("export run --format onnx --out run", "exists already"),
+        ("serve run none", "none does not exist"),
+        ("serve run --max-batch 0", "`max_batch` must be"),
+    ],
+)
+def test_a_refusal_leaves_everything_as_it_was(
+    heed, run_path, tmp_path, words, message, monkeypatch
+):
+    monkeypatch.setattr(catalogs, "pairs", lambda language: [("Open", "Auf")])
+    shutil.copytree(run_path, tmp_path / "run")
+    (tmp_path / "a.tsv").write_text("1\tone\n2\ttwo\n")
+    before = contents(tmp_path)
+    fails(heed(*words.split()), 1, message)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("text", ["", "abc", "-5", "1.5", "1000000", "12a", "½"])
@@ -334,7 +391,12 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
     status, out, _ = heed("explain", run_path, "7", "--png", tmp_path / "q.svg")
     assert status == 0
     assert out.endswith(f"picture: {tmp_path / 'q.svg'}\n")
-    assert (tmp_path / "q.svg").read_bytes().startswith(b"<?xml")
+    drawn, translation = (tmp_path / "q.svg").read_text(), out.splitlines()[0]
+    assert drawn.startswith("<?xml")
+    # matplotlib notes each text beside its outlines.
+    assert [
+        x for x in ("Where heed looked in 7", f"to write {translation}") if x not in drawn
+    ] == []
     monkeypatch.setattr(
         "heed.cli.explain.open_translator", lambda _: 1 / 0
     )  # said before the model loads
@@ -444,6 +506,14 @@ def test_evaluate_writes_a_report(heed, run_path, tmp_path, monkeypatch):
         fails(heed("evaluate", run_path, *options, "--report", path), 1, wanted)
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     fails(heed("evaluate", run_path, "--report"), 1, "--report needs the sacrebleu library: pip")
+
+
+def test_evaluate_says_that_bleu_is_left_out(heed, run_path, tmp_path, monkeypatch):
+    (tmp_path / "pairs.tsv").write_text("7\tseven\n")
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    status, out, err = heed("evaluate", run_path, "--source", "pairs.tsv")
+    assert (status, "BLEU" in out) == (0, False)
+    assert err.startswith("heed: BLEU and chrF are left out without the sacrebleu library: pip ")
 
 
 def test_own_text(heed, tmp_path):

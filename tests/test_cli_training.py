@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from heed.cli import _COMMANDS
 from heed.seq2seq import RunFolder, checkpoint
@@ -123,7 +124,7 @@ def piped(monkeypatch, data):
     monkeypatch.setattr("sys.stdin", stream)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def eager():
     """Trains without graphs: two steps are quicker so than one graph is made."""
     tf.config.run_functions_eagerly(True)
