@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -72,8 +71,10 @@ def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monk
         f"task: numbers\nrun: '{folders[1]}/runs/config'\n{small}\ntraining: {{steps: 1, batch_size: 4}}\n"
     )
     for command in COMMANDS:
-        places = {"RUN": f"{folders[0]}/run", "FILE": folders[1]}
-        words = [re.sub("RUN|FILE", lambda found: places[found[0]], x) for x in command.split()]
+        words = [
+            word.replace("RUN", f"{folders[0]}/run").replace("FILE", folders[1])
+            for word in command.split()
+        ]
         if "--source=" in command and words[0] == "train":
             words += OPTIONS[:12]  # the sizes of a tiny model
         status, _, err = heed(*words)
