@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from heed._numbers import LARGEST_COUNT
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.settings import nearest
 
@@ -81,6 +80,8 @@ def option_name(name: str) -> str:
 
 def check_positive(option: str, value: int) -> int:
     """The value of an option that counts something, 1 or more; TaskError otherwise."""
+    from heed._numbers import LARGEST_COUNT  # it loads NumPy, and help does without
+
     if value < 1:
         raise TaskError(f"{option} must be an integer >= 1. Received: {value}")
     if value > LARGEST_COUNT:
