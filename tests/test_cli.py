@@ -1,12 +1,16 @@
 """The command: what people type, and one clear line where it cannot be done."""
 
+import contextlib
 import io
 import json
 import os
+import select
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from html import escape
 
@@ -27,17 +31,35 @@ OPTIONS = [
     for name, value in tiny.TINY.items()
     for word in (f"--{name.replace('_', '-')}", str(value))
 ]
-DEMO_OPTIONS = [word for pair in zip(OPTIONS[::2], OPTIONS[1::2], strict=True)
-                if pair[0] in {"--batch-size", "--steps", "--validate-every", "--seed",
-                               "--checkpoint-every", "--warmup-steps"} for word in pair]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def trained_path(tmp_path_factory):
+    """A tiny finished run on English and German that `heed train` made in its default folder; only read.
+
+    The workers of a session share one.
+    """
+    import fcntl
+
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    with (shared / "cli.lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = shared / "cli"
+        if not (folder / "heed-runs/numbers/weights.npz").exists():
+            folder.mkdir(exist_ok=True)
+            patch.chdir(folder)
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                status = cli.main(["train", "numbers", "--languages", "en,de", *OPTIONS])
+            (folder / "said.txt").write_text(f"{status}\n{output.getvalue()}")
+    return folder / "heed-runs/numbers"
 
 
 @pytest.fixture(scope="module")
-def run_path(tmp_path_factory):
-    """A tiny finished run on English and German."""
-    run = tiny.start(tmp_path_factory.mktemp("runs") / "run", languages=("en", "de"))
-    train(run, progress=False)
-    return run.path
+def run_path(trained_path, tmp_path_factory):
+    """A copy of that run of this file's own."""
+    return shutil.copytree(trained_path, tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture
@@ -68,8 +90,17 @@ def fails(result, status, message):
     assert message in err
 
 
+def contents(folder):
+    """Every file and folder in it, with its time and what it holds."""
+    return {
+        path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.name != ".lock"  # opened to be locked
+    }
+
+
 def process(*words, **kwargs):
-    """The command in a process of its own."""
+    """The command in a process of its own, which costs seconds where TensorFlow loads."""
     return subprocess.Popen(
         [sys.executable, "-m", "heed", *map(str, words)],
         stdin=kwargs.pop("stdin", subprocess.DEVNULL),
@@ -95,26 +126,6 @@ print("tensorflow" in sys.modules or "keras" in sys.modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
     assert "demo" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--frob"], "required"),
-        (["frob"], "invalid choice"),
-        ([], "required"),
-        (["demo", "--frob"], "--frob"),
-        (["train", "numbers", "--steps", "many"], "invalid int value: 'many'"),
-        (["train", "letters"], "invalid choice"),
-        (["evaluate"], "RUN"),
-        (["evaluate", "x", "y"], "unrecognized arguments: y"),
-        (["translate", "x", "1", "--frob"], "unrecognized arguments: --frob"),
-        (["explain"], "RUN"),
-        (["explain", "x", "1", "--out"], "expected one argument"),
-    ],
-)
-def test_wrong_arguments(heed, words, message):
-    fails(heed(*words), 2, message)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +175,56 @@ def test_wrong_arguments(heed, words, message):
 )
 def test_what_cannot_be_done(heed, words, message, tmp_path):
     fails(heed(*words), 1, message)
-    assert not (tmp_path / "heed-runs").exists(), "nothing was made"
+    assert not list(tmp_path.iterdir()), "nothing was made"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --resume run --steps 12", "`steps` must be more than the 12"),
+        ("train --resume run --width 8", "leave out --width"),
+        ("train numbers --run run", "exists already"),
+        ("train numbers --init-from run --width 6", "leave out `width`"),
+        ("train --source a.tsv --vocabulary-size 9", "at least 20 different sentences"),
+        ("train --source a.tsv --source-tokenizer a.tsv", "`source_tokenizer` needs"),
+        ("train --source a.tsv --alignment none", "cannot read none"),
+        ("train --config a.tsv", "a.tsv"),
+        ("demo --run run", "exists already"),
+        ("demo --steps 0", "`steps` must be"),
+        ("average run --last 9", "`last` asks for 9"),
+        ("evaluate run --source none.tsv", "cannot read none.tsv"),
+        ("evaluate run --compare a.tsv", "not a run folder"),
+        ("evaluate run --report no/a.html", "--report must be"),
+        ("translate run 1 --input a.tsv", "not both"),
+        ("translate run --input a.tsv --output a.tsv", "--output must not be"),
+        ("translate run --input none --output out.txt", "cannot read or write none"),
+        ("translate run --input . --output out.txt", "cannot read or write .: Is a directory"),
+        ("translate run 1 --output .", "cannot read or write .: Is a directory"),
+        ("translate run x --output out.txt", "a number must be digits"),
+        ("translate run --language fr --input a.tsv --output out.txt", "must be one of en, de"),
+        ("translate run 1 --ensemble none --output out.txt", "none does not exist"),
+        ("translate run 1 --beam-size 0 --output out.txt", "`beam_size` must be"),
+        ("explain run", "give the text to translate too: heed explain run TEXT"),
+        ("explain run x --out a.html", "a number must be digits"),
+        ("explain run 1 --out a.html --png a.bmp", "must be a .png, .svg or .pdf file"),
+        ("explain run 1 --png no/a.png", "--png must be a file in an existing folder"),
+        ("data check none a.tsv", "cannot read none"),
+        ("data catalogs --to de --out none", "--out must be an existing folder"),
+        ("data catalogs --to de --out a.tsv", "--out must be an existing folder"),
+        ("export run --format onnx --out run", "exists already"),
+        ("serve run none", "none does not exist"),
+        ("serve run --max-batch 0", "`max_batch` must be"),
+    ],
+)
+def test_a_refusal_leaves_everything_as_it_was(
+    heed, run_path, tmp_path, words, message, monkeypatch
+):
+    monkeypatch.setattr(catalogs, "pairs", lambda language: [("Open", "Auf")])
+    shutil.copytree(run_path, tmp_path / "run")
+    (tmp_path / "a.tsv").write_text("1\tone\n2\ttwo\n")
+    before = contents(tmp_path)
+    fails(heed(*words.split()), 1, message)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("text", ["", "abc", "-5", "1.5", "1000000", "12a", "½"])
@@ -172,12 +232,6 @@ def test_text_where_a_number_belongs(heed, run_path, text):
     fails(heed("translate", run_path, text), 1, "number")
     fails(heed("explain", run_path, text), 1, "number")
     assert not (run_path / "attention.html").exists()
-
-
-@pytest.mark.parametrize("command", ["translate", "explain"])
-def test_bad_text_does_not_wait_for_the_model(heed, run_path, monkeypatch, command):
-    monkeypatch.setattr(f"heed.cli.{command}.open_translator", lambda *_: 1 / 0)
-    fails(heed(command, run_path, "12a"), 1, "number")
 
 
 def test_an_existing_folder_is_never_touched(heed, run_path, tmp_path):
@@ -217,20 +271,6 @@ def test_a_bad_line_keeps_its_place(heed, run_path):
     assert heed("translate", run_path, stdin="1\n\n3\n") == (0, f"{one}\n{three}", "")
 
 
-def test_bytes_that_are_no_text(run_path):
-    """Under C.UTF-8 Python hands them on; elsewhere it raises. Lines end at line feeds alone."""
-    for environment in (
-        {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"},
-        {"PYTHONIOENCODING": "utf-8:strict"},
-    ):
-        running = process("translate", run_path, env=os.environ | environment, stdin=subprocess.PIPE,
-                          encoding="latin-1")  # fmt: skip
-        out, err = running.communicate("\xef\xbb\xbf1\n\xff\xfe\n3\r4\n5\r\n", timeout=300)
-        assert running.returncode == 1
-        assert [bool(line) for line in out.splitlines()] == [True, False, False, True]
-        assert [line[:13] for line in err.splitlines()] == ["heed: line 2:", "heed: line 3:"], err
-
-
 @pytest.mark.parametrize(
     "words", [(b"translate", b"x", b"\xff"), (b"translate", b"\xff"), (b"info", b"--\xff")]
 )
@@ -242,33 +282,6 @@ def test_arguments_that_are_no_text(words):
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.startswith(b"heed: the arguments must be UTF-8 text. Received: '")
     assert done.stderr.count(b"\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "redirection", "status", "message"),
-    [
-        (
-            "translate RUN",
-            "<&-",
-            1,
-            "heed: standard input is closed: give the text as an argument\n",
-        ),
-        ("translate RUN 5", ">&-", 1, "heed: cannot read or write standard output: it is closed\n"),
-        (
-            "translate RUN 5",
-            ">/dev/full",
-            1,
-            "heed: cannot read or write: No space left on device\n",
-        ),
-        ("translate RUN x", "2>&-", 1, ""),
-        ("translate RUN 5", "<&-", 0, ""),
-    ],
-)
-def test_streams_that_are_closed_or_full(run_path, words, redirection, status, message):
-    command = f"{sys.executable} -m heed {words.replace('RUN', str(run_path))} {redirection}"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (status, message)
-    assert bool(done.stdout) == (status == 0), done.stdout
 
 
 def test_what_is_done_once_is_done_while_nothing_is_typed(monkeypatch):
@@ -292,22 +305,6 @@ def test_what_is_done_once_is_done_while_nothing_is_typed(monkeypatch):
         assert list(lines) == []
 
 
-def test_typing_at_a_terminal(run_path):
-    """Each line is answered at once; a bad one ends nothing."""
-    pty = pytest.importorskip("pty")
-    ours, theirs = pty.openpty()
-    running = process("translate", run_path, stdin=theirs)
-    os.close(theirs)
-    assert "Ctrl-D ends" in running.stderr.readline()
-    for line, answered in (("5\n", True), ("x\n", False), ("6\n", True)):
-        os.write(ours, line.encode())
-        assert (running.stdout.readline() != "\n") == answered
-    assert running.stderr.readline().startswith("heed: line 2: a number must be digits")
-    os.write(ours, b"\x04")
-    assert running.wait(timeout=60) == 1
-    os.close(ours)
-
-
 def test_a_picture_of_standard_input_is_refused(heed, run_path):
     fails(heed("translate", run_path, "--picture", stdin="1\n"), 1, "--picture needs the text")
 
@@ -315,18 +312,6 @@ def test_a_picture_of_standard_input_is_refused(heed, run_path):
 def test_a_language_that_was_not_learned_is_one_error_for_all_lines(heed, run_path):
     result = heed("translate", run_path, "--language", "fr", stdin="1\n2\n3\n")
     fails(result, 1, "must be one of en, de")
-
-
-def test_memory_that_runs_out(heed, run_path, monkeypatch):
-    def fail(error):
-        def encode(*_):
-            raise error
-
-        monkeypatch.setattr(NumbersTask, "encode", encode)
-        return heed("translate", run_path, "1")
-
-    fails(fail(MemoryError()), 1, "heed: not enough memory\n")
-    fails(fail(tf.errors.ResourceExhaustedError(None, None, "OOM")), 1, "heed: not enough memory\n")
 
 
 def test_a_damaged_newest_checkpoint_is_said(heed, run_path, tmp_path):
@@ -407,7 +392,12 @@ def test_the_name_of_a_picture_says_what_it_is(heed, run_path, tmp_path, monkeyp
     status, out, _ = heed("explain", run_path, "7", "--png", tmp_path / "q.svg")
     assert status == 0
     assert out.endswith(f"picture: {tmp_path / 'q.svg'}\n")
-    assert (tmp_path / "q.svg").read_bytes().startswith(b"<?xml")
+    drawn, translation = (tmp_path / "q.svg").read_text(), out.splitlines()[0]
+    assert drawn.startswith("<?xml")
+    # matplotlib notes each text beside its outlines.
+    assert [
+        x for x in ("Where heed looked in 7", f"to write {translation}") if x not in drawn
+    ] == []
     monkeypatch.setattr(
         "heed.cli.explain.open_translator", lambda _: 1 / 0
     )  # said before the model loads
@@ -422,6 +412,7 @@ def test_evaluate_writes_the_figures(heed, run_path, tmp_path, monkeypatch):
     assert "of 6 held-out answers are right" in out
     figures = json.loads((run_path / "evaluation.json").read_text())
     assert (figures["pairs"], figures["weights"]) == (6, {"step": 12})
+    monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
     other = tmp_path / "averaged"
     shutil.copytree(run_path, other)
     assert heed("average", other)[0] == heed("evaluate", other)[0] == 0
@@ -437,31 +428,6 @@ def test_evaluate_writes_the_figures(heed, run_path, tmp_path, monkeypatch):
     figures = json.loads((other / "evaluation.json").read_text())
     assert (figures["pairs"], figures["decoding"]["beam_size"]) == (2, 2)
     assert figures["ensemble"] == [{"run": str(run_path), "weights": {"step": 12}}]
-
-
-def test_train_then_resume_in_the_default_folder(heed, run_path):
-    status, out, _ = heed("train", "numbers", "--languages", "en,de", *OPTIONS)
-    assert status == 0
-    assert "the run: heed-runs/numbers" in out
-    run = RunFolder.open("heed-runs/numbers")
-    assert tiny.same(tiny.weights(run), tiny.weights(RunFolder.open(run_path)))
-    assert heed("train", "--resume", run.path)[0] == 0
-    shutil.rmtree(run.path / "checkpoints")
-    run.weights.unlink()
-    fails(heed("translate", run.path, "5"), 1, "has no weights yet")
-
-
-def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
-    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([382764, 20, 300]))
-    (tmp_path / "heed-runs" / "numbers").mkdir(parents=True)
-    status, out, err = heed("demo", *DEMO_OPTIONS)
-    assert status == 0, err
-    assert "of 3 held-out answers" in out
-    assert "heed-runs/numbers-2/attention.png" in out
-    assert (tmp_path / "heed-runs" / "numbers-2" / "attention.png").exists()
-    assert "heed-runs/numbers-2/attention.html" in out
-    text = (tmp_path / "heed-runs" / "numbers-2" / "attention.html").read_text(encoding="utf-8")
-    assert "<title>382,764 → " in text
 
 
 def test_translations_are_chosen_as_told(heed, run_path, tmp_path):
@@ -481,7 +447,6 @@ def test_translations_are_chosen_as_told(heed, run_path, tmp_path):
     fails(heed("translate", run_path, "1", "--beam-size", "0"), 1, "`beam_size` must be an integer")
     fails(heed("translate", run_path, "1", "--top-p", "0.5"), 1, "`top_p` is for drawing")
     fails(heed("translate", run_path, "1", "--batch-size", "0"), 1, "--batch-size must be")
-    assert heed("evaluate", run_path, "--beam-size", "2")[0] == 0
 
 
 def test_translate_reads_and_writes_files(heed, run_path, tmp_path):
@@ -542,6 +507,14 @@ def test_evaluate_writes_a_report(heed, run_path, tmp_path, monkeypatch):
         fails(heed("evaluate", run_path, *options, "--report", path), 1, wanted)
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     fails(heed("evaluate", run_path, "--report"), 1, "--report needs the sacrebleu library: pip")
+
+
+def test_evaluate_says_that_bleu_is_left_out(heed, run_path, tmp_path, monkeypatch):
+    (tmp_path / "pairs.tsv").write_text("7\tseven\n")
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    status, out, err = heed("evaluate", run_path, "--source", "pairs.tsv")
+    assert (status, "BLEU" in out) == (0, False)
+    assert err.startswith("heed: BLEU and chrF are left out without the sacrebleu library: pip ")
 
 
 def test_own_text(heed, tmp_path):
@@ -609,71 +582,6 @@ def test_faults_of_heed_are_not_hidden(heed, run_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "task", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         heed("translate", run_path, "1")
-
-
-def test_a_full_disk(tmp_path, run_path):
-    """A limit on the size of files stands for the disk: the checkpoint does not fit."""
-    resource = pytest.importorskip("resource")
-    done = process(
-        "train", "numbers", "--languages", "en,de", "--run", tmp_path / "run", *OPTIONS,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)),
-    )  # fmt: skip
-    out, err = done.communicate(timeout=300)
-    assert done.returncode == 1, err
-    assert "Traceback" not in err
-    assert err.splitlines()[-1].startswith("heed: cannot ")
-    assert out == ""
-    run = RunFolder.open(tmp_path / "run")
-    assert list(run.checkpoints.iterdir()) == [], "no half checkpoint"
-    train(run, progress=False)
-    assert tiny.same(tiny.weights(run), tiny.weights(RunFolder.open(run_path)))
-
-
-def test_ctrl_c_while_training(tmp_path):
-    path = tmp_path / "run"
-    # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
-    listen = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    running = process("train", "numbers", "--run", path, *OPTIONS, "--steps", "100000", **listen)
-    end = time.monotonic() + 300
-    while not list(path.glob("checkpoints/step-*.npz")) and time.monotonic() < end:
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, err
-    assert "Traceback" not in err
-    assert out == ""
-    last = err.splitlines()[-1]
-    assert last.startswith("heed: stopped at step ")
-    assert last.endswith(f"heed train --resume {path}")
-    from heed.seq2seq import checkpoint
-
-    assert checkpoint.load(checkpoint.steps(path / "checkpoints")[-1])[1]["step"] > 0
-
-
-def test_a_reader_that_goes_away(run_path):
-    running = process("translate", run_path, stdin=subprocess.PIPE)
-    running.stdin.write("5\n" * 64)
-    running.stdin.flush()
-    running.stdout.readline()
-    running.stdout.close()
-    try:
-        running.stdin.write("6\n" * 6400)
-        running.stdin.close()
-    except BrokenPipeError:
-        pass
-    err = running.stderr.read()
-    assert running.wait(timeout=60) != 0
-    assert err == ""
-
-
-def test_python_m_heed_says_nothing_but_the_answer(run_path):
-    """TensorFlow's C++ side writes to stderr while it loads; people do not see it."""
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    running = process("translate", run_path, "1 2", env=environment | {"KERAS_BACKEND": "jax"})
-    out, err = running.communicate(timeout=120)
-    assert running.returncode == 0, err
-    assert err == ""
-    assert out.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["in.txt", "other/../in.txt", "link.txt"])
@@ -750,8 +658,113 @@ def test_runs_that_translate_together(heed, run_path, tmp_path):
     fails(packed, 1, "Ensemble is neither a Transformer nor")
 
 
-def test_a_command_computes_with_so_many_threads(run_path):
-    """Set before TensorFlow starts, so in a process of its own."""
+def test_no_threads_at_all(heed, run_path):
+    refused = heed("translate", run_path, "1", "--device-threads", "0")
+    fails(refused, 1, "--device-threads must be an integer >= 1. Received: 0")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "--run"], "expected one argument"),
+        (["train", "numbers", "--steps", "many"], "invalid int value: 'many'"),
+        (["train", "letters"], "invalid choice"),
+        (["evaluate"], "RUN"),
+        (["evaluate", "x", "y"], "unrecognized arguments: y"),
+        (["explain"], "RUN"),
+        (["explain", "x", "1", "--out"], "expected one argument"),
+    ],
+)
+def test_wrong_arguments(heed, words, message):
+    fails(heed(*words), 2, message)
+
+
+@pytest.mark.parametrize("command", ["translate", "explain"])
+def test_bad_text_does_not_wait_for_the_model(heed, run_path, monkeypatch, command):
+    monkeypatch.setattr(f"heed.cli.{command}.open_translator", lambda *_: 1 / 0)
+    fails(heed(command, run_path, "12a"), 1, "number")
+
+
+def test_memory_that_runs_out(heed, run_path, monkeypatch):
+    for error in (MemoryError(), tf.errors.ResourceExhaustedError(None, None, "OOM")):
+
+        def encode(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(NumbersTask, "encode", encode)
+        fails(heed("translate", run_path, "1"), 1, "heed: not enough memory\n")
+
+
+def test_a_run_in_the_default_folder_is_trained_as_python_trains_it(heed, trained_path, tmp_path):
+    said = (trained_path.parents[1] / "said.txt").read_text()
+    assert said.startswith("0\ntrained 12 steps in ")
+    assert said.endswith("the run: heed-runs/numbers\n")
+    run = RunFolder.open(trained_path)
+    same = tiny.start(tmp_path / "same", languages=("en", "de"))
+    assert {**run.config, "task": None} == {**same.config, "task": None}
+    path = shutil.copytree(trained_path, tmp_path / "copy")
+    assert heed("train", "--resume", path)[0] == 0
+    shutil.rmtree(path / "checkpoints")
+    (path / "weights.npz").unlink()
+    fails(heed("translate", path, "5"), 1, "has no weights yet")
+
+
+def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([382764, 20, 300]))
+    monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
+    (tmp_path / "heed-runs" / "numbers").mkdir(parents=True)
+    status, out, err = heed("demo", "--steps", "2", "--batch-size", "4", "--seed", "5")
+    assert status == 0, err
+    assert "of 3 held-out answers" in out
+    assert "heed-runs/numbers-2/attention.png" in out
+    assert (tmp_path / "heed-runs" / "numbers-2" / "attention.png").exists()
+    assert "heed-runs/numbers-2/attention.html" in out
+    text = (tmp_path / "heed-runs" / "numbers-2" / "attention.html").read_text(encoding="utf-8")
+    assert "<title>382,764 → " in text
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_bytes_that_are_no_text(heed, run_path, monkeypatch, errors):
+    """Under C.UTF-8 Python hands them on; elsewhere it raises. Lines end at line feeds alone."""
+    data = io.BytesIO(b"\xef\xbb\xbf1\n\xff\xfe\n3\r4\n5\r\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(data, encoding="utf-8", errors=errors))
+    status, out, err = heed("translate", run_path)
+    assert status == 1
+    assert [bool(line) for line in out.splitlines()] == [True, False, False, True]
+    assert [line[:13] for line in err.splitlines()] == ["heed: line 2:", "heed: line 3:"], err
+
+
+@pytest.mark.parametrize(
+    ("words", "redirection", "message"),
+    [
+        ("translate RUN", "<&-", "standard input is closed: give the text as an argument"),
+        ("translate RUN 5", ">&-", "cannot read or write standard output: it is closed"),
+        ("translate RUN x", "2>&-", ""),
+    ],
+)
+def test_streams_that_are_closed(run_path, words, redirection, message):
+    command = f"{sys.executable} -m heed {words.replace('RUN', str(run_path))} {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (f"heed: {message}\n" if message else "")
+
+
+def test_an_output_that_is_full_or_has_no_reader(run_path, monkeypatch, capsys):
+    """Nothing is left to be written when Python ends, which would say so then."""
+    read, write = os.pipe()
+    os.close(read)
+    for file, message in (
+        (open("/dev/full", "w"), "heed: cannot read or write: No space left on device\n"),  # noqa: SIM115
+        (os.fdopen(write, "w"), ""),
+    ):
+        monkeypatch.setattr("sys.stdout", file)
+        assert cli.main(["translate", str(run_path), "5"]) == 1
+        file.close()
+        assert capsys.readouterr().err == message
+
+
+def test_a_process_of_its_own_says_nothing_but_the_answer(run_path):
+    """TensorFlow's C++ side writes to stderr while it loads. Standard input is closed, the threads are limited."""
     program = (
         "import sys\n"
         "from heed.cli import main\n"
@@ -759,11 +772,85 @@ def test_a_command_computes_with_so_many_threads(run_path):
         "from heed.ops.backends.tensorflow.native import library\n"
         "print(status, library.threads())\n"
     )
-    words = [sys.executable, "-c", program]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[1:] == ["0 1"], done.stderr
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        f"{sys.executable} -c {shlex.quote(program)} <&-", shell=True, capture_output=True,
+        text=True, env=environment | {"KERAS_BACKEND": "jax"}, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[1:] == ["0 1"]
 
 
-def test_no_threads_at_all(heed, run_path):
-    refused = heed("translate", run_path, "1", "--device-threads", "0")
-    fails(refused, 1, "--device-threads must be an integer >= 1. Received: 0")
+def test_typing_at_a_terminal(run_path, monkeypatch, capsys):
+    """Each line is answered at once; a bad one ends nothing."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    read, write = os.pipe()
+    statuses = []
+    with os.fdopen(read) as answers, os.fdopen(theirs) as stdin, os.fdopen(write, "w") as stdout:
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stdout", stdout)
+        running = threading.Thread(
+            target=lambda: statuses.append(cli.main(["translate", str(run_path)])), daemon=True
+        )
+        running.start()
+        for line, answered in (("5\n", True), ("x\n", False), ("6\n", True)):
+            os.write(ours, line.encode())
+            assert select.select([answers], [], [], 60)[0], "an answer before the next line"
+            assert (answers.readline() != "\n") == answered
+        os.write(ours, b"\x04")
+        running.join(timeout=60)
+    os.close(ours)
+    err = capsys.readouterr().err.splitlines()
+    assert statuses == [1]
+    assert "Ctrl-D ends" in err[0]
+    assert err[1].startswith("heed: line 2: a number must be digits")
+
+
+def test_a_full_disk(heed, tmp_path, run_path):
+    """A limit on the size of files stands for the disk: the checkpoint does not fit."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    try:
+        status, out, err = heed(
+            "train", "numbers", "--languages", "en,de", "--run", "run", *OPTIONS
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (status, out) == (1, ""), err
+    assert err.splitlines()[-1].startswith("heed: cannot ")
+    run = RunFolder.open(tmp_path / "run")
+    assert list(run.checkpoints.iterdir()) == [], "no half checkpoint"
+    train(run, progress=False)
+    assert tiny.same(tiny.weights(run), tiny.weights(RunFolder.open(run_path)))
+
+
+def test_ctrl_c_has_a_status_of_its_own(heed, monkeypatch):
+    def stop(_):
+        raise KeyboardInterrupt("stopped at step 9 of 12")
+
+    monkeypatch.setattr("heed.seq2seq.train", stop)
+    fails(heed("train", "numbers", *OPTIONS), 130, "heed: stopped at step 9 of 12\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_training(tmp_path):
+    path = tmp_path / "run"
+    # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
+    listen = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    running = process("train", "numbers", "--run", path, *OPTIONS, "--steps", "100000", **listen)
+    end = time.monotonic() + 300
+    while not list(path.glob("checkpoints/step-*.npz")) and time.monotonic() < end:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert "Traceback" not in err
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("heed: stopped at step ")
+    assert last.endswith(f"heed train --resume {path}")
+    from heed.seq2seq import checkpoint
+
+    assert checkpoint.load(checkpoint.steps(path / "checkpoints")[-1])[1]["step"] > 0

@@ -66,10 +66,24 @@ def __getattr__(name: str) -> Any:
     if name in _PARTS:
         return importlib.import_module(f"heed.{name}")  # which sets the attribute
     if name not in _LAZY:
-        raise AttributeError(f"module 'heed' has no attribute {name!r}")
+        places = [f"`heed.{part}.{name}`" for part in _PARTS if name in _public_names(part)]
+        where = f": it is {' or '.join(places)}" if places else ""
+        raise AttributeError(f"module 'heed' has no attribute {name!r}{where}", name=name)
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value  # the next access does not come here again
     return value
+
+
+def _public_names(part: str) -> list[str]:
+    """What a part's `__all__` lists, read from its source: to import it would load TensorFlow."""
+    import ast
+    import pkgutil
+
+    source = pkgutil.get_data(__name__, f"{part}/__init__.py") or b""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    return []
 
 
 def __dir__() -> list[str]:

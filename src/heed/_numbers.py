@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+# Counts end up in tensors and C structs of 32 bits.
+LARGEST_COUNT = 2**31 - 1
+
 
 def integer(value: Any) -> int | None:
     """The value as an int, or None if it is no integer.
@@ -46,7 +49,7 @@ def check_integer(name: str, value: Any, *, least: int | None = 0, optional: boo
     Args:
         name: of the argument, for the message.
         value: what was given.
-        least: the smallest that is allowed; None for any.
+        least: the smallest that is allowed, and `LARGEST_COUNT` the largest; None for any.
         optional: whether None is allowed.
 
     Raises:
@@ -58,8 +61,10 @@ def check_integer(name: str, value: Any, *, least: int | None = 0, optional: boo
     if value is None and optional:
         return None
     number = integer(value)
-    if number is not None and (least is None or number >= least):
+    if number is not None and (least is None or least <= number <= LARGEST_COUNT):
         return number
+    if number is not None and number > LARGEST_COUNT:
+        raise ValueError(f"`{name}` must be at most {LARGEST_COUNT:,}. Received: {name}={value!r}")
     bound = "" if least is None else f" >= {least}"
     text = f"`{name}` must be an integer{bound}{' or None' * optional}"
     raise ValueError(f"{text}. Received: {name}={value!r}")

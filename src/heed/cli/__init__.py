@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from heed import __version__
 from heed.cli.arguments import Parser
-from heed.cli.streams import drop_output, note, prepare_streams
+from heed.cli.completion import SHELLS, completion_script
+from heed.cli.streams import drop_output, note, prepare_streams, say
 from heed.seq2seq.errors import TaskError
 
 
@@ -31,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         1
     """
     prepare_streams()
-    parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
     try:
         if sys.stdout is None:
             raise OSError(0, "it is closed", "standard output")
+        parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
         code = parsed.command(parsed)
         sys.stdout.flush()
         return int(code or 0)
@@ -52,7 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _parser(next(iter(arguments), None))
+    if not arguments:
+        return argparse.Namespace(command=lambda _: say(_WELCOME))
+    if arguments[0] == "help":  # `heed help train` is `heed train --help`
+        arguments = [*arguments[1:], "--help"]
+    parser = _parser(arguments[:1])
     for word in arguments:
         if not _is_utf8(word):
             parser.error(f"the arguments must be UTF-8 text. Received: {word!r}")
@@ -99,6 +105,15 @@ def _explained(error: Exception) -> str | None:
     return None
 
 
+_WELCOME = """\
+heed learns to translate one sequence into another, and shows where it looks.
+
+  heed demo                                  learn to write numbers in words; needs no data
+  heed train --source a.txt --target b.txt   learn from your own text
+  heed translate RUN "1 2 3 4"               translate with what was learned
+
+`heed help` lists all commands, `heed help train` the options of one."""
+
 # What each command is: `add_NAME(parser)` and `run_NAME(parsed)` of a module, loaded when it is asked for.
 _COMMANDS = {
     "demo": ("train", "Learn numbers in words, evaluate, and draw the attention."),
@@ -114,20 +129,36 @@ _COMMANDS = {
 }
 
 
-def _parser(asked: str | None) -> Parser:
-    """The parser; of the commands only the one that is asked for has its arguments."""
+class _PrintCompletion(argparse.Action):
+    """Prints the script that completes commands and options in a shell."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, *__: Any) -> None:
+        say(completion_script(_parser(_COMMANDS), shell))
+        parser.exit()
+
+
+def _parser(asked: Iterable[str]) -> Parser:
+    """The parser; of the commands only those that are asked for have their arguments."""
     parser = Parser(
         prog="heed", description="Learn to translate one sequence into another, and see how."
     )
     parser.add_argument(
-        "--version", action="version", version=f"heed {__version__}", help="print the version"
+        "-V", "--version", action="version", version=f"heed {__version__}", help="print the version"
+    )
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"print a script that completes what you type: {', '.join(SHELLS)}",
     )
     parser.epilog = "for example: heed demo"
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (module, text) in _COMMANDS.items():
         made = commands.add_parser(name, help=text, description=text)
-        if name == asked:
+        if name in asked:
             command = importlib.import_module(f"heed.cli.{module}")
             getattr(command, f"add_{name}")(made)
             made.set_defaults(command=getattr(command, f"run_{name}"))
+    commands.add_parser("help", help="List the commands, or the options of one: heed help train.")
     return parser

@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 
 from heed import seq2seq
+from heed._install import how_to_install
 from heed.cli.arguments import Parser
 from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
-from heed.cli.streams import STANDARD_INPUT, copy_input, say
+from heed.cli.streams import STANDARD_INPUT, copy_input, note, say
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.scoring import load_sacrebleu
 
@@ -61,6 +62,8 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
     for line in evaluation.report():
         say(line)
+    if evaluation.bleu is None and (corpus is not None or translator.task.has_corpus_scores):
+        note(f"BLEU and chrF are left out without the sacrebleu library: {how_to_install('demo')}")
     say(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
     compared = None
     if parsed.compare is not None:

@@ -28,6 +28,8 @@ def run_explain(parsed: argparse.Namespace) -> None:
     """Translates, and writes a page of the attention."""
     from heed.seq2seq.run_folder import picture_format
 
+    if not parsed.text:
+        raise TaskError(f"give the text to translate too: heed explain {parsed.run} TEXT")
     text = " ".join(parsed.text)
     seq2seq.RunFolder.open(parsed.run).task().encode(text, parsed.language)
     out = parsed.out or parsed.run / "attention.html"

@@ -21,13 +21,20 @@ _OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """A line for each option: there are many."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
 def add_demo(parser: Parser) -> None:
     """The arguments of `heed demo`."""
     parser.add_argument("--run", type=Path, help=f"run folder to make (default: {RUNS}/numbers)")
     parser.add_argument("--languages", default="en", help="some of en,de,fr,es (default: en)")
     _add_settings(parser, TRAINING)
     parser.epilog = f"{_DEFAULTS}\nfor example: heed demo --languages en,de"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = _Help
 
 
 def add_train(parser: Parser) -> None:
@@ -35,13 +42,13 @@ def add_train(parser: Parser) -> None:
     from heed.seq2seq.tasks import TASKS
 
     parser.usage = "heed train (numbers | --source FILE | --config FILE | --resume RUN) [options]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = _Help
     data = parser.add_argument_group("what to learn")
     data.add_argument("task", nargs="?", choices=list(TASKS), help="numbers, or text: your own")
     for option in {one.name: one for task in TASKS.values() for one in task.options}.values():
         metavar = _METAVARS.get(option.type, "NAME")
-        text = argparse.SUPPRESS if option.rare else option.help
-        data.add_argument(option_name(option.name), type=option.type, help=text, metavar=metavar)
+        name = option_name(option.name)
+        data.add_argument(name, type=option.type, help=option.help, metavar=metavar)
     # A file can name several texts, the command line one.
     parser.set_defaults(**{name: None for task in TASKS.values() for name in task.lists})
     run = parser.add_argument_group("the run")
@@ -59,15 +66,13 @@ def add_train(parser: Parser) -> None:
     model.add_argument("--preset", metavar="NAME", help="tiny, base or big")
     _add_settings(model, MODEL)
     parser.epilog = (
-        f"More options, such as --schedule and --num-heads: docs/command-line.md, Settings.\n{_DEFAULTS}\n"
-        "for example: heed train --source a.en --target a.de --validate-with bleu"
+        f"{_DEFAULTS}\nfor example: heed train --source a.en --target a.de --validate-with bleu"
     )
 
 
 def _add_settings(parser: Any, settings: Iterable[Setting]) -> None:
-    """Options with the type and the help of each; rare ones are taken, but the help leaves them out."""
-    for name, kind, text, rare in settings:
-        text = argparse.SUPPRESS if rare else text
+    """Options with the type and the help of each."""
+    for name, kind, text in settings:
         if kind is bool:
             action = argparse.BooleanOptionalAction
             parser.add_argument(option_name(name), action=action, default=None, help=text)

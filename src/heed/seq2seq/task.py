@@ -47,14 +47,12 @@ class Option(NamedTuple):
         type: makes the value from a word, as `argparse` has it.
         help: what it says, for people.
         required: whether the task needs it.
-        rare: whether the help on the command line leaves it out; the documentation lists all.
     """
 
     name: str
     type: Callable[[str], Any]
     help: str
     required: bool = False
-    rare: bool = False
 
 
 class Task(abc.ABC):

@@ -1,0 +1,38 @@
+"""Scripts with which a shell completes the commands and their options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from heed._install import how_to_install
+from heed.seq2seq.errors import TaskError
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for one of `SHELLS`.
+
+    Raises:
+        TaskError: without the shtab library.
+    """
+    try:
+        import shtab
+    except ImportError:
+        text = "--print-completion needs the shtab library"
+        raise TaskError(f"{text}: {how_to_install('demo')}") from None
+    _complete_paths(parser, shtab)
+    return shtab.complete(parser, shell)
+
+
+def _complete_paths(parser: argparse.ArgumentParser, shtab: Any) -> None:
+    """Says which arguments are files and which are folders."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_paths(command, shtab)
+        elif action.type is Path:
+            is_folder = str(action.metavar).startswith(("RUN", "DIR"))
+            action.complete = shtab.DIRECTORY if is_folder else shtab.FILE  # type: ignore[attr-defined]
