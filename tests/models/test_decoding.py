@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import heed
-from heed.models import _programs, engine, generate
+from heed.models import Transformer, _programs, engine, explain_generate, generate
 from heed.models import decoding as decoding_module
 from heed.models.beam import beam_search, penalty
 from heed.models.config import POSITIONS
@@ -600,9 +600,7 @@ def test_a_prompt_counts_for_nothing_in_a_search(exhausted, alpha):
 @pytest.mark.parametrize(
     ("prompt", "text"),
     [
-        ([[3], [4]], r"`prompt` must be integers .*=\(2, 1\).*source.shape=\(5, 6\)"),
-        (np.zeros((5, 2)), r"`prompt` must be integers .*float"),
-        ([3, 4, 5, 6, 7], r"`prompt` must be integers of shape \(B, P\).*prompt.shape=\(5,\)"),
+        ([[3], [4]], r"`prompt` must have as many rows .*=\(2, 1\).*source.shape=\(5, 6\)"),
         (np.full((5, 9), 3), r"`prompt` must not be longer .*\(5, 9\), max_length=8"),
     ],
 )
@@ -635,6 +633,22 @@ def test_lists_and_empty_batches():
     ("options", "name"),
     [
         ({"method": "viterbi"}, "method"),
+        ({"method": ["greedy"]}, "method"),
+        ({"weights": None}, "weights"),
+        ({"max_length": 10**9}, "max_length"),
+        ({"max_length": "4"}, "max_length"),
+        ({"beam_size": 10**9}, "beam_size"),
+        ({"beam_size": "4"}, "beam_size"),
+        ({"num_results": 10**9}, "num_results"),
+        ({"length_penalty": 1000}, "length_penalty"),
+        ({"coverage_penalty": 1e6}, "coverage_penalty"),
+        ({"temperature": 1e-320}, "temperature"),  # logits would leave float32
+        ({"temperature": 1e30}, "temperature"),  # padding would become likely
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"seed": 10**400}, "seed"),
+        ({"use_cache": "no"}, "use_cache"),
+        ({"return_scores": 1}, "return_scores"),
         ({"max_length": 0}, "max_length"),
         ({"max_length": 2.5}, "max_length"),
         ({"beam_size": 0}, "beam_size"),
@@ -652,15 +666,25 @@ def test_lists_and_empty_batches():
     ],
 )
 def test_bad_options_are_named(options, name):
+    model = Transformer(small_config())
     with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
-        decode(small_model(), sources(), **{"max_length": 4, **options})
+        decode(model, sources(), **{"max_length": 4, **options})
+    assert not model.built  # nothing was done yet
+    explained = {k: x for k, x in options.items() if k in ("method", "beam_size", "use_cache")}
+    if explained:
+        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
+            explain_generate(model, **explained)
 
 
-def test_bad_sources_and_models_are_named():
-    model = small_model()
-    for bad in (np.zeros((2, 3), "float32"), np.zeros((3,), "int32")):
-        with pytest.raises(ValueError, match=r"`source` must be integers of shape \(B, S\)"):
-            decode(model, bad)
+def test_more_tokens_to_choose_from_than_there_are_cut_nothing():
+    model, options = small_model(), {"method": "sample", "seed": 3}
+    np.testing.assert_array_equal(
+        decode(model, sources(), top_k=10**400, **options),
+        decode(model, sources(), top_k=model.config.target_vocabulary_size, **options),
+    )
+
+
+def test_bad_models_are_named():
     with pytest.raises(TypeError, match="`model` must be"):
         decode(keras.Sequential(), sources())
 
