@@ -160,6 +160,7 @@ def test_a_prompt_is_gone_on_from():
 
 
 @pytest.mark.parametrize("kind", ["images", "masked features"])
+@pytest.mark.usefixtures("compiled")
 def test_decoding_inside_a_tf_function_with_unknown_batches(kind):
     encoder, source = ENCODERS[kind]
     model, source = model_of(encoder()), source()
@@ -218,6 +219,7 @@ def test_both_implementations_agree(kind):
 @pytest.mark.parametrize(
     "policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_float16"]
 )
+@pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss_of_model_and_encoder(policy):
     keras.utils.set_random_seed(0)
     model = Transformer(config_of(), encoder=vision(), dtype=policy)

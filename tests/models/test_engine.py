@@ -82,6 +82,7 @@ def test_the_tokens_are_those_of_the_graph(variant: Any, options: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [GREEDY, BEAM, SAMPLED], ids=str)
+@pytest.mark.usefixtures("compiled")
 def test_what_runs_once_is_never_traced_and_what_runs_again_once(options: Any) -> None:
     model = small_model(seed=3)
     with traced() as found:
@@ -308,6 +309,7 @@ def test_prompts_are_those_of_the_graph() -> None:
         decode(model, source, prompt=np.full((12, 2), 9))
 
 
+@pytest.mark.usefixtures("compiled")
 def test_prompts_of_unknown_sizes() -> None:
     model = small_model(seed=4)
     spec = [tf.TensorSpec((None, None), tf.int32)] * 2
@@ -421,6 +423,7 @@ def test_narrow_weights_need_the_engine() -> None:
         decode(model, sources(), weights="int4")
 
 
+@pytest.mark.usefixtures("compiled")
 def test_it_is_one_op() -> None:
     model = small_model(seed=4)
     with traced() as found:
@@ -430,6 +433,7 @@ def test_it_is_one_op() -> None:
     assert not found.ops & {"While", "StatelessWhile"}
 
 
+@pytest.mark.usefixtures("compiled")
 def test_unknown_sizes_and_empty_batches() -> None:
     model = small_model(seed=4)
     spec = [tf.TensorSpec((None, None), tf.int32)]
@@ -466,6 +470,7 @@ def test_weights_are_those_of_now() -> None:
     assert len(seen) > 3
 
 
+@pytest.mark.usefixtures("compiled")
 def test_threads_share_one_model() -> None:
     model = small_model(seed=4)
     batches = [sources(6, seed=seed) for seed in range(8)]
@@ -537,6 +542,7 @@ def test_a_reason_of_the_model(change: Any, reason: str) -> None:
     assert decode(model, sources()).shape == (5, 8)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_reason_of_the_call() -> None:
     model = small_model(seed=3)
     assert "a beam of 33" in str(explain_generate(model, method="beam", beam_size=33))

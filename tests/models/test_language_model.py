@@ -134,6 +134,7 @@ def test_it_is_built_without_data_and_comes_back(tmp_path: Any) -> None:
         ("mixed_bfloat16", False),
     ],
 )
+@pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss(policy: str, jit_compile: bool) -> None:
     model = LanguageModel(LanguageModelConfig(9, width=16, num_heads=2), dtype=policy)
     tokens = np.tile(TOKENS, (8, 1))
@@ -289,6 +290,7 @@ def test_prompts_that_are_read_at_once(method: str, monkeypatch: Any) -> None:
     assert not at_once[:, 4:].any()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_inside_a_tf_function() -> None:
     """By XLA, which wants fixed sizes; and with sizes that nobody knows."""
     model = small_language_model(seed=4, end_bias=0.7)

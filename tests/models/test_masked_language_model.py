@@ -156,6 +156,7 @@ def test_saved_models_come_back(name, variant, tmp_path):
         pytest.param("masked", "mixed_bfloat16", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss(name, policy):
     keras.utils.set_random_seed(0)
     model = MODELS[name][0](config_of(layers=1, dropout=0.1), dtype=policy)
@@ -172,6 +173,7 @@ def test_fit_lowers_the_loss(name, policy):
 
 
 @pytest.mark.parametrize("name", ["sequence", "span"])
+@pytest.mark.usefixtures("compiled")
 def test_xla_compiles_the_portable_form(name):
     model = model_of(name)
     expected = np.asarray(model(INPUTS))
@@ -221,6 +223,7 @@ def test_rows_of_nothing_but_padding_are_finite(name):
 
 
 @pytest.mark.parametrize("name", HEADS)
+@pytest.mark.usefixtures("compiled")
 def test_an_encoder_is_shared(name, tmp_path):
     pretrained = model_of("masked")
     model = MODELS[name][0](pretrained.config, encoder=pretrained.encoder)

@@ -227,6 +227,7 @@ def test_saved_models_come_back(attention, changes, tmp_path):
         pytest.param("location", "mixed_bfloat16", marks=slow),
     ],
 )
+@pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss(attention, policy):
     model = small_model(attention, policy, cell="gru", dropout=0.1)
     batch = {"source": np.tile(inputs()["source"], (8, 1)), "target": np.tile(TARGET, (8, 1))}
@@ -258,6 +259,7 @@ def test_dropout_acts_in_training_only():
     assert np.abs(difference).max() > 1e-2
 
 
+@pytest.mark.usefixtures("compiled")
 def test_unknown_sizes_in_a_functional_model():
     model = small_model("location")
     symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs()}

@@ -80,6 +80,7 @@ def test_no_numbers_at_all(bad: Any) -> None:
         generate(small_model(), bad, max_length=4)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_graph_says_the_same_when_it_runs(way) -> None:
     model, decoder = small_language_model(), small_model()
     calls = {

@@ -131,6 +131,7 @@ def test_saved_models_come_back(variant, tmp_path):
     np.testing.assert_array_equal(fresh(batch), expected)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_compiled_model_continues_after_loading(tmp_path):
     model = small_model()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -156,6 +157,7 @@ def test_a_compiled_model_continues_after_loading(tmp_path):
         pytest.param("mixed_float16", True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss(policy, jit_compile):
     model = Transformer(small_config(), dtype=policy)
     batch = {"source": np.tile(inputs()["source"], (8, 1)), "target": np.tile(TARGET, (8, 1))}
@@ -205,6 +207,7 @@ def test_attention_dropout_acts_in_training_only():
     assert np.abs(np.asarray(model(batch, training=True)) - np.asarray(model(batch))).max() > 1e-3
 
 
+@pytest.mark.usefixtures("compiled")
 def test_unknown_sizes_in_a_functional_model_and_in_a_tf_function():
     model = small_model(position="relative")
     symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs()}
