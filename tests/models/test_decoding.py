@@ -546,8 +546,8 @@ def test_programs_are_as_few_as_they_can_be():
     for temperature in (0.5, 1.0):
         decode(model, source, 2, temperature=temperature, top_k=3, beam_size=2)
     assert len(programs(model)) == 1
-    for length in range(1, 12):
-        decode(model, source, length)
+    for length in range(1, 12):  # made, and not traced before it runs
+        _programs.program(model, {"max_length": length}, decoding_module._decode)
     assert len(programs(model)) == _programs._MOST
     assert {dict(key[2:])["max_length"] for key in programs(model)} == set(range(4, 12))
 

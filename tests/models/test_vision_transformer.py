@@ -155,7 +155,7 @@ def test_saved_models_come_back(variant, tmp_path):
 @pytest.mark.parametrize(
     ("policy", "jit_compile"),
     [
-        ("float32", False),
+        pytest.param("float32", False, marks=pytest.mark.slow),
         ("mixed_float16", False),
         pytest.param("mixed_bfloat16", False, marks=pytest.mark.slow),
         pytest.param("float32", True, marks=pytest.mark.slow),
