@@ -331,8 +331,8 @@ def test_a_subclass_that_decodes_otherwise_goes_on_in_the_graph(name: str) -> No
     [
         ({"source": [[3, 4]]}, r"`source` must be None for a language model.*Received: source="),
         ({}, r"`prompt` must be given where there is no `source`\. Received: prompt=None"),
-        ({"prompt": [[0.5]]}, r"`prompt` must be integers of shape \(B, P\)\. .*float32"),
-        ({"prompt": [3, 4]}, r"`prompt` must be integers of shape \(B, P\)\. .*shape=\(2,\)"),
+        ({"prompt": [[0.5]]}, r"`prompt` must be integers in .* of shape \(B, P\)\. .*float32"),
+        ({"prompt": [3, 4]}, r"`prompt` must be integers in .* of shape \(B, P\)\. .*shape=\(2,\)"),
         ({"prompt": np.full((2, 9), 3)}, r"`prompt` must not be longer than `max_length`\. .*9\)"),
     ],
 )
