@@ -320,9 +320,20 @@ def test_chosen_layers_heads_and_rows():
         found.on_token(1)
 
 
-@pytest.mark.parametrize("length", [30, 31])
-@pytest.mark.parametrize("size", [1, 4, 7, 12, 29])
-@pytest.mark.parametrize("name", ["heed", "fused", "softmax"])
+@pytest.mark.parametrize(
+    ("name", "size", "length"),
+    [
+        ("heed", 7, 31),
+        ("fused", 29, 30),
+        ("softmax", 1, 31),
+        *(
+            pytest.param(name, size, length, marks=pytest.mark.slow)
+            for name in ("heed", "fused", "softmax")
+            for size in (1, 4, 7, 12, 29)
+            for length in (30, 31)
+        ),
+    ],
+)
 def test_pooled_pictures_and_their_exact_statistics(name, size, length, monkeypatch):
     from heed.inspect import _picture
 

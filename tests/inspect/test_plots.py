@@ -107,7 +107,9 @@ def test_plot_map_has_the_tokens_on_both_axes():
     assert texts(plot_map(planted(), "a", 0).axes[0].xaxis) == list("01234")
 
 
-@pytest.mark.parametrize("length", [5, 30, 100, 160, 400])
+@pytest.mark.parametrize(
+    "length", [5, 160, 400, *(pytest.param(n, marks=pytest.mark.slow) for n in (30, 100))]
+)
 def test_plot_map_can_be_read(length):
     tokens = [f"token {i}" for i in range(length)]
     w = random_weights(1, 1, length, length)
@@ -153,7 +155,8 @@ def test_plot_alignment_means_over_layers_and_heads_and_rings_the_largest():
 
 
 @pytest.mark.parametrize(
-    ("layers", "heads", "T", "S"), [(1, 1, 1, 2), (2, 4, 15, 7), (3, 8, 40, 30)]
+    ("layers", "heads", "T", "S"),
+    [(1, 1, 1, 2), (2, 4, 15, 7), pytest.param(3, 8, 40, 30, marks=pytest.mark.slow)],
 )
 def test_plot_cross_attention_of_any_size(layers, heads, T, S):
     weights = {f"cross {i}": random_weights(1, heads, T, S, seed=i) for i in range(layers)}

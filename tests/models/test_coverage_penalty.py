@@ -211,6 +211,7 @@ def test_the_alignment_is_that_of_the_last_layer_but_one(layers, chosen):
     np.testing.assert_allclose(alignment, np.mean(scores["cross"][chosen], axis=1), atol=1e-6)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_graph_decodes_and_says_why():
     model = transformer()
     assert explain_generate(model, method="greedy", coverage_penalty=1.0).implementation in (

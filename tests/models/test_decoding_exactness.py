@@ -245,11 +245,9 @@ CHECKS = (check_steps, check_cache, check_rows, check_one_beam, check_both_ways)
 
 # A few have their turn in the default run; each option by itself has it in other tests of decoding.
 QUICK = (
-    "Transformer, relative",
     "Transformer, as newer ones",
-    "LanguageModel, alibi",
+    "LanguageModel, relative",
     "RecurrentTranslator, additive, lstm",
-    "RecurrentTranslator, general, gru",
 )
 
 

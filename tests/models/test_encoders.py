@@ -133,8 +133,15 @@ def test_what_the_encoder_masks_changes_nothing(encoder):
         np.testing.assert_array_equal(alone, tokens[1:2])
 
 
-@pytest.mark.parametrize("kind", ENCODERS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("images", "sample"),
+        ("images without a class token", "greedy"),
+        ("masked features", "beam"),
+        *(pytest.param(k, m, marks=pytest.mark.slow) for k in ENCODERS for m in METHODS),
+    ],
+)
 def test_every_way_of_decoding_finds_the_same_tokens(kind, method):
     encoder, source = ENCODERS[kind]
     model, source, options = model_of(encoder()), source(), METHODS[method]
@@ -159,7 +166,10 @@ def test_a_prompt_is_gone_on_from():
     assert np.any(tokens != free)
 
 
-@pytest.mark.parametrize("kind", ["images", "masked features"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("images", marks=pytest.mark.slow), "masked features"]
+)
+@pytest.mark.usefixtures("compiled")
 def test_decoding_inside_a_tf_function_with_unknown_batches(kind):
     encoder, source = ENCODERS[kind]
     model, source = model_of(encoder()), source()
@@ -218,6 +228,7 @@ def test_both_implementations_agree(kind):
 @pytest.mark.parametrize(
     "policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_float16"]
 )
+@pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss_of_model_and_encoder(policy):
     keras.utils.set_random_seed(0)
     model = Transformer(config_of(), encoder=vision(), dtype=policy)

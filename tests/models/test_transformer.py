@@ -114,7 +114,16 @@ def test_shared_and_tied_tables_are_one():
     assert tied - shared == 8 * 9
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=describe)
+# What is saved are the config and the variables: one case with tables of their own, one with a table for both.
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"position": "learned", "tie_embeddings": False},
+        VARIANTS[-1],
+        *(pytest.param(x, marks=pytest.mark.slow) for x in VARIANTS[:-1]),
+    ],
+    ids=describe,
+)
 def test_saved_models_come_back(variant, tmp_path):
     model = small_model(**variant)
     batch = {"source": sources(3, vocabulary=9), "target": TARGET}
@@ -131,6 +140,7 @@ def test_saved_models_come_back(variant, tmp_path):
     np.testing.assert_array_equal(fresh(batch), expected)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_compiled_model_continues_after_loading(tmp_path):
     model = small_model()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -149,13 +159,14 @@ def test_a_compiled_model_continues_after_loading(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "jit_compile"),
     [
-        ("float32", True),
+        pytest.param("float32", True, marks=pytest.mark.slow),
         pytest.param("float32", False, marks=pytest.mark.slow),
         ("mixed_float16", False),
         pytest.param("mixed_bfloat16", False, marks=pytest.mark.slow),
         pytest.param("mixed_float16", True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss(policy, jit_compile):
     model = Transformer(small_config(), dtype=policy)
     batch = {"source": np.tile(inputs()["source"], (8, 1)), "target": np.tile(TARGET, (8, 1))}
@@ -205,6 +216,7 @@ def test_attention_dropout_acts_in_training_only():
     assert np.abs(np.asarray(model(batch, training=True)) - np.asarray(model(batch))).max() > 1e-3
 
 
+@pytest.mark.usefixtures("compiled")
 def test_unknown_sizes_in_a_functional_model_and_in_a_tf_function():
     model = small_model(position="relative")
     symbolic = {name: keras.Input((None,), dtype="int32", name=name) for name in inputs()}
@@ -241,8 +253,15 @@ def test_encode_and_decode_are_the_call():
     np.testing.assert_array_equal(logits, model(batch))
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3), (4, 1)])
+@pytest.mark.parametrize(
+    ("position", "chunks"),
+    [
+        *((position, (2, 3)) for position in POSITIONS),
+        ("rotary", (1, 1, 1, 1, 1)),
+        *(pytest.param(x, (4, 1), marks=pytest.mark.slow) for x in POSITIONS),
+        *(pytest.param(x, (1, 1, 1, 1, 1), marks=pytest.mark.slow) for x in POSITIONS),
+    ],
+)
 def test_decoding_with_a_cache_is_the_call(position, chunks):
     model = small_model(position=position, num_key_value_heads=1, decoder_layers=2)
     batch = inputs()

@@ -155,12 +155,13 @@ def test_saved_models_come_back(variant, tmp_path):
 @pytest.mark.parametrize(
     ("policy", "jit_compile"),
     [
-        ("float32", False),
+        pytest.param("float32", False, marks=pytest.mark.slow),
         ("mixed_float16", False),
         pytest.param("mixed_bfloat16", False, marks=pytest.mark.slow),
         pytest.param("float32", True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("compiled")
 def test_fit_lowers_the_loss(policy, jit_compile):
     keras.utils.set_random_seed(0)
     model = VisionTransformer(config_of(num_classes=3, dropout=0.1), dtype=policy)
@@ -196,6 +197,7 @@ def test_dropout_acts_in_training_only():
     )
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_functional_model_and_a_tf_function_of_unknown_batches():
     model = model_of(num_classes=5)
     symbolic = keras.Input((4, 6, 2))

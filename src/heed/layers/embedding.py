@@ -9,6 +9,7 @@ from keras import ops
 
 from heed._numbers import check_integer
 from heed.layers.base_layers import ConfiguredLayer
+from heed.ops.checks import check_tokens
 
 
 def _lookup(table: Any, ids: Any) -> Any:
@@ -42,13 +43,14 @@ class TokenEmbedding(ConfiguredLayer):
         **kwargs: `name`, `dtype`, `trainable`, as for every Keras layer.
 
     Call arguments:
-        inputs: (B, T) integers (any shape will do).
+        inputs: (B, T) integers (any shape will do) in [0, vocabulary_size).
 
     Returns:
         `inputs.shape + (D,)` in the layer's compute dtype.
 
     Raises:
-        ValueError: If `vocabulary_size` or `width` is not a positive integer.
+        ValueError: If `vocabulary_size` or `width` is not a positive integer, or an id is out of range; that is
+            tf.errors.InvalidArgumentError in a graph, and XLA drops the check.
 
     Numerics:
         The gradient of the table is dense: an optimizer step touches the whole table and is the
@@ -105,8 +107,8 @@ class TokenEmbedding(ConfiguredLayer):
 
     def call(self, inputs: Any) -> Any:
         """See the class for the arguments."""
-        ids = inputs
-        if "int" not in keras.backend.standardize_dtype(ids.dtype):
+        ids = check_tokens("inputs", inputs, self.vocabulary_size)
+        if keras.backend.standardize_dtype(ids.dtype) not in ("int32", "int64"):
             ids = ops.cast(ids, "int32")
         x = _lookup(self.embeddings, ids)
         if self.scale:

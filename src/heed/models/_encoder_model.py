@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.models._model import ConfiguredModel
+from heed.models._model import ConfiguredModel, check_call_tokens
 from heed.models.config import MaskedLanguageModelConfig
 from heed.models.encoder import TransformerEncoder
 
@@ -55,6 +55,7 @@ class EncoderModel(ConfiguredModel):
     ) -> tuple[Any, ...]:
         """The encoder's vectors (B, T, D), and with `return_attention_scores=True` its scores."""
         tokens, segments = split_inputs(inputs)
+        tokens = check_call_tokens("tokens", tokens, self.config.vocabulary_size)
         encoded = self.encoder(
             tokens,
             return_attention_scores=return_attention_scores,

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from heed.models.config import Config, TransformerConfig
+from heed.ops.checks import check_tokens
 
 
 class ConfiguredModel(keras.Model):
@@ -71,17 +72,15 @@ def check_translation(inputs: Any) -> tuple[Any, Any]:
     return inputs["source"], inputs["target"]
 
 
-def check_token_source(source: Any) -> Any:
+def check_call_tokens(name: str, tokens: Any, size: int, letters: str = "(B, T)") -> Any:
+    """The tokens of a model's call as a tensor: those of a graph are checked by the embedding that looks them up."""
+    return check_tokens(name, tokens, size, letters, in_graph=False)
+
+
+def check_token_source(source: Any, size: int) -> Any:
     """The source of `generate` as an int32 tensor (B, S).
 
     Raises:
-        ValueError: if it is something else.
+        ValueError: if it is something else, or has tokens that are not in [0, size).
     """
-    source = ops.convert_to_tensor(source)
-    dtype = keras.backend.standardize_dtype(source.dtype)
-    if len(source.shape) != 2 or "int" not in dtype:
-        raise ValueError(
-            "`source` must be integers of shape (B, S). Received: "
-            f"source.shape={tuple(source.shape)}, source.dtype={source.dtype}"
-        )
-    return source if dtype == "int32" else ops.cast(source, "int32")
+    return ops.cast(check_tokens("source", source, size, "(B, S)"), "int32")

@@ -11,6 +11,7 @@ from keras import ops
 from heed.layers import TokenEmbedding, TransformerDecoderLayer
 from heed.layers.attend import together
 from heed.layers.flat_dense import FlatDense
+from heed.models._model import check_call_tokens
 from heed.models._stack import Stack
 from heed.models.config import TransformerConfig
 
@@ -114,6 +115,7 @@ class TransformerDecoder(Stack):
                 '`return_attention_scores` can be "alignment" where there is cross-attention. '
                 "Received: cross_attention=False"
             )
+        target = check_call_tokens("target", target, self.config.target_vocabulary_size)
         length = ops.shape(target)[1]
         start = 0 if caches is None else cache_index
         key_length = length if caches is None else ops.shape(caches[0]["self"]["key"])[1]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from heed._numbers import check_integer, check_real
@@ -15,6 +19,7 @@ from heed.models.decodable import Decodable, lacking
 from heed.models.incremental_decoder import IncrementalDecoder, column
 from heed.models.sampling import decode_rows, draw, greedy
 from heed.ops.backends.decoder import WEIGHTS
+from heed.ops.checks import check_tokens
 from heed.ops.dispatch import Dispatch
 
 # The options of each method, beside those that all have.
@@ -24,6 +29,8 @@ _OPTIONS = {
     "sample": ("temperature", "top_k", "top_p"),
 }
 METHODS = tuple(_OPTIONS)
+_MOST_LENGTH, _MOST_ROWS = 2**20, 2**16  # what the engine takes; of targets for one source
+_MOST_PENALTY = 1e30  # a log probability divided by more is lost in float32
 _SHARED = ("method", "max_length", "use_cache", "weights", "num_results", "scored")
 
 
@@ -70,25 +77,25 @@ def generate(
         source: What the model decodes, as its `check_source` takes it: of a `Transformer` (B, S) integers, padded with
             the config's `pad_id`, or what its `encoder` takes, such as images; of a `LanguageModel` nothing (None), for
             it goes on where `prompt` ends.
-        max_length: Number of tokens of a target at most, prompt and end included. A positive integer.
+        max_length: Number of tokens of a target at most, prompt and end included. An integer from 1 to 2**20.
         prompt: (B, P) integers, P <= `max_length`: what each target begins with (after the start token), for a row
             what stands before its first `pad_id`, which may be nothing. Whatever the method, these tokens are taken
             as they are; in a beam search neither their probability nor their length counts. None: nothing is given,
             which a model without a source does not take: give it rows of no tokens, (B, 0), to begin from the start.
         method: "greedy", "beam" or "sample".
-        beam_size: For "beam": number of hypotheses kept for each row, a positive integer.
+        beam_size: For "beam": number of hypotheses kept for each row, an integer from 1 to 65536.
         length_penalty: For "beam": exponent of the penalty, at least 0. Higher favours longer
-            targets.
-        coverage_penalty: For "beam": factor of the coverage, at least 0. Higher favours targets whose writing looked at
-            all of the source. `p` is the cross-attention of the last decoder layer but one (or of the only one), the
+            targets. The penalty of `max_length` tokens must be below 1e30.
+        coverage_penalty: For "beam": factor of the coverage, in [0, 1e6). Higher favours targets whose writing looked
+            at all of the source. `p` is the cross-attention of the last decoder layer but one (or of the only one), the
             mean of its heads; of a recurrent model its only attention; of an ensemble the mean of its models'. The
             graph decodes then: the engine never builds attention weights.
-        temperature: For "sample": positive number; below 1 sharpens, above 1 flattens.
+        temperature: For "sample": number in [1e-6, 1e6); below 1 sharpens, above 1 flattens.
         top_k: For "sample": draw among this many most likely tokens only. A positive integer, or
             None.
         top_p: For "sample": draw among the fewest most likely tokens that hold this share of the
             mass. In (0, 1], or None.
-        seed: For "sample": an integer gives the same draws again (XLA
+        seed: For "sample": an integer of 64 bits gives the same draws again (XLA
             has draws of its own); None draws afresh.
         use_cache: Whether to keep keys and values. False reads the whole target again in each
             step: the same result, slower.
@@ -112,7 +119,8 @@ def generate(
     Raises:
         TypeError: If `model` is none that can decode.
         ValueError: If an argument is out of its range, the model refuses the source, or there is a coverage penalty and
-            no attention to a source.
+            no attention to a source. Tokens that are not in the vocabulary, where they are known only when a graph
+            runs, are tf.errors.InvalidArgumentError; XLA drops that check.
 
     Source:
         Wu et al. 2016 (length and coverage penalty); Fan et al. 2018 (top k); Holtzman et al. 2020 (top p).
@@ -134,38 +142,28 @@ def generate(
         ((1, 3, 6), (1, 3))
     """
     _check_model(model)
-    options = {
-        "max_length": check_integer("max_length", max_length, least=1),
-        "method": method,
-        "beam_size": check_integer("beam_size", beam_size, least=1),
-        "length_penalty": check_real("length_penalty", length_penalty, least=0),
-        "coverage_penalty": check_real("coverage_penalty", coverage_penalty, least=0),
-        "temperature": check_real("temperature", temperature, least=0, exclusive=True),
-        "top_k": check_integer("top_k", top_k, least=1, optional=True),
-        "top_p": check_real("top_p", top_p, least=0, exclusive=True, optional=True),
-        "use_cache": bool(use_cache),
-        "weights": weights,
-        "seed": check_integer("seed", seed, least=None, optional=True),
-        "num_results": check_integer("num_results", num_results, least=1, optional=True) or 1,
-        "scored": bool(return_scores),
+    options = _checked(
+        model,
+        method=method,
+        max_length=max_length,
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        coverage_penalty=coverage_penalty,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        use_cache=use_cache,
+        weights=weights,
+        num_results=num_results,
+        return_scores=return_scores,
+    )
+    options |= {
+        "num_results": options["num_results"] or 1,
+        "scored": options.pop("return_scores"),
     }
-    if method not in METHODS:
-        raise ValueError(
-            f"`method` must be one of {', '.join(map(repr, METHODS))}. Received: method={method!r}"
-        )
-    if weights not in WEIGHTS:
-        raise ValueError(
-            f"`weights` must be one of {', '.join(map(repr, WEIGHTS))}. Received: weights={weights!r}"
-        )
-    if (options["top_p"] or 1) > 1:
-        raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={top_p!r}")
     if options["num_results"] > 1 and method != "sample":
         _check_results(options)
-    if options["coverage_penalty"] and method == "beam" and not getattr(model, "aligns", False):
-        raise ValueError(
-            "`coverage_penalty` must be 0 where no attention to a source says what is covered. "
-            f"Received: coverage_penalty={coverage_penalty}"
-        )
     config = model.config
     if config.longest_target is not None and options["max_length"] > config.longest_target:
         raise ValueError(
@@ -181,10 +179,6 @@ def generate(
     first = next(iter(inputs.values()))
     if not model.built:
         model.build()
-    if method == "sample":
-        # All the chance there is, drawn before the loop: one number for each row and step.
-        shape = (ops.shape(first)[0] * options["num_results"], options["max_length"])
-        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
     if method == "greedy" and return_scores:  # one beam finds the same, and knows its score
         alone = {"beam_size": 1, "length_penalty": 0.0, "coverage_penalty": 0.0}
         options |= {"method": "beam", **alone}
@@ -195,6 +189,10 @@ def generate(
             f'`weights` must be "float32" where the engine does not decode: {"; ".join(reasons)}. '
             f"Received: weights={weights!r}"
         )
+    if method == "sample":
+        # All the chance there is, drawn before the loop: one number for each row and step.
+        shape = (ops.shape(first)[0] * options["num_results"], options["max_length"])
+        inputs["uniform"] = keras.random.uniform(shape, dtype="float32", seed=options["seed"])
     function = _decode if reasons else engine.decode
     if first.shape[0] == 0:
         tokens = ops.zeros((0, options["num_results"], options["max_length"]), dtype="int32")
@@ -216,6 +214,68 @@ def _check_model(model: Any) -> None:
         )
 
 
+def _checked(model: Any, **options: Any) -> dict[str, Any]:
+    """Options of `generate`, as plain values in their ranges; those that are not given are not checked."""
+    checks: dict[str, Callable[..., Any]] = {
+        "method": functools.partial(_check_choice, choices=METHODS),
+        "max_length": functools.partial(_check_count, most=_MOST_LENGTH),
+        "beam_size": functools.partial(_check_count, most=_MOST_ROWS),
+        "length_penalty": functools.partial(check_real, least=0),
+        "coverage_penalty": functools.partial(check_real, least=0, most=1e6),
+        # Farther out logits, or those of tokens that cannot follow, leave float32.
+        "temperature": functools.partial(check_real, least=1e-6, most=1e6),
+        "top_k": functools.partial(check_integer, least=1, optional=True),
+        "top_p": functools.partial(check_real, least=0, exclusive=True, optional=True),
+        "seed": functools.partial(check_integer, least=-(2**63), optional=True),
+        "use_cache": _check_flag,
+        "weights": functools.partial(_check_choice, choices=WEIGHTS),
+        "num_results": functools.partial(_check_count, most=_MOST_ROWS, optional=True),
+        "return_scores": _check_flag,
+    }
+    given = {name: checks[name](name, value) for name, value in options.items()}
+    if (given.get("seed") or 0) >= 2**63:
+        raise ValueError(
+            f"`seed` must be an integer of 64 bits or None. Received: seed={given['seed']!r}"
+        )
+    if given.get("top_k"):  # more than there are cut nothing
+        given["top_k"] = min(given["top_k"], model.config.target_vocabulary_size)
+    if (given.get("top_p") or 1) > 1:
+        raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={given['top_p']!r}")
+    length, alpha = given.get("max_length"), given.get("length_penalty")
+    if length and alpha * math.log(max(1.0, (5 + length) / 6)) > math.log(_MOST_PENALTY):
+        raise ValueError(
+            f"`length_penalty` must leave ((5 + max_length) / 6)**length_penalty below {_MOST_PENALTY:g}. "
+            f"Received: length_penalty={alpha!r}, max_length={length}"
+        )
+    aligns = given["method"] != "beam" or getattr(model, "aligns", False)
+    if given["coverage_penalty"] and not aligns:
+        raise ValueError(
+            "`coverage_penalty` must be 0 where no attention to a source says what is covered. "
+            f"Received: coverage_penalty={given['coverage_penalty']}"
+        )
+    return given
+
+
+def _check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
+    return bool(value)
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        allowed = ", ".join(map(repr, choices))
+        raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
+    return value
+
+
+def _check_count(name: str, value: Any, most: int, optional: bool = False) -> Any:
+    number = check_integer(name, value, least=1, optional=optional)
+    if number is not None and number > most:
+        raise ValueError(f"`{name}` must be at most {most}. Received: {name}={value!r}")
+    return number
+
+
 def _check_results(options: dict[str, Any]) -> None:
     given = f"num_results={options['num_results']}"
     if options["method"] == "greedy":
@@ -230,18 +290,13 @@ def _check_results(options: dict[str, Any]) -> None:
 
 def _prompt(prompt: Any, source: Any, config: Any, length: int) -> Any:
     """(B, length) int32: the tokens that each target begins with, then padding."""
-    prompt = ops.convert_to_tensor(prompt)
+    prompt = check_tokens("prompt", prompt, config.target_vocabulary_size, "(B, P)")
     shape = tuple(prompt.shape)
-    integers = "int" in keras.backend.standardize_dtype(prompt.dtype)
     rows = None if source is None else source.shape[0]
-    if len(shape) != 2 or not integers or (None not in (shape[0], rows) and shape[0] != rows):
-        wanted, others = "", ""
-        if source is not None:
-            wanted = ", with as many rows as there are sources"
-            others = f", source.shape={tuple(source.shape)}"
+    if None not in (shape[0], rows) and shape[0] != rows:
         raise ValueError(
-            f"`prompt` must be integers of shape (B, P){wanted}. "
-            f"Received: prompt.shape={shape}, prompt.dtype={prompt.dtype}{others}"
+            "`prompt` must have as many rows as there are sources. "
+            f"Received: prompt.shape={shape}, source.shape={tuple(source.shape)}"
         )
     if (shape[1] or 0) > length:
         raise ValueError(
@@ -274,6 +329,7 @@ def explain_generate(
 
     Raises:
         TypeError: If `model` is none that can decode.
+        ValueError: If an option is out of its range.
 
     Example:
         >>> from heed.models import Transformer, TransformerConfig, explain_generate
@@ -282,14 +338,15 @@ def explain_generate(
         'graph'
     """
     _check_model(model)
+    options = _checked(
+        model,
+        method=method,
+        beam_size=beam_size,
+        coverage_penalty=coverage_penalty,
+        use_cache=use_cache,
+    )
     if not model.built:
         model.build()
-    options = {
-        "method": method,
-        "beam_size": beam_size,
-        "coverage_penalty": coverage_penalty,
-        "use_cache": use_cache,
-    }
     reasons = engine.unsupported_reasons(model, options)
     if reasons:
         return Dispatch("graph", tuple(reasons))

@@ -9,7 +9,7 @@ from keras import ops
 
 from heed._numbers import check_integer
 from heed.layers import TokenEmbedding, TransformerEncoderLayer
-from heed.models._model import check_token_source
+from heed.models._model import check_call_tokens, check_token_source
 from heed.models._stack import Stack
 from heed.models.config import TransformerConfig
 
@@ -74,7 +74,7 @@ class TransformerEncoder(Stack):
 
     def check_source(self, source: Any) -> Any:
         """The source as an int32 tensor (B, S)."""
-        return check_token_source(source)
+        return check_token_source(source, self.config.source_vocabulary_size)
 
     def source_mask(self, source: Any) -> Any:
         """(B, S) booleans, True where `source` (B, S) is not padding."""
@@ -88,11 +88,14 @@ class TransformerEncoder(Stack):
         segments: Any = None,
     ) -> Any:
         """See the class for the arguments."""
-        if segments is not None and self.num_segments == 1:
-            raise ValueError(
-                "`segments` must be None for an encoder of one segment. Received: num_segments=1, "
-                f"segments.shape={tuple(segments.shape)}"
-            )
+        source = check_call_tokens("source", source, self.config.source_vocabulary_size, "(B, S)")
+        if segments is not None:
+            if self.num_segments == 1:
+                raise ValueError(
+                    "`segments` must be None for an encoder of one segment. Received: num_segments=1, "
+                    f"segments.shape={tuple(segments.shape)}"
+                )
+            segments = check_call_tokens("segments", segments, self.num_segments, "(B, S)")
         # As a mask of the scores, not of the positions: rows of padding are computed like others,
         # and nobody reads them. That saves a pass over every layer's input.
         mask = self.source_mask(source)[:, None, None, :]

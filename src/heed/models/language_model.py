@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from heed.models._model import ConfiguredModel
+from heed.models._model import ConfiguredModel, check_call_tokens
 from heed.models.config import LanguageModelConfig
 from heed.models.decoder import TransformerDecoder
 
@@ -66,6 +66,7 @@ class LanguageModel(ConfiguredModel):
         self, tokens: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
         """See the class for the arguments."""
+        tokens = check_call_tokens("tokens", tokens, self.config.vocabulary_size)
         result = self.decoder(
             tokens, return_attention_scores=return_attention_scores, training=training
         )

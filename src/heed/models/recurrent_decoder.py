@@ -16,6 +16,7 @@ from heed.layers import (
 from heed.layers.attend import together
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
+from heed.models._model import check_call_tokens
 from heed.models.config import RecurrentTranslatorConfig
 
 _CELLS = {"lstm": keras.layers.LSTMCell, "gru": keras.layers.GRUCell}
@@ -146,6 +147,7 @@ class RecurrentDecoder(keras.layers.Layer):
             new = self._step(state, x, memory, several)
             return new, new
 
+        target = check_call_tokens("target", target, self.config.target_vocabulary_size)
         known = tuple(state)
         if with_weights and self.config.attends_inside and "weights" not in state:
             # Keras' scan gives back for each step what it carries, and nothing else.

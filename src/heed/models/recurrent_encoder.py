@@ -9,6 +9,7 @@ from keras import ops
 
 from heed.layers import TokenEmbedding
 from heed.layers.dropout import Dropout
+from heed.models._model import check_call_tokens
 from heed.models.config import RecurrentTranslatorConfig
 
 _LAYERS = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU}
@@ -63,6 +64,7 @@ class RecurrentEncoder(keras.layers.Layer):
 
     def call(self, source: Any, training: bool | None = None) -> tuple[Any, Any, Any]:
         """See the class for the arguments."""
+        source = check_call_tokens("source", source, self.config.source_vocabulary_size, "(B, S)")
         mask = ops.not_equal(source, self.config.pad_id)
         x, last = self.drop(self.tokens(source), training=training), []
         for block in self.blocks:

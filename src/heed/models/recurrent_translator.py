@@ -90,7 +90,7 @@ class RecurrentTranslator(ConfiguredModel):
     # What `generate` asks for, see `Decodable`.
     def check_source(self, source: Any) -> Any:
         """The source as an int32 tensor (B, S)."""
-        return check_token_source(source)
+        return check_token_source(source, self.config.source_vocabulary_size)
 
     def encode_source(self, source: Any, training: bool | None = False) -> dict[str, Any]:
         """The first states of the decoder, and the source's keys and values, with their mask."""

@@ -369,6 +369,51 @@ def check_labels(labels: Any, logits: Any, ignored: int) -> Any:
     return _as_int32(tensor)
 
 
+def check_tokens(
+    name: str, tokens: Any, size: int, letters: str | None = None, in_graph: bool = True
+) -> Any:
+    """Token ids in [0, size), as a tensor; their dtype stays.
+
+    Args:
+        name: of the argument, for the message.
+        tokens: what was given.
+        size: of the vocabulary.
+        letters: their axes, such as "(B, T)", of integers alone. None: any axes, and floats count that are whole.
+        in_graph: whether ids that are not known yet are checked when the graph runs (XLA drops that). This takes two
+            passes over the ids, which are a small part of what is then read for each of them.
+
+    Raises:
+        ValueError: if they are something else.
+    """
+    try:
+        tensor = ops.convert_to_tensor(tokens)
+    except (TypeError, ValueError) as error:  # rows of several lengths, strings, None
+        raise ValueError(
+            f"`{name}` must be integers in [0, {size}). Received: {name}={tokens!r}"
+        ) from error
+    dtype, shape, of_shape = dtype_of(tensor), shape_of(tensor), ""
+    if letters is not None:
+        of_shape = f" of shape {letters}"
+    text = f"`{name}` must be integers in [0, {size}){of_shape}. Received: "
+    rank = None if letters is None or shape is None else len(letters.split(","))
+    if (letters is not None and not is_integer(dtype)) or (rank and rank != len(shape)):
+        raise ValueError(f"{text}{name}.shape={shape}, {name}.dtype={dtype}")
+    values = _values(tensor)
+    if values is not None:
+        whole = is_integer(dtype) or bool(np.all(values == np.floor(values)))
+        if values.size and not (whole and values.min() >= 0 and values.max() < size):
+            raise ValueError(f"{text}smallest={values.min()}, largest={values.max()}")
+        return tensor
+    if not in_graph:
+        return tensor
+    wide = "int64" if is_integer(dtype) else dtype
+    least, most = ops.cast(ops.min(tensor), wide), ops.cast(ops.max(tensor), wide)
+    met = ops.logical_and(least >= 0, most < size)
+    if not is_integer(dtype):
+        met = ops.logical_and(met, ops.all(ops.equal(tensor, ops.floor(tensor))))
+    return current().required(tensor, met, text, {"smallest": least, "largest": most})
+
+
 # Masks
 
 
