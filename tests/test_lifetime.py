@@ -195,6 +195,11 @@ def graphs_after(build: Callable[[], keras.Model], monkeypatch: pytest.MonkeyPat
     return left
 
 
+@pytest.mark.parametrize(
+    "implementation",
+    ["native", pytest.param("portable", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_no_graph_of_a_keras_model_stays_alive(
     implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +302,7 @@ CALLS = """
 @pytest.mark.parametrize(
     ("implementation_name", "count"),
     [
-        pytest.param("auto", 1000, marks=pytest.mark.slow),
+        ("auto", 1000),
         pytest.param("auto", 20_000, marks=pytest.mark.slow),
         pytest.param("portable", 20_000, marks=pytest.mark.slow),
     ],
