@@ -100,9 +100,30 @@ def traced(attend: Callable[..., tf.Tensor], how: str, graphs: Graphs) -> None:
         tf.function(function, jit_compile=how == "compiled")(*inputs)
 
 
-@pytest.mark.parametrize("how", ["inside", "outside", "loop", "twice", "compiled"])
+_ATTEND = (dot_product, heads_first, additive, embedding)
+_HOW = ("inside", "outside", "loop", "twice", "compiled")
+# Each function in one way and each way (XLA, which compiles for seconds, aside) of one function.
+_BY_DEFAULT = {
+    (dot_product, "loop"),
+    (dot_product, "twice"),
+    (additive, "outside"),
+    (heads_first, "inside"),
+    (embedding, "inside"),
+}
+
+
 @pytest.mark.parametrize(
-    "attend", [dot_product, heads_first, additive, embedding], ids=lambda f: f.__name__
+    ("attend", "how"),
+    [
+        pytest.param(
+            attend,
+            how,
+            marks=[] if (attend, how) in _BY_DEFAULT else pytest.mark.slow,
+            id=f"{attend.__name__}-{how}",
+        )
+        for attend in _ATTEND
+        for how in _HOW
+    ],
 )
 def test_no_graph_of_a_traced_function_stays_alive(
     implementation: str, attend: Callable[..., tf.Tensor], how: str
@@ -129,7 +150,7 @@ def test_no_name_stays_in_the_gradient_registry() -> None:
 
     before = names()
     with heed.set_implementation("portable"):
-        for _ in range(3):
+        for _ in range(2):
             traced(dot_product, "inside", [])
     assert names() == before
 
@@ -174,6 +195,11 @@ def graphs_after(build: Callable[[], keras.Model], monkeypatch: pytest.MonkeyPat
     return left
 
 
+@pytest.mark.parametrize(
+    "implementation",
+    ["native", pytest.param("portable", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_no_graph_of_a_keras_model_stays_alive(
     implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,15 +21,14 @@ import numpy as np
 import tensorflow as tf
 if "heed.ops" in sys.argv:
     import heed.ops
-folder = sys.argv[1]
-with np.load(folder + "/x.npz") as file:
-    x = file["x"]
-try:
-    served = tf.saved_model.load(folder + "/model")
-except Exception as error:
-    print(type(error).__name__, error)
-    sys.exit(3)
-np.save(folder + "/y.npy", served.serve(x).numpy())
+for folder in sys.argv[2:]:
+    with np.load(folder + "/x.npz") as file:
+        x = file["x"]
+    try:
+        served = tf.saved_model.load(folder + "/model")
+        np.save(folder + "/y.npy", served.serve(x).numpy())
+    except Exception as error:
+        print(type(error).__name__, error)
 print("heed" in sys.modules)
 """
 
@@ -43,45 +42,47 @@ def model() -> keras.Model:
     return keras.Model(x, AdditiveAttention(5)(y, y))
 
 
-def serve(one: keras.Model, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def exported(one: keras.Model, folder: Path) -> tuple[Path, np.ndarray]:
+    """The folder, and what the model gives."""
+    folder.mkdir()
     x = randoms((2, 70, 8))[0]
     one.export(folder / "model", verbose=False)
     np.savez(folder / "x.npz", x=x)
-    command = [sys.executable, "-c", SERVE, str(folder), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode == 0:
-        np.testing.assert_allclose(np.load(folder / "y.npy"), one(x), atol=1e-5)
-    return result
+    return folder, np.asarray(one(x))
+
+
+def serve(first: str, *folders: Path) -> str:
+    """Serves the models in a process of its own, with heed if `first` says so; what it prints."""
+    command = [sys.executable, "-c", SERVE, first, *map(str, folders)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def check(folder: Path, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(np.load(folder / "y.npy"), expected, atol=1e-5)
 
 
 def test_the_portable_form_is_served_without_heed(tmp_path: Path) -> None:
-    with heed.set_implementation("portable"):
-        result = serve(model(), tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["False"]
-
-
-def test_an_accelerated_model_is_served_too(tmp_path: Path) -> None:
+    """Of heed's layers, and of layers of Keras that are accelerated."""
     x = keras.Input((None, 8))
     stock = keras.Model(x, keras.layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))
-    with heed.accelerate() as acceleration, heed.set_implementation("portable"):
-        result = serve(stock, tmp_path)
-        assert acceleration.report().calls["keras.layers.MultiHeadAttention"] > 1
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["False"]
+    with heed.set_implementation("portable"):
+        ours = exported(model(), tmp_path / "ours")
+        with heed.accelerate() as acceleration:
+            accelerated = exported(stock, tmp_path / "accelerated")
+    assert acceleration.report().calls["keras.layers.MultiHeadAttention"] > 1
+    native = exported(model(), tmp_path / "native")[0]
+    assert serve("without", ours[0], accelerated[0], native).split("\n")[-2] == "False"
+    check(*ours)
+    check(*accelerated)
+    # With native kernels it needs them; where there are none it is the portable form, too.
+    assert (native / "y.npy").exists() == (heed.info()["implementation"] != "native")
 
 
 @pytest.mark.skipif(heed.info()["implementation"] != "native", reason="no native library")
 def test_native_ops_are_served_where_heed_is_imported(tmp_path: Path) -> None:
-    one = model()
-    (tmp_path / "with").mkdir()
-    result = serve(one, tmp_path / "with", "heed.ops")
-    assert result.returncode == 0, result.stderr
-    (tmp_path / "without").mkdir()
-    result = serve(one, tmp_path / "without")
-    assert result.returncode == 3
-    assert "Heed" in result.stdout
-    assert "not registered" in result.stdout
+    folder, expected = exported(model(), tmp_path / "native")
+    assert serve("heed.ops", folder).split() == ["True"]
+    check(folder, expected)
 
 
 @pytest.mark.slow

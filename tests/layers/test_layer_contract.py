@@ -156,34 +156,20 @@ CASES = [
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-@every_case
-def test_config(case):
-    contract.check_config(case)
+def by_default(*names):
+    """All cases; by default those of these names alone, which differ in what the check looks at."""
+    return pytest.mark.parametrize(
+        "case",
+        [
+            pytest.param(case, marks=[] if case.name in names else pytest.mark.slow)
+            for case in CASES
+        ],
+        ids=str,
+    )
 
 
-@every_case
-def test_files(case, tmp_path):
-    contract.check_files(case, tmp_path)
-
-
-@every_case
-def test_symbolic_and_eager_shapes_agree(case):
-    contract.check_shapes(case)
-
-
-@every_case
-def test_unknown_batch_and_length(case):
-    contract.check_unknown_sizes(case)
-
-
-@every_case
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision(case, policy):
-    contract.check_mixed_precision(case, policy)
-
-
-# Compiling by XLA takes seconds: by default one case of each layer that learns something.
-QUICK = (
+# One case of each layer that learns something.
+LEARNING = (
     "multi_head_full",
     "additive",
     "location_aware",
@@ -192,21 +178,61 @@ QUICK = (
     "encoder",
     "decoder",
 )
-
-
-some_quick_cases = pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[] if case.name in QUICK else [pytest.mark.slow]) for case in CASES],
-    ids=str,
+# Each layer, and what makes its variables or shapes others.
+DISTINCT = (
+    *LEARNING,
+    "multi_head_beyond_keras",
+    "multi_head_axes",
+    "multi_head_own_widths",
+    "dot_product_causal",
+    "additive_state",
+    "sinusoidal",
+    "learned",
+    "gated feed-forward",
 )
 
 
-@some_quick_cases
+@every_case
+def test_config(case):
+    contract.check_config(case)
+
+
+@by_default(*DISTINCT)
+def test_files(case, tmp_path):
+    contract.check_files(case, tmp_path)
+
+
+@by_default(*DISTINCT)
+def test_symbolic_and_eager_shapes_agree(case):
+    contract.check_shapes(case)
+
+
+@by_default(*DISTINCT)
+def test_unknown_batch_and_length(case):
+    contract.check_unknown_sizes(case)
+
+
+@every_case
+def test_mixed_precision(case):
+    contract.check_mixed_precision(case, "mixed_float16")
+
+
+@by_default("multi_head_full", "additive", "encoder")
+def test_mixed_precision_in_bfloat16(case):
+    contract.check_mixed_precision(case, "mixed_bfloat16")
+
+
+@by_default(*LEARNING)
 def test_training(case):
     contract.check_training(case)
 
 
-@some_quick_cases
+@by_default("encoder")  # compiling takes seconds
+def test_training_under_xla(case):
+    contract.check_training_under_xla(case)
+
+
+@by_default("location_aware", "decoder")
 def test_export(case, tmp_path):
     contract.check_export(case, tmp_path)
 

@@ -84,7 +84,7 @@ def test_attention_axes_agree_with_stock(axes, query, value):
         assert_close(call(ours, arrays, attention_mask=mask), expected)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "uint8"])
+@pytest.mark.parametrize("dtype", ["bool", "int32", "uint8"])
 @pytest.mark.parametrize(
     "shape", [(5, 7), (1, 7), (3, 5, 7), (1, 5, 7), (3, 1, 7), (3, 1, 5, 7), (3, 2, 5, 7)]
 )

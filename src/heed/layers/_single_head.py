@@ -18,7 +18,14 @@ from heed.layers.attend import dropping, one_head, together
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
 from heed.layers.flat_dense import FlatDense
-from heed.layers.shapes import Shape, agree, broadcasts, built_widths, key_value_shapes
+from heed.layers.shapes import (
+    Shape,
+    agree,
+    broadcasts,
+    built_widths,
+    key_value_shapes,
+    padding_remedy,
+)
 from heed.ops import Mask
 
 _AXES = AttentionAxes(3, None)
@@ -107,7 +114,12 @@ class SingleHeadAttention(AttentionLayer):
             added: of the key positions' mask (B, S), or None: what is added to the projected keys.
         """
         single = _is_single(query, use_causal_mask)
-        query_mask, value_mask, key_mask = given_masks
+        query_mask, value_mask, key_mask = (
+            masks.given_positions(mask, tensor, f"{name}_mask")
+            for mask, tensor, name in zip(
+                given_masks, (query, value, key), ("query", "value", "key"), strict=True
+            )
+        )
         _, source, _ = self._call_shapes(query, value, key, cache)
         scores_shape = (*query.shape[:-1], source[1])
         rows = query_mask = masks.position_mask(query_mask, query, "query_mask")
@@ -118,8 +130,7 @@ class SingleHeadAttention(AttentionLayer):
             over = (*query.shape[:2], source[1])
             attention_mask = masks.without_head(attention_mask, over)
         elif attention_mask is not None:
-            attention_mask = masks.to_bool(attention_mask, "attention_mask")
-            _check_over_scores(tuple(attention_mask.shape), scores_shape)
+            attention_mask = _given_scores(attention_mask, scores_shape, single)
             attention_mask = ops.expand_dims(attention_mask, 1) if single else attention_mask
             attention_mask = Mask.dense(attention_mask)
         rows = _AXES.align_positions(rows, query, "query_mask")
@@ -247,9 +258,10 @@ class SingleHeadAttention(AttentionLayer):
         shape, scores_shape = (*query.shape[:-1], source[-1]), (*query.shape[:-1], source[1])
         given = call["attention_mask"]
         if given is not None and not isinstance(given, Mask):
-            _check_over_scores(tuple(given.shape), scores_shape)
+            _given_scores(given, scores_shape, len(query.shape) == 2)
         for name in ("query", "value", "key"):
-            mask, tensor = call[f"{name}_mask"], call[name]
+            tensor = call[name]
+            mask = masks.given_positions(call[f"{name}_mask"], tensor, f"{name}_mask")
             if mask is not None and tensor is not None and len(tensor.shape) == 3:
                 _AXES.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
@@ -318,10 +330,16 @@ def _check_order(arguments: tuple[Any, ...]) -> None:
         )
 
 
-def _check_over_scores(shape: Shape, scores: Shape) -> None:
-    """Checks an attention mask against the scores, (B, T, S) or (B, S)."""
+def _given_scores(mask: Any, scores: Shape, single: bool) -> Any:
+    """An attention mask (B, T, S), or for a single state (B, S), checked, as booleans."""
+    if single:  # (B, S) is a mask of positions
+        mask = masks.given_positions(mask, None, "attention_mask")
+    else:
+        mask = masks.given_scores(mask)
+    shape = tuple(mask.shape)
     if len(shape) < 2 or not broadcasts(shape, scores):
         raise ValueError(
-            f"`attention_mask` must be broadcastable to the scores, of shape {scores}. "
-            f"Received: attention_mask.shape={shape}"
+            f"`attention_mask` must be broadcastable to the scores, of shape {scores}"
+            f"{padding_remedy(shape, scores)}. Received: attention_mask.shape={shape}"
         )
+    return mask

@@ -14,7 +14,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.layers.shapes import Shape, agree, broadcasts
+from heed.layers.shapes import Shape, agree, broadcasts, padding_remedy
 
 
 class AttentionAxes:
@@ -118,7 +118,7 @@ class AttentionAxes:
         if split < 0 or missing < 0 or not broadcasts(full, target):
             raise ValueError(
                 f"`{name}` must be broadcastable to the scores, of shape {target}, or to them "
-                f"without the dimension of the heads. Received: {name}.shape={shape}"
+                f"without the dimension of the heads{padding_remedy(shape, target)}. Received: {name}.shape={shape}"
             )
         return full
 

@@ -13,19 +13,22 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras import ops
+from keras import KerasTensor, ops
 from keras.backend import standardize_dtype
 
 from heed.layers.axes import AttentionAxes
 from heed.ops import Mask
-from heed.ops.checks import check_broadcast
+from heed.ops.checks import check_broadcast, check_dense, check_position_mask
 from heed.ops.mask_rules import Dense
 
 Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
 
 
 def to_bool(mask: Any, name: str) -> Any:
-    """The mask as a boolean tensor; numbers count as True unless they are 0.
+    """The mask as a boolean tensor; numbers count as True unless they are 0, as in Keras.
+
+    For what Keras passes: masks that tensors carry, and those of its own layers. heed's layers check what they are
+    given, see `given_positions` and `given_scores`.
 
     Raises:
         TypeError: if it is neither boolean nor a real number.
@@ -47,6 +50,25 @@ def to_bool(mask: Any, name: str) -> Any:
 def implicit_mask(tensor: Any) -> Any:
     """The mask that an earlier Keras layer left on a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
+
+
+def given_positions(mask: Any, tensor: Any, name: str = "mask") -> Any:
+    """The mask given for the positions of `tensor`, checked, as booleans; None stays None.
+
+    The mask that the tensor carries may be of any dtype: Keras gives it where the caller gave none.
+    """
+    if mask is None:
+        return None
+    if mask is implicit_mask(tensor):
+        return mask if isinstance(mask, KerasTensor) else to_bool(mask, name)
+    return check_position_mask(name, mask)
+
+
+def given_scores(mask: Any, name: str = "attention_mask") -> Any:
+    """The mask given over the scores: a `Mask` as it is, an array checked, as booleans; None stays None."""
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    return check_dense(name, mask, "the `position_bias` of `MultiHeadAttention`")
 
 
 def join(*masks: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed._numbers import check_integer, check_real
+from heed._numbers import check_integer, check_real, integer
 from heed.layers import _cache, _projections, masks
 from heed.layers._cache import Cache
 from heed.layers._head_widths import HeadWidths, check_widths
@@ -75,6 +75,16 @@ def _resolve_position(position: Any, key_dim: int) -> dict[str, Any] | None:
     if kind == "rotary":
         resolved["scaling"] = check_scaling(resolved["scaling"])
     return resolved
+
+
+def _check_dropout(dropout: Any) -> float:
+    """The rate. Those of tutorials, whose fourth argument is the width of the model, are told its name here."""
+    if (integer(dropout) or 0) > 1:
+        raise ValueError(
+            "`dropout` must be a finite number with 0 <= dropout < 1; it is the fourth argument, and the width of the "
+            f"output is `output_shape={dropout}`. Received: dropout={dropout}"
+        )
+    return check_real("dropout", dropout, least=0, most=1)
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -221,7 +231,7 @@ class MultiHeadAttention(AttentionLayer):
         )
         self._key_widths = HeadWidths.of(self._key_dim, self._num_heads)
         self._value_widths = HeadWidths.of(self._value_dim, self._num_heads)
-        self._dropout = check_real("dropout", dropout, least=0, most=1)
+        self._dropout = _check_dropout(dropout)
         self._use_bias = use_bias
         self._output_shape = optional_integers("output_shape", output_shape, least=1)
         self._attention_axes = optional_integers("attention_axes", attention_axes)
@@ -482,6 +492,10 @@ class MultiHeadAttention(AttentionLayer):
     ) -> Any:
         """Attends; see the class for the arguments."""
         wanted = Wanted.of(return_attention_scores)
+        query_mask = masks.given_positions(query_mask, query, "query_mask")
+        value_mask = masks.given_positions(value_mask, value, "value_mask")
+        key_mask = masks.given_positions(key_mask, key, "key_mask")
+        attention_mask = masks.given_scores(attention_mask)
         self._check_call(
             self._axes, query, value, key, use_causal_mask, rotary_positions, cache, cache_index
         )
@@ -570,7 +584,7 @@ class MultiHeadAttention(AttentionLayer):
         axes, heads = self._axes, self._num_heads
         mask = attention_mask
         if not isinstance(mask, Mask):
-            mask = masks.over_scores(mask, axes, query, key, heads)
+            mask = masks.over_scores(masks.given_scores(mask), axes, query, key, heads)
         output, scores = many_heads(
             axes,
             query,
@@ -823,11 +837,13 @@ class MultiHeadAttention(AttentionLayer):
         return together(keras.KerasTensor(shape, dtype=self.compute_dtype), scores, cache)
 
     def _check_masks(self, axes: AttentionAxes, call: dict[str, Any], scores: Shape) -> None:
+        masks.given_scores(call["attention_mask"])
         for name in ("attention_mask", "position_bias"):
             if call[name] is not None and not isinstance(call[name], Mask):
                 axes.complete_scores_like(tuple(call[name].shape), scores, name)
         for name in ("query", "value", "key"):
-            mask, tensor = call[f"{name}_mask"], call[name]
+            tensor = call[name]
+            mask = masks.given_positions(call[f"{name}_mask"], tensor, f"{name}_mask")
             known = mask is not None and tensor is not None
             if known and (name == "query" or call["cache"] is None):
                 axes.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")

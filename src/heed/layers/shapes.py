@@ -28,6 +28,17 @@ def broadcasts(shape: Sequence[Any], target: Sequence[Any]) -> bool:
     return all(a is None or b is None or a in (1, b) for a, b in zip(shape, tail, strict=True))
 
 
+def padding_remedy(shape: Sequence[Any], scores: Sequence[Any]) -> str:
+    """What to do with a padding mask, (B, S) or (B, 1, 1, S), that does not fit the scores; "" for other shapes."""
+    ones = all(size == 1 for size in shape[1:-1])
+    if len(shape) < 2 or not ones or not agree((shape[0], shape[-1]), (scores[0], scores[-1])):
+        return ""
+    return (
+        ". A padding mask (B, S) goes into `key_mask`, True = a real position; one of tutorials, (B, 1, 1, S) with "
+        "1 = padding, into `Mask.blocked`"
+    )
+
+
 def key_value_shapes(
     query_shape: Sequence[Any], value_shape: Sequence[Any] | None, key_shape: Sequence[Any] | None
 ) -> tuple[Shape, Shape, Shape]:

@@ -14,7 +14,7 @@ from heed.layers.attend import Wanted, together
 from heed.layers.base_layers import AttentionLayer, SequenceLayer
 from heed.layers.dropout import Dropout
 from heed.layers.feed_forward import FeedForward
-from heed.layers.masks import implicit_mask
+from heed.layers.masks import given_positions, given_scores, implicit_mask
 from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.normalization import LayerNormalization, RMSNormalization
 
@@ -245,6 +245,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
+        mask = given_positions(mask, inputs, "mask")
 
         def attend(x: Any) -> Any:
             return self.attention(
@@ -390,6 +391,9 @@ class TransformerDecoderLayer(_TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
+        inputs_mask = given_positions(inputs_mask, inputs, "inputs_mask")
+        encoded_mask = given_positions(encoded_mask, encoded, "encoded_mask")
+        cross_attention_mask = given_scores(cross_attention_mask, "cross_attention_mask")
         of_self = of_cross = return_attention_scores
         if return_attention_scores == "cross":
             of_self, of_cross = False, Wanted(dropped=False)  # type: ignore[assignment]

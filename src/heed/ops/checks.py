@@ -502,51 +502,100 @@ def check_mask_array(name: str, value: Any) -> Any:
     return as_tensor(name, value, kind)
 
 
-def check_dense(name: str, value: Any) -> Any:
-    """A boolean tensor of rank 0 to 4 from booleans or integers."""
-    tensor = check_mask_array(name, value)
+def check_dense(name: str, value: Any, bias: str = "the `bias` of `dot_product_attention`") -> Any:
+    """A boolean tensor of rank 0 to 4 from booleans or from integers 0 and 1.
+
+    Args:
+        name: of the argument, for messages.
+        value: the mask.
+        bias: where numbers go that are added to the scores, for messages.
+    """
+    remedy = (
+        "Numbers of which 1 means ignore go into `Mask.blocked`, and numbers that are added to the scores into "
+        f"{bias}"
+    )
+    return _check_mask(name, value, "be a `Mask` or hold", remedy, over_scores=True)
+
+
+def check_position_mask(name: str, value: Any) -> Any:
+    """A boolean tensor of one value a position, from booleans or from integers 0 and 1."""
+    remedy = f"Of numbers of which 1 means padding give `{name} == 0`"
+    return _check_mask(name, value, "hold", remedy, over_scores=False)
+
+
+def _check_mask(name: str, value: Any, must: str, remedy: str, over_scores: bool) -> Any:
+    """The mask as booleans. Floats are refused: of them 1 may mean ignore, or they may be added to the scores.
+
+    Integers are checked now where they are known, else when the graph runs (an InvalidArgumentError).
+    """
+    symbolic = isinstance(value, keras.KerasTensor)
+    tensor = value if symbolic else check_mask_array(name, value)
     dtype = dtype_of(tensor)
-    if dtype == "bool":
-        return tensor
-    if not is_integer(dtype):
+    if dtype != "bool" and not is_integer(dtype):
         raise TypeError(
-            f"`{name}` must be a `Mask` or hold booleans or integers (True means attend). Numbers of which 1 means "
-            "ignore go into `Mask.blocked`, and numbers that are added to the scores into the `bias` of "
-            f"`dot_product_attention`. Received: {name}.dtype={dtype}"
+            f"`{name}` must {must} booleans or the integers 0 and 1 (True and 1 mean attend). {remedy}. "
+            f"Received: {name}.dtype={dtype}"
         )
-    _check_convention(name, tensor, value)
+    if dtype == "bool" or symbolic:
+        return tensor
+    tensor = _check_integers(name, tensor, value, over_scores)
     return ops.not_equal(tensor, ops.zeros((), dtype))
 
 
-def _check_convention(name: str, tensor: Any, given: Any) -> None:
-    """Refuses the look-ahead mask of tutorials, in which 1 means "ignore", with or without padding.
+def _check_integers(name: str, tensor: Any, given: Any, over_scores: bool) -> Any:
+    """Refuses integers other than 0 and 1, and over scores the look-ahead mask of tutorials."""
+    other = (
+        f"`{name}` must hold booleans or the integers 0 and 1 (True and 1 mean attend); of others nothing says what "
+        "they mean. Give booleans"
+    )
+    inverted = (
+        f"`{name}` looks like a mask in which 1 means ignore: no query may see itself, each sees all that comes "
+        f"after it. In heed 1 means attend. Give `Mask.blocked({name})`, or `Mask.causal()` for a look-ahead "
+        "mask; give booleans if you do mean this"
+    )
+    shape = shape_of(tensor)
+    square = shape is not None and len(shape) > 1 and not differ(shape[-1], shape[-2])
+    values = _values(given)
+    if values is None:  # of a graph: all that can be said when it runs
+        required, attend = current().required, tensor != 0
+        wrong = ops.any(ops.logical_and(attend, tensor != 1))
+        tensor = required(tensor, ops.logical_not(wrong), f"{other}. Received: ", {name: tensor})
+        if over_scores and square:
+            met = ops.logical_not(_is_look_ahead(attend, ops))
+            tensor = required(tensor, met, f"{inverted}. Received: ", {name: tensor})
+        return tensor
+    if values.size and (values.min() < 0 or values.max() > 1):
+        worst = values.min() if values.min() < 0 else values.max()
+        raise ValueError(f"{other}. Received: {name} with {worst}")
+    if over_scores and square and 0 < values.size <= _SEARCHED:
+        first = values.reshape(-1, *values.shape[-2:])[0, 0, :2]
+        if first.tolist() == [0, 1] and _is_look_ahead(values != 0, np):  # most masks end here
+            raise ValueError(
+                f"{inverted}. Received: {name}.dtype={dtype_of(tensor)}, {name}.shape={shape}"
+            )
+    return tensor
+
+
+def _is_look_ahead(mask: Any, xp: Any) -> Any:
+    """Whether booleans are the look-ahead mask of tutorials, in which 1 means "ignore", with or without padding.
 
     Read as 1 = attend it would show each query what comes after it but neither itself nor the first key, which
     nobody means. A padding mask of that convention cannot be told from one of the other kind.
+
+    Args:
+        mask: (..., T, S).
+        xp: `numpy`, or `keras.ops` in a graph.
     """
-    shape = shape_of(tensor)
-    if shape is None or len(shape) < 2 or shape[-1] != shape[-2] or None in shape:
-        return
-    length: int = shape[-1]  # type: ignore[assignment]
-    count = math.prod(shape)  # type: ignore[arg-type]
-    if length < 2 or not count or count > _SEARCHED or (values := _values(given)) is None:
-        return
-    values = values.reshape(-1, length, length) != 0
-    if values[0, 0, 0] or not values[0, 0, 1]:  # most masks end here
-        return
-    future = np.triu(np.ones((length, length), bool), 1)
-    padding = values[:, -1:, :]  # the last query may see all but that
-    if (
-        (values == (future | padding)).all()
-        and not padding[..., 0].any()
-        and not padding[..., 1].all()
-    ):
-        raise ValueError(
-            f"`{name}` looks like a mask in which 1 means ignore: no query may see itself, each sees all that comes "
-            f"after it. In heed 1 means attend. Give `Mask.blocked({name})`, or `Mask.causal()` for a look-ahead "
-            f"mask; give booleans if you do mean this. Received: {name}.dtype={dtype_of(tensor)}, "
-            f"{name}.shape={shape}"
-        )
+    queries, keys = xp.shape(mask)[-2:]
+    future = xp.expand_dims(xp.arange(queries), -1) < xp.arange(keys)
+    padding = mask[..., -1:, :]  # the last query may see all but that
+    parts = (
+        xp.equal(queries, keys),
+        xp.all(xp.equal(mask, xp.logical_or(future, padding))),
+        xp.logical_not(xp.any(padding[..., :1])),
+        xp.logical_not(xp.all(padding[..., 1:2])),
+    )
+    return functools.reduce(xp.logical_and, parts)
 
 
 def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str) -> None:
