@@ -241,7 +241,7 @@ def _checked(model: Any, **options: Any) -> dict[str, Any]:
         given["top_k"] = min(given["top_k"], model.config.target_vocabulary_size)
     if (given.get("top_p") or 1) > 1:
         raise ValueError(f"`top_p` must be in (0, 1] or None. Received: top_p={given['top_p']!r}")
-    length, alpha = given.get("max_length"), given.get("length_penalty")
+    length, alpha = given.get("max_length"), given.get("length_penalty") or 0.0
     if length and alpha * math.log(max(1.0, (5 + length) / 6)) > math.log(_MOST_PENALTY):
         raise ValueError(
             f"`length_penalty` must leave ((5 + max_length) / 6)**length_penalty below {_MOST_PENALTY:g}. "

@@ -395,8 +395,9 @@ def check_tokens(
     if letters is not None:
         of_shape = f" of shape {letters}"
     text = f"`{name}` must be integers in [0, {size}){of_shape}. Received: "
-    rank = None if letters is None or shape is None else len(letters.split(","))
-    if (letters is not None and not is_integer(dtype)) or (rank and rank != len(shape)):
+    rank = None if letters is None else len(letters.split(","))
+    wrong_rank = rank is not None and shape is not None and rank != len(shape)
+    if (letters is not None and not is_integer(dtype)) or wrong_rank:
         raise ValueError(f"{text}{name}.shape={shape}, {name}.dtype={dtype}")
     values = _values(tensor)
     if values is not None:
