@@ -119,11 +119,12 @@ class Copy:
                 before.rename(self._library)
 
     def _make(self) -> None:
-        """Builds the core; what was built before and has not changed is taken as it is."""
-        make = ["cmake", "--build", str(self._build), "--target", "heed_core"]
+        """Builds the libraries; what was built before and has not changed is taken as it is."""
+        make = ["cmake", "--build", str(self._build)]
         for command in (["cmake", "-S", str(self.root / "native"), "-B", str(self._build)], make):
             subprocess.run(command, capture_output=True, text=True, check=True)
-        shutil.copy2(self._build / "libheed_core.so", self._library)
+        for built in self._build.glob("libheed_*.so"):
+            shutil.copy2(built, self._library)
 
     def test(self, tests: Sequence[str], limit: float, *options: str) -> tuple[int, list[str]]:
         """Runs tests in the copy.
