@@ -57,8 +57,18 @@ def test_config_and_variables_are_those_of_keras(name):
     again = type(ours).from_config(ours.get_config())
     assert again.get_config() == ours.get_config()
     assert [v.path for v in ours.variables] == [v.path for v in theirs.variables]
-    with pytest.raises(ValueError, match=r"`axis` must be -1\. Received: axis=1"):
-        type(ours)(axis=1)
+
+
+@pytest.mark.parametrize("kind", [LayerNormalization, RMSNormalization])
+def test_the_last_axis_in_any_spelling_and_no_other(kind):
+    (x,) = randoms((2, 3, 4))
+    expected = kind()(x)
+    for axis in ([-1], 2, [2]):  # Keras 3.16 saves the last
+        config = {**kind().get_config(), "axis": axis}
+        np.testing.assert_array_equal(kind.from_config(config)(x), expected)
+    for axis in (1, -2, 3, [1, 2]):
+        with pytest.raises(ValueError, match=r"`axis` must be the last\. Received: axis="):
+            kind(axis=axis)(x)
 
 
 def test_layers_use_them(implementation):

@@ -24,7 +24,11 @@ class LayerNormalization(KernelLayer, keras.layers.LayerNormalization):
 
     def __init__(self, epsilon: float = 1e-3, **kwargs: Any) -> None:
         super().__init__(epsilon=epsilon, **kwargs)
-        _check_axis(self)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the variables, of the last axis of `input_shape`."""
+        _check_axis(self, input_shape)
+        super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
         """Normalised (..., D), in the compute dtype."""
@@ -45,14 +49,21 @@ class RMSNormalization(KernelLayer, keras.layers.RMSNormalization):
     def __init__(self, epsilon: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(epsilon=epsilon, **kwargs)
         self.supports_masking = True  # which Keras' own does not say
-        _check_axis(self)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the variables, of the last axis of `input_shape`."""
+        _check_axis(self, input_shape)
+        super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
         """Normalised (..., D)."""
         return rms_normalization(inputs, self.scale, epsilon=self.epsilon)
 
 
-def _check_axis(layer: Any) -> None:
-    """Once built Keras keeps the axis in a list."""
-    if layer.axis not in (-1, [-1]):
-        raise ValueError(f"`axis` must be -1. Received: axis={layer.axis}")
+def _check_axis(layer: Any, input_shape: Any) -> None:
+    """Of the shape: a built layer of Keras 3.16 has the positive axis in its config."""
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    if list(axes) not in ([-1], [len(input_shape) - 1]):
+        raise ValueError(
+            f"`axis` must be the last. Received: axis={layer.axis}, input_shape={tuple(input_shape)}"
+        )
