@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from heed._keras import recurrent_backend
 from heed.export.recurrence import plain_loops
 
 LISTS = ("TensorList", "TensorArray")
@@ -106,8 +107,7 @@ def traced(layer: Any) -> Any:
 
 
 def test_keras_is_itself_afterwards_and_in_other_threads() -> None:
-    from keras.src import backend
-
+    backend = recurrent_backend()
     before = backend.rnn, backend.lstm, backend.gru
     layer = layers.LSTM(3)
     layer.build((None, None, 4))

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn
 
 import heed
 from heed import Mask
+from heed._keras import backend_module
 from heed.inspect import Capture, ablate, capture, gradient_times_attention
 from heed.inspect._statistics import statistics_of
 from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
@@ -472,10 +472,9 @@ def test_a_layer_inside_a_program_says_so():
 
 
 def _places():
-    from keras.src.backend.tensorflow import nn
-
     from heed.ops.observe import _watcher
 
+    nn = backend_module("nn")
     return (keras.layers.Layer.__call__, nn.softmax, nn.dot_product_attention, _watcher.get())
 
 
@@ -541,6 +540,7 @@ def test_accelerate_in_another_thread_waits_until_the_model_has_run():
         except Exception as error:
             errors.append(error)
 
+    nn = backend_module("nn")
     before = keras.layers.Layer.__call__, nn.dot_product_attention
     threads = [
         threading.Thread(target=capture, args=(keras.Sequential([Waits(), model]), x)),

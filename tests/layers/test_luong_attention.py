@@ -82,7 +82,10 @@ def test_the_state_of_an_lstm_asks_its_encoder():
     """As in the paper: encoder and decoder states, masks from the embedding."""
     tokens = keras.Input((None,), dtype="int32")
     embedded = keras.layers.Embedding(10, 8, mask_zero=True)(tokens)
-    encoded, *state = keras.layers.LSTM(8, return_sequences=True, return_state=True)(embedded)
+    lstm = keras.layers.LSTM(8, return_sequences=True, return_state=True)
+    if not lstm.supports_masking:
+        pytest.skip("this version of Keras ends masks at recurrent layers")
+    encoded, *state = lstm(embedded)
     context, scores = LuongAttention("general")(state[0], encoded, return_attention_scores=True)
     model = keras.Model(tokens, [keras.layers.Dense(1)(context), scores])
     ids = np.array([[3, 4, 5, 0], [6, 0, 0, 0]])
