@@ -43,13 +43,21 @@ def real(value: Any) -> float | None:
         return None
 
 
-def check_integer(name: str, value: Any, *, least: int | None = 0, optional: bool = False) -> Any:
+def check_integer(
+    name: str,
+    value: Any,
+    *,
+    least: int | None = 0,
+    most: float = LARGEST_COUNT,
+    optional: bool = False,
+) -> Any:
     """The value as an int; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.
         value: what was given.
-        least: the smallest that is allowed, and `LARGEST_COUNT` the largest; None for any.
+        least: the smallest that is allowed; None for any integer at all.
+        most: the largest; math.inf for any.
         optional: whether None is allowed.
 
     Raises:
@@ -61,10 +69,10 @@ def check_integer(name: str, value: Any, *, least: int | None = 0, optional: boo
     if value is None and optional:
         return None
     number = integer(value)
-    if number is not None and (least is None or least <= number <= LARGEST_COUNT):
+    if number is not None and (least is None or least <= number <= most):
         return number
-    if number is not None and number > LARGEST_COUNT:
-        raise ValueError(f"`{name}` must be at most {LARGEST_COUNT:,}. Received: {name}={value!r}")
+    if number is not None and number > most:
+        raise ValueError(f"`{name}` must be at most {most:,}. Received: {name}={value!r}")
     bound = "" if least is None else f" >= {least}"
     text = f"`{name}` must be an integer{bound}{' or None' * optional}"
     raise ValueError(f"{text}. Received: {name}={value!r}")

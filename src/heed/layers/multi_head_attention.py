@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
@@ -236,7 +237,7 @@ class MultiHeadAttention(AttentionLayer):
         self._output_shape = optional_integers("output_shape", output_shape, least=1)
         self._attention_axes = optional_integers("attention_axes", attention_axes)
         self._sliding_window = check_integer(
-            "sliding_window", sliding_window, least=1, optional=True
+            "sliding_window", sliding_window, least=1, most=math.inf, optional=True
         )
         self._flash_attention = flash_attention
         self._kernel_initializer = keras.initializers.get(kernel_initializer)

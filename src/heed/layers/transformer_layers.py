@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
         self.use_bias = bool(use_bias)
         self.soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
         self.sliding_window = check_integer(
-            "sliding_window", sliding_window, least=1, optional=True
+            "sliding_window", sliding_window, least=1, most=math.inf, optional=True
         )
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)

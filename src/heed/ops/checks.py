@@ -420,13 +420,13 @@ def check_tokens(
 
 def check_reach(name: str, reach: Any) -> int | None:
     """How far a window reaches; None for no limit, which is also what a reach beyond any length means."""
-    number = check_integer(name, reach, optional=True)
+    number = check_integer(name, reach, most=math.inf, optional=True)
     return number if number is None or number < FAR else None
 
 
 def check_step(step: Any) -> int:
     """The step of a dilated mask."""
-    number = check_integer("step", step, least=1)
+    number = check_integer("step", step, least=1, most=math.inf)
     _demand_range("step", (number, number), (1, _FARTHEST_ALIGN))
     return number
 
