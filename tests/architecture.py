@@ -59,6 +59,7 @@ EXTRA_PACKAGES = {
         "onnxruntime",
         "sacrebleu",
         "sentencepiece",
+        "shtab",
         "starlette",
         "tensorboard",
         "tqdm",

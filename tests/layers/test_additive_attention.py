@@ -48,7 +48,8 @@ def built(*shapes, **options):
 def test_is_the_formula(shapes, use_bias):
     layer = built(*shapes, use_bias=use_bias)
     arrays = randoms(*shapes)
-    output, scores = layer(*arrays, return_attention_scores=True)
+    operands = dict(zip(("query", "value", "key"), arrays, strict=False))
+    output, scores = layer(**operands, return_attention_scores=True)
     want = expected(layer, *arrays)
     assert_values(output, want.out, "float32")
     assert_values(scores, want.weights, "float32")
@@ -106,7 +107,7 @@ def test_a_decoder_state_with_masks():
         {"value_mask": mask},
         {"key_mask": mask},
         {"attention_mask": mask},
-        {"attention_mask": mask.astype("float32")},
+        {"attention_mask": mask.astype("int8")},
         {"attention_mask": Mask.lengths([3, 0, 6])},
     ):
         output, scores = layer(state, value, return_attention_scores=True, **arguments)

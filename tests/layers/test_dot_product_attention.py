@@ -61,7 +61,7 @@ def test_is_the_formula(batch, queries, keys, width, scale, soft_cap, masked, se
     mask = np.random.default_rng(seed).random((batch, queries, keys)) > 0.4
     layer = DotProductAttention(scale=scale, soft_cap=soft_cap)
     arguments = {"attention_mask": mask} if masked else {}
-    output, scores = layer(query, value, key, return_attention_scores=True, **arguments)
+    output, scores = layer(query, value, key=key, return_attention_scores=True, **arguments)
     want = reference.dot_product_attention(
         *(x[:, :, None] for x in (query, key, value)),
         scale=scale,

@@ -170,7 +170,7 @@ def test_rotary_positions():
 def test_dot_products_need_equal_widths(cls):
     with pytest.raises(ValueError, match=r"must have as many features as `query`.*6\), .*8\)"):
         cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)))
-    cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)), np.ones((2, 7, 6)))
+    cls()(np.ones((2, 5, 6)), np.ones((2, 7, 8)), key=np.ones((2, 7, 6)))
 
 
 @pytest.mark.parametrize("layer", [DotProductAttention(), LuongAttention(), AdditiveAttention(3)])
@@ -192,9 +192,10 @@ def test_layers_with_one_head(layer):
 def test_a_later_call_with_another_width_is_refused(layer):
     x, other = np.ones((2, 5, 8), "float32"), np.ones((2, 5, 6), "float32")
     layer(x, x)
-    for arrays, name in (((other, x), "query"), ((x, x, other), "key")):
+    for operands, name in (((other, x, x), "query"), ((x, x, other), "key")):
+        query, value, key = operands
         with pytest.raises(ValueError, match=rf"`{name}` must have 8 features.*5, 6\)"):
-            layer(*arrays)
+            layer(query, value, key=key)
 
 
 @pytest.mark.parametrize(

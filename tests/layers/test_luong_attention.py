@@ -36,7 +36,7 @@ def expected(layer, query, value, key=None, mask=None):
 def test_is_the_formula(score):
     shapes = [*SHAPES[:1], (2, 5, 3), (2, 5, 6)]
     layer = built(score, *shapes)
-    arrays = randoms(*shapes)
+    query, value, key = arrays = randoms(*shapes)
     rng = np.random.default_rng(0)
     mask = rng.random((2, 4, 5)) > 0.3
     mask[0, 1] = False
@@ -47,7 +47,7 @@ def test_is_the_formula(score):
         ({"query_mask": mask[:, :, 0]}, np.repeat(mask[:, :, :1], 5, 2)),
         ({"key_mask": mask[:, 0]}, np.repeat(mask[:, :1], 4, 1)),
     ):
-        output, scores = layer(*arrays, return_attention_scores=True, **arguments)
+        output, scores = layer(query, value, key=key, return_attention_scores=True, **arguments)
         want = expected(layer, *arrays, mask=seen)
         assert_values(output, want.out[:, :, 0], "float32")
         assert_values(scores, want.weights[:, 0], "float32")
@@ -56,7 +56,8 @@ def test_is_the_formula(score):
 def test_general_has_one_kernel_and_takes_any_widths():
     layer = built("general", (2, 4, 6), (2, 5, 3), (2, 5, 7))
     assert [tuple(w.shape) for w in layer.weights] == [(6, 7)]
-    assert layer(*randoms((2, 4, 6), (2, 5, 3), (2, 5, 7))).shape == (2, 4, 3)
+    query, value, key = randoms((2, 4, 6), (2, 5, 3), (2, 5, 7))
+    assert layer(query, value, key=key).shape == (2, 4, 3)
     assert built("dot", *SHAPES).weights == []
 
 

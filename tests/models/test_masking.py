@@ -94,6 +94,7 @@ def test_seeds():
     assert not np.array_equal(masked(None), masked(None))
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("batched", [True, False])
 def test_in_a_map_of_tf_data_each_epoch_hides_others(batched):
     config = MaskedLanguageModelConfig(50)

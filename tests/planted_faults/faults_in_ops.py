@@ -249,8 +249,8 @@ FAULTS = (
     Fault(
         "labels beyond int32 come back in on the other side",
         f"{_OPS}/checks.py",
-        "    return _as_int32(tensor)\n\n\n# Masks",
-        '    return ops.cast(tensor, "int32")\n\n\n# Masks',
+        "    return _as_int32(tensor)\n\n\ndef check_tokens",
+        '    return ops.cast(tensor, "int32")\n\n\ndef check_tokens',
         (f"{_TESTS}/test_cross_entropy.py",),
     ),
     # Dropout's numbers

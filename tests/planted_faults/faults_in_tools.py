@@ -247,7 +247,7 @@ FAULTS = (
     Fault(
         "numbers of any size are taken",
         "src/heed/_numbers.py",
-        "least <= number <= LARGEST_COUNT",
+        "least <= number <= most",
         "least <= number",
         ("tests/test_cli_names.py::test_numbers_that_no_machine_can_count_to",),
     ),

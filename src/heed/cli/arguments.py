@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.settings import nearest
 
+# How help shows an option's value.
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage above it, and checks names before values.
@@ -65,7 +68,7 @@ def _is_number_or_dash(word: str) -> bool:
 def add_options(parser: argparse.ArgumentParser, options: Sequence[tuple[str, Any, str]]) -> None:
     """Options by the name of what they set, with the type and the help of each."""
     for name, kind, text in options:
-        parser.add_argument(option_name(name), type=kind, help=text)
+        parser.add_argument(option_name(name), type=kind, help=text, metavar=_METAVARS[kind])
 
 
 def given(parsed: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from heed.seq2seq.settings import MODEL, TRAINING, Setting
 from heed.seq2seq.startup import start_tensorflow
 
 RUNS = Path("heed-runs")
-_DEFAULTS = "What is not said is chosen to suit the task; the run's config.json holds all of it."
+_DEFAULTS = "Options left out are chosen to suit the task; config.json of the run has all."
 _OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 

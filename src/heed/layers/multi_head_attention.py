@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import functools
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
@@ -35,6 +36,7 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self._file = _plain(path)
+        weakref.finalize(self, self._file.close)
         self._raw = cast(
             io.RawIOBase, self._file.raw
         )  # lines are shorter than what a buffer reads ahead
@@ -95,8 +97,12 @@ def _plain(path: Path) -> io.BufferedReader:
     """The file, open; a temporary copy of it if it is compressed."""
     if path.suffix.lower() != ".gz":
         return path.open("rb")
-    copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (closed with the object that holds it)
-    with opened(path) as file:
-        shutil.copyfileobj(file, copy, 1 << 20)
-    copy.flush()  # lines are read past its buffer
+    copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (its LineFile closes it)
+    try:
+        with opened(path) as file:
+            shutil.copyfileobj(file, copy, 1 << 20)
+        copy.flush()  # lines are read past its buffer
+    except BaseException:
+        copy.close()
+        raise
     return cast(io.BufferedReader, copy)

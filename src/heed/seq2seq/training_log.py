@@ -102,6 +102,14 @@ class TrainingLog:
         self._lines: Any = None
 
     def __enter__(self) -> TrainingLog:
+        try:
+            self._begin()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def _begin(self) -> None:
         if self._writes:
             said = self._run.path / "train.log"
             self._lines = self._open.enter_context(open_regular(said, "a", encoding="utf-8"))
@@ -118,7 +126,6 @@ class TrainingLog:
             thread.start()
             self._open.callback(thread.join)
             self._open.callback(self._over.set)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from types import SimpleNamespace
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -20,11 +21,14 @@ from tests.seq2seq.serving.conftest import wait_until
 
 
 class Client:
-    """A connection on which a test says what is sent, byte by byte."""
+    """A connection on which a test says what is sent, byte by byte. It is closed when the test ends."""
+
+    opened: ClassVar[list["Client"]] = []
 
     def __init__(self, server):
         self._socket = socket.create_connection(server.address, timeout=20)
         self._file = self._socket.makefile("rb")
+        self.opened.append(self)
 
     def send(self, data):
         self._socket.sendall(data)
@@ -59,6 +63,14 @@ class Client:
     def close(self):
         self._file.close()
         self._socket.close()
+
+
+@pytest.fixture(autouse=True)
+def _connections_close(live):
+    """Before the servers stop, which wait for them."""
+    yield
+    while Client.opened:
+        Client.opened.pop().close()
 
 
 def test_several_requests_on_one_connection(shared, translator):
