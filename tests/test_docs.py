@@ -1,4 +1,4 @@
-"""Every ```python block of the README and of docs/ runs; blocks with `>>>` show what they print.
+"""Every ```python block of the README and of docs/ runs, and its `>>>` lines print what they show; links resolve.
 
 The blocks of one page run from top to bottom and share their names, as a reader would type them.
 """
@@ -16,11 +16,16 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?://|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
+EXTENDING = ROOT / "docs" / "extending.md"
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def run_page(text: str, name: str) -> int:
-    """Runs the ```python blocks of a page; returns how many there were."""
+    """Runs the ```python blocks of a page and returns their number."""
     names: dict[str, object] = {"__name__": "__page__"}
     blocks = list(BLOCK.finditer(text))
     for match in blocks:
@@ -39,9 +44,9 @@ def run_page(text: str, name: str) -> int:
 
 
 def documented(cases, name, *, eagerly, slow):
-    """Each case as it stands; those of `slow` in the slow set alone, those of `eagerly` by default without tracing.
+    """Parametrizes the cases: those in `slow` run in the slow set only, those in `eagerly` run untraced by default.
 
-    Models that train for a step spend their time on tracing it. What the slow ones show is tested elsewhere by default.
+    A model that trains for one step spends its time on tracing it. Other default tests cover the slow cases.
     """
     ways = []
     for case in cases:
@@ -55,7 +60,7 @@ def documented(cases, name, *, eagerly, slow):
 
 @contextmanager
 def run_eagerly(eagerly):
-    """Runs what is a `tf.function` as plain Python inside the block."""
+    """Runs every `tf.function` as plain Python inside the block."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(eagerly)
     try:
@@ -69,11 +74,14 @@ def run_eagerly(eagerly):
 @pytest.mark.parametrize(
     ("page", "eagerly"),
     documented(
-        PAGES, lambda page: page.name, eagerly={"keras.md", "models.md"}, slow={"export.md"}
+        PAGES,
+        page_name,
+        eagerly={"docs/keras.md", "docs/models.md"},
+        slow={"docs/export.md"},
     ),
 )
 def test_python_blocks_run(page, eagerly, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # what a block writes does not land in the repository
+    monkeypatch.chdir(tmp_path)  # blocks write files
     with run_eagerly(eagerly):
         run_page(page.read_text(encoding="utf-8"), page.name)
 
@@ -82,11 +90,29 @@ def test_the_readme_has_an_example():
     assert BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_files_lead_somewhere(page):
-    text = page.read_text(encoding="utf-8")
-    missing = [m.group(1) for m in LINK.finditer(text) if not (page.parent / m.group(1)).exists()]
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and GitLab name them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_lead_to_files_and_headings(page):
+    missing = []
+    for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(path + anchor)
     assert not missing
+
+
+def test_the_index_lists_every_page():
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = {path for path, _ in LINK.findall(text)}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
 
 
 def test_the_first_two_commands_of_the_readme_are_one_line_each():
