@@ -43,19 +43,19 @@ def run_page(text: str, name: str) -> int:
     return len(blocks)
 
 
-def documented(cases, name, *, eagerly, slow):
+def make_params(cases, name, *, eagerly, slow):
     """Parametrizes the cases: those in `slow` run in the slow set only, those in `eagerly` run untraced by default.
 
     A model that trains for one step spends its time on tracing it. Other default tests cover the slow cases.
     """
-    ways = []
+    params = []
     for case in cases:
         label = name(case)
         if label in eagerly:
-            ways.append(pytest.param(case, True, id=f"{label}-eagerly"))
+            params.append(pytest.param(case, True, id=f"{label}-eagerly"))
         marks = [pytest.mark.slow] * (label in eagerly or label in slow)
-        ways.append(pytest.param(case, False, id=label, marks=marks))
-    return ways
+        params.append(pytest.param(case, False, id=label, marks=marks))
+    return params
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def run_eagerly(eagerly):
 
 @pytest.mark.parametrize(
     ("page", "eagerly"),
-    documented(
+    make_params(
         PAGES,
         page_name,
         eagerly={"docs/keras.md", "docs/models.md"},
