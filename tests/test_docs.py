@@ -4,6 +4,7 @@ The blocks of one page run from top to bottom and share their names, as a reader
 """
 
 import doctest
+import math
 import re
 import warnings
 from contextlib import contextmanager
@@ -121,6 +122,52 @@ def test_the_first_two_commands_of_the_readme_are_one_line_each():
     assert first.count("\n") == second.count("\n") == 1
     assert "heed demo" in first
     assert "pytest" in second
+
+
+# The README's tasks; the section, case and columns (heed, peer) of docs/performance.md that they quote.
+QUOTED = {
+    "training step of a GPT-2-style": ("models", "decoder training step (1, 12, 4096, 64)", 1, 2),
+    "`generate` with KerasHub's GPT-2": (
+        "seq2seq",
+        "greedy after a prompt (8, 12, 480/32, 64)",
+        2,
+        3,
+    ),
+    "causal attention, forward and": ("bars", "causal fwd+bwd (2, 8, 2048, 64)", 2, 3),
+    "attention, forward and backward": ("long", "fwd+bwd (1, 8, 8192, 64)", 1, 6),
+    "causal window of 256": ("bars", "window 256 causal fwd (1, 8, 16384, 64)", 2, 3),
+    "translating 64 sentences, greedy": ("seq2seq", "greedy (64, 4, 32/32, 64)", 2, 3),
+}
+MEMORY_COLUMNS = {"models": (1, 2), "long": (1, 4)}
+
+
+def table_rows(text: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ]
+
+
+def test_the_readme_quotes_measured_figures():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (quotes,) = re.findall(r"^\| task \|.*?\n\n", readme, re.MULTILINE | re.DOTALL)
+    for (task, _, speed, memory), (start, quoted) in zip(
+        table_rows(quotes)[2:], QUOTED.items(), strict=True
+    ):
+        assert task.startswith(start)
+        section, case, heed, peer = quoted
+        (figures,) = re.findall(
+            rf"<!-- figures: {section} -->(.*)<!-- end of figures: {section}", page, re.DOTALL
+        )
+        rows = [row for row in table_rows(figures) if row[0] == case]
+        ratio = float(rows[0][peer]) / float(rows[0][heed])
+        assert speed == (f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×")
+        if section in MEMORY_COLUMNS:
+            heed, peer = MEMORY_COLUMNS[section]
+            share = float(rows[1][heed]) / float(rows[1][peer])
+            assert memory == f"{math.ceil(share * 100)} %"  # rounded up, as the page does
 
 
 def test_a_wrong_block_is_noticed():
