@@ -170,6 +170,45 @@ def test_the_readme_quotes_measured_figures():
             assert memory == f"{math.ceil(share * 100)} %"  # rounded up, as the page does
 
 
+# The most files that each extension of docs/extending.md may touch.
+LIMITS = {
+    "A layer option": 16,
+    "A mask rule": 4,
+    "A backend": 2,
+    "An export format": 3,
+    "A task": 2,
+}
+
+
+def listed_files(heading: str) -> list[str]:
+    """The paths that begin the list items of a section of docs/extending.md."""
+    text = EXTENDING.read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^- `([^`]+)`", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize("heading", LIMITS)
+def test_an_extension_touches_few_files_that_exist(heading):
+    files = listed_files(heading)
+    assert 0 < len(files) <= LIMITS[heading]
+    for name in files:
+        path = ROOT / name
+        assert path.parent.is_dir() if "NAME" in path.name else path.is_file(), name
+
+
+def test_the_layer_option_added_last_touches_the_listed_files():
+    text = EXTENDING.read_text(encoding="utf-8")
+    (option,) = re.findall(r"^`(\w+)` is the option added last", text, re.MULTILINE)
+    sources = [
+        path.relative_to(ROOT).as_posix()
+        for folder, kinds in (("src", ("*.py",)), ("native", ("*.h", "*.cc", "*.inc")))
+        for kind in kinds
+        for path in (ROOT / folder).rglob(kind)
+        if re.search(rf"\b{option}\b", path.read_text(encoding="utf-8"))
+    ]
+    assert sorted(listed_files("A layer option")) == sorted(sources)
+
+
 def test_a_wrong_block_is_noticed():
     with pytest.raises(AssertionError, match="Expected"):
         run_page("```python\n>>> 1 + 1\n3\n```\n", "page")
