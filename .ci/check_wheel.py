@@ -5,7 +5,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-FOLDERS = ("heed/", "heed_attention-")  # the package, and what describes it
+FOLDERS = ("heed/", "heed_attention-")  # the package and its metadata
 DATA = (
     "heed/py.typed",
     "heed/include/heed.h",
@@ -16,7 +16,7 @@ LIBRARIES = {"heed/_lib/libheed_core.so", "heed/_lib/libheed_tf.so"}
 
 
 def problems(wheel: Path) -> list[str]:
-    """What is wrong with the wheel, as sentences."""
+    """Returns the problems of the wheel, as sentences."""
     found = []
     tag = re.fullmatch(r"heed_attention-[^-]+-py3-none-manylinux_2_(\d+)_x86_64\.whl", wheel.name)
     if tag is None:

@@ -14,7 +14,7 @@ print({name: info[name] for name in ("heed", "python", "keras", "tensorflow", "i
 
 
 def check(holds: bool, what: str) -> None:
-    """Ends the program where something is not as it must be."""
+    """Exits with an error unless the condition holds."""
     if not holds:
         sys.exit(f"wrong: {what}; {info}")
 

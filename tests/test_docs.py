@@ -1,9 +1,10 @@
-"""Every ```python block of the README and of docs/ runs; blocks with `>>>` show what they print.
+"""Every ```python block of the README and of docs/ runs, and its `>>>` lines print what they show; links resolve.
 
 The blocks of one page run from top to bottom and share their names, as a reader would type them.
 """
 
 import doctest
+import math
 import re
 import warnings
 from contextlib import contextmanager
@@ -16,11 +17,16 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?://|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
+EXTENDING = ROOT / "docs" / "extending.md"
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def run_page(text: str, name: str) -> int:
-    """Runs the ```python blocks of a page; returns how many there were."""
+    """Runs the ```python blocks of a page and returns their number."""
     names: dict[str, object] = {"__name__": "__page__"}
     blocks = list(BLOCK.finditer(text))
     for match in blocks:
@@ -38,24 +44,24 @@ def run_page(text: str, name: str) -> int:
     return len(blocks)
 
 
-def documented(cases, name, *, eagerly, slow):
-    """Each case as it stands; those of `slow` in the slow set alone, those of `eagerly` by default without tracing.
+def make_params(cases, name, *, eagerly, slow):
+    """Parametrizes the cases: those in `slow` run in the slow set only, those in `eagerly` run untraced by default.
 
-    Models that train for a step spend their time on tracing it. What the slow ones show is tested elsewhere by default.
+    A model that trains for one step spends its time on tracing it. Other default tests cover the slow cases.
     """
-    ways = []
+    params = []
     for case in cases:
         label = name(case)
         if label in eagerly:
-            ways.append(pytest.param(case, True, id=f"{label}-eagerly"))
+            params.append(pytest.param(case, True, id=f"{label}-eagerly"))
         marks = [pytest.mark.slow] * (label in eagerly or label in slow)
-        ways.append(pytest.param(case, False, id=label, marks=marks))
-    return ways
+        params.append(pytest.param(case, False, id=label, marks=marks))
+    return params
 
 
 @contextmanager
 def run_eagerly(eagerly):
-    """Runs what is a `tf.function` as plain Python inside the block."""
+    """Runs every `tf.function` as plain Python inside the block."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(eagerly)
     try:
@@ -68,12 +74,15 @@ def run_eagerly(eagerly):
 
 @pytest.mark.parametrize(
     ("page", "eagerly"),
-    documented(
-        PAGES, lambda page: page.name, eagerly={"keras.md", "models.md"}, slow={"export.md"}
+    make_params(
+        PAGES,
+        page_name,
+        eagerly={"docs/keras.md", "docs/models.md"},
+        slow={"docs/export.md"},
     ),
 )
 def test_python_blocks_run(page, eagerly, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # what a block writes does not land in the repository
+    monkeypatch.chdir(tmp_path)  # blocks write files
     with run_eagerly(eagerly):
         run_page(page.read_text(encoding="utf-8"), page.name)
 
@@ -82,11 +91,29 @@ def test_the_readme_has_an_example():
     assert BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_files_lead_somewhere(page):
-    text = page.read_text(encoding="utf-8")
-    missing = [m.group(1) for m in LINK.finditer(text) if not (page.parent / m.group(1)).exists()]
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and GitLab name them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_lead_to_files_and_headings(page):
+    missing = []
+    for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(path + anchor)
     assert not missing
+
+
+def test_the_index_lists_every_page():
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = {path for path, _ in LINK.findall(text)}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
 
 
 def test_the_first_two_commands_of_the_readme_are_one_line_each():
@@ -95,6 +122,91 @@ def test_the_first_two_commands_of_the_readme_are_one_line_each():
     assert first.count("\n") == second.count("\n") == 1
     assert "heed demo" in first
     assert "pytest" in second
+
+
+# The README's tasks; the section, case and columns (heed, peer) of docs/performance.md that they quote.
+QUOTED = {
+    "training step of a GPT-2-style": ("models", "decoder training step (1, 12, 4096, 64)", 1, 2),
+    "`generate` with KerasHub's GPT-2": (
+        "seq2seq",
+        "greedy after a prompt (8, 12, 480/32, 64)",
+        2,
+        3,
+    ),
+    "causal attention, forward and": ("bars", "causal fwd+bwd (2, 8, 2048, 64)", 2, 3),
+    "attention, forward and backward": ("long", "fwd+bwd (1, 8, 8192, 64)", 1, 6),
+    "causal window of 256": ("bars", "window 256 causal fwd (1, 8, 16384, 64)", 2, 3),
+    "translating 64 sentences, greedy": ("seq2seq", "greedy (64, 4, 32/32, 64)", 2, 3),
+}
+MEMORY_COLUMNS = {"models": (1, 2), "long": (1, 4)}
+
+
+def table_rows(text: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ]
+
+
+def test_the_readme_quotes_measured_figures():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (quotes,) = re.findall(r"^\| task \|.*?\n\n", readme, re.MULTILINE | re.DOTALL)
+    for (task, _, speed, memory), (start, quoted) in zip(
+        table_rows(quotes)[2:], QUOTED.items(), strict=True
+    ):
+        assert task.startswith(start)
+        section, case, heed, peer = quoted
+        (figures,) = re.findall(
+            rf"<!-- figures: {section} -->(.*)<!-- end of figures: {section}", page, re.DOTALL
+        )
+        rows = [row for row in table_rows(figures) if row[0] == case]
+        ratio = float(rows[0][peer]) / float(rows[0][heed])
+        assert speed == (f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×")
+        if section in MEMORY_COLUMNS:
+            heed, peer = MEMORY_COLUMNS[section]
+            share = float(rows[1][heed]) / float(rows[1][peer])
+            assert memory == f"{math.ceil(share * 100)} %"  # rounded up, as the page does
+
+
+# The most files that each extension of docs/extending.md may touch.
+LIMITS = {
+    "A layer option": 16,
+    "A mask rule": 4,
+    "A backend": 2,
+    "An export format": 3,
+    "A task": 2,
+}
+
+
+def listed_files(heading: str) -> list[str]:
+    """The paths that begin the list items of a section of docs/extending.md."""
+    text = EXTENDING.read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^- `([^`]+)`", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize("heading", LIMITS)
+def test_an_extension_touches_few_files_that_exist(heading):
+    files = listed_files(heading)
+    assert 0 < len(files) <= LIMITS[heading]
+    for name in files:
+        path = ROOT / name
+        assert path.parent.is_dir() if "NAME" in path.name else path.is_file(), name
+
+
+def test_the_layer_option_added_last_touches_the_listed_files():
+    text = EXTENDING.read_text(encoding="utf-8")
+    (option,) = re.findall(r"^`(\w+)` is the option added last", text, re.MULTILINE)
+    sources = [
+        path.relative_to(ROOT).as_posix()
+        for folder, kinds in (("src", ("*.py",)), ("native", ("*.h", "*.cc", "*.inc")))
+        for kind in kinds
+        for path in (ROOT / folder).rglob(kind)
+        if re.search(rf"\b{option}\b", path.read_text(encoding="utf-8"))
+    ]
+    assert sorted(listed_files("A layer option")) == sorted(sources)
 
 
 def test_a_wrong_block_is_noticed():

@@ -1,4 +1,4 @@
-"""Every `>>>` example in heed's docstrings runs, in the heed that is installed."""
+"""Every `>>>` example in the docstrings of the installed heed runs."""
 
 import doctest
 import importlib
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import documented, run_eagerly
+from tests.test_docs import make_params, run_eagerly
 
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
-def _modules() -> list[str]:
-    """The names of all of heed's modules, found without importing them."""
+def _module_names() -> list[str]:
+    """Lists the names of all modules of heed without importing them."""
     root = Path(importlib.util.find_spec("heed").origin).parent
     names = []
     for path in sorted(root.rglob("*.py")):
@@ -23,13 +23,13 @@ def _modules() -> list[str]:
 
 
 def test_modules_are_found():
-    assert {"heed", "heed.ops.attention", "heed.layers.positions"} <= set(_modules())
+    assert {"heed", "heed.ops.attention", "heed.layers.positions"} <= set(_module_names())
 
 
 @pytest.mark.parametrize(
     ("name", "eagerly"),
-    documented(
-        _modules(),
+    make_params(
+        _module_names(),
         str,
         eagerly={
             "heed.models.ensemble",
@@ -50,7 +50,7 @@ def test_docstring_examples(name, eagerly):
 def test_every_public_name_has_a_docstring_with_an_example(part):
     module = importlib.import_module(part)
     missing = []
-    for name in sorted(set(module.__all__) - {"Dispatch"}):  # only ever a result: see its maker
+    for name in sorted(set(module.__all__) - {"Dispatch"}):  # constructed by heed alone
         value = getattr(module, name)
         if callable(value) and ">>>" not in (value.__doc__ or ""):
             missing.append(name)
