@@ -35,9 +35,9 @@ FAULTS = (
     # Eager calls
     Fault(
         "masks of tensors are remembered",
-        f"{_OPS}/spec.py",
-        "make = _remembered_spec if mask is None or mask.is_plain else _made_spec",
-        "make = _remembered_spec",
+        f"{_OPS}/arguments.py",
+        "make = _cached_spec if mask is None or mask.is_plain else _new_spec",
+        "make = _cached_spec",
         (f"{_TESTS}/test_cost_of_a_call.py",),
     ),
     Fault(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from heed.ops import spec
+from heed.ops import arguments
 from heed.ops.backends import as_written
 from heed.ops.dispatch import choose, everywhere
 from heed.ops.observe import shown
@@ -56,7 +56,7 @@ def additive_attention(
     >>> additive_attention(q, k, v, np.ones(4, "float32"), mask=Mask.lengths([5, 2])).shape
     TensorShape([2, 3, 6])
     """
-    call = spec.additive(
+    call = arguments.additive(
         query,
         key,
         value,
@@ -99,7 +99,7 @@ def additive_attention_weights(
     >>> additive_attention_weights(q, k, np.ones(4, "float32")).numpy().tolist()
     [[[0.5, 0.5]]]
     """
-    call = spec.additive(
+    call = arguments.additive(
         query, key, score_vector=score_vector, bias=bias, mask=mask, dropout=dropout, seed=seed
     )
     return everywhere().weights(*call, heads=None, rows=rows, keys=None, lse=None)[:, 0]

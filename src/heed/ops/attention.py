@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from keras import ops
 
-from heed.ops import checks, spec
+from heed.ops import arguments, checks
 from heed.ops.backends import as_written
 from heed.ops.dispatch import choose, everywhere
 from heed.ops.mask import Mask
@@ -81,7 +81,7 @@ def dot_product_attention(
     >>> float(abs(output).numpy().max()), float(lse[0, 0, 0])
     (0.0, -inf)
     """
-    call = spec.dot_product(
+    call = arguments.dot_product(
         query,
         key,
         value,
@@ -149,7 +149,7 @@ def attention_weights(
     >>> attention_weights(x, x, is_causal=True, heads=[1], rows=[0, 2]).numpy().round(2).tolist()
     [[[[1.0, 0.0, 0.0], [0.33000001311302185, 0.33000001311302185, 0.33000001311302185]]]]
     """
-    call = spec.dot_product(
+    call = arguments.dot_product(
         query,
         key,
         mask=mask,
@@ -225,7 +225,7 @@ def scaled_dot_product_attention(
                 "`mask` must be an array where leading dimensions are unknown or 0. Received: a Mask"
             )
         if len(leading) == 1:  # its arrays of rank 3 are (B, T, S), as plain ones are
-            mask = spec.with_heads(mask, [*query.shape[:-1], key.shape[-2]])
+            mask = arguments.with_heads(mask, [*query.shape[:-1], key.shape[-2]])
     elif mask is not None:
         mask = checks.check_dense("mask", mask)
         checks.check_broadcast("mask", mask, [*query.shape[:-1], key.shape[-2]], "(..., T, S)")
@@ -238,7 +238,7 @@ def scaled_dot_product_attention(
         "is_causal": is_causal,
         "scale": scale,
         "dropout": dropout,
-        "seed": spec.drawn_seed(dropout, seed),
+        "seed": arguments.draw_seed(dropout, seed),
         "layout": "BNTH",
     }
     four_query, four_key = four(query, length, size(query, -1)), four(key, keys, size(key, -1))
@@ -258,13 +258,13 @@ def _check_leading(**operands: tuple[Any, str]) -> None:
     for name, (x, letters) in operands.items():
         shape = shape_of(x)
         if shape is None or len(shape) < 2:
-            raise checks.bad(f"`{name}` must have shape (..., {letters})", **{name: x})
+            raise checks.shape_error(f"`{name}` must have shape (..., {letters})", **{name: x})
         wanted = tuple(query.shape)
         if len(shape) != len(wanted) or any(map(checks.differ, shape[:-2], wanted[:-2])):
-            raise checks.bad(
+            raise checks.shape_error(
                 f"`{name}` must have the leading dimensions of `query`", query=query, **{name: x}
             )
     for name, (x, _) in operands.items():
         if x.shape[-1] is None:
-            raise checks.bad(f"`{name}` must have a known number of features", **{name: x})
+            raise checks.shape_error(f"`{name}` must have a known number of features", **{name: x})
     checks.check_features_and_length(query, operands["key"][0], operands["value"][0], "H", -2)

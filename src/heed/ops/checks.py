@@ -13,16 +13,10 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real, integer
 from heed.ops.backends import current
-from heed.ops.mask_rules import FAR, Dense, MaskRule, axis_letters, of_rank_4
+from heed.ops.layouts import LAYOUTS
+from heed.ops.mask_rules import FAR, MaskRule, axis_letters, of_rank_4
 from heed.ops.sizes import shape_of
 
-# The axes of query, key and value in each layout of `AttentionSpec`, and which of them is that of the heads.
-AXES = {
-    "BTNH": ("(B, T, N, H)", "(B, S, K, H)", "(B, S, K, V)"),
-    "BNTH": ("(B, N, T, H)", "(B, K, S, H)", "(B, K, S, V)"),
-    "BTU": ("(B, T, U)", "(B, S, U)", "(B, S, V)"),
-}
-HEADS_AXIS = {"BTNH": 2, "BNTH": 1}
 # Where query 0 may stand. With the reach of a window added, positions stay far within int32.
 _FARTHEST_ALIGN = 2**29
 # A mask of more numbers is not searched for the other convention.
@@ -33,7 +27,7 @@ _INT32 = np.iinfo(np.int32)
 # Shapes and dtypes
 
 
-def bad(requirement: str, **tensors: Any) -> ValueError:
+def shape_error(requirement: str, **tensors: Any) -> ValueError:
     """The error of tensors that do not fit, with their shapes."""
     shapes = ", ".join(f"{name}.shape={shape_of(x)}" for name, x in tensors.items())
     return ValueError(f"{requirement}. Received: {shapes}")
@@ -111,46 +105,45 @@ def check_rank(name: str, x: Any, letters: str) -> None:
     """A tensor with as many axes as there are letters, as in "(B, T)"."""
     shape = shape_of(x)
     if shape is None or len(shape) != letters.count(",") + 1:
-        raise bad(f"`{name}` must have shape {letters}", **{name: x})
+        raise shape_error(f"`{name}` must have shape {letters}", **{name: x})
 
 
 def check_layout(layout: str) -> None:
     """A layout of dot-product attention."""
-    if not isinstance(layout, str) or layout not in HEADS_AXIS:
+    if not isinstance(layout, str) or layout not in ("BTNH", "BNTH"):
         raise ValueError(f'`layout` must be "BTNH" or "BNTH". Received: layout={layout!r}')
 
 
 def check_operands(query: Any, key: Any, value: Any, layout: str) -> None:
     """Shapes that fit each other, for a layout of `AttentionSpec`; None for a value that is not wanted."""
-    heads_axis = HEADS_AXIS.get(layout)
-    given = {"query": query, "key": key} | ({} if value is None else {"value": value})
-    for (name, x), axes in zip(given.items(), AXES[layout], strict=False):
+    letters, heads_axis, length_axis = LAYOUTS[layout]
+    operands = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for (name, x), axes in zip(operands.items(), letters, strict=False):
         check_rank(name, x, axes)
         if x.shape[-1] is None or (heads_axis and x.shape[heads_axis] is None):
             what = "heads and features" if heads_axis else "features"
-            raise bad(f"`{name}` must have a known number of {what}", **{name: x})
+            raise shape_error(f"`{name}` must have a known number of {what}", **{name: x})
     if heads_axis:
         heads, kv_heads = query.shape[heads_axis], key.shape[heads_axis]
         for name, count in (("query", heads), ("key", kv_heads)):
             if count == 0:
                 letter = "N" if name == "query" else "K"
-                raise bad(f"`{name}` must have at least one head ({letter})", **{name: given[name]})
+                raise shape_error(
+                    f"`{name}` must have at least one head ({letter})", **{name: operands[name]}
+                )
         if heads % kv_heads:
-            raise bad(
+            raise shape_error(
                 "`query` must have a multiple of the heads of `key` (N divisible by K)",
                 query=query,
                 key=key,
             )
         if value is not None and value.shape[heads_axis] != kv_heads:
-            raise bad("`value` must have as many heads as `key` (K)", key=key, value=value)
+            raise shape_error("`value` must have as many heads as `key` (K)", key=key, value=value)
     if differ(query.shape[0], key.shape[0]):
-        raise bad("`key` must have the batch size of `query` (B)", query=query, key=key)
+        raise shape_error("`key` must have the batch size of `query` (B)", query=query, key=key)
     if value is not None and differ(value.shape[0], key.shape[0]):
-        raise bad("`value` must have the batch size of `key` (B)", key=key, value=value)
-    if heads_axis:
-        check_features_and_length(query, key, value, "H", 3 - heads_axis)
-    else:
-        check_features_and_length(query, key, value, "U", 1)
+        raise shape_error("`value` must have the batch size of `key` (B)", key=key, value=value)
+    check_features_and_length(query, key, value, "H" if heads_axis else "U", length_axis)
 
 
 def check_features_and_length(
@@ -158,9 +151,11 @@ def check_features_and_length(
 ) -> None:
     """Queries meet keys feature by feature (`letter`), and each key has its value, if one is wanted."""
     if query.shape[-1] != key.shape[-1]:
-        raise bad(f"`key` must have as many features as `query` ({letter})", query=query, key=key)
+        raise shape_error(
+            f"`key` must have as many features as `query` ({letter})", query=query, key=key
+        )
     if value is not None and differ(value.shape[length_axis], key.shape[length_axis]):
-        raise bad("`value` must be as long as `key` (S)", key=key, value=value)
+        raise shape_error("`value` must be as long as `key` (S)", key=key, value=value)
 
 
 def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> None:
@@ -171,7 +166,7 @@ def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> N
         pairs = zip(reversed(shape), reversed(list(target)), strict=False)  # type: ignore[arg-type]
         fits = not any(have != 1 and differ(have, want) for have, want in pairs)
     if not fits:
-        raise bad(f"`{name}` must broadcast to {letters} = {tuple(target)}", **{name: x})
+        raise shape_error(f"`{name}` must broadcast to {letters} = {tuple(target)}", **{name: x})
 
 
 def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str) -> Any:
@@ -180,7 +175,7 @@ def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str)
     check_floating(name, dtype_of(x))
     shape = shape_of(x)
     if shape is None or len(shape) != 1 or differ(shape[0], length):
-        raise bad(f"`{name}` must have shape ({letter},) = ({length},)", **{name: x})
+        raise shape_error(f"`{name}` must have shape ({letter},) = ({length},)", **{name: x})
     return ops.cast(x, dtype)
 
 
@@ -202,7 +197,7 @@ def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
     check_floating("lse", dtype_of(lse))
     have = shape_of(lse)
     if have is not None and (len(have) != 3 or any(map(differ, have, shape))):
-        raise bad("`lse` must have shape (B, N, T)", lse=lse)
+        raise shape_error("`lse` must have shape (B, N, T)", lse=lse)
     return ops.cast(lse, dtype)
 
 
@@ -323,7 +318,9 @@ def check_rows(name: str, x: Any, features: str) -> Any:
     (x,), _ = common_type(**{name: x})
     shape = shape_of(x)
     if shape is not None and (not shape or shape[-1] == 0):
-        raise bad(f"`{name}` must have shape (..., {features}) with {features} >= 1", **{name: x})
+        raise shape_error(
+            f"`{name}` must have shape (..., {features}) with {features} >= 1", **{name: x}
+        )
     return x
 
 
@@ -331,10 +328,10 @@ def check_same_rows(x: Any, residual: Any = None) -> None:
     """Rows (..., D), and a residual of the same shape if there is one."""
     shape = shape_of(x)
     if shape == ():
-        raise bad("`x` must have shape (..., D)", x=x)
+        raise shape_error("`x` must have shape (..., D)", x=x)
     other = shape if residual is None else shape_of(residual)
     if None not in (shape, other) and (len(shape) != len(other) or any(map(differ, shape, other))):  # type: ignore[arg-type]
-        raise bad("`residual` must have the shape of `x`", x=x, residual=residual)
+        raise shape_error("`residual` must have the shape of `x`", x=x, residual=residual)
 
 
 def check_epsilon(epsilon: Any, dtype: str) -> float:
@@ -356,7 +353,7 @@ def check_labels(labels: Any, logits: Any, ignored: int) -> Any:
     if have is None or rows is None:
         return _as_int32(tensor)
     if len(have) != len(rows) - 1 or any(map(differ, have, rows)):
-        raise bad(
+        raise shape_error(
             "`labels` must have the shape of `logits` without C", labels=tensor, logits=logits
         )
     values = _values(labels)
@@ -602,12 +599,12 @@ def _is_look_ahead(mask: Any, xp: Any) -> Any:
 def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str) -> None:
     """Rules that fit (B, N, T, S). `target` holds None for lengths that are not known."""
     for rule in rules:
-        if isinstance(rule, Dense):
-            check_broadcast("mask", rule.array, target, of_dense)
+        if rule.dense is not None:
+            check_broadcast("mask", rule.dense, target, of_dense)
         for name, x, axes in rule.batched():
             want = tuple(target[axis] for axis in axes)
             if any(map(differ, x.shape, want)):
-                raise bad(
+                raise shape_error(
                     f"`{name}` of the mask must have shape ({axis_letters(axes)}) = {want}",
                     **{name: x},
                 )

@@ -8,7 +8,8 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
-from heed.ops.backends import Implementation, RowImplementation, current
+from heed.ops.backends import RowImplementation, current
+from heed.ops.backends.protocol import Implementation
 from heed.ops.spec import AttentionSpec
 
 # What plain calls chose for the process; the last one counts. A `with` statement, too, first makes its object and then

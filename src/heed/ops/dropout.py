@@ -8,9 +8,9 @@ from keras import ops
 
 from heed._numbers import check_real
 from heed.ops import checks
+from heed.ops.arguments import draw_seed
 from heed.ops.backends import as_written
 from heed.ops.dispatch import choose_for_rows
-from heed.ops.spec import drawn_seed
 
 
 @as_written
@@ -61,5 +61,5 @@ def dropout(
     residual = rest[0] if rest else None
     if not rate:
         return x if residual is None else residual + x
-    seed = checks.check_seed(drawn_seed(rate, seed))
+    seed = checks.check_seed(draw_seed(rate, seed))
     return choose_for_rows().dropout(x, residual, rate, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from heed.ops import spec
+from heed.ops import arguments
 from heed.ops.additive import additive_attention
 from heed.ops.attention import dot_product_attention
 from heed.ops.dispatch import Dispatch, explain
@@ -39,4 +39,6 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
     bound = signature.bind(query, key, value, **options)
     bound.apply_defaults()
     del bound.arguments["return_lse"]
-    return explain((spec.additive if additive else spec.dot_product)(**bound.arguments)[0])
+    return explain(
+        (arguments.additive if additive else arguments.dot_product)(**bound.arguments)[0]
+    )

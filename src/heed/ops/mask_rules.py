@@ -45,9 +45,22 @@ def axis_letters(axes: Sequence[int]) -> str:
     return ", ".join("BNTS"[axis] for axis in axes)
 
 
+class _ByIdentity:
+    """A tensor that equals itself alone."""
+
+    def __init__(self, tensor: Any):
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and self.tensor is other.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
 def comparable(field: Any) -> Any:
-    """What two equal fields have in common: the value of a plain one, the identity of a tensor."""
-    return field if is_plain(field) else id(field)
+    """A hashable form of a field: plain ones compare by value, tensors by identity."""
+    return field if is_plain(field) else _ByIdentity(field)
 
 
 def offset(align: Any, query_length: Size, key_length: Size) -> Any:
@@ -88,6 +101,29 @@ class MaskRule:
     def has_static_range(self) -> bool:
         """Whether `key_range` is known while tracing (given that T and S are)."""
         return all(map(is_plain, self.fields()))
+
+    @property
+    def dense(self) -> Any:
+        """Its booleans that broadcast to (B, N, T, S); None for a rule of numbers."""
+        return None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it shows query i the keys up to i, and nothing else."""
+        return False
+
+    @property
+    def hides_future(self) -> bool:
+        """Whether it hides all keys after the position of the query."""
+        return False
+
+    def with_heads_axis(self) -> MaskRule:
+        """The rule over (B, N, T, S) of one over (B, T, S)."""
+        return self
+
+    def without_heads_axis(self) -> MaskRule:
+        """The rule over (B, T, S) of one over (B, 1, T, S)."""
+        return self
 
     def fields(self) -> list[Any]:
         """The values of its fields, in order."""
@@ -140,6 +176,15 @@ class Window(MaskRule):
     left: int | None
     right: int | None
     align: Any
+
+    @property
+    def is_causal(self) -> bool:  # noqa: D102
+        known = is_plain(self.align) and self.align in (0, "top_left")
+        return known and (self.left, self.right) == (None, 0)
+
+    @property
+    def hides_future(self) -> bool:  # noqa: D102
+        return self.right == 0
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
         i, j = _grid(queries, keys)
@@ -242,6 +287,17 @@ class Dense(MaskRule):
     wire: ClassVar = {"dense": "array"}
 
     array: Any
+
+    @property
+    def dense(self) -> Any:  # noqa: D102
+        return self.array
+
+    def with_heads_axis(self) -> MaskRule:  # noqa: D102
+        return Dense(self.array[:, None]) if len(self.array.shape) == 3 else self
+
+    def without_heads_axis(self) -> MaskRule:  # noqa: D102
+        shape = self.array.shape
+        return Dense(self.array[:, 0]) if len(shape) == 4 and shape[1] == 1 else self
 
     @property
     def has_static_range(self) -> bool:  # noqa: D102

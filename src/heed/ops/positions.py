@@ -12,6 +12,7 @@ from keras import ops
 from heed._numbers import check_real
 from heed.ops import checks, rotary_scaling
 from heed.ops.backends import as_written
+from heed.ops.layouts import LAYOUTS
 from heed.ops.sizes import shape_of
 
 # Of heads and of buckets: each is a number of a list that is made here.
@@ -111,14 +112,14 @@ def rotary_embedding(
     """
     (x,), dtype = checks.common_type(x=x)
     checks.check_layout(layout)
-    checks.check_rank("x", x, checks.AXES[layout][0])
+    checks.check_rank("x", x, LAYOUTS[layout].axes[0])
     width = x.shape[3]
     if width is None or width % 2:
-        raise checks.bad("`x` must have a known, even number of features (H)", x=x)
+        raise checks.shape_error("`x` must have a known, even number of features (H)", x=x)
     check_real("scaling_factor", scaling_factor, least=0, exclusive=True)
     check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
     scaling = rotary_scaling.check_scaling(scaling)
-    axis = 1 if layout == "BTNH" else 2
+    axis = LAYOUTS[layout].length_axis
     if positions is None:
         positions = ops.arange(ops.shape(x)[axis], dtype="int32")
     positions = checks.check_numbers("positions", positions)
@@ -129,7 +130,9 @@ def rotary_embedding(
         or checks.differ(shape[-1], x.shape[axis])
         or (len(shape) == 2 and all(checks.differ(shape[0], n) for n in batch))
     ):
-        raise checks.bad("`positions` must have shape (T,) or (B, T)", positions=positions, x=x)
+        raise checks.shape_error(
+            "`positions` must have shape (T,) or (B, T)", positions=positions, x=x
+        )
     compute = checks.compute_type(dtype)
     if length is not None:
         length = checks.check_size("length", length)

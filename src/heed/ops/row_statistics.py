@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from heed.ops import spec
+from heed.ops import arguments
 from heed.ops.backends import as_written
 from heed.ops.dispatch import everywhere
 
@@ -74,7 +74,7 @@ def attention_statistics(
     >>> rows.mass[0, 0, :, 0].numpy().round(3).tolist()
     [1.0, 0.5, 0.3330000042915344, 0.25]
     """
-    call = spec.dot_product(
+    call = arguments.dot_product(
         query,
         key,
         mask=mask,

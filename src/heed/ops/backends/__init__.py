@@ -25,53 +25,14 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from heed._install import how_to_install
 from heed.ops.backends.decoder import DecoderEngine
 
-if TYPE_CHECKING:
-    from heed.ops.spec import AttentionSpec, Tensors
-
 _BACKENDS = ("tensorflow",)
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-class Implementation(Protocol):
-    """One way to compute attention."""
-
-    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """Why it cannot run, as sentences for a person; empty if it can. None asks about this machine alone."""
-        ...
-
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[Any, Any | None]:
-        """The output in the layout of the spec and the dtype of the query, and the log-sum-exp.
-
-        That is (B, N, T), of additive attention (B, T), in the dtype of the spec; None if nobody asked.
-        """
-        ...
-
-    def weights(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        *,
-        heads: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        keys: Sequence[int] | None,
-        lse: Any,
-    ) -> Any:
-        """The weights (B, N, T, S), or those of chosen heads, rows and keys; see `attention_weights`."""
-        ...
-
-    def statistics(
-        self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
-    ) -> tuple[Any, Any, Any]:
-        """Entropy (B, N, T), distance (B, N, T) and mass (B, N, T, len(keys)); see `AttentionStatistics`."""
-        ...
 
 
 class RowImplementation(Protocol):
@@ -145,7 +106,7 @@ NO_LABEL = -(2**31)
 class Backend(Protocol):
     """See above."""
 
-    IMPLEMENTATIONS: dict[str, Implementation]
+    IMPLEMENTATIONS: Mapping[str, Any]  # of `Implementation`
     ROW_IMPLEMENTATIONS: dict[str, RowImplementation]
     DECODER: DecoderEngine
 

@@ -20,7 +20,8 @@ from heed.ops import checks
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.backends.tensorflow.portable.rows import PortableRows
 from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
-from heed.ops.mask_rules import Window, as_column, is_plain, offset
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import as_column, offset
 from heed.ops.sizes import Size, Span, size, sizes
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
@@ -71,9 +72,7 @@ def attention(
 # What is called in the place of `attention`.
 _core: ContextVar[Core] = ContextVar("heed_exportable_core", default=attention)
 # Caches that grow: tensors as `growing` was told, by the one that stands for them with room for what is written.
-_grown: ContextVar[dict[int, tuple[tf.Tensor, tf.Tensor]] | None] = ContextVar(
-    "heed_exportable_grown", default=None
-)
+_grown: ContextVar[dict[Any, tf.Tensor] | None] = ContextVar("heed_exportable_grown", default=None)
 
 
 @contextlib.contextmanager
@@ -93,12 +92,12 @@ def growing() -> Iterator[Callable[[tf.Tensor, Size], tf.Tensor]]:
     Gives a function of a cache and the number T of entries that will be written: the cache with room for them, for
     models that ask how long it is. What is written into that is joined to what the cache held.
     """
-    grown: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+    grown: dict[Any, tf.Tensor] = {}
 
     def with_room(cache: tf.Tensor, count: Size) -> tf.Tensor:
         room = tf.zeros(tf.stack([size(cache, 0), count, *sizes(cache)[2:]]), cache.dtype)
         whole = tf.concat([cache, room], axis=1)
-        grown[id(whole)] = (whole, cache)  # held, so that no other tensor gets its number
+        grown[whole.ref()] = cache
         return whole
 
     token = _grown.set(grown)
@@ -168,8 +167,8 @@ class ExportableRows(PortableRows):
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor | None:
         """See `RowImplementation`; a cache that grows is joined with the update."""
-        found = (_grown.get() or {}).get(id(cache))
-        return None if found is None else tf.concat([found[1], update], axis=1)
+        before = (_grown.get() or {}).get(cache.ref())
+        return None if before is None else tf.concat([before, update], axis=1)
 
 
 def _with_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
@@ -201,19 +200,11 @@ def _visible(
     """Booleans that broadcast to (B, N, T, S), or None; and whether a causal mask comes on top."""
     if spec.mask is None:
         return None, False
-    causal = [isinstance(rule, Window) and _is_causal(rule) for rule in spec.mask.rules]
-    others = type(spec.mask)(
-        [rule for rule, found in zip(spec.mask.rules, causal, strict=True) if not found]
-    )
+    rules = spec.mask.rules
+    others = [rule for rule in rules if not rule.is_causal]
     lengths = size(query, 2), size(key, 2)
-    visible = others.visible(Span(0, lengths[0]), Span(0, lengths[1]), *lengths)
-    return visible, any(causal)
-
-
-def _is_causal(rule: Window) -> bool:
-    """Whether it shows query i the keys up to i, and nothing else."""
-    known = is_plain(rule.align) and rule.align in (0, "top_left")
-    return known and (rule.left, rule.right) == (None, 0)
+    visible = Mask(others).visible(Span(0, lengths[0]), Span(0, lengths[1]), *lengths)
+    return visible, len(others) < len(rules)
 
 
 def _bias(

@@ -73,11 +73,11 @@ class Wire(NamedTuple):
     def write(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
         """An attention as inputs of a native op."""
         known = ("wire", library.threads())
-        plain = spec.remembered.get(known)
+        plain = spec.cache.get(known)
         if plain is None or not _keeps_tensors():
             plain = cls._plain(spec, tensors)
             if spec.is_plain and _keeps_tensors():
-                spec.remembered[known] = plain
+                spec.cache[known] = plain
         reals, seed = plain.reals, plain.seed
         if tensors.score_vector is not None:
             reals = [tensors.score_vector]

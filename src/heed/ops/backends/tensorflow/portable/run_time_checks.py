@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.mask import Mask
-from heed.ops.mask_rules import Dense, axis_letters, put_together, take_apart
+from heed.ops.mask_rules import axis_letters, put_together, take_apart
 from heed.ops.sizes import Size, is_static, size
 
 
@@ -80,8 +80,8 @@ def check_operands(
         demands.equal("be as long as `key` (S)", size(value, 2), target[3], "value", value)
     if mask is not None:
         for rule in mask.rules:
-            if isinstance(rule, Dense):
-                demands.broadcast("mask", rule.array, target)
+            if rule.dense is not None:
+                demands.broadcast("mask", rule.dense, target)
             for name, x, axes in rule.batched():
                 requirement = f"have shape ({axis_letters(axes)})"
                 for place, axis in enumerate(axes):
