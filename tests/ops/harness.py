@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from hypothesis import settings
 
 from heed import ops
+from heed.ops.backends.tensorflow.portable import blocks, second
+from heed.ops.sizes import maximum, minimum
 from tests import reference, tolerances
 from tests.strategies import MaskCase, Shape, cast
 
@@ -25,10 +28,18 @@ def share_of_examples(share: int) -> settings:
 
 @contextmanager
 def small_blocks(block: tuple[int, int]) -> Iterator[None]:
-    """Forces the portable implementation to work in blocks of (queries, keys)."""
-    from heed.ops.backends.tensorflow.portable import blocks as portable
+    """Makes the portable form trace blocks of (queries, keys), so that small tests cross many block boundaries."""
+    queries, keys = block
+    sizes = {"_MOST_QUERIES": queries, "_FEWEST_QUERIES": queries, "_KEYS": keys, "_SHORT": keys}
 
-    with portable.block_sizes(*block):
+    def small_plan(attention: Any) -> blocks.Plan:
+        length = attention.lengths[0]
+        return blocks.Plan(*attention.lengths, maximum(1, minimum(length, queries)))
+
+    with (
+        mock.patch.multiple(blocks, **sizes),
+        mock.patch.object(second, "small_plan", small_plan),
+    ):
         yield
 
 

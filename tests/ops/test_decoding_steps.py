@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 
 
 def native() -> Any:
-    return current().ROW_IMPLEMENTATIONS["native"]
+    return current().FUSED_OPS["native"]
 
 
 def normal(*shape: int) -> tf.Tensor:

@@ -21,7 +21,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 import heed
 from heed import ops
 from heed.ops import Mask
-from heed.ops.dispatch import choice
+from heed.ops.dispatch import get_implementation
 from tests import reference, tolerances
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape
@@ -418,23 +418,26 @@ def test_a_block_chooses_for_its_own_thread() -> None:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(function).result()
 
-    assert choice() == "auto"
+    assert get_implementation() == "auto"
     with heed.set_implementation("portable"):
-        assert (choice(), in_a_thread(choice)) == ("portable", "auto")
-        assert in_a_thread(functools.partial(contextvars.copy_context().run, choice)) == "portable"
+        assert (get_implementation(), in_a_thread(get_implementation)) == ("portable", "auto")
+        assert (
+            in_a_thread(functools.partial(contextvars.copy_context().run, get_implementation))
+            == "portable"
+        )
         heed.set_implementation("auto")  # until the end of the block, here alone
-        assert choice() == "auto"
+        assert get_implementation() == "auto"
         with heed.set_implementation("portable"):
-            assert choice() == "portable"
-        assert choice() == "auto"
-    assert choice() == "auto"
+            assert get_implementation() == "portable"
+        assert get_implementation() == "auto"
+    assert get_implementation() == "auto"
 
 
 def test_a_plain_call_chooses_for_all_threads() -> None:
     chosen = []
 
     def look() -> None:
-        chosen.append(choice())
+        chosen.append(get_implementation())
 
     try:
         heed.set_implementation("portable")
@@ -460,7 +463,7 @@ def test_threads_that_choose_at_once_leave_nothing_chosen() -> None:
     def run(name: str) -> None:
         for _ in range(300):
             with heed.set_implementation(name):
-                if choice() != name:
+                if get_implementation() != name:
                     wrong.append(name)
 
     threads = [
@@ -477,4 +480,4 @@ def test_threads_that_choose_at_once_leave_nothing_chosen() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert not wrong
-    assert choice() == "auto"
+    assert get_implementation() == "auto"

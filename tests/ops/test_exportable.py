@@ -263,9 +263,9 @@ def test_caches_grow_inside_of_growing_alone() -> None:
     with exportable.growing() as with_room:
         cache = with_room(past, 1)
         assert cache.shape == (2, 4, 4)
-        written = exportable.ExportableRows().write(cache, update, tf.constant(3))
+        written = exportable.ExportableFusedOps().write(cache, update, tf.constant(3))
         np.testing.assert_array_equal(written, tf.concat([past, update], 1))
-    assert exportable.ExportableRows().write(cache, update, tf.constant(3)) is None
+    assert exportable.ExportableFusedOps().write(cache, update, tf.constant(3)) is None
 
 
 def test_dropout_is_refused() -> None:

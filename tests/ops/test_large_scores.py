@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import heed
 from heed import ops
-from heed.ops.backends.tensorflow.portable.blocks import block_sizes
 from tests import reference
 from tests.native import fuzz_large
+from tests.ops.harness import small_blocks
 
 FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
 # How it is computed: implementation, and blocks of queries and keys.
@@ -29,7 +29,7 @@ def attend(form: str, inputs: list[Any], d_out: Any, d_lse: Any, **options: Any)
     implementation, blocks = FORMS[form]
     bias = options.pop("bias", None)
     given = [tf.constant(x) for x in [*inputs, *([] if bias is None else [bias])]]
-    with heed.set_implementation(implementation), block_sizes(*blocks):
+    with heed.set_implementation(implementation), small_blocks(blocks):
         with tf.GradientTape() as tape:
             tape.watch(given)
             output, lse = ops.dot_product_attention(
@@ -56,7 +56,7 @@ def check_one(seed: int) -> None:
         problem.check_forward(output, lse)
         problem.check_backward(gradients[:3], gradients[3] if len(gradients) > 3 else None)
     problem.check_weights(ops.attention_weights(query, key, **options).numpy())
-    with block_sizes(3, 5):
+    with small_blocks((3, 5)):
         rows = ops.attention_statistics(query, key, keys=(0,), **options)
     if problem.exact:
         wanted = reference.dot_product_attention(*problem.inputs, **problem.expected).probabilities

@@ -16,9 +16,9 @@ import tensorflow as tf
 import heed
 from heed import ops
 from heed.ops import Mask
-from heed.ops.backends.tensorflow.portable.blocks import block_sizes
 from heed.ops.backends.tensorflow.portable.finite import Operands
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
+from tests.ops.harness import small_blocks
 from tests.strategies import Shape
 
 LENGTH = 4096
@@ -198,15 +198,15 @@ def test_blocks_that_a_mask_rules_out_are_skipped(
         "both": Mask.causal() & Mask.window(16, 15),
     }[kind]
     pairs: list[int] = []
-    addend = Attention.addend
+    addend = BlockAttention.addend
 
-    def counted(self: Attention, block: Operands, visible: Any) -> Any:
+    def counted(self: BlockAttention, block: Operands, visible: Any) -> Any:
         pairs.append(int(block.queries.length) * int(block.keys.length))
         return addend(self, block, visible)
 
-    monkeypatch.setattr(Attention, "addend", counted)
+    monkeypatch.setattr(BlockAttention, "addend", counted)
     inputs = [tf.constant(x) for x in Shape(B=1, T=128, S=128).inputs(0, "float32")]
-    with heed.set_implementation("portable"), block_sizes(16, 16):
+    with heed.set_implementation("portable"), small_blocks((16, 16)):
         backward(lambda *x: ops.dot_product_attention(*x, mask=mask), inputs)
     allowed = np.broadcast_to(mask.to_dense(128, 128), (1, 1, 128, 128))
     blocks = allowed.reshape(8, 16, 8, 16).any((1, 3)).sum()

@@ -101,7 +101,7 @@ def test_seeds_and_the_share_that_is_dropped(implementation: str) -> None:
 def test_all_implementations_give_the_same() -> None:
     x, residual = rows.numbers((7, 1500), "float32", 0), rows.numbers((7, 1500), "float32", 1)
     found = []
-    for name in heed.ops.backends.current().ROW_IMPLEMENTATIONS:
+    for name in heed.ops.backends.current().FUSED_OPS:
         with heed.set_implementation("auto" if name == "native" else name):
             found.append(step(x, residual))
     for other in found[1:]:

@@ -206,8 +206,8 @@ FAULTS = (
     Fault(
         "the gradient of the values forgets dropout",
         f"{_PORTABLE}/backward.py",
-        'found["value"] = weigh_back(dropped, incoming.gradient)',
-        'found["value"] = weigh_back(weights, incoming.gradient)',
+        'found["value"] = apply_transposed_weights(dropped, incoming.gradient)',
+        'found["value"] = apply_transposed_weights(weights, incoming.gradient)',
         (f"{_TESTS}/test_gradients.py",),
     ),
     Fault(
@@ -227,8 +227,8 @@ FAULTS = (
     Fault(
         "second derivatives forget the log-sum-exp",
         f"{_PORTABLE}/second.py",
-        "outputs = rows.finished()",
-        "outputs = [y if n < 1 else 0 * y for n, y in enumerate(rows.finished())]",
+        "outputs = rows.finish()",
+        "outputs = [y if n < 1 else 0 * y for n, y in enumerate(rows.finish())]",
         (f"{_TESTS}/test_gradients.py::test_second_derivatives_of_the_log_sum_exp",),
     ),
     Fault(
@@ -241,7 +241,7 @@ FAULTS = (
     # Rows
     Fault(
         "rows that do not count spoil the gradient of the portable cross-entropy",
-        f"{_PORTABLE}/rows.py",
+        f"{_PORTABLE}/fused_ops.py",
         "x = tf.where(counts[..., None], x, tf.zeros((), x.dtype))",
         "x = tf.identity(x)",
         (f"{_TESTS}/test_cross_entropy.py",),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heed.ops import Mask
 from heed.ops.arguments import dot_product
-from heed.ops.dispatch import everywhere
+from heed.ops.dispatch import select_for_weights
 from heed.ops.mask_rules import offset
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
@@ -92,7 +92,7 @@ class FusedAttention:
         every = tuple(heads) == tuple(range(self.sizes[1]))
         chosen = None if every else list(heads)
         return ops.convert_to_numpy(
-            everywhere().weights(
+            select_for_weights().weights(
                 self._spec, self._tensors, heads=chosen, rows=list(rows), keys=None, lse=None
             )
         )

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from heed.ops import arguments
 from heed.ops.backends import as_written
-from heed.ops.dispatch import choose, everywhere
-from heed.ops.observe import shown
+from heed.ops.dispatch import select_for_weights, select_implementation
+from heed.ops.observe import show
 
 
 @as_written
@@ -66,8 +66,8 @@ def additive_attention(
         dropout=dropout,
         seed=seed,
     )
-    output, lse = choose(call[0]).attend(*call, return_lse=return_lse)
-    output = shown(output, *call)
+    output, lse = select_implementation(call[0]).attend(*call, return_lse=return_lse)
+    output = show(output, *call)
     return (output, lse) if return_lse else output
 
 
@@ -102,4 +102,4 @@ def additive_attention_weights(
     call = arguments.additive(
         query, key, score_vector=score_vector, bias=bias, mask=mask, dropout=dropout, seed=seed
     )
-    return everywhere().weights(*call, heads=None, rows=rows, keys=None, lse=None)[:, 0]
+    return select_for_weights().weights(*call, heads=None, rows=rows, keys=None, lse=None)[:, 0]

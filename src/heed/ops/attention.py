@@ -10,9 +10,9 @@ from keras import ops
 
 from heed.ops import arguments, checks
 from heed.ops.backends import as_written
-from heed.ops.dispatch import choose, everywhere
+from heed.ops.dispatch import select_for_weights, select_implementation
 from heed.ops.mask import Mask
-from heed.ops.observe import shown
+from heed.ops.observe import show
 from heed.ops.sizes import shape_of, size, sizes
 
 
@@ -95,8 +95,8 @@ def dot_product_attention(
         seed=seed,
         layout=layout,
     )
-    output, lse = choose(call[0]).attend(*call, return_lse=return_lse)
-    output = shown(output, *call)
+    output, lse = select_implementation(call[0]).attend(*call, return_lse=return_lse)
+    output = show(output, *call)
     return (output, lse) if return_lse else output
 
 
@@ -162,7 +162,7 @@ def attention_weights(
         seed=seed,
         layout=layout,
     )
-    return everywhere().weights(*call, heads=heads, rows=rows, keys=keys, lse=lse)
+    return select_for_weights().weights(*call, heads=heads, rows=rows, keys=keys, lse=lse)
 
 
 @as_written

@@ -307,7 +307,7 @@ def cache_slot(index: Any, count: Any, length: Any) -> Any:
     index, count, length = (ops.cast(x, "int64") for x in numbers.values())
     met = ops.logical_and(index >= 0, index + count <= length)
     tensors = dict(zip(numbers, (index, count, length), strict=True))
-    return current().required(ops.cast(index, "int32"), met, text, tensors)
+    return current().require(ops.cast(index, "int32"), met, text, tensors)
 
 
 # Rows
@@ -409,7 +409,7 @@ def check_tokens(
     met = ops.logical_and(least >= 0, most < size)
     if not is_integer(dtype):
         met = ops.logical_and(met, ops.all(ops.equal(tensor, ops.floor(tensor))))
-    return current().required(tensor, met, text, {"smallest": least, "largest": most})
+    return current().require(tensor, met, text, {"smallest": least, "largest": most})
 
 
 # Masks
@@ -555,12 +555,12 @@ def _check_integers(name: str, tensor: Any, given: Any, over_scores: bool) -> An
     square = shape is not None and len(shape) > 1 and not differ(shape[-1], shape[-2])
     values = _values(given)
     if values is None:  # of a graph: all that can be said when it runs
-        required, attend = current().required, tensor != 0
+        require, attend = current().require, tensor != 0
         wrong = ops.any(ops.logical_and(attend, tensor != 1))
-        tensor = required(tensor, ops.logical_not(wrong), f"{other}. Received: ", {name: tensor})
+        tensor = require(tensor, ops.logical_not(wrong), f"{other}. Received: ", {name: tensor})
         if over_scores and square:
             met = ops.logical_not(_is_look_ahead(attend, ops))
-            tensor = required(tensor, met, f"{inverted}. Received: ", {name: tensor})
+            tensor = require(tensor, met, f"{inverted}. Received: ", {name: tensor})
         return tensor
     if values.size and (values.min() < 0 or values.max() > 1):
         worst = values.min() if values.min() < 0 else values.max()

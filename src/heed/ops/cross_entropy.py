@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from heed._numbers import check_integer, check_real
 from heed.ops import checks
 from heed.ops.backends import NO_LABEL, as_written
-from heed.ops.dispatch import choose_for_rows
+from heed.ops.dispatch import select_fused_ops
 
 
 @as_written
@@ -64,4 +64,4 @@ def softmax_cross_entropy(
         )
     logits = checks.check_rows("logits", logits, "C")
     labels = checks.check_labels(labels, logits, ignored)
-    return choose_for_rows().cross_entropy(logits, labels, smoothing, ignored)
+    return select_fused_ops().cross_entropy(logits, labels, smoothing, ignored)

@@ -10,7 +10,7 @@ from heed._numbers import check_real
 from heed.ops import checks
 from heed.ops.arguments import draw_seed
 from heed.ops.backends import as_written
-from heed.ops.dispatch import choose_for_rows
+from heed.ops.dispatch import select_fused_ops
 
 
 @as_written
@@ -62,4 +62,4 @@ def dropout(
     if not rate:
         return x if residual is None else residual + x
     seed = checks.check_seed(draw_seed(rate, seed))
-    return choose_for_rows().dropout(x, residual, rate, seed)
+    return select_fused_ops().dropout(x, residual, rate, seed)

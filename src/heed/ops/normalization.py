@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from heed.ops import checks
 from heed.ops.backends import as_written
-from heed.ops.dispatch import choose_for_rows
+from heed.ops.dispatch import select_fused_ops
 
 
 @as_written
@@ -89,4 +89,4 @@ def _normalized(x: Any, vectors: dict[str, Any], epsilon: Any, rms: bool) -> Any
         for name, vector in vectors.items()
     ]
     scale, offset = (*given, None)[:2]
-    return choose_for_rows().normalization(x, scale, offset, number, rms)
+    return select_fused_ops().normalization(x, scale, offset, number, rms)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 from heed.ops import arguments
 from heed.ops.backends import as_written
-from heed.ops.dispatch import everywhere
+from heed.ops.dispatch import select_for_weights
 
 
 class AttentionStatistics(NamedTuple):
@@ -87,4 +87,4 @@ def attention_statistics(
         seed=None,
         layout=layout,
     )
-    return AttentionStatistics(*everywhere().statistics(*call, keys=keys))
+    return AttentionStatistics(*select_for_weights().statistics(*call, keys=keys))

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from heed.ops import checks
+from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
 from heed.ops.backends.tensorflow.portable.implementation import Portable
-from heed.ops.backends.tensorflow.portable.rows import PortableRows
 from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
 from heed.ops.mask import Mask
 from heed.ops.mask_rules import as_column, offset
@@ -162,11 +162,11 @@ class Exportable(Portable):
         return weights
 
 
-class ExportableRows(PortableRows):
-    """See `RowImplementation`."""
+class ExportableFusedOps(PortableFusedOps):
+    """See `FusedOps`."""
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor | None:
-        """See `RowImplementation`; a cache that grows is joined with the update."""
+        """See `FusedOps`; a cache that grows is joined with the update."""
         before = (_grown.get() or {}).get(cache.ref())
         return None if before is None else tf.concat([before, update], axis=1)
 

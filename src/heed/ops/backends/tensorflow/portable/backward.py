@@ -18,12 +18,12 @@ from heed.ops.backends.tensorflow.portable.finite import (
 )
 from heed.ops.backends.tensorflow.portable.loops import SideBySide, State, Sum, loop, put
 from heed.ops.backends.tensorflow.portable.tile import (
-    Attention,
+    BlockAttention,
+    apply_transposed_weights,
     finite_rows,
     fold,
     seen_rows,
     unfold,
-    weigh_back,
 )
 from heed.ops.mask_rules import cut
 from heed.ops.sizes import Size, Span, sizes, slice_axis
@@ -93,7 +93,7 @@ class Results:
 
 
 def backward(
-    attention: Attention, plan: Plan, operands: Operands, results: Results
+    attention: BlockAttention, plan: Plan, operands: Operands, results: Results
 ) -> list[tf.Tensor]:
     """Gradients of the operands' tensors."""
     if operands.guarded:
@@ -105,18 +105,18 @@ def backward(
     if not attention.rate:
         operands = operands.with_one()
     passing = _Pass(attention, plan, operands, results)
-    found = passing.streamed() if plan.groups is None else passing.whole(plan.groups)
+    found = passing.run_tiles() if plan.groups is None else passing.run_rows(plan.groups)
     return [found[name] for name in operands.tensors]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    attention: Attention
+    attention: BlockAttention
     plan: Plan
     operands: Operands
     results: Results
 
-    def whole(self, groups: Sequence[Group]) -> dict[str, tf.Tensor]:
+    def run_rows(self, groups: Sequence[Group]) -> dict[str, tf.Tensor]:
         """Each block of queries against all its keys at once."""
         plan = self.plan
         totals = plan.gradients(self.operands)
@@ -150,7 +150,7 @@ class _Pass:
                 state[name] = tf.concat([state[name], *done], 2)
         return loops.finish(totals, state)
 
-    def streamed(self) -> dict[str, tf.Tensor]:
+    def run_tiles(self) -> dict[str, tf.Tensor]:
         """Each block of queries against one block of keys after the other."""
         plan, operands = self.plan, self.operands
         totals = plan.gradients(operands)
@@ -225,7 +225,7 @@ class _Pass:
         self, block: Operands, addend: tf.Tensor | None, incoming: Incoming
     ) -> dict[str, tf.Tensor]:
         """The same of finite numbers, for every row that anything comes in for."""
-        attention, inputs = self.attention, block.scored
+        attention, inputs = self.attention, block.score_inputs
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             scores = attention.score(**inputs)
@@ -246,7 +246,7 @@ class _Pass:
             weight_gradient = weight_gradient * keep - incoming.delta
         score_gradient = weights * weight_gradient
         found = tape.gradient(scores, inputs, score_gradient, unconnected_gradients="zero")
-        found["value"] = weigh_back(dropped, incoming.gradient)
+        found["value"] = apply_transposed_weights(dropped, incoming.gradient)
         if self.operands.bias is not None:
             full = attention.join_heads(score_gradient)
             axes = [axis for axis in range(4) if self.operands.bias.shape[axis] == 1]

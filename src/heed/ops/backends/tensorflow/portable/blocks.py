@@ -11,16 +11,14 @@ Two ways to walk through it, both over blocks of queries:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
 
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.loops import SideBySide, Sum
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from heed.ops.mask import Mask
 from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, minimum, sizes
 
@@ -33,19 +31,6 @@ _KEYS = 512
 _GROUPS = 8
 # Up to here, looking for keys to skip at run time costs more than it saves.
 _SHORT = 1024
-
-_forced: tuple[int, int] | None = None
-
-
-@contextlib.contextmanager
-def block_sizes(queries: int, keys: int) -> Iterator[None]:
-    """Forces small blocks while tracing, so that small tests cross many block boundaries."""
-    global _forced
-    before, _forced = _forced, (queries, keys)
-    try:
-        yield
-    finally:
-        _forced = before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +116,7 @@ def overlaps(length: Size, block: Size) -> bool:
     return not is_static(length, block) or length % block != 0
 
 
-def make_plan(attention: Attention) -> Plan:
+def make_plan(attention: BlockAttention) -> Plan:
     """Chooses blocks; the mask decides which keys can be skipped."""
     plan = None
     if is_static(*attention.lengths):
@@ -141,24 +126,14 @@ def make_plan(attention: Attention) -> Plan:
 
 
 def _row_plan(query_length: int, key_length: int, mask: Mask | None, room: int) -> Plan | None:
-    if (
-        mask is not None
-        and not mask.has_static_range
-        and key_length > (_forced[1] if _forced else _SHORT)
-    ):
+    if mask is not None and not mask.has_static_range and key_length > _SHORT:
         return None
-    if _forced:
-        block = min(query_length, _forced[0])
-    else:
-        block = min(
-            query_length,
-            _MOST_QUERIES,
-            max(_power_of_two(room // max(1, key_length)), _FEWEST_QUERIES),
-        )
-        if block * key_length > 2 * room and block * key_length > _MOST_QUERIES * 64:
-            return None
-        # Blocks as equal as they can be.
-        block = ceil_div(query_length, ceil_div(query_length, block))
+    most = max(_power_of_two(room // max(1, key_length)), _FEWEST_QUERIES)
+    block = min(query_length, _MOST_QUERIES, most)
+    if block * key_length > 2 * room and block * key_length > _MOST_QUERIES * 64:
+        return None
+    # Blocks as equal as possible.
+    block = ceil_div(query_length, ceil_div(query_length, block))
     blocks = ceil_div(query_length, block)
     if mask is None or not mask.has_static_range or blocks == 1:
         everything = (Group(0, blocks, Span(0, key_length)),)
@@ -193,35 +168,29 @@ def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) ->
     return Plan(query_length, key_length, block, tuple(groups))
 
 
-def tile_plan(attention: Attention) -> Plan:
+def tile_plan(attention: BlockAttention) -> Plan:
     """Tiles; see `make_plan`."""
     query_length, key_length = attention.lengths
     room = max(1, _SCORES // attention.scores_per_pair)
     if not is_static(query_length, key_length):
-        queries, keys = _forced or (_MOST_QUERIES, _KEYS)
+        keys = min(_KEYS, max(16, room // _MOST_QUERIES))
         return Plan(
             query_length,
             key_length,
-            maximum(1, minimum(query_length, queries)),
-            key_block=maximum(1, minimum(key_length, min(keys, max(16, room // queries)))),
+            maximum(1, minimum(query_length, _MOST_QUERIES)),
+            key_block=maximum(1, minimum(key_length, keys)),
         )
-    if _forced:
-        queries, keys = min(query_length, _forced[0]), min(key_length, _forced[1])
-    else:
-        # Square tiles where little fits, else wide ones.
-        queries = min(query_length, _MOST_QUERIES, max(8, _power_of_two(int(room**0.5))))
-        keys = min(key_length, _KEYS, max(8, _power_of_two(room // queries)))
+    # Square tiles where little fits, else wide ones.
+    queries = min(query_length, _MOST_QUERIES, max(8, _power_of_two(int(room**0.5))))
+    keys = min(key_length, _KEYS, max(8, _power_of_two(room // queries)))
     return Plan(query_length, key_length, max(1, queries), key_block=max(1, keys))
 
 
-def small_plan(attention: Attention) -> Plan:
+def small_plan(attention: BlockAttention) -> Plan:
     """Blocks of queries for code that keeps many tensors of their size at once (second derivatives)."""
     query_length, key_length = attention.lengths
-    if _forced:
-        block = _forced[0]
-    else:
-        keys = key_length if is_static(key_length) else _KEYS
-        block = max(1, _SCORES // (8 * attention.scores_per_pair * max(1, keys)))
+    keys = key_length if is_static(key_length) else _KEYS
+    block = max(1, _SCORES // (8 * attention.scores_per_pair * max(1, keys)))
     return Plan(query_length, key_length, maximum(1, minimum(query_length, block)))
 
 

@@ -19,13 +19,13 @@ from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradien
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.forward import forward
 from heed.ops.backends.tensorflow.portable.second import second_gradient
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from heed.ops.mask import Mask
 from heed.ops.sizes import is_static
 
 
 def blockwise(
-    attention: Attention, operands: Operands, *, return_lse: bool
+    attention: BlockAttention, operands: Operands, *, return_lse: bool
 ) -> tuple[tf.Tensor, ...]:
     """Any attention in linear memory, differentiable twice.
 
@@ -41,8 +41,8 @@ def blockwise(
 
 
 def _never_empty(
-    attention: Attention, operands: Operands, place: int, names: Sequence[str]
-) -> tuple[Attention, Operands]:
+    attention: BlockAttention, operands: Operands, place: int, names: Sequence[str]
+) -> tuple[BlockAttention, Operands]:
     """One query (place 0) or key (place 1) that sees nothing stands for none, so that there is something to work on."""
     lengths = list(attention.lengths)
     if not is_static(lengths[place]) or lengths[place]:
@@ -63,7 +63,7 @@ def _never_empty(
 class _Op:
     """The differentiable function of the operands' tensors."""
 
-    attention: Attention
+    attention: BlockAttention
     plan: Plan
     operands: Operands
     return_lse: bool
@@ -98,7 +98,7 @@ class _Op:
             results = backward(self.attention, self.plan, self._guarded(stopped[:count]), received)
 
             def gradient(*cotangents: tf.Tensor) -> Any:
-                operands = self.operands.holding(tensors[:count])
+                operands = self.operands.with_tensors(tensors[:count])
                 return second_gradient(self.attention, operands, tensors[count:], cotangents)
 
             return results, gradient
@@ -106,4 +106,4 @@ class _Op:
         return op(*inputs, *incoming)
 
     def _guarded(self, tensors: Sequence[tf.Tensor]) -> Operands:
-        return self.operands.holding(tensors).guard(self.attention.mask)
+        return self.operands.with_tensors(tensors).guard(self.attention.mask)

@@ -37,7 +37,7 @@ def _mixed(x: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, _u32(16)))
 
 
-def kept(
+def keep_mask(
     rate: float, seed: tf.Tensor, batch: Size, heads: Size, queries: Span, keys: Span
 ) -> tf.Tensor:
     """Booleans (B, N, t, s): True with probability 1 - rate.

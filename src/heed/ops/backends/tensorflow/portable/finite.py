@@ -96,14 +96,14 @@ class Operands:
     @property
     def tensors(self) -> dict[str, tf.Tensor]:
         """What gradients flow to, by name."""
-        return self._those("query", "key", "value", "bias", "score_vector")
+        return self._named("query", "key", "value", "bias", "score_vector")
 
     @property
-    def scored(self) -> dict[str, tf.Tensor]:
+    def score_inputs(self) -> dict[str, tf.Tensor]:
         """What makes the scores, by name."""
-        return self._those("query", "key", "score_vector")
+        return self._named("query", "key", "score_vector")
 
-    def holding(self, tensors: Sequence[tf.Tensor]) -> Operands:
+    def with_tensors(self, tensors: Sequence[tf.Tensor]) -> Operands:
         """The same of other tensors, in the order of `tensors`."""
         return dataclasses.replace(self, **dict(zip(self.tensors, tensors, strict=True)))
 
@@ -130,7 +130,7 @@ class Operands:
         """Finite stand-ins for tensors of these names, if guarded."""
         if not self.guarded:
             return self
-        safe = {name: zero_nonfinite(x) for name, x in self._those(*names).items()}
+        safe = {name: zero_nonfinite(x) for name, x in self._named(*names).items()}
         return dataclasses.replace(self, **safe)
 
     def cut_queries(self, queries: Span) -> Operands:
@@ -143,7 +143,7 @@ class Operands:
 
     def cut_keys(self, keys: Span) -> Operands:
         """A block of keys and their values, with as many queries as before."""
-        whole = self._those("key", "value", "value_and_one", "nonfinite_key")
+        whole = self._named("key", "value", "value_and_one", "nonfinite_key")
         block = {name: slice_axis(x, 2, *keys) for name, x in whole.items()}
         cut = dataclasses.replace(self, **block, keys=keys)
         return cut.finite("key", "value", "value_and_one")._with_bias()
@@ -153,7 +153,7 @@ class Operands:
             return self
         return dataclasses.replace(self, bias=mask_rules.cut(self.bias, self.queries, self.keys))
 
-    def _those(self, *names: str) -> dict[str, tf.Tensor]:
+    def _named(self, *names: str) -> dict[str, tf.Tensor]:
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     def nonfinite_rows(self, visible: tf.Tensor | None) -> tf.Tensor | None:

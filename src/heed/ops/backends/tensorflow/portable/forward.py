@@ -10,12 +10,17 @@ import tensorflow as tf
 from heed.ops.backends.tensorflow.portable.blocks import Plan, visible_blocks
 from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
 from heed.ops.backends.tensorflow.portable.loops import State, loop
-from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows, weigh
+from heed.ops.backends.tensorflow.portable.tile import (
+    BlockAttention,
+    apply_weights,
+    finite_rows,
+    seen_rows,
+)
 from heed.ops.sizes import Size, Span, size, sizes
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class BlockResult:
     """The result for a block of queries.
 
     Attributes:
@@ -32,7 +37,7 @@ class Rows:
     seen: tf.Tensor | None
     nonfinite: tf.Tensor | None
 
-    def finished(self) -> list[tf.Tensor]:
+    def finish(self) -> list[tf.Tensor]:
         """Those of the first three that there are: 0, -inf, 0 in rows that see nothing, NaN in nonfinite ones."""
         parts = [(self.output, 0.0), (self.lse, float("-inf")), (self.softmax, 0.0)]
         results = []
@@ -48,9 +53,9 @@ class Rows:
 
 
 def forward(
-    attention: Attention, plan: Plan, operands: Operands, want_lse: bool
+    attention: BlockAttention, plan: Plan, operands: Operands, want_lse: bool
 ) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
-    """Output (B, K, G, T, V), log-sum-exp (B, K, G, T, 1) or None, and of tiles what `Rows.softmax` is."""
+    """Output (B, K, G, T, V), log-sum-exp (B, K, G, T, 1) or None, and of tiles what `BlockResult.softmax` is."""
     tiles = plan.groups is None
     widths = [size(operands.value, 3), *([2] if tiles else [1] if want_lse else [])]
     totals = [plan.over_queries(operands.query, 3, width) for width in widths]
@@ -66,7 +71,7 @@ def forward(
                 rows = online_softmax(attention, plan, block)
             else:
                 rows = whole_rows(attention, block, want_lse)
-            return [x.write(index, y) for x, y in zip(state, rows.finished(), strict=True)]
+            return [x.write(index, y) for x, y in zip(state, rows.finish(), strict=True)]
 
         return loop(first, last, body, state)
 
@@ -83,7 +88,7 @@ def forward(
     return joined[0], row_max + tf.math.log(row_sum) if want_lse else None, joined[1]
 
 
-def whole_rows(attention: Attention, block: Operands, want_lse: bool) -> Rows:
+def whole_rows(attention: BlockAttention, block: Operands, want_lse: bool) -> BlockResult:
     """A block of queries against all the keys it may see, at once. Differentiable by TensorFlow."""
     visible = attention.visible(block)
     addend = attention.addend(block, visible)
@@ -99,10 +104,12 @@ def whole_rows(attention: Attention, block: Operands, want_lse: bool) -> Rows:
     keep = attention.keep_factor(block)
     if keep is not None:
         weights *= keep
-    return Rows(weigh(weights, block.value), lse, None, seen, block.nonfinite_rows(visible))
+    return BlockResult(
+        apply_weights(weights, block.value), lse, None, seen, block.nonfinite_rows(visible)
+    )
 
 
-def online_softmax(attention: Attention, plan: Plan, rows: Operands) -> Rows:
+def online_softmax(attention: BlockAttention, plan: Plan, rows: Operands) -> BlockResult:
     """A block of queries against one block of keys after the other, with a running maximum and sum."""
 
     def turn(tile: Operands, logits: tf.Tensor, state: State) -> State:
@@ -114,7 +121,7 @@ def online_softmax(attention: Attention, plan: Plan, rows: Operands) -> Rows:
         keep = attention.keep_factor(tile)
         if keep is not None:
             weights *= keep
-        return [output * shrink + weigh(weights, tile.value), new_max, row_sum]
+        return [output * shrink + apply_weights(weights, tile.value), new_max, row_sum]
 
     dtype, zeros = rows.query.dtype, row_zeros(rows)
     output = row_zeros(rows, size(rows.value, 3))
@@ -122,7 +129,7 @@ def online_softmax(attention: Attention, plan: Plan, rows: Operands) -> Rows:
     state = [output, zeros + dtype.min, zeros]
     (output, row_max, row_sum), nonfinite = over_tiles(attention, plan, rows, turn, state)
     seen = tf.not_equal(row_sum, 0)
-    return Rows(
+    return BlockResult(
         output / tf.where(seen, row_sum, tf.ones((), dtype)),
         None,
         tf.concat([row_max, row_sum], -1),
@@ -137,7 +144,7 @@ def row_zeros(rows: Operands, width: Size = 1) -> tf.Tensor:
 
 
 def over_tiles(
-    attention: Attention,
+    attention: BlockAttention,
     plan: Plan,
     rows: Operands,
     turn: Callable[[Operands, tf.Tensor, State], State],
@@ -145,7 +152,7 @@ def over_tiles(
 ) -> tuple[State, tf.Tensor | None]:
     """`state = turn(tile, logits, state)` for each block of keys that a block of queries can see.
 
-    Returns: the last state, and which rows see something that is not finite, see `Rows`.
+    Returns: the last state, and which rows see something that is not finite, see `BlockResult`.
     """
 
     def body(index: Size, state: State) -> State:

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.run_time_checks import check_operands
-from heed.ops.backends.tensorflow.portable.tile import Attention, Score, fold, unfold
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention, Score, fold, unfold
 from heed.ops.sizes import size, sizes
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
 
-def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[Attention, Operands]:
+def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[BlockAttention, Operands]:
     """What the backend was given, as the blocks want it."""
     axis = spec.heads_axis
 
@@ -40,7 +40,7 @@ def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[Attention, Operands]
     lengths = (length, size(key, 2))
     operands, mask = check_operands(operands, spec.mask, lengths)
     per_pair = (8 if spec.batch is None else spec.batch) * spec.heads[0] * features
-    attention = Attention(
+    attention = BlockAttention(
         score,
         mask,
         tensors.slopes,

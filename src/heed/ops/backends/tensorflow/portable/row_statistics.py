@@ -10,14 +10,16 @@ from heed.ops.backends.tensorflow.portable.blocks import Plan, tile_plan
 from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
 from heed.ops.backends.tensorflow.portable.forward import over_tiles, row_zeros
 from heed.ops.backends.tensorflow.portable.loops import State, loop
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from heed.ops.sizes import Size, is_static
 
 # Its exponential is 0 in every float type, and it times any sum is finite.
 _FAR_BELOW = -1e4
 
 
-def statistics_of(attention: Attention, operands: Operands, chosen: list[int]) -> list[tf.Tensor]:
+def statistics_of(
+    attention: BlockAttention, operands: Operands, chosen: list[int]
+) -> list[tf.Tensor]:
     """Entropy and distance (B, K, G, T, 1) and mass (B, K, G, T, number of chosen keys)."""
     widths = (1, 1, len(chosen))
     if is_static(*attention.lengths) and 0 in attention.lengths:
@@ -37,7 +39,7 @@ def statistics_of(attention: Attention, operands: Operands, chosen: list[int]) -
     return [total.finish(x) for total, x in zip(totals, lists, strict=True)]
 
 
-def _rows(attention: Attention, plan: Plan, rows: Operands) -> list[tf.Tensor]:
+def _rows(attention: BlockAttention, plan: Plan, rows: Operands) -> list[tf.Tensor]:
     """The same of a block of queries, over one block of keys after the other.
 
     With the largest score m so far, the running sums are of e^(a-m), of e^(a-m) (a-m), of e^(a-m) times the distance

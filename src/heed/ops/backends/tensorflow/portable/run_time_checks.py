@@ -93,4 +93,4 @@ def check_operands(
         known = zip(bias.shape.as_list(), target, strict=True)
         shape = tf.stack([other if length is None else length for length, other in known])
         operands = dataclasses.replace(operands, bias=tf.broadcast_to(demands.before(bias), shape))
-    return operands.holding([demands.before(x) for x in operands.tensors.values()]), mask
+    return operands.with_tensors([demands.before(x) for x in operands.tensors.values()]), mask

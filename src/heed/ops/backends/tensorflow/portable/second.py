@@ -14,14 +14,14 @@ from heed.ops.backends.tensorflow.portable import loops
 from heed.ops.backends.tensorflow.portable.blocks import small_plan
 from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
 from heed.ops.backends.tensorflow.portable.forward import whole_rows
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from heed.ops.sizes import Size, Span, slice_axis
 
 Tensors = Sequence[tf.Tensor]
 
 
 def second_gradient(
-    attention: Attention, operands: Operands, incoming: Tensors, cotangents: Tensors
+    attention: BlockAttention, operands: Operands, incoming: Tensors, cotangents: Tensors
 ) -> list[tf.Tensor]:
     """Gradients of sum(cotangents * first derivatives).
 
@@ -46,7 +46,7 @@ def second_gradient(
         rows = [
             tf.where(fresh, slice_axis(x, 3, *queries), tf.zeros((), x.dtype)) for x in incoming
         ]
-        weights = cut(operands.holding(cotangents), queries)
+        weights = cut(operands.with_tensors(cotangents), queries)
         found = _differentiate_twice(attention, cut(operands, queries), rows, weights)
         return loops.add(totals, state, index, dict(zip(totals, found, strict=True)))
 
@@ -55,7 +55,7 @@ def second_gradient(
 
 
 def _differentiate_twice(
-    attention: Attention, block: Operands, incoming: Tensors, cotangents: Operands
+    attention: BlockAttention, block: Operands, incoming: Tensors, cotangents: Operands
 ) -> list[tf.Tensor]:
     first = list(block.tensors.values())
     with tf.GradientTape() as outer:
@@ -64,7 +64,7 @@ def _differentiate_twice(
             inner.watch(first)
             safe = block.guard(attention.mask).finite("query", "key", "value")
             rows = whole_rows(attention, safe, len(incoming) > 1)
-            outputs = rows.finished()
+            outputs = rows.finish()
         gradients = inner.gradient(outputs, first, incoming, unconnected_gradients="zero")
     weights = list(cotangents.tensors.values())
     result = outer.gradient(gradients, [*first, *incoming], weights, unconnected_gradients="zero")

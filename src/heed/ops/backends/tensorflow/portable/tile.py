@@ -25,11 +25,11 @@ Score = Callable[..., tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
+class BlockAttention:
     """One attention apart from its tensors: how to score, what to add, what to hide, what to drop.
 
     Attributes:
-        score: takes `Operands.scored` of a block, gives its scores; differentiable TensorFlow code.
+        score: takes `Operands.score_inputs` of a block, gives its scores; differentiable TensorFlow code.
         mask: which pairs count, or None for all.
         slopes: (N,) of ALiBi, or None.
         rate: dropout, 0 <= rate < 1.
@@ -82,7 +82,7 @@ class Attention:
 
     def logits(self, block: Operands, addend: tf.Tensor | None) -> tf.Tensor:
         """The scores of a block and what is added to them, (B, K, G, t, s)."""
-        scores = self.score(**block.scored)
+        scores = self.score(**block.score_inputs)
         return scores if addend is None else scores + addend
 
     def distance(self, block: Operands) -> tf.Tensor:
@@ -96,7 +96,7 @@ class Attention:
         if not self.rate:
             return None
         batch, heads, dtype = size(block.query, 0), math.prod(self.heads), block.query.dtype
-        keep = dropout.kept(self.rate, self.seed, batch, heads, block.queries, block.keys)
+        keep = dropout.keep_mask(self.rate, self.seed, batch, heads, block.queries, block.keys)
         return self._split_heads(
             tf.where(keep, tf.constant(1 / (1 - self.rate), dtype), tf.zeros((), dtype))
         )
@@ -120,7 +120,7 @@ class Attention:
 def seen_rows(addend: tf.Tensor | None) -> tf.Tensor | None:
     """Which rows see any key of a block: booleans that broadcast to (B, K, G, t, 1), or None for all of them.
 
-    `addend` is that of the block, see `Attention`.
+    `addend` is that of the block, see `BlockAttention`.
     """
     if addend is None:
         return None
@@ -150,11 +150,11 @@ def unfold(x: tf.Tensor, queries_per_kv: int) -> tf.Tensor:
     return tf.reshape(x, tf.stack([batch, heads, queries_per_kv, rows // queries_per_kv, width]))
 
 
-def weigh(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+def apply_weights(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Weights (B, K, G, t, s) times value (B, K, s, V) to (B, K, G, t, V)."""
     return unfold(tf.matmul(fold(weights), value), weights.shape[2])
 
 
-def weigh_back(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+def apply_transposed_weights(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """The transposed product: weights (B, K, G, t, s), rows (B, K, G, t, V) to (B, K, s, V)."""
     return tf.matmul(fold(weights), fold(rows), transpose_a=True)

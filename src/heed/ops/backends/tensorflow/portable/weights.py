@@ -15,12 +15,12 @@ from heed.ops.backends.tensorflow.portable.finite import (
     sees,
     zero_nonfinite,
 )
-from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention, finite_rows, seen_rows
 from heed.ops.sizes import Span, size, sizes, slice_axis
 
 
 def weights_of(
-    attention: Attention,
+    attention: BlockAttention,
     operands: Operands,
     *,
     heads: list[int] | None,
@@ -67,7 +67,7 @@ def _over_runs(
 
 
 def _block(
-    attention: Attention, block: Operands, heads: list[int] | None, lse: tf.Tensor | None
+    attention: BlockAttention, block: Operands, heads: list[int] | None, lse: tf.Tensor | None
 ) -> tf.Tensor:
     """Weights (B, N or len(heads), t, s) of a block of queries and keys: of whole rows, unless `lse` is given."""
     visible = attention.visible(block)

@@ -9,17 +9,17 @@ import tensorflow as tf
 
 from heed.ops import checks
 from heed.ops.backends import NO_LABEL
-from heed.ops.backends.tensorflow.portable.dropout import kept
+from heed.ops.backends.tensorflow.portable.dropout import keep_mask
 from heed.ops.sizes import Span
 
 
-class PortableRows:
-    """See `RowImplementation`; numbers may be tensors () here."""
+class PortableFusedOps:
+    """See `FusedOps`; numbers may be tensors () here."""
 
     def cross_entropy(
         self, logits: tf.Tensor, labels: tf.Tensor, smoothing: Any, ignored: Any
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         classes = tf.shape(logits)[-1]
         counts = tf.not_equal(labels, ignored)
         fits = tf.logical_and(labels >= 0, labels < classes)
@@ -54,7 +54,7 @@ class PortableRows:
         epsilon: Any,
         rms: Any,
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         y = _widened(x)
         if rms is not True:
             mean = tf.reduce_mean(y, -1, keepdims=True)
@@ -70,26 +70,26 @@ class PortableRows:
     def dropout(
         self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         shape = tf.shape(x)
         rows, columns = Span(0, tf.reduce_prod(shape[:-1])), Span(0, shape[-1])
         # As attention drops in head 0 of batch entry 0, rows for queries and columns for keys.
-        keep = tf.reshape(kept(rate, seed, 1, 1, rows, columns), shape)
+        keep = tf.reshape(keep_mask(rate, seed, 1, 1, rows, columns), shape)
         wide = _widened(x)
         factor = _number(1 / (1 - rate), wide.dtype)
         y = tf.where(keep, wide * factor, tf.zeros((), wide.dtype))
         return tf.cast(y if residual is None else _widened(residual) + y, x.dtype)
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return None
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor | None:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return None
 
     def argmax(self, x: tf.Tensor) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return tf.argmax(x, -1, tf.int32)
 
 

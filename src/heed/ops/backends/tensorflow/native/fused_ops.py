@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from heed.ops import checks
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.backends.tensorflow.portable.rows import PortableRows
+from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
 
 Several = Sequence[tf.Tensor]
 
@@ -22,13 +22,13 @@ Several = Sequence[tf.Tensor]
 _FEW_ROWS = 16
 
 
-class NativeRows(PortableRows):
-    """See `RowImplementation`."""
+class NativeFusedOps(PortableFusedOps):
+    """See `FusedOps`."""
 
     def cross_entropy(
         self, logits: tf.Tensor, labels: tf.Tensor, smoothing: float, ignored: int
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return (
             library.ops()
             .heed_cross_entropy(
@@ -48,7 +48,7 @@ class NativeRows(PortableRows):
         epsilon: float,
         rms: bool,
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         none = np.zeros(0, checks.compute_type(x.dtype.name))
         return (
             library.ops()
@@ -64,12 +64,12 @@ class NativeRows(PortableRows):
     def dropout(
         self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         given = [] if residual is None else [residual]
         return library.ops().heed_dropout(x=x, seed=seed, residual=given, settings=_settings(rate))
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         rows = x.shape[0]
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
             return None
@@ -80,7 +80,7 @@ class NativeRows(PortableRows):
         return y
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return library.ops().heed_cache_write(cache=cache, update=update, index=index)
 
 
@@ -128,7 +128,7 @@ def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[A
     ignored = tf.cast(settings[1], tf.int32)
 
     def losses(logits: tf.Tensor) -> tf.Tensor:
-        return PortableRows().cross_entropy(logits, labels, smoothing, ignored)
+        return PortableFusedOps().cross_entropy(logits, labels, smoothing, ignored)
 
     of_logits, of_incoming = _twice(losses, [logits], incoming, [cotangent])
     # The softmax follows from the logits, whose derivative this is in all.
@@ -167,7 +167,7 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
         x, scale, offset = (
             tensors[given.index(i)] if i in given else None for i in range(len(operands))
         )
-        return PortableRows().normalization(x, scale, offset, settings[1], settings[2] != 0)
+        return PortableFusedOps().normalization(x, scale, offset, settings[1], settings[2] != 0)
 
     chosen = ([values[i] for i in given] for values in (operands, cotangents))
     *found, of_incoming = _twice(normalization, next(chosen), incoming, next(chosen))
