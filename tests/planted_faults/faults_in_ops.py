@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "masks of tensors are remembered",
         f"{_OPS}/arguments.py",
-        "make = _cached_spec if mask is None or mask.is_plain else _new_spec",
+        "make = _cached_spec if mask is None or mask.is_plain else AttentionSpec.of",
         "make = _cached_spec",
         (f"{_TESTS}/test_cost_of_a_call.py",),
     ),
@@ -213,8 +213,8 @@ FAULTS = (
     Fault(
         "the soft cap has half its slope",
         f"{_PORTABLE}/prepare.py",
-        "tf.tanh(scores * real(1 / self.how.soft_cap))",
-        "tf.tanh(scores * real(0.5 / self.how.soft_cap))",
+        "tf.tanh(scores * real(1 / self.score.soft_cap))",
+        "tf.tanh(scores * real(0.5 / self.score.soft_cap))",
         (f"{_TESTS}/test_semantics.py::test_soft_cap",),
     ),
     Fault(
@@ -264,15 +264,15 @@ FAULTS = (
     Fault(
         "the second word of a seed is lost",
         f"{_PORTABLE}/dropout.py",
-        "key = _mixed(xor(_mixed(seed[0] + _u32(_GOLDEN)), seed[1]))",
-        "key = _mixed(_mixed(seed[0] + _u32(_GOLDEN)))",
+        "key = _mix(xor(_mix(seed[0] + _u32(_GOLDEN)), seed[1]))",
+        "key = _mix(_mix(seed[0] + _u32(_GOLDEN)))",
         (f"{_TESTS}/test_dropout.py",),
     ),
     Fault(
         "all heads drop alike",
         f"{_PORTABLE}/dropout.py",
-        "head = _mixed(xor(entry[:, None, None], _u32(tf.range(heads))[:, None]))",
-        "head = _mixed(xor(entry[:, None, None], 0 * _u32(tf.range(heads))[:, None]))",
+        "head = _mix(xor(entry[:, None, None], _u32(tf.range(heads))[:, None]))",
+        "head = _mix(xor(entry[:, None, None], 0 * _u32(tf.range(heads))[:, None]))",
         (f"{_TESTS}/test_dropout.py",),
     ),
     # Weights, statistics

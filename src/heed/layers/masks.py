@@ -156,7 +156,7 @@ def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
     Raises:
         ValueError: if an array does not broadcast to the scores.
     """
-    mask = Mask([rule.without_heads_axis() for rule in mask.rules])
+    mask = mask.map_dense(lambda x: x[:, 0] if len(x.shape) == 4 and x.shape[1] == 1 else x)
     _check_arrays(mask, scores, "(B, T, S)")
     return mask
 

@@ -24,7 +24,7 @@ def additive_attention(
     seed: Any = None,
     return_lse: bool = False,
 ) -> Annotated[Any, "B T V"]:
-    """Additive attention that never holds the (B, T, S, U) tensor.
+    """Additive attention that never builds the (B, T, S, U) tensor.
 
     output_i = sum_j dropout(softmax_j(sum_u score_vector_u * tanh(query_iu + key_ju + bias_u))) value_j
 
@@ -45,7 +45,7 @@ def additive_attention(
         ValueError, TypeError: for shapes, dtypes or ranges that do not fit.
 
     Numerics: as `dot_product_attention`. Differentiable twice in query, key, value, score_vector and bias. The native
-        kernels keep the scores (B, T, S) for the gradient where they take 64 MiB or less.
+        kernels keep the scores (B, T, S) for the gradient if they take 64 MiB or less.
 
     Source: Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate", 2015, section
         A.1.2 (v_a is score_vector, W_a s and U_a h are query and key).
@@ -83,11 +83,11 @@ def additive_attention_weights(
     seed: Any = None,
     rows: Sequence[int] | None = None,
 ) -> Annotated[Any, "B T S"]:
-    """The weights that `additive_attention` gives the values, for looking at them.
+    """The weights of the values in `additive_attention`.
 
     Args:
-        query, key, score_vector, bias, mask, dropout, seed: as given to `additive_attention`.
-        rows: which queries, integers in [0, T). Default: all. The whole (B, rows, S, U) tensor of these rows is held.
+        query, key, score_vector, bias, mask, dropout, seed: see `additive_attention`.
+        rows: the queries to return, integers in [0, T). Default: all. Memory holds the (B, rows, S, U) tensor of them.
 
     Returns: (B, T or len(rows), S), float32 (float64 for float64).
 

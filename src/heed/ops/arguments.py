@@ -59,7 +59,15 @@ def dot_product(
     )
     if bias is not None:
         bias = checks.check_bias(bias, target, dtype)
-    spec = _make_spec(signature, layout, score, mask, bias is not None, slopes is not None, rate)
+    spec = _make_spec(
+        signature,
+        layout,
+        mask,
+        score=score,
+        has_bias=bias is not None,
+        has_slopes=slopes is not None,
+        dropout=rate,
+    )
     return spec, Tensors(query, key, value, bias, slopes, seed)
 
 
@@ -85,7 +93,8 @@ def additive(
         mask = with_heads(as_mask(mask), [batch, *lengths])
         mask = _check_mask(mask, list(signature.target), "(B, 1, T, S)")
     rate, seed = _check_dropout(dropout, seed)
-    spec = _make_spec(signature, "BTU", AdditiveScore(), mask, bias is not None, False, rate)
+    has = {"has_bias": bias is not None, "has_slopes": False}
+    spec = _make_spec(signature, "BTU", mask, score=AdditiveScore(), dropout=rate, **has)
     return spec, Tensors(query, key, value, bias, None, seed, score_vector)
 
 
@@ -101,7 +110,7 @@ def with_heads(mask: Mask, target: list[Any]) -> Mask:
     for rule in mask.rules:
         if rule.dense is not None:
             checks.check_broadcast("mask", rule.dense, target, "(B, T, S)")
-    return Mask([rule.with_heads_axis() for rule in mask.rules])
+    return mask.map_dense(lambda x: x[:, None] if len(x.shape) == 3 else x)
 
 
 class _Signature(NamedTuple):
@@ -144,40 +153,15 @@ def _check_operands(
     return query, key, value, _make_signature(of_query, of_key, of_value, layout)
 
 
-def _new_spec(
-    signature: _Signature,
-    layout: str,
-    score: DotScore | AdditiveScore,
-    mask: Mask | None,
-    has_bias: bool,
-    has_slopes: bool,
-    dropout: float,
-) -> AttentionSpec:
-    return AttentionSpec.of(
-        *signature.operands,
-        layout,
-        score=score,
-        mask=mask,
-        dtype=signature.dtype,
-        has_bias=has_bias,
-        has_slopes=has_slopes,
-        dropout=dropout,
-    )
-
-
-_cached_spec = functools.lru_cache(maxsize=_CACHE_SIZE)(_new_spec)
+_cached_spec = functools.lru_cache(maxsize=_CACHE_SIZE)(AttentionSpec.of)
 
 
 def _make_spec(
-    signature: _Signature,
-    layout: str,
-    score: DotScore | AdditiveScore,
-    mask: Mask | None,
-    *others: Any,
+    signature: _Signature, layout: str, mask: Mask | None, **fields: Any
 ) -> AttentionSpec:
     # The cache would keep the tensors of a mask alive.
-    make = _cached_spec if mask is None or mask.is_plain else _new_spec
-    return make(signature, layout, score, mask, *others)
+    make = _cached_spec if mask is None or mask.is_plain else AttentionSpec.of
+    return make(*signature.operands, layout, mask=mask, dtype=signature.dtype, **fields)
 
 
 def _check_dropout(dropout: Any, seed: Any) -> tuple[float, Any]:

@@ -23,25 +23,24 @@ _context_choice: ContextVar[str | None] = ContextVar("heed_implementation", defa
 
 
 class set_implementation:  # noqa: N801  (a function to its users, which also works in a `with` statement)
-    """Chooses which implementation of attention runs from now on, or inside a `with` block.
+    """Chooses the implementation of attention from now on, or inside a `with` block.
 
     Args:
-        name: "auto" (native kernels where they support the call, else portable), "native" (an error where they do
-            not), "portable" (plain TensorFlow, everywhere) or "exportable" (one expression without loops, which
-            holds all scores at once; chosen by `heed.export`).
+        name: "auto" (native kernels if they support the call, else portable), "native" (an error if they do not),
+            "portable" (plain TensorFlow, everywhere) or "exportable" (one expression without loops, which holds all
+            scores at once; used by `heed.export`).
 
     Raises:
-        ValueError: for another name, or for "native" where no native library is at hand.
+        ValueError: for another name, or for "native" without the native library.
 
-    A plain call holds for the process, all threads included. A `with` block holds for the thread (or asynchronous task)
-    that runs it, and no other sees it: not those that were there, nor those that it starts, unless these run in a
-    copy of its context (`contextvars.copy_context().run`, `asyncio.to_thread`). A plain call inside of a block holds
-    until the end of the block, and there alone.
+    A plain call applies to the process, with all its threads. A `with` block applies to the thread (or asynchronous
+    task) that runs it and to no other, except those that run in a copy of its context
+    (`contextvars.copy_context().run`, `asyncio.to_thread`). A plain call inside a block applies until the block ends.
 
-    A `tf.function` keeps the implementation that was chosen when it was traced. XLA cannot compile the native kernels:
-    inside `tf.function(jit_compile=True)` "auto" takes the portable form (but a function that was traced with the
-    native kernels before cannot be called from there), and Keras' `compile(jit_compile=True)` warns and goes on
-    without XLA. To have XLA compile a Keras model choose "portable" before `compile`.
+    A `tf.function` keeps the implementation with which it was traced. XLA cannot compile the native kernels: inside
+    `tf.function(jit_compile=True)` "auto" selects the portable form (but a function traced earlier with the native
+    kernels cannot be called there), and Keras' `compile(jit_compile=True)` warns and continues without XLA. To compile
+    a Keras model with XLA, choose "portable" before `compile`.
 
     >>> import heed
     >>> with heed.set_implementation("portable"):

@@ -1,4 +1,4 @@
-"""Which implementation an attention would run, and why."""
+"""Explains which implementation runs an attention."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from heed.ops.dispatch import Dispatch, explain
 
 
 def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
-    """Says which implementation an attention would run for these arguments, and why.
+    """Explains which implementation an attention runs with these arguments.
 
     Args:
         query, key, value: as for `dot_product_attention` or `additive_attention`.
-        **options: as there, checked as there, but nothing is computed. With a `score_vector` it is additive attention.
+        **options: as there, and checked as there. With a `score_vector` it is additive attention. Nothing is computed.
 
     Returns: an object with `.implementation` ("native" or "portable") and `.reasons`; print it.
 

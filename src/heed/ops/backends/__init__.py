@@ -35,7 +35,6 @@ class FusedOps(Protocol):
             smoothing: in [0, 1).
             ignored: the label of rows that do not count, or `NO_LABEL`.
         """
-        ...
 
     def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
         """The result of `layer_normalization`, or with `rms` of `rms_normalization`, in the dtype of `x`.
@@ -45,7 +44,6 @@ class FusedOps(Protocol):
             scale, offset: (D,) in the type of computation, or None for 1 and 0.
             epsilon: above 0.
         """
-        ...
 
     def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
         """The result of `dropout`, in the dtype of `x`.
@@ -56,7 +54,6 @@ class FusedOps(Protocol):
             rate: in (0, 1).
             seed: (2,) uint32.
         """
-        ...
 
     def product(self, x: Any, weights: Any, transposed: bool) -> Any | None:
         """The product (R, G, N) of rows with the weights of each group g, or None to leave it to the backend.
@@ -67,7 +64,6 @@ class FusedOps(Protocol):
             x: (R, K), of a known shape.
             weights: (G, K, N), or (G, N, K) if `transposed`.
         """
-        ...
 
     def write(self, cache: Any, update: Any, index: Any) -> Any | None:
         """The cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
@@ -77,11 +73,9 @@ class FusedOps(Protocol):
         Args:
             index: () int32. Clamped so that the update fits, as by `keras.ops.slice_update`.
         """
-        ...
 
     def argmax(self, x: Any) -> Any:
         """The index of the largest number of each row (..., D), the first of several: (...) int32."""
-        ...
 
 
 class Backend(Protocol):
@@ -99,42 +93,33 @@ class Backend(Protocol):
 
     def as_written(self, function: _F) -> _F:
         """The function, protected from source transformations of the backend."""
-        ...
 
     def is_tensor(self, x: Any) -> bool:
         """Whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
-        ...
 
     def require(self, x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
         """`x`; fails with `text` and the named numbers when it is computed, unless the condition holds."""
-        ...
 
     def compile_graph(self, function: _F) -> _F:
         """A function of tensors as one graph, compiled on its first call; within a graph, the function itself."""
-        ...
 
     def compile_graph_when_repeated(self, function: _F) -> _F:
         """As `compile_graph`, for a function of a dictionary of tensors; the first call runs without a graph.
 
         For functions that may run only once and are quick without a graph.
         """
-        ...
 
     def has_dynamic_shapes(self) -> bool:
         """Whether sizes may be unknown until the code that is traced now runs."""
-        ...
 
     def gradient_tape(self) -> Any:
         """A gradient tape, for `heed.inspect`."""
-        ...
 
     def use_threads(self, count: int) -> None:
         """Limits the number of threads, if nothing has run yet."""
-        ...
 
     def instruction_set(self) -> str:
         """The instruction set of the native kernels here, "none" without kernels."""
-        ...
 
 
 def check() -> None:

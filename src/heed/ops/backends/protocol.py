@@ -13,7 +13,6 @@ class Implementation(Protocol):
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """Why it cannot run, as sentences for a person; empty if it can. None asks about this machine alone."""
-        ...
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
@@ -22,7 +21,6 @@ class Implementation(Protocol):
 
         That is (B, N, T), of additive attention (B, T), in the dtype of the spec; None if nobody asked.
         """
-        ...
 
     def weights(
         self,
@@ -35,10 +33,8 @@ class Implementation(Protocol):
         lse: Any,
     ) -> Any:
         """The weights (B, N, T, S), or those of chosen heads, rows and keys; see `attention_weights`."""
-        ...
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[Any, Any, Any]:
         """Entropy (B, N, T), distance (B, N, T) and mass (B, N, T, len(keys)); see `AttentionStatistics`."""
-        ...

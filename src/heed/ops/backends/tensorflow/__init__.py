@@ -33,6 +33,7 @@ FUSED_OPS: dict[str, FusedOps] = {
     EXPORTABLE: ExportableFusedOps(),
 }
 DECODER = NativeDecoder()
+instruction_set = library.instruction_set
 
 
 def as_written(function: _F) -> _F:
@@ -121,8 +122,3 @@ def use_threads(count: int) -> None:
     """Limits the threads of TensorFlow and the native ops; RuntimeError once TensorFlow has started."""
     tf.config.threading.set_intra_op_parallelism_threads(count)
     tf.config.threading.set_inter_op_parallelism_threads(count)
-
-
-def instruction_set() -> str:
-    """The instruction set of the native kernels here, "none" without kernels."""
-    return library.instruction_set()

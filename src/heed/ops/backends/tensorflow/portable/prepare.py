@@ -1,4 +1,4 @@
-"""What is to be computed, as the blocks want it."""
+"""Turns a spec and its tensors into the form of the portable implementation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
 
 def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[BlockAttention, Operands]:
-    """What the backend was given, as the blocks want it."""
+    """The attention and its operands, in the shapes of `tile.py`."""
     axis = spec.heads_axis
 
     def split(x: tf.Tensor | None) -> tf.Tensor | None:
@@ -57,17 +57,17 @@ def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[BlockAttention, Oper
 class _Scaled:
     """A `DotScore` on query (B, K, G, t, H) and key (B, K, s, H), to (B, K, G, t, s)."""
 
-    how: DotScore
+    score: DotScore
 
     def __call__(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        # NumPy's numbers, for TensorFlow keeps every Python number that it has met, for ever.
+        # NumPy numbers: TensorFlow keeps every Python number forever.
         real = query.dtype.as_numpy_dtype
-        # The scale goes to the query: fewer numbers than the scores.
-        scaled = fold(query * real(self.how.scale))
+        # Scales the query, which has fewer numbers than the scores.
+        scaled = fold(query * real(self.score.scale))
         scores = unfold(tf.matmul(scaled, key, transpose_b=True), query.shape[2])
-        if self.how.soft_cap is None:
+        if self.score.soft_cap is None:
             return scores
-        return real(self.how.soft_cap) * tf.tanh(scores * real(1 / self.how.soft_cap))
+        return real(self.score.soft_cap) * tf.tanh(scores * real(1 / self.score.soft_cap))
 
 
 def additive_score(query: tf.Tensor, key: tf.Tensor, score_vector: tf.Tensor) -> tf.Tensor:

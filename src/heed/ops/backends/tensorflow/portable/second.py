@@ -1,7 +1,6 @@
-"""Second derivatives: the backward pass of a block of queries, differentiated by TensorFlow.
+"""Second derivatives, by nested gradient tapes over small blocks of queries and all keys.
 
-For a small block of queries both passes are written as plain differentiable code over all keys, and two nested tapes
-do the rest. Memory stays linear in the sequence lengths; speed is not the aim here.
+Memory stays linear in the sequence lengths; speed is not the aim.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def second_gradient(
     """Gradients of sum(cotangents * first derivatives).
 
     Args:
-        incoming: gradients of the output and, if it was asked for, of the log-sum-exp.
+        incoming: gradients of the output and, if requested, of the log-sum-exp.
         cotangents: one for each of the operands' tensors.
 
     Returns: one gradient for each of the operands' tensors and of incoming.
@@ -42,7 +41,7 @@ def second_gradient(
     def body(index: Size, state: loops.State) -> loops.State:
         queries = plan.queries(index)
         fresh = (queries.positions >= index * plan.query_block)[:, None]
-        # Rows that the block before has dealt with add nothing, as all is linear in what comes in.
+        # Rows of the previous block get 0: the result is linear in the incoming gradients.
         rows = [
             tf.where(fresh, slice_axis(x, 3, *queries), tf.zeros((), x.dtype)) for x in incoming
         ]
