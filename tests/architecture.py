@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +42,16 @@ KNOWN_CYCLES = {
     frozenset(
         f"heed.seq2seq.{name}" for name in ("checkpoint", "run_folder", "shipping", "trained_model")
     )
+}
+# Private attributes that are still read by other parts.
+KNOWN_PRIVATE_READS = {
+    *("_key_norm", "_position", "_qk_norm", "_query_norm", "_sliding_window", "_soft_cap"),
+    "_use_gate",
+}
+# Private attributes that Keras, TensorFlow and Python have, too.
+FOREIGN_ATTRIBUTES = {
+    *("_dropout_layer", "_gate_dense", "_key_dense", "_layers", "_output_dense", "_query_dense"),
+    *("_registry", "_replace", "_value_dense"),
 }
 # Imported by `import heed`; a test checks that nothing heavy is among them.
 EAGER = {"_loading"}
@@ -140,11 +152,18 @@ class _Imports(ast.NodeVisitor):
             self.visit(child)
 
 
+_parse_text = functools.cache(ast.parse)
+
+
+def _parse(path: Path) -> ast.Module:
+    return _parse_text(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path, package: Path) -> list[Import]:
     """All imports of the file `path` of the package folder `package`."""
     dotted = ".".join([package.name, *path.relative_to(package).parent.parts])
     visitor = _Imports(dotted)
-    visitor.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    visitor.visit(_parse(path))
     return visitor.found
 
 
@@ -155,8 +174,33 @@ def breaches(package: Path) -> list[str]:
         for path in sorted(package.rglob("*.py"))
         for line, message in _breaches_of_file(path, package)
     ]
+    found += _private_reads(package)
     cycles = (cycle for cycle in import_cycles(package) if cycle not in KNOWN_CYCLES)
     return found + [f"import each other: {', '.join(sorted(cycle))}" for cycle in cycles]
+
+
+def _private_reads(package: Path) -> Iterator[str]:
+    """Each read of `x._name`, where only classes of other parts have such an attribute or method."""
+    reads, owners = [], defaultdict(set)
+    for path in sorted(package.rglob("*.py")):
+        relative = path.relative_to(package)
+        part = relative.parts[0].removesuffix(".py")
+        for node in ast.walk(_parse(path)):
+            if isinstance(node, ast.ClassDef):
+                for member in ast.walk(node):
+                    if isinstance(member, ast.FunctionDef):
+                        owners[member.name].add(part)
+            elif isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+                if isinstance(node.ctx, ast.Load):
+                    reads.append((part, f"{relative.as_posix()}:{node.lineno}", node))
+                elif ast.unparse(node.value) == "self":
+                    owners[node.attr].add(part)
+    allowed = KNOWN_PRIVATE_READS | FOREIGN_ATTRIBUTES
+    for part, place, node in reads:
+        if (others := owners[node.attr]) and part not in others and node.attr not in allowed:
+            yield (
+                f"{place}: reads `{ast.unparse(node)}`, which is private to {' and '.join(others)}"
+            )
 
 
 def import_cycles(package: Path) -> set[frozenset[str]]:
@@ -196,11 +240,10 @@ def import_cycles(package: Path) -> set[frozenset[str]]:
 def _breaches_of_file(path: Path, package: Path) -> Iterator[tuple[int, str]]:
     relative = path.relative_to(package)
     part = relative.parts[0].removesuffix(".py")
-    text = path.read_text(encoding="utf-8")
     if part not in FLOORS:
         yield 1, f"`{part}` has no floor: give it one"
         return
-    tree = ast.parse(text)
+    tree = _parse(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             yield node.lineno, "assert: raise ValueError or TypeError"

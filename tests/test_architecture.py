@@ -74,7 +74,16 @@ GOOD = {
     "ops/_plot.py": "from heed._figure import new_figure\n",
     "_figure.py": "",
     "ops/backends/tensorflow/op.py": "import tensorflow as tf\n",
-    "layers/block.py": "import keras\nfrom heed import ops\nfrom ..ops import mask\n",
+    "layers/block.py": """
+        import keras
+        from heed import ops
+        from ..ops import mask
+        class Block:
+            def __init__(self):
+                self._heads = 1
+        def split(block):
+            return block._heads
+        """,
     "models/model.py": "from heed.layers import block\nfrom . import other\n",
     "models/other.py": "",
     "seq2seq/training.py": "import tensorflow as tf\nfrom heed import __version__\n",
@@ -158,6 +167,11 @@ def test_a_good_tree_has_no_breach(tmp_path):
             "layers/a.py",
             "from heed.ops import mask_rules\nf = lambda x: isinstance(x, mask_rules.Dense)",
             "layers/a.py:2: isinstance of mask_rules.Dense",
+        ),
+        (
+            "models/other.py",
+            "def f(block):\n    return block._heads",
+            "models/other.py:2: reads `block._heads`, which is private to layers",
         ),
         (
             "models/other.py",

@@ -85,7 +85,7 @@ class MaskRule:
         return type(self) is type(other) and self.fields() == other.fields()
 
     def __hash__(self) -> int:
-        return hash((type(self), *self.fields())) if self.is_plain else id(self)
+        return hash((type(self), *self.fields())) if self.is_plain else object.__hash__(self)
 
     @property
     def is_plain(self) -> bool:
