@@ -16,13 +16,14 @@ from heed.ops.backends.tensorflow.portable import blocks, second
 from heed.ops.sizes import maximum, minimum
 from tests import reference, tolerances
 from tests.strategies import MaskCase, Shape, cast
+from tests.tolerances import to_float64
 
 Array = np.ndarray
 ARGUMENTS = ("query", "key", "value")
 
 
 def share_of_examples(share: int) -> settings:
-    """One of `share` of the profile's examples, for a test of which each example takes long."""
+    """A fraction 1 / `share` of the profile's examples, for slow tests."""
     return settings(max_examples=max(2, settings().max_examples // share))
 
 
@@ -43,11 +44,6 @@ def small_blocks(block: tuple[int, int]) -> Iterator[None]:
         yield
 
 
-def rounded(x: Any) -> Array:
-    """The float64 array that holds exactly what a tensor of any dtype holds."""
-    return tolerances.to_numpy(x).astype(np.float64)
-
-
 def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:
     """The options as the op takes them: the bias in the inputs' dtype."""
     result = dict(options)
@@ -59,10 +55,10 @@ def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def reference_options(options: dict[str, Any], case: MaskCase | None, dtype: str) -> dict[str, Any]:
-    """The same options for the reference, the bias rounded as the op sees it."""
+    """The same options for the reference, the bias to_float64 as the op sees it."""
     result = {name: x for name, x in options.items() if name not in ("seed", "layout")}
     if "bias" in result:
-        result["bias"] = rounded(cast(result["bias"], dtype))
+        result["bias"] = to_float64(cast(result["bias"], dtype))
     if "alibi_slopes" in result:
         result["alibi_slopes"] = np.asarray(result["alibi_slopes"], np.float32)
     if case is not None:
@@ -71,13 +67,13 @@ def reference_options(options: dict[str, Any], case: MaskCase | None, dtype: str
     return result
 
 
-def kept(query: Any, key: Any, **options: Any) -> Array:
-    """Which weights dropout leaves, read off the weights of constant logits (B,N,T,S)."""
+def keep_mask(query: Any, key: Any, **options: Any) -> Array:
+    """The weights that dropout keeps (B,N,T,S), read from the weights of constant logits."""
     zeros = (tf.zeros_like(query), tf.zeros_like(key))
     return np.asarray(ops.attention_weights(*zeros, **options)) > 0.0
 
 
-class Differentiated:
+class Results:
     """Outputs of the op and the gradients of sum(out * d_out) + sum(lse * d_lse)."""
 
     def __init__(
@@ -124,29 +120,29 @@ def check_against_reference(
     if case is not None:
         passed["mask"] = case.build()
     with small_blocks(block or (64, 64)):
-        actual = Differentiated(inputs, passed, d_out, d_lse)
+        actual = Results(inputs, passed, d_out, d_lse)
         expected_options = reference_options(options, case, dtype)
         if options.get("dropout"):
             dropping = {"dropout": options["dropout"], "seed": options["seed"]}
-            expected_options["keep"] = kept(inputs[0], inputs[1], **dropping)
-    arguments = [rounded(x) for x in inputs]
+            expected_options["keep"] = keep_mask(inputs[0], inputs[1], **dropping)
+    arguments = [to_float64(x) for x in inputs]
     expected = reference.dot_product_attention(*arguments, **expected_options)
     tolerances.assert_values(actual.out, expected.out, dtype, "out")
     tolerances.assert_statistics(actual.lse, expected.lse, dtype, "lse")
     gradients = reference.dot_product_attention_backward(
-        *arguments, rounded(d_out), d_lse, **expected_options
+        *arguments, to_float64(d_out), d_lse, **expected_options
     )
     for name, gradient in actual.gradients.items():
         wanted = getattr(gradients, name)
         assert gradient.shape == wanted.shape, name
-        # The scale is a factor of these two: their rounding errors grow with it.
+        # The scale is a factor of these two gradients and of their rounding errors.
         unit = max(1.0, abs(options.get("scale") or 1.0)) if name in ("query", "key") else 1.0
         actual_units = tolerances.to_numpy(gradient) / unit
         tolerances.assert_gradients(actual_units, wanted / unit, dtype, f"gradient of {name}")
 
 
 def naive_attention(query: Any, key: Any, value: Any, mask: Any = None) -> tf.Tensor:
-    """Attention as a textbook writes it, every step in the dtype of the inputs."""
+    """Textbook attention, every step in the dtype of the inputs."""
     group = query.shape[2] // key.shape[2]
     key, value = (tf.repeat(tf.constant(x), group, axis=2) for x in (key, value))
     scale = tf.cast(1.0 / np.sqrt(query.shape[-1]), key.dtype)

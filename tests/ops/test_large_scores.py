@@ -16,7 +16,7 @@ from tests.native import fuzz_large
 from tests.ops.harness import small_blocks
 
 FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
-# How it is computed: implementation, and blocks of queries and keys.
+# Implementation, and blocks of queries and keys.
 FORMS = {
     "native": ("native", (64, 64)),
     "rows": ("portable", (64, 512)),
@@ -96,7 +96,7 @@ NO_LSE = np.zeros((1, 2, 20), np.float32)
 def test_a_bias_that_all_keys_share_changes_nothing_but_rounding(
     problem: list[np.ndarray], form: str, bias: float
 ) -> None:
-    """Beside such a bias a score is lost, so weights are even, and so are the gradients of values."""
+    """Such a bias absorbs the scores, so weights and the gradients of values are even."""
     *inputs, d_out = problem
     biases = np.full((1, 1, 20, 20), bias, np.float32)
     output, lse, d_query, d_key, d_value, d_bias = attend(
@@ -161,7 +161,7 @@ def test_a_hiding_bias_hides_as_minus_infinity_does(
 def test_values_get_the_gradient_that_their_weights_say(
     problem: list[np.ndarray], form: str, scale: float
 ) -> None:
-    """Scores of two keys that are equal to the last bit, and far above all others: each has half the weight."""
+    """Two keys with bitwise equal scores, far above all others, have half the weight each."""
     query, key, value, d_out = problem
     query, key = np.abs(query) + 1, -np.abs(key) - 1
     key[:, 3] = key[:, 11] = 1

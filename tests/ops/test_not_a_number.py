@@ -1,4 +1,4 @@
-"""NaN in the log-sum-exp and in its gradient, and in what nobody sees, on each implementation and block size."""
+"""NaN in the log-sum-exp, in its gradient and in hidden keys, on each implementation and block size."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_in_the_gradient_of_the_log_sum_exp(form: str) -> None:
 
 
 def test_a_query_of_one_head_reaches_the_gradients_of_the_keys_it_sees(form: str) -> None:
-    """Keys of its own head: those of the other have the gradients that they have without it."""
+    """It only reaches keys of its own head; the gradients of the other head are unchanged."""
     arrays = inputs()
 
     def gradients() -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
 # Stands for the value where only weights are wanted.
 _NO_VALUE = object()
 _CAUSAL = Mask.causal()
-# How many checked kinds of calls are kept, so that an eager call is checked only by what is new in it.
+# How many kinds of calls are cached: eager calls of a known kind are not checked again.
 _CACHE_SIZE = 1024
 
 
@@ -106,7 +106,7 @@ def draw_seed(rate: float, seed: Any) -> Any:
 
 
 def with_heads(mask: Mask, target: list[Any]) -> Mask:
-    """Turns a mask whose arrays are over (B, T, S), the target, into one over (B, 1, T, S)."""
+    """The mask over (B, 1, T, S) of one whose arrays are over (B, T, S), the target."""
     for rule in mask.rules:
         if rule.dense is not None:
             checks.check_broadcast("mask", rule.dense, target, "(B, T, S)")

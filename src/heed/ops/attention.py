@@ -129,7 +129,7 @@ def attention_weights(
 
     Args:
         query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout: see
-            `dot_product_attention`; with dropout, the same seed gives the weights that were used there.
+            `dot_product_attention`; with dropout, the same seed gives the weights used there.
         heads: the heads to return, integers in [0, N). Default: all.
         rows: the queries to return, integers in [0, T). Default: all.
         keys: the keys to return, integers in [0, S). Default: all.
@@ -251,7 +251,7 @@ def scaled_dot_product_attention(
 
 
 def _check_leading(query: Any, key: Any, value: Any) -> None:
-    """Checks the leading dimensions before axes are added, so that messages show the caller's shapes."""
+    """Checks shapes before axes are added: messages show the caller's shapes."""
     for name, x, letters in (
         ("query", query, "T, H"),
         ("key", key, "S, H"),

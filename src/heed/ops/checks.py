@@ -507,16 +507,13 @@ def check_dense(name: str, value: Any, bias: str = "the `bias` of `dot_product_a
         value: the mask.
         bias: the argument for numbers that are added to the scores, for messages.
     """
-    remedy = (
-        "Numbers of which 1 means ignore go into `Mask.blocked`, and numbers that are added to the scores into "
-        f"{bias}"
-    )
+    remedy = f"Pass a mask in which 1 means ignore to `Mask.blocked`, and numbers to add to the scores as {bias}"
     return _check_mask(name, value, "be a `Mask` or hold", remedy, over_scores=True)
 
 
 def check_position_mask(name: str, value: Any) -> Any:
     """A boolean tensor with one value per position, from booleans or from integers 0 and 1."""
-    remedy = f"Of numbers of which 1 means padding give `{name} == 0`"
+    remedy = f"If 1 means padding, pass `{name} == 0`"
     return _check_mask(name, value, "hold", remedy, over_scores=False)
 
 
@@ -541,14 +538,11 @@ def _check_mask(name: str, value: Any, must: str, remedy: str, over_scores: bool
 
 def _check_mask_integers(name: str, tensor: Any, value: Any, over_scores: bool) -> Any:
     """Refuses integers other than 0 and 1, and over scores the inverted look-ahead mask of tutorials."""
-    other = (
-        f"`{name}` must hold booleans or the integers 0 and 1 (True and 1 mean attend); of others nothing says what "
-        "they mean. Give booleans"
-    )
+    other = f"`{name}` must hold booleans or the integers 0 and 1 (True and 1 mean attend)"
     inverted = (
-        f"`{name}` looks like a mask in which 1 means ignore: no query may see itself, each sees all that comes "
-        f"after it. In heed 1 means attend. Give `Mask.blocked({name})`, or `Mask.causal()` for a look-ahead "
-        "mask; give booleans if you do mean this"
+        f"`{name}` looks like a mask in which 1 means ignore: each query sees the keys after it, but not itself. In "
+        f"heed 1 means attend. Pass `Mask.blocked({name})`, or `Mask.causal()` for a look-ahead mask. If you do mean "
+        "this, pass booleans"
     )
     shape = shape_of(tensor)
     square = shape is not None and len(shape) > 1 and not differ(shape[-1], shape[-2])

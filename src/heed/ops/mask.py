@@ -48,7 +48,7 @@ class Mask:
     0.5
     """
 
-    __array_ufunc__ = None  # so that `array & mask` calls the mask
+    __array_ufunc__ = None  # makes `array & mask` call the mask
 
     def __init__(self, rules: Sequence[mask_rules.MaskRule] = ()):
         self.rules: tuple[mask_rules.MaskRule, ...] = tuple(rules)
@@ -168,7 +168,7 @@ class Mask:
 
     def __or__(self, other: Any) -> Mask:
         raise TypeError(
-            "Masks join with `&` alone: each of their rules has to allow a pair. To allow what either allows give "
+            "Masks only join with `&`: every rule has to allow a pair. For the union pass "
             "Mask.dense(one.to_dense(T, S) | other.to_dense(T, S))"
         )
 
@@ -176,14 +176,14 @@ class Mask:
 
     def __invert__(self) -> Mask:
         raise TypeError(
-            "A mask of rules has no opposite. Give Mask.dense(~mask.to_dense(T, S)), or `Mask.blocked(array)` for an "
-            "array in which 1 means ignore"
+            "A mask of rules cannot be inverted. Pass Mask.dense(~mask.to_dense(T, S)), or `Mask.blocked(array)` for "
+            "an array in which 1 means ignore"
         )
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "A mask is neither true nor false. Ask `mask is not None`, join masks with `&` (not `and`), and look at "
-            "their values with `mask.to_dense(T, S)` or `mask.kept_fraction(T, S)`"
+            "A mask is neither true nor false. Test `mask is not None`, join masks with `&` (not `and`), and get "
+            "their values from `mask.to_dense(T, S)` or `mask.kept_fraction(T, S)`"
         )
 
     def visible(
@@ -306,6 +306,6 @@ def _from_keras(outlines: Any, tensors: Any) -> Any:
     return Mask(mask_rules.put_together(outlines, tensors))
 
 
-# To Keras a mask is a structure of tensors, so that it can be an input of a model.
+# Keras sees a mask as a structure of tensors, which can be an input of a model.
 _kind: Any = Mask
 optree.register_pytree_node(_kind, _to_keras, _from_keras, namespace="keras")

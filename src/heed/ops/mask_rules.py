@@ -26,7 +26,7 @@ class WireRule(NamedTuple):
     Attributes:
         kind: the number of the rule.
         left, right: two numbers.
-        align: where query 0 stands: an integer, or integers () or (B,).
+        align: the key position of query 0: an integer, or integers () or (B,).
         first, second: integers (), (B,) or (B, length), or None.
         dense: booleans that broadcast to (B, N, T, S), or None.
     """

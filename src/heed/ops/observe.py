@@ -16,8 +16,7 @@ from heed.ops.spec import AttentionSpec, Tensors
 # Gets the spec, the operands and the output of an attention; returns the output to go on with.
 Watcher = Callable[[AttentionSpec, Tensors, Any], Any]
 
-# Held by whoever replaces functions of Keras, until he has put them back or leaves them so: what is put back at the end
-# must be what was there at the beginning.
+# Held while functions of Keras are replaced and restored.
 patching = threading.RLock()
 
 _watcher: ContextVar[Watcher | None] = ContextVar("heed_watcher", default=None)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from heed._install import how_to_install
 from heed.ops.backends.decoder import DecoderEngine
 
-# The names of implementations, spelled here alone. The portable one runs everywhere.
+# The names of implementations. The portable one runs everywhere.
 NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
 # Stands for "no label is ignored".
 NO_LABEL = -(2**31)
@@ -68,7 +68,7 @@ class FusedOps(Protocol):
     def write(self, cache: Any, update: Any, index: Any) -> Any | None:
         """The cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
 
-        Writes in place if nobody else holds the cache; then nothing else is touched or copied.
+        Writes in place if nobody else holds the cache.
 
         Args:
             index: () int32. Clamped so that the update fits, as by `keras.ops.slice_update`.

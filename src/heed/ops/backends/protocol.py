@@ -12,14 +12,14 @@ class Implementation(Protocol):
     """One way to compute attention."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """Why it cannot run, as sentences for a person; empty if it can. None asks about this machine alone."""
+        """The reasons why it cannot run a call, as sentences; empty if it can. None asks about this machine only."""
 
     def attend(
         self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
     ) -> tuple[Any, Any | None]:
         """The output in the layout of the spec and the dtype of the query, and the log-sum-exp.
 
-        That is (B, N, T), of additive attention (B, T), in the dtype of the spec; None if nobody asked.
+        The latter is (B, N, T), or (B, T) for additive attention, in the dtype of the spec; None if not requested.
         """
 
     def weights(
@@ -32,7 +32,7 @@ class Implementation(Protocol):
         keys: Sequence[int] | None,
         lse: Any,
     ) -> Any:
-        """The weights (B, N, T, S), or those of chosen heads, rows and keys; see `attention_weights`."""
+        """The weights (B, N, T, S), or only those of the given heads, rows and keys; see `attention_weights`."""
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]

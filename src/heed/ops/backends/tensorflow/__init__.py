@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from heed.ops.backends import EXPORTABLE, NATIVE, PORTABLE, FusedOps
 from heed.ops.backends.protocol import Implementation
-from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (it tells TensorFlow what a mask is)
+from heed.ops.backends.tensorflow import composite_mask  # noqa: F401  (registers masks with TensorFlow)
 from heed.ops.backends.tensorflow.exportable import Exportable, ExportableFusedOps
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.backends.tensorflow.native.decoder import NativeDecoder

@@ -1,6 +1,6 @@
 """Registers `Mask` with TensorFlow as a composite tensor, for functions and datasets.
 
-`MaskSpec` is for a mask what `tf.TensorSpec` is for a tensor. `Mask` itself does not know TensorFlow.
+`MaskSpec` is to a mask as `tf.TensorSpec` is to a tensor. `Mask` itself does not depend on TensorFlow.
 """
 
 from __future__ import annotations

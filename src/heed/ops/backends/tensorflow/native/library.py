@@ -76,5 +76,5 @@ def threads() -> int:
     return tf.config.threading.get_intra_op_parallelism_threads()
 
 
-# On import, so that a SavedModel with native ops can be loaded once heed is imported.
+# On import: a SavedModel with native ops needs no more than `import heed`.
 _load()

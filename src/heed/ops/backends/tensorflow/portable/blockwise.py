@@ -29,7 +29,7 @@ def blockwise(
 ) -> tuple[tf.Tensor, ...]:
     """Attention in linear memory, differentiable twice.
 
-    Returns: output (B, K, G, T, V) and, if asked for, the log-sum-exp (B, K, G, T, 1).
+    Returns: output (B, K, G, T, V) and, if requested, the log-sum-exp (B, K, G, T, 1).
     """
     queries = attention.lengths[0]
     for place, names in enumerate((("query",), ("key", "value"))):
