@@ -25,7 +25,7 @@ from heed.ops.sizes import Size, Span, size, sizes
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
 # The score of a hidden pair. Finite, so that the softmax of a row without keys is a number, which then becomes 0.
-_HIDDEN = -1e38
+_MASK_VALUE = -1e38
 
 Core = Callable[..., tf.Tensor]
 
@@ -266,7 +266,7 @@ def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> t
     visible = _with_causal(scores, visible, is_causal)
     if visible is None:
         return tf.nn.softmax(scores)
-    weights = tf.nn.softmax(tf.where(visible, scores, tf.constant(_HIDDEN, scores.dtype)))
+    weights = tf.nn.softmax(tf.where(visible, scores, tf.constant(_MASK_VALUE, scores.dtype)))
     return weights * tf.cast(visible, scores.dtype)
 
 
@@ -276,7 +276,7 @@ def _lse(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Te
     if visible is None:
         return tf.reduce_logsumexp(scores, axis=-1)
     # -inf comes from the logarithm of 0: LiteRT's converter makes constants finite.
-    scores = tf.where(visible, scores, tf.constant(_HIDDEN, scores.dtype))
+    scores = tf.where(visible, scores, tf.constant(_MASK_VALUE, scores.dtype))
     most = tf.reduce_max(scores, axis=-1, keepdims=True)
     total = tf.reduce_sum(tf.exp(scores - most) * tf.cast(visible, scores.dtype), axis=-1)
     return tf.math.log(total) + tf.squeeze(most, -1)
