@@ -1,21 +1,23 @@
-"""Reads heed's source and says where it breaks the floors (see CONTRIBUTING.md).
+"""Reads heed's source and reports where it breaks the floors (see CONTRIBUTING.md).
 
-`breaches(package)` takes the folder of a package and returns one line for each breach, so that the
-checker itself can be tested on made-up trees.
+`breaches(package)` takes the folder of a package and returns one line for each breach, so tests can run it on
+made-up trees.
 """
 
 from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# A part is a folder or a file right below src/heed. A file imports from lower floors and from its
-# own part.
+# A part is a folder or a file right below src/heed. A file imports from lower floors and from its own part, and no
+# modules import each other in a circle.
 FLOORS = {
     "_figure": 1,
     "_install": 0,
@@ -35,11 +37,28 @@ FLOORS = {
     "__main__": 7,
     "__init__": 7,
 }
-# What `import heed` brings; a test sees that it brings nothing heavy.
+# The cycles that are still there.
+KNOWN_CYCLES = {
+    frozenset(
+        f"heed.seq2seq.{name}" for name in ("checkpoint", "run_folder", "shipping", "trained_model")
+    )
+}
+# Private attributes that are still read by other parts.
+KNOWN_PRIVATE_READS = {
+    *("_key_norm", "_position", "_qk_norm", "_query_norm", "_sliding_window", "_soft_cap"),
+    "_use_gate",
+}
+# Private attributes that Keras, TensorFlow and Python have, too.
+FOREIGN_ATTRIBUTES = {
+    *("_dropout_layer", "_gate_dense", "_key_dense", "_layers", "_output_dense", "_query_dense"),
+    *("_registry", "_replace", "_value_dense"),
+}
+# Imported by `import heed`; a test checks that nothing heavy is among them.
 EAGER = {"_loading"}
-# Everything else uses keras.ops, so that other backends can follow.
+# Only these files import a framework: other backends can follow.
 FRAMEWORKS = {"tensorflow", "jax", "torch"}
 FRAMEWORK_FILES = ("ops/backends/*", "seq2seq/training*.py", "export/*")
+MASK_RULES = "ops/mask_rules.py"
 BASE_PACKAGES = {"keras", "numpy", "optree"}
 EXTRA_PACKAGES = {
     *(
@@ -67,13 +86,13 @@ EXTRA_PACKAGES = {
         "yaml",
     ),
 }
-# What one command alone imports, which has said before what is missing.
+# Only imported by a command that has reported missing packages before.
 EXTRA_FILES = ("seq2seq/serving/*", "export/onnx/*", "export/runners/*")
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, absolute, with where it stands."""
+    """An imported module, by its absolute name, and the line of the import."""
 
     module: str
     line: int
@@ -82,9 +101,9 @@ class Import:
 
 @dataclass
 class _Imports(ast.NodeVisitor):
-    """Collects the imports of one file, also those inside functions and `import_module("...")`."""
+    """Collects the imports of one file, including those inside functions and `import_module("...")`."""
 
-    package: str  # the dotted name of the package that the file stands in, for relative imports
+    package: str  # the dotted name of the file's package, for relative imports
     found: list[Import] = field(default_factory=list)
     _inside: int = 0  # functions and `if TYPE_CHECKING:` blocks around the node
 
@@ -102,7 +121,7 @@ class _Imports(ast.NodeVisitor):
             base = ".".join(
                 [*parents[: len(parents) - node.level + 1], *filter(None, [node.module])]
             )
-        # `from heed import ops` imports heed.ops: with the name, both forms tell the part.
+        # `from heed import ops` imports heed.ops: with the name appended, both forms name the part.
         for alias in node.names:
             self._add(f"{base}.{alias.name}", node)
 
@@ -133,33 +152,103 @@ class _Imports(ast.NodeVisitor):
             self.visit(child)
 
 
+_parse_text = functools.cache(ast.parse)
+
+
+def _parse(path: Path) -> ast.Module:
+    return _parse_text(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path, package: Path) -> list[Import]:
     """All imports of the file `path` of the package folder `package`."""
     dotted = ".".join([package.name, *path.relative_to(package).parent.parts])
     visitor = _Imports(dotted)
-    visitor.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    visitor.visit(_parse(path))
     return visitor.found
 
 
 def breaches(package: Path) -> list[str]:
     """One line for each breach in the package whose folder is `package`."""
-    return [
+    found = [
         f"{path.relative_to(package).as_posix()}:{line}: {message}"
         for path in sorted(package.rglob("*.py"))
         for line, message in _breaches_of_file(path, package)
     ]
+    found += _private_reads(package)
+    cycles = (cycle for cycle in import_cycles(package) if cycle not in KNOWN_CYCLES)
+    return found + [f"import each other: {', '.join(sorted(cycle))}" for cycle in cycles]
+
+
+def _private_reads(package: Path) -> Iterator[str]:
+    """Each read of `x._name`, where only classes of other parts have such an attribute or method."""
+    reads, owners = [], defaultdict(set)
+    for path in sorted(package.rglob("*.py")):
+        relative = path.relative_to(package)
+        part = relative.parts[0].removesuffix(".py")
+        for node in ast.walk(_parse(path)):
+            if isinstance(node, ast.ClassDef):
+                for member in ast.walk(node):
+                    if isinstance(member, ast.FunctionDef):
+                        owners[member.name].add(part)
+            elif isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+                if isinstance(node.ctx, ast.Load):
+                    reads.append((part, f"{relative.as_posix()}:{node.lineno}", node))
+                elif ast.unparse(node.value) == "self":
+                    owners[node.attr].add(part)
+    allowed = KNOWN_PRIVATE_READS | FOREIGN_ATTRIBUTES
+    for part, place, node in reads:
+        if (others := owners[node.attr]) and part not in others and node.attr not in allowed:
+            yield (
+                f"{place}: reads `{ast.unparse(node)}`, which is private to {' and '.join(others)}"
+            )
+
+
+def import_cycles(package: Path) -> set[frozenset[str]]:
+    """Groups of modules that import each other in a circle, be it inside functions or for type checking."""
+    names = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        names[path] = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    known = set(names.values()) - {package.name}
+
+    def module_of(name: str) -> str:
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        return name
+
+    imported = {
+        name: {module_of(found.module) for found in imports_of(path, package)} - {name, ""}
+        for path, name in names.items()
+    }
+
+    def reachable(name: str) -> set[str]:
+        seen, waiting = set(), [*imported[name]]
+        while waiting:
+            if (following := waiting.pop()) not in seen:
+                seen.add(following)
+                waiting += imported[following]
+        return seen
+
+    reached = {name: reachable(name) for name in known}
+    return {
+        frozenset(other for other in reached[name] if name in reached[other])
+        for name in known
+        if name in reached[name]
+    }
 
 
 def _breaches_of_file(path: Path, package: Path) -> Iterator[tuple[int, str]]:
     relative = path.relative_to(package)
     part = relative.parts[0].removesuffix(".py")
-    text = path.read_text(encoding="utf-8")
     if part not in FLOORS:
         yield 1, f"`{part}` has no floor: give it one"
         return
-    for node in ast.walk(ast.parse(text)):
+    tree = _parse(path)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             yield node.lineno, "assert: raise ValueError or TypeError"
+    if relative.as_posix() != MASK_RULES:
+        yield from _type_tests_of_rules(tree)
     for found in imports_of(path, package):
         top = found.module.split(".")[0]
         if top == package.name:
@@ -170,6 +259,23 @@ def _breaches_of_file(path: Path, package: Path) -> Iterator[tuple[int, str]]:
             message = _foreign_import(relative.as_posix(), top, found)
         if message:
             yield found.line, message
+
+
+def _type_tests_of_rules(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each `isinstance(rule, Window)` and the like: what differs between rules is a method of theirs."""
+    module = Path(MASK_RULES).stem
+    classes = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == module
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            for part in (part for argument in node.args[1:] for part in ast.walk(argument)):
+                name = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ""
+                if name in classes or name.rpartition(".")[0].split(".")[-1] == module:
+                    yield node.lineno, f"{node.func.id} of {name}: ask the rule itself"
 
 
 def _own_import(part: str, found: Import) -> str | None:
@@ -211,8 +317,8 @@ def _foreign_import(relative: str, top: str, found: Import) -> str | None:
     return None
 
 
-# Native folders: each includes its own files and those of lower floors. An adapter, in a folder of its own, includes
-# nothing of the core but its C interface.
+# Native folders: each includes its own files and those of lower floors. An adapter has a folder of its own and
+# includes only the C interface of the core.
 NATIVE_FLOORS = {"include": 0, "simd": 1, "kernels": 2, "decoder": 3, ".": 4, "adapters/*": 5}
 # heed.h is C. Kernels are compiled for instruction sets that a machine may lack: no inline function of the standard
 # library. The compiler's own are always inlined.
@@ -225,7 +331,7 @@ SYSTEM_HEADERS = {
 
 
 def native_breaches(folder: Path) -> list[str]:
-    """One line for each include of `native/` that climbs, or brings what its floor must not have."""
+    """One line for each include in `native/` of a higher floor, or of a header that its floor must not use."""
     found = []
     for path in sorted(path for suffix in ("*.h", "*.cc") for path in folder.rglob(suffix)):
         own = path.relative_to(folder)
@@ -240,7 +346,7 @@ def native_breaches(folder: Path) -> list[str]:
 
 
 def _native_part(own: Path) -> str:
-    """The part of `native/` that a file belongs to; an adapter lies one folder deeper than the others."""
+    """The part of `native/` that a file belongs to; adapters lie one folder deeper."""
     folder = own.parent
     return "adapters/*" if folder.parent == Path("adapters") else str(folder)
 

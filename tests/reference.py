@@ -1,12 +1,11 @@
-"""The one reference: attention in float64 NumPy, one query row at a time, as the formulas read.
+"""The reference: attention in float64 NumPy, one query row at a time, by the formulas.
 
 Letters: B batch, T query length, S key length, N query heads, K key/value heads, H width of query
 and key, V width of value, U units of additive attention.
 
-Each row first selects the keys it may attend to and then works on nothing else. So whatever lies
-in a masked slot (NaN, Inf) cannot enter, and a row without keys keeps the zeros it started with.
-Forward and backward are written separately; `test_reference.py` checks one against the other by
-finite differences. Nothing here is fast, and nothing here imports TensorFlow.
+Each row first selects its visible keys and uses nothing else. So masked NaN and Inf cannot enter, and a
+row without keys keeps its initial zeros. Forward and backward are written separately; `test_reference.py`
+checks one against the other by finite differences. It is slow, and independent of TensorFlow.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ HIDING_BIAS = -1e30
 
 @dataclass(frozen=True)
 class Forward:
-    """What a forward pass gives.
+    """The results of a forward pass.
 
     `out` (B,T,N,V), `weights` (B,N,T,S) after dropout, `probabilities` (B,N,T,S) before dropout,
     `lse` (B,N,T). Additive attention has no heads: (B,T,V), (B,T,S), (B,T,S), (B,T).
@@ -52,7 +51,7 @@ def _float64(array: Any) -> Array:
 
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sum `gradient` over the axes along which an array of `shape` was broadcast."""
+    """Sums `gradient` over the axes along which an array of `shape` was broadcast."""
     extra = gradient.ndim - len(shape)
     gradient = gradient.sum(axis=tuple(range(extra)))
     axes = tuple(i for i, size in enumerate(shape) if size == 1 and gradient.shape[i] != 1)
@@ -73,7 +72,7 @@ def alibi_bias(slopes: Any, batch: int, queries: int, keys: int, align: Any = 0)
 
 
 class _DotProduct:
-    """The arguments of dot-product attention, broadcast to (B,N,T,S) where they are per score."""
+    """The arguments of dot-product attention; those per score are broadcast to (B,N,T,S)."""
 
     def __init__(
         self,
@@ -141,7 +140,7 @@ def softmax(logits: Array) -> tuple[Array, float]:
 
 
 def dot_product_attention(query: Any, key: Any, value: Any, **options: Any) -> Forward:
-    """softmax(cap(scale * q.k) + bias) . v over the keys that the mask leaves.
+    """softmax(cap(scale * q.k) + bias) . v over the visible keys.
 
     Args: query (B,T,N,H); key (B,S,K,H); value (B,S,K,V); mask, bias, keep broadcastable to
     (B,N,T,S), mask and keep boolean; soft_cap c is c * tanh(x / c); alibi_slopes (N,) with align a
@@ -281,7 +280,7 @@ def additive_attention_backward(
     return Backward(d_query, d_key, d_value, d_bias if a.has_bias else None, d_vector)
 
 
-# What stands beside attention, one row at a time. Letters: D width of a row, C classes.
+# Fused row-wise ops, one row at a time. Letters: D width of a row, C classes.
 
 
 def _rows(array: Any) -> list[tuple[int, ...]]:

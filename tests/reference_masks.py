@@ -1,7 +1,6 @@
 """Every kind of mask as a dense boolean array (B,1,T,S), filled by plain loops.
 
-Written from the definitions, apart from the package, so that a mistake in the package's index
-arithmetic cannot hide here. True = attend.
+Written from the definitions, independently of the package and its index arithmetic. True = attend.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Array = np.ndarray
 
 
 def resolve_align(align: Any, batch: int, queries: int, keys: int) -> list[int]:
-    """The key position at which query 0 stands, one number per batch item."""
+    """The key position of query 0, one number per batch item."""
     if isinstance(align, str):
         start = {"top_left": 0, "bottom_right": keys - queries}[align]
         return [start] * batch
@@ -45,7 +44,7 @@ def window(
     right: int | None,
     align: Any = "top_left",
 ) -> Array:
-    """i + a - left <= j <= i + a + right; None leaves that side open."""
+    """i + a - left <= j <= i + a + right; None means no limit."""
     start = resolve_align(align, batch, queries, keys)
 
     def rule(b: int, i: int, j: int) -> bool:
@@ -66,7 +65,7 @@ def dilated(batch: int, queries: int, keys: int, step: int, align: Any = "top_le
 def lengths(
     batch: int, queries: int, keys: int, key_lengths: Any, query_lengths: Any = None
 ) -> Array:
-    """j < key_lengths[b], and i < query_lengths[b] where those are given."""
+    """j < key_lengths[b], and i < query_lengths[b] if there are query lengths."""
 
     def rule(b: int, i: int, j: int) -> bool:
         if query_lengths is not None and i >= query_lengths[b]:

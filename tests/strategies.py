@@ -1,7 +1,7 @@
 """Hypothesis strategies: shapes around block boundaries, every kind of mask, dtypes, options.
 
-A test forces small blocks, so that tiny arrays cross many block boundaries. Arrays are drawn from a
-seed, not element by element: what matters is which slots are masked and where the blocks end.
+Tests use small blocks, so tiny arrays cross many block boundaries. Arrays are drawn from a seed, not element
+by element: only the masked pairs and the block boundaries matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests import reference_masks
 Array = np.ndarray
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-# Sides of the blocks that a test forces: (queries, keys).
+# Block sizes of a test: (queries, keys).
 BLOCKS = ((4, 4), (3, 5), (2, 3), (1, 1), (8, 2))
 
 
@@ -44,7 +44,7 @@ class Shape:
 
 
 def cast(array: Any, dtype: str) -> Array:
-    """As NumPy casts, and bfloat16 too."""
+    """Casts as NumPy does, and to bfloat16, too."""
     import ml_dtypes
 
     return np.asarray(array).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -52,9 +52,9 @@ def cast(array: Any, dtype: str) -> Array:
 
 @dataclass(frozen=True)
 class MaskCase:
-    """A `heed.Mask`, how to make it, and what it must mean.
+    """A `heed.Mask`, how to build it, and its definition.
 
-    `align` is the position at which query 0 stands according to the mask (0 without one).
+    `align` is the key position of query 0 (0 without a mask).
     """
 
     text: str
@@ -109,7 +109,7 @@ def shapes(
 
 
 def aligns(shape: Shape) -> st.SearchStrategy[Any]:
-    """Each way to say at which key position query 0 stands."""
+    """Each form of the key position of query 0."""
     reach = shape.S + 1
     return st.one_of(
         st.sampled_from(("top_left", "bottom_right")),
@@ -156,7 +156,7 @@ def window_masks(draw: st.DrawFn, shape: Shape, align: Any = None) -> MaskCase:
 
 @st.composite
 def dilated_masks(draw: st.DrawFn, shape: Shape, align: Any = None) -> MaskCase:
-    """Steps beyond T + S too, by which whole blocks see nothing."""
+    """Including steps beyond T + S, for which whole blocks see nothing."""
     step = draw(st.integers(1, shape.T + shape.S + 3))
     align = draw(aligns(shape)) if align is None else align
     return MaskCase(
@@ -185,7 +185,7 @@ def prefix_masks(draw: st.DrawFn, shape: Shape, align: Any = None) -> MaskCase:
 
 @st.composite
 def lengths_masks(draw: st.DrawFn, shape: Shape) -> MaskCase:
-    """Lengths of 0 are included: whole items, and trailing queries, without any key."""
+    """Including lengths of 0: whole items, and trailing queries, without any key."""
     keys = np.array([draw(st.integers(0, shape.S)) for _ in range(shape.B)], np.int32)
     queries = None
     if draw(st.booleans()):
@@ -217,7 +217,7 @@ def segments_masks(draw: st.DrawFn, shape: Shape) -> MaskCase:
 
 
 def dense_shapes(shape: Shape) -> list[tuple[int, ...]]:
-    """Everything that broadcasts to (B,N,T,S), from () to full."""
+    """All shapes that broadcast to (B,N,T,S), from () to full."""
     B, N, T, S = shape.B, shape.N, shape.T, shape.S
     return [
         (),
@@ -275,7 +275,7 @@ def blocked_masks(draw: st.DrawFn, shape: Shape) -> MaskCase:
 
 ALIGNED = (causal_masks, window_masks, prefix_masks, dilated_masks)
 OTHERS = (lengths_masks, segments_masks, dense_masks, blocked_masks)
-# Kinds that say nothing of heads, for additive attention.
+# Masks without heads, for additive attention.
 HEADLESS = (*ALIGNED, lengths_masks, segments_masks)
 
 
@@ -309,9 +309,9 @@ def no_mask(shape: Shape) -> MaskCase:
 def problems(
     draw: st.DrawFn, *, block: tuple[int, int], dropout: bool = False
 ) -> tuple[Shape, MaskCase, dict[str, Any]]:
-    """A shape, a mask (or none) and the options of dot-product attention that it comes with.
+    """A shape, a mask (or none) and options of dot-product attention.
 
-    The options are those of the op and of the reference alike; arrays are float64 NumPy.
+    The options are valid for the op and the reference; arrays are float64 NumPy.
     """
     shape = draw(shapes(block))
     case = draw(masks(shape, least=0, one_align=True))

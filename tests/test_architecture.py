@@ -70,10 +70,20 @@ GOOD = {
         """,
     "ops/__init__.py": "from heed.ops.mask import Mask\nfrom .mask import Mask as Also\n",
     "ops/mask.py": "import numpy as np\nfrom heed.ops import _plot\nclass Mask: pass\n",
+    "ops/mask_rules.py": "class Dense: pass\ndef f(x):\n    return isinstance(x, Dense)\n",
     "ops/_plot.py": "from heed._figure import new_figure\n",
     "_figure.py": "",
     "ops/backends/tensorflow/op.py": "import tensorflow as tf\n",
-    "layers/block.py": "import keras\nfrom heed import ops\nfrom ..ops import mask\n",
+    "layers/block.py": """
+        import keras
+        from heed import ops
+        from ..ops import mask
+        class Block:
+            def __init__(self):
+                self._heads = 1
+        def split(block):
+            return block._heads
+        """,
     "models/model.py": "from heed.layers import block\nfrom . import other\n",
     "models/other.py": "",
     "seq2seq/training.py": "import tensorflow as tf\nfrom heed import __version__\n",
@@ -148,6 +158,31 @@ def test_a_good_tree_has_no_breach(tmp_path):
         ("seq2seq/a.py", "import sentencepiece", "imports `sentencepiece` at import time"),
         ("seq2seq/a.py", "class A:\n    from tqdm import tqdm", "imports `tqdm` at import time"),
         ("ops/a.py", "import torch", "imports torch: only ops/backends"),
+        (
+            "ops/a.py",
+            "from heed.ops.mask_rules import Dense\ndef f(x):\n    return isinstance(x, (int, Dense))",
+            "ops/a.py:3: isinstance of Dense",
+        ),
+        (
+            "layers/a.py",
+            "from heed.ops import mask_rules\nf = lambda x: isinstance(x, mask_rules.Dense)",
+            "layers/a.py:2: isinstance of mask_rules.Dense",
+        ),
+        (
+            "models/other.py",
+            "def f(block):\n    return block._heads",
+            "models/other.py:2: reads `block._heads`, which is private to layers",
+        ),
+        (
+            "models/other.py",
+            "def f():\n    from heed.models import model",
+            "import each other: heed.models.model, heed.models.other",
+        ),
+        (
+            "ops/_plot.py",
+            "import typing\nif typing.TYPE_CHECKING:\n    from heed.ops import Mask",
+            "import each other: heed.ops, heed.ops._plot, heed.ops.mask",
+        ),
         ("ops/a.py", "import scipy", "imports `scipy`, which pyproject.toml does not bring"),
     ],
 )
@@ -155,6 +190,15 @@ def test_each_rule_can_fail(tmp_path, name, text, expected):
     found = architecture.breaches(_tree(tmp_path, {**GOOD, name: text}))
     assert len(found) == 1, found
     assert expected in found[0]
+
+
+def test_a_class_of_the_same_name_is_no_rule(tmp_path):
+    text = "import keras\nf = lambda x: isinstance(x, keras.layers.Dense)\n"
+    assert architecture.breaches(_tree(tmp_path, {**GOOD, "layers/a.py": text})) == []
+
+
+def test_every_known_cycle_is_still_there():
+    assert architecture.import_cycles(SOURCE) == architecture.KNOWN_CYCLES
 
 
 def test_the_extras_the_checker_knows_are_those_of_pyproject():

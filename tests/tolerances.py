@@ -1,7 +1,6 @@
-"""How exact a result must be: one table by dtype, and one rule against a naive implementation.
+"""The accuracy of results: one table by dtype, and one rule against a naive implementation.
 
-Everything is compared with the float64 reference, computed from the inputs after they were rounded
-to the dtype under test.
+Results are compared with the float64 reference of the inputs, rounded to the dtype under test.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Tolerance:
     rtol: float
 
 
-# Inputs are of order 1 and a few dozen keys are summed. Gradients add up more terms than values.
+# For inputs of order 1 and sums over a few dozen keys. Gradients sum more terms than values.
 VALUES: dict[str, Tolerance] = {
     "float64": Tolerance(1e-12, 1e-12),
     "float32": Tolerance(2e-6, 1e-5),
@@ -31,10 +30,10 @@ GRADIENTS: dict[str, Tolerance] = {
     "float32": Tolerance(2e-5, 5e-5),
     "float16": Tolerance(4e-3, 4e-3),
     "bfloat16": Tolerance(3e-2, 3e-2),
-    # Of keys that up to 300 queries see: naive PyTorch is off by 7e-2 where the kernels are by 5e-2.
+    # For keys that up to 300 queries see: naive PyTorch errs by 7e-2 where the kernels err by 5e-2.
     "bfloat16, many queries": Tolerance(5e-2, 3e-2),
 }
-# Weights and log-sum-exp leave in float32 (float64 for float64), whatever the inputs are.
+# Weights and log-sum-exp are float32 (float64 for float64) for every input dtype.
 STATISTICS: dict[str, Tolerance] = {
     "float64": Tolerance(1e-12, 1e-12),
     "float32": Tolerance(2e-6, 1e-5),
@@ -47,15 +46,20 @@ EPSILON: dict[str, float] = {
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
 }
-# One rounding of the result itself is free, even where the naive result happens to be exact.
+# One rounding of the result is allowed, even where the naive result happens to be exact.
 NAIVE_FACTOR = 2.0
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    """Any tensor or array as a NumPy array that NumPy can compare (bfloat16 becomes float32)."""
+    """Any tensor or array as a comparable NumPy array (bfloat16 becomes float32)."""
     # `.numpy()` first: NumPy cannot read a TensorFlow scalar of bfloat16 by itself.
     array = np.asarray(x.numpy() if hasattr(x, "numpy") else x)
     return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def to_float64(x: Any) -> np.ndarray:
+    """The exact values of a tensor of any dtype, as float64."""
+    return to_numpy(x).astype(np.float64)
 
 
 def _compare(actual: Any, expected: Any, tolerance: Tolerance, what: str) -> None:

@@ -35,7 +35,7 @@ from heed.models.config import POSITIONS
 from heed.ops.backends import current
 from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS, Dense, Norm, Positions, Search
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.observe import watching
+from heed.ops.observe import set_watcher
 from tests.graphs import traced
 from tests.models.builders import small_config, small_model, sources
 
@@ -581,7 +581,7 @@ def test_a_reason_of_the_call() -> None:
     assert "without a cache" in str(explain_generate(model, use_cache=False))
     with heed.set_implementation("portable"):
         assert 'chose "portable"' in str(explain_generate(model))
-    with watching(lambda spec, tensors, output: output):
+    with set_watcher(lambda spec, tensors, output: output):
         assert "looks at each attention" in str(explain_generate(model))
     reasons: list[str] = []
 

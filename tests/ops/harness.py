@@ -5,36 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from hypothesis import settings
 
 from heed import ops
+from heed.ops.backends.tensorflow.portable import blocks, second
+from heed.ops.sizes import maximum, minimum
 from tests import reference, tolerances
 from tests.strategies import MaskCase, Shape, cast
+from tests.tolerances import to_float64
 
 Array = np.ndarray
 ARGUMENTS = ("query", "key", "value")
 
 
 def share_of_examples(share: int) -> settings:
-    """One of `share` of the profile's examples, for a test of which each example takes long."""
+    """A fraction 1 / `share` of the profile's examples, for slow tests."""
     return settings(max_examples=max(2, settings().max_examples // share))
 
 
 @contextmanager
 def small_blocks(block: tuple[int, int]) -> Iterator[None]:
-    """Forces the portable implementation to work in blocks of (queries, keys)."""
-    from heed.ops.backends.tensorflow.portable import blocks as portable
+    """Makes the portable form trace blocks of (queries, keys), so that small tests cross many block boundaries."""
+    queries, keys = block
+    sizes = {"_MOST_QUERIES": queries, "_FEWEST_QUERIES": queries, "_KEYS": keys, "_SHORT": keys}
 
-    with portable.block_sizes(*block):
+    def small_plan(attention: Any) -> blocks.Plan:
+        length = attention.lengths[0]
+        return blocks.Plan(*attention.lengths, maximum(1, minimum(length, queries)))
+
+    with (
+        mock.patch.multiple(blocks, **sizes),
+        mock.patch.object(second, "small_plan", small_plan),
+    ):
         yield
-
-
-def rounded(x: Any) -> Array:
-    """The float64 array that holds exactly what a tensor of any dtype holds."""
-    return tolerances.to_numpy(x).astype(np.float64)
 
 
 def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -48,10 +55,10 @@ def op_options(options: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def reference_options(options: dict[str, Any], case: MaskCase | None, dtype: str) -> dict[str, Any]:
-    """The same options for the reference, the bias rounded as the op sees it."""
+    """The same options for the reference, the bias to_float64 as the op sees it."""
     result = {name: x for name, x in options.items() if name not in ("seed", "layout")}
     if "bias" in result:
-        result["bias"] = rounded(cast(result["bias"], dtype))
+        result["bias"] = to_float64(cast(result["bias"], dtype))
     if "alibi_slopes" in result:
         result["alibi_slopes"] = np.asarray(result["alibi_slopes"], np.float32)
     if case is not None:
@@ -60,13 +67,13 @@ def reference_options(options: dict[str, Any], case: MaskCase | None, dtype: str
     return result
 
 
-def kept(query: Any, key: Any, **options: Any) -> Array:
-    """Which weights dropout leaves, read off the weights of constant logits (B,N,T,S)."""
+def keep_mask(query: Any, key: Any, **options: Any) -> Array:
+    """The weights that dropout keeps (B,N,T,S), read from the weights of constant logits."""
     zeros = (tf.zeros_like(query), tf.zeros_like(key))
     return np.asarray(ops.attention_weights(*zeros, **options)) > 0.0
 
 
-class Differentiated:
+class Results:
     """Outputs of the op and the gradients of sum(out * d_out) + sum(lse * d_lse)."""
 
     def __init__(
@@ -113,29 +120,29 @@ def check_against_reference(
     if case is not None:
         passed["mask"] = case.build()
     with small_blocks(block or (64, 64)):
-        actual = Differentiated(inputs, passed, d_out, d_lse)
+        actual = Results(inputs, passed, d_out, d_lse)
         expected_options = reference_options(options, case, dtype)
         if options.get("dropout"):
             dropping = {"dropout": options["dropout"], "seed": options["seed"]}
-            expected_options["keep"] = kept(inputs[0], inputs[1], **dropping)
-    arguments = [rounded(x) for x in inputs]
+            expected_options["keep"] = keep_mask(inputs[0], inputs[1], **dropping)
+    arguments = [to_float64(x) for x in inputs]
     expected = reference.dot_product_attention(*arguments, **expected_options)
     tolerances.assert_values(actual.out, expected.out, dtype, "out")
     tolerances.assert_statistics(actual.lse, expected.lse, dtype, "lse")
     gradients = reference.dot_product_attention_backward(
-        *arguments, rounded(d_out), d_lse, **expected_options
+        *arguments, to_float64(d_out), d_lse, **expected_options
     )
     for name, gradient in actual.gradients.items():
         wanted = getattr(gradients, name)
         assert gradient.shape == wanted.shape, name
-        # The scale is a factor of these two: their rounding errors grow with it.
+        # The scale is a factor of these two gradients and of their rounding errors.
         unit = max(1.0, abs(options.get("scale") or 1.0)) if name in ("query", "key") else 1.0
         actual_units = tolerances.to_numpy(gradient) / unit
         tolerances.assert_gradients(actual_units, wanted / unit, dtype, f"gradient of {name}")
 
 
 def naive_attention(query: Any, key: Any, value: Any, mask: Any = None) -> tf.Tensor:
-    """Attention as a textbook writes it, every step in the dtype of the inputs."""
+    """Textbook attention, every step in the dtype of the inputs."""
     group = query.shape[2] // key.shape[2]
     key, value = (tf.repeat(tf.constant(x), group, axis=2) for x in (key, value))
     scale = tf.cast(1.0 / np.sqrt(query.shape[-1]), key.dtype)

@@ -1,4 +1,4 @@
-"""What the tests of ops that work row by row share: shapes, and their results and gradients on float64."""
+"""Helpers for the tests of fused row-wise ops: shapes, numbers, gradients."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import numpy as np
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tests import tolerances
 from tests.strategies import cast
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-# Around the lanes of each instruction set, the columns that go together in dropout, and the blocks of long sums.
+# Around the lanes of each instruction set, the column groups of dropout, and the blocks of long sums.
 WIDTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 1023, 1025, 4095, 4097)
 LEADING = ((), (1,), (5,), (2, 3), (2, 0, 4), (0,), (3, 1, 2))
 
 
 def shapes() -> st.SearchStrategy[tuple[int, ...]]:
-    """Of tensors (..., D)."""
+    """Shapes of tensors (..., D)."""
     return st.builds(
         lambda leading, width: (*leading, width), st.sampled_from(LEADING), st.sampled_from(WIDTHS)
     )
@@ -30,12 +29,7 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -
     return tf.constant(cast(scale * np.random.default_rng(seed).normal(size=shape), dtype))
 
 
-def exact(x: Any) -> np.ndarray:
-    """The float64 array that holds what a tensor of any dtype holds."""
-    return tolerances.to_numpy(x).astype(np.float64)
-
-
-def differentiated(
+def differentiate(
     function: Callable[..., tf.Tensor], arguments: list[tf.Tensor], seed: int
 ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
     """The result, the gradients of sum(result * cotangent), and the cotangent."""
@@ -47,5 +41,5 @@ def differentiated(
 
 
 def bits(*tensors: Any) -> list[bytes]:
-    """The bits of each, to compare with."""
+    """The bits of each tensor, for comparisons."""
     return [np.asarray(x).tobytes() for x in tensors]

@@ -14,7 +14,7 @@ import heed
 from heed import ops
 from heed.ops import Mask
 from tests import reference, strategies, tolerances
-from tests.ops.harness import rounded, share_of_examples, small_blocks
+from tests.ops.harness import share_of_examples, small_blocks, to_float64
 from tests.ops.test_gradients import expected_second_derivatives, second_derivatives
 from tests.strategies import BLOCKS, MaskCase, Shape, cast
 
@@ -70,13 +70,13 @@ def check(
             keep = ops.additive_attention_weights(*zero, dropout=dropout, seed=3)
             expected_options["keep"] = np.asarray(keep) > 0
     assert out.dtype == dtype
-    exact = [rounded(x) for x in inputs]
+    exact = [to_float64(x) for x in inputs]
     expected = reference.additive_attention(*exact[:4], bias=exact[4], **expected_options)
     tolerances.assert_values(out, expected.out, dtype, "out")
     tolerances.assert_statistics(lse, expected.lse, dtype, "lse")
     tolerances.assert_statistics(weights, expected.weights, dtype, "weights")
     backward = reference.additive_attention_backward(
-        *exact[:4], rounded(d_out), d_lse, bias=exact[4], **expected_options
+        *exact[:4], to_float64(d_out), d_lse, bias=exact[4], **expected_options
     )
     for name, actual in zip(NAMES, gradients, strict=True):
         wanted = getattr(backward, name)
@@ -123,7 +123,7 @@ def test_without_bias(implementation: str) -> None:
 
 @pytest.mark.parametrize(("T", "S"), [(97, 113), (1, 700), (300, 1), (257, 300)])
 def test_lengths_off_the_block_size(implementation: str, T: int, S: int) -> None:
-    """With the blocks that users get."""
+    """With the default blocks."""
     query, key, value, vector, bias = draw_inputs(1, T, S, 8, 4, dtype="float32")
     out = ops.additive_attention(query, key, value, vector, bias=bias, mask=ops.Mask.causal())
     mask = np.tril(np.ones((T, S), bool))
@@ -211,7 +211,7 @@ def test_chosen_rows_of_the_weights(implementation: str) -> None:
 
 
 def naive(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, vector: tf.Tensor) -> Any:
-    """As a textbook writes it, every step in the dtype of the inputs: output and log-sum-exp."""
+    """Textbook output and log-sum-exp, every step in the dtype of the inputs."""
     scores = tf.linalg.matvec(tf.tanh(query[:, :, None] + key[:, None]), vector)
     output = tf.matmul(tf.nn.softmax(scores), value)
     return output, tf.reduce_logsumexp(scores, -1)
@@ -221,7 +221,7 @@ def flat(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, vector: tf.Tensor) 
     return ops.additive_attention(query, key, value, vector, return_lse=True)
 
 
-# The native kernels compute tanh in three ways, by the size of what goes in: each in float32, and each dtype once.
+# The native kernels compute tanh in three ways, by the magnitude of the input: each in float32, and each dtype once.
 BY_DEFAULT = (
     *(("float32", size) for size in (1e-3, 0.3, 4.0)),
     *(("float64", 1.0), ("float16", 4.0), ("bfloat16", 0.1)),
@@ -243,7 +243,7 @@ BY_DEFAULT = (
 def test_error_is_at_most_twice_that_of_a_naive_implementation(
     implementation: str, dtype: str, size: float
 ) -> None:
-    """For all results, also where queries and keys are small or large and cancel."""
+    """For all results, including small inputs, large inputs, and queries and keys that cancel."""
     rng = np.random.default_rng(0)
     B, T, S, U, V = 8, 70, 110, 40, 24
     query, key = rng.normal(size=(B, T, U)) * size, rng.normal(size=(B, S, U)) * size
@@ -257,9 +257,9 @@ def test_error_is_at_most_twice_that_of_a_naive_implementation(
             tape.watch(inputs)
             out, lse = function(*inputs)
         results.append((out, lse, *tape.gradient(out, inputs, output_gradients=d_out)))
-    exact = [rounded(x) for x in inputs]
+    exact = [to_float64(x) for x in inputs]
     forward = reference.additive_attention(*exact)
-    backward = reference.additive_attention_backward(*exact, rounded(d_out))
+    backward = reference.additive_attention_backward(*exact, to_float64(d_out))
     expected = [forward.out, forward.lse, *(getattr(backward, name) for name in NAMES[:4])]
     for name, actual, plain, right in zip(
         ("out", "lse", *NAMES[:4]), *results, expected, strict=True
@@ -268,7 +268,7 @@ def test_error_is_at_most_twice_that_of_a_naive_implementation(
 
 
 def everything(tensors: list[tf.Tensor], **options: Any) -> list[np.ndarray]:
-    """Output, log-sum-exp and all gradients, also that of the log-sum-exp."""
+    """Output, log-sum-exp and all gradients, including those of the log-sum-exp."""
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         results = ops.additive_attention(*tensors[:4], bias=tensors[4], return_lse=True, **options)
@@ -277,7 +277,7 @@ def everything(tensors: list[tf.Tensor], **options: Any) -> list[np.ndarray]:
 
 
 def test_what_is_not_finite_reaches_the_same_rows_in_both(implementation: str) -> None:
-    """NaN and infinity anywhere, masked and seen, forward and backward, as the portable form has it."""
+    """NaN and infinity anywhere, masked and visible, forward and backward, as in the portable form."""
     case = Mask.causal() & Mask.lengths([6, 4]) & Mask.dense(np.arange(6) != 2)
     for place, value in ((0, np.nan), (0, np.inf), (1, np.nan), (1, -np.inf), (2, np.inf)):
         arrays = draw_inputs(T=6, S=6, dtype="float32")
@@ -295,7 +295,7 @@ def test_what_is_not_finite_reaches_the_same_rows_in_both(implementation: str) -
 
 @pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_trace_serves_all_sizes(implementation: str, bias: bool) -> None:
-    """Batch and lengths unknown while tracing, forward and backward, none included."""
+    """Batch and lengths unknown while tracing, forward and backward, including 0."""
     traces = []
 
     @tf.function(
@@ -358,7 +358,7 @@ def test_which_implementation_runs_and_why(implementation: str) -> None:
 
 
 def test_the_native_kernels_are_what_runs() -> None:
-    """The op is in the graph, forward and backward: a silent fall-back would go unnoticed elsewhere."""
+    """The op is in the graph, forward and backward: no other test would notice a silent fallback."""
     if heed.info()["implementation"] != "native":
         pytest.skip("no native kernels")
 

@@ -1,4 +1,4 @@
-"""The shapes that annotations of public ops name are the shapes that go in and come out."""
+"""The annotations of public ops name the shapes of their arguments and results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {
     "1": 1,
     "*": 10,
 }
-# Numbers that a shape is made of.
+# Sizes of the letters.
 NUMBERS = {"query_length": SIZES["T"], "key_length": SIZES["S"], "num_heads": SIZES["N"]}
 
 

@@ -1,4 +1,4 @@
-"""`attention_statistics`: entropy, distance and mass of each row, without the rows; and weights from a log-sum-exp."""
+"""`attention_statistics`: entropy, distance and mass of each row; and weights from a log-sum-exp."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPE = Shape(B=2, T=7, S=9, N=4, K=2, H=4, V=3)
 
 
 def expected_statistics(weights: Array, align: Any, keys: list[int]) -> tuple[Array, ...]:
-    """From whole rows of weights (B,N,T,S), as the formulas read."""
+    """The statistics of whole rows of weights (B,N,T,S), by the formulas."""
     batch, _, queries, length = weights.shape
     terms = np.where(weights > 0, weights * np.log(np.where(weights > 0, weights, 1)), 0.0)
     start = np.broadcast_to(np.asarray(align), (batch,))[:, None, None]
@@ -75,7 +75,7 @@ def test_rows_without_keys_are_zero() -> None:
 
 
 def test_many_hidden_keys_before_the_first_visible_one() -> None:
-    """What stands for a hidden score is huge; hundreds of them must not become infinite."""
+    """Hidden scores are replaced by huge numbers, of which hundreds must not sum to infinity."""
     query, key = (x[..., :1, :] for x in Shape(B=1, T=1, S=2000).inputs(0, "float32")[:2])
     mask = ops.Mask.dense(np.arange(2000) >= 1990)
     with small_blocks((1, 512)):
@@ -97,7 +97,7 @@ def test_empty(size: str) -> None:
 
 @pytest.mark.parametrize("spread", [1.0, 1e3, 1e5])
 def test_large_scores_lose_nothing(spread: float) -> None:
-    """The entropy of two equal scores is ln 2, however large they are, in whichever blocks they come."""
+    """The entropy of two equal scores is ln 2, however large they are, in any blocks."""
     query = np.full((1, 1, 1, 1), spread, "float32")
     key = np.array([-1.0, 1.0, 0.5, -1.0, 1.0], "float32").reshape(1, 5, 1, 1)
     with small_blocks((1, 2)):
@@ -209,7 +209,7 @@ def test_only_the_scores_of_chosen_keys_are_computed() -> None:
 
 
 def test_a_broken_row_of_the_log_sum_exp_breaks_what_the_row_sees() -> None:
-    """The key that is not finite need not be one of the chosen ones."""
+    """The nonfinite key need not be among the chosen ones."""
     query, key, value = SHAPE.inputs(0)
     key[0, 4, 0, 0] = np.nan
     _, lse = ops.dot_product_attention(query, key, value, is_causal=True, return_lse=True)
@@ -220,7 +220,7 @@ def test_a_broken_row_of_the_log_sum_exp_breaks_what_the_row_sees() -> None:
 
 
 def test_rows_without_keys_weigh_nothing_from_the_log_sum_exp() -> None:
-    """Whether a mask or a bias of minus infinity hides their keys."""
+    """Their keys are hidden by a mask or by a bias of minus infinity."""
     query, key, value = SHAPE.inputs(0)
     hidden = np.arange(7)[:, None] == 3
     for options in ({"mask": ~hidden}, {"bias": np.where(hidden, -np.inf, 0.0)}):

@@ -72,7 +72,7 @@ CHOICES: list[tuple[Any, Any]] = [
 def test_chosen_heads_and_rows_are_a_part_of_the_whole(
     implementation: str, heads: Any, rows: Any
 ) -> None:
-    """In the order asked for, with every per-head, per-row and per-place option."""
+    """In the requested order, with every per-head, per-row and per-key option."""
     query, key, _ = SHAPE.inputs(0)
     rng = np.random.default_rng(1)
     options: dict[str, Any] = {
@@ -120,7 +120,7 @@ def test_the_other_layout(implementation: str) -> None:
 
 
 def test_weights_have_gradients(implementation: str) -> None:
-    """So that a loss may look at them."""
+    """A loss may use them."""
     query, key = (tf.constant(x) for x in SHAPE.inputs(0)[:2])
     identity = tf.constant(np.broadcast_to(np.eye(9)[None, :, None], (2, 9, 2, 9)))
     d_weights = np.random.default_rng(2).normal(size=(2, 4, 7, 9))

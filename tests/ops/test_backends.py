@@ -1,4 +1,4 @@
-"""The protocol of `heed.ops.backends` is all that an implementation has to speak: a page of NumPy runs everything."""
+"""An implementation only needs the protocol `Implementation`: a page of NumPy runs everything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 
 
 class InNumPy:
-    """Dot products alone, by the formula."""
+    """Dot-product attention by the formula."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -101,7 +101,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
 def test_every_option_reaches_it(in_numpy: InNumPy, options: dict[str, Any]) -> None:
-    """What it computes from spec and tensors alone is what the portable form computes."""
+    """From spec and tensors it computes the same as the portable form."""
     arrays = inputs(layout=options.get("layout", "BTNH"))
     found = ops.dot_product_attention(*arrays, **options)
     assert in_numpy.asked == ["attend"]

@@ -1,4 +1,4 @@
-"""What a call costs beside its kernel: calls of Python, tensors that are made, nodes of a graph."""
+"""The overhead of a call: Python calls, created tensors, nodes of a graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNITS = tuple(tf.constant(np.ones((2, 5, 8), "float32")) for _ in range(3))
 VECTOR, BIAS = tf.ones(8), tf.zeros((1, 1, 5, 5))
 PADDING = Mask.lengths(tf.constant([3, 5])) & Mask.causal()
 
-# Calls of functions, those of TensorFlow and of C among them: some 120, 270, 170, 190 and 300 with TensorFlow 2.21.
+# Function calls, including TensorFlow's and C: about 120, 270, 170, 190 and 300 with TensorFlow 2.21.
 CASES: dict[str, tuple[Callable[[], Any], int]] = {
     "causal": (lambda: ops.dot_product_attention(*INPUTS, is_causal=True), 180),
     "padding": (lambda: ops.dot_product_attention(*INPUTS, mask=PADDING), 400),
@@ -38,8 +38,8 @@ CASES: dict[str, tuple[Callable[[], Any], int]] = {
 }
 
 
-def profiled(call: Callable[[], Any]) -> pstats.Stats:
-    """Of ten calls, after others like them."""
+def profile(call: Callable[[], Any]) -> pstats.Stats:
+    """Profiles ten calls after a warm-up."""
     for _ in range(3):
         call()
     profile = cProfile.Profile()
@@ -53,12 +53,12 @@ def profiled(call: Callable[[], Any]) -> pstats.Stats:
 @pytest.mark.parametrize("name", CASES)
 def test_an_eager_call_is_little_python(name: str) -> None:
     call, most = CASES[name]
-    stats: Any = profiled(call)
+    stats: Any = profile(call)
     assert stats.total_calls / 10 <= most
 
 
 def test_an_eager_call_makes_no_tensor() -> None:
-    stats: Any = profiled(CASES["causal"][0])
+    stats: Any = profile(CASES["causal"][0])
     made = {name: entry[0] for (_, _, name), entry in stats.stats.items() if "convert_to" in name}
     assert not made
     executed = [entry[0] for (_, _, name), entry in stats.stats.items() if "FastPath" in name]
@@ -83,8 +83,8 @@ def test_ops_of_a_function_share_their_constants() -> None:
 
 
 def test_constants_serve_every_kind_of_graph() -> None:
-    """Kept tensors are made in whatever graph comes first, and must not belong to it."""
-    scale = 0.123  # of no other test: nothing is kept yet
+    """Cached tensors are created in the first graph that needs them, and must not belong to it."""
+    scale = 0.123  # unique to this test: not cached yet
 
     def attend(query: Any, key: Any, value: Any) -> Any:
         return ops.dot_product_attention(query, key, value, scale=scale, mask=Mask.causal(1))
@@ -114,7 +114,7 @@ def test_what_was_refused_is_refused_again() -> None:
 
 
 def test_a_call_is_known_again_by_all_that_it_says() -> None:
-    """Equal shapes, dtypes and numbers share what was worked out; nothing else may."""
+    """Only calls with equal shapes, dtypes and numbers share a cached spec."""
     query, key, value = INPUTS
     plain = ops.dot_product_attention(*INPUTS)
     others = [

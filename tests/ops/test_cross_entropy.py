@@ -1,4 +1,4 @@
-"""Softmax cross-entropy: against the reference, at the edges, in place of its logits, and refused."""
+"""Softmax cross-entropy: values and gradients, edge cases, memory, errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOTH = {"HeedCrossEntropy", "HeedCrossEntropyGradient"}
 
 
 def labels_for(shape: tuple[int, ...], seed: int, ignored: int | None = None) -> np.ndarray:
-    """Labels of logits of this shape; with an ignored one, a third of them that."""
+    """Labels for logits of this shape; a third of them ignored if there is an ignored label."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, shape[-1], shape[:-1])
     return (
@@ -36,7 +36,7 @@ def labels_for(shape: tuple[int, ...], seed: int, ignored: int | None = None) ->
 
 
 def step(logits: Any, labels: Any, **options: Any) -> list[tf.Tensor]:
-    """Losses and the gradient of a weighted sum of them."""
+    """Losses, and the gradient of their weighted sum."""
     with tf.GradientTape() as tape:
         tape.watch(logits)
         losses = ops.softmax_cross_entropy(logits, labels, **options)
@@ -61,7 +61,7 @@ def test_losses_and_gradients_are_those_of_the_reference(
     seed: int,
 ) -> None:
     logits, labels = rows.numbers(shape, dtype, seed, 3.0), labels_for(shape, seed, ignored)
-    losses, (gradient,), d_losses = rows.differentiated(
+    losses, (gradient,), d_losses = rows.differentiate(
         lambda x: ops.softmax_cross_entropy(
             x, labels, label_smoothing=smoothing, ignore_class=ignored
         ),
@@ -70,10 +70,12 @@ def test_losses_and_gradients_are_those_of_the_reference(
     )
     assert losses.dtype.name == ("float64" if dtype == "float64" else "float32")
     assert gradient.dtype.name == dtype
-    x = rows.exact(logits)
+    x = tolerances.to_float64(logits)
     expected = reference.cross_entropy(x, labels, smoothing, ignored)
     tolerances.assert_statistics(losses, expected, dtype)
-    expected = reference.cross_entropy_backward(x, labels, rows.exact(d_losses), smoothing, ignored)
+    expected = reference.cross_entropy_backward(
+        x, labels, tolerances.to_float64(d_losses), smoothing, ignored
+    )
     tolerances.assert_gradients(gradient, expected, dtype)
 
 
@@ -197,7 +199,7 @@ def test_the_same_bits_for_any_number_of_threads(
 
 
 def places(build: Callable[[], tuple[tf.Tensor, list[tf.Tensor]]]) -> dict[str, int]:
-    """Where in memory the first result of each named node of a graph lay; its first fetch is among them."""
+    """The memory address of the first result of each named node of a graph, including the first fetch."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         fetched = build()
         metadata = tf.compat.v1.RunMetadata()

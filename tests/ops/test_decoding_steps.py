@@ -1,4 +1,4 @@
-"""What a decoding step needs beside attention, as TensorFlow's ops: in graphs, in place, and with gradients."""
+"""Ops of a decoding step other than attention: in graphs, in place, and with gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 
 
 def native() -> Any:
-    return current().ROW_IMPLEMENTATIONS["native"]
+    return current().FUSED_OPS["native"]
 
 
 def normal(*shape: int) -> tf.Tensor:
@@ -25,7 +25,7 @@ def normal(*shape: int) -> tf.Tensor:
 
 
 def assert_same_gradients(one: Any, other: Any, *inputs: tf.Tensor) -> None:
-    """First and second derivatives of two functions."""
+    """Compares first and second derivatives of two functions."""
     found = []
     for function in (one, other):
         with tf.GradientTape() as outer:

@@ -15,9 +15,9 @@ from tests import reference, strategies, tolerances
 from tests.ops.harness import (
     check_against_reference,
     naive_attention,
-    rounded,
     share_of_examples,
     small_blocks,
+    to_float64,
 )
 from tests.strategies import BLOCKS, Shape, cast
 
@@ -63,7 +63,7 @@ LENGTHS = (
     ],
 )
 def test_lengths_off_the_block_size(implementation: str, T: int, S: int, causal: bool) -> None:
-    """With the blocks that users get."""
+    """With the default blocks."""
     shape = Shape(B=1, T=T, S=S, N=1, K=1, H=8, V=8)
     query, key, value = shape.inputs(0, "float32")
     actual = ops.dot_product_attention(query, key, value, is_causal=causal)
@@ -129,7 +129,7 @@ def test_batch_sizes(implementation: str, B: int) -> None:
 @pytest.mark.parametrize("empty", ["B", "T", "S"])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout": 0.5, "seed": 3}])
 def test_empty_sizes(implementation: str, empty: str, options: dict[str, Any]) -> None:
-    """Without queries nothing comes out; without keys every row is 0, with gradients 0."""
+    """Without queries the output is empty; without keys every row is 0, with gradients 0."""
     shape = Shape(**{empty: 0})
     inputs = [tf.constant(x) for x in shape.inputs(0, "float32")]
     with tf.GradientTape() as tape:
@@ -219,8 +219,8 @@ def test_error_is_at_most_twice_that_of_a_naive_implementation(
             tape.watch(inputs)
             out = function(*inputs, mask=mask)
         results.append((out, *tape.gradient(out, inputs, output_gradients=tf.constant(d_out))))
-    arguments = [rounded(x) for x in inputs]
-    backward = reference.dot_product_attention_backward(*arguments, rounded(d_out), mask=mask)
+    arguments = [to_float64(x) for x in inputs]
+    backward = reference.dot_product_attention_backward(*arguments, to_float64(d_out), mask=mask)
     expected = (
         reference.dot_product_attention(*arguments, mask=mask).out,
         backward.query,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from heed import ops
 from tests import reference, strategies, tolerances
-from tests.ops.harness import check_against_reference, kept, share_of_examples, small_blocks
+from tests.ops.harness import check_against_reference, keep_mask, share_of_examples, small_blocks
 from tests.strategies import Shape
 
 RATE = 0.3
@@ -24,8 +24,8 @@ def zeros(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros_like(query), np.zeros_like(key)
 
 
-def kept_of(shape: Shape, seed: Any = 1, rate: float = RATE, **options: Any) -> np.ndarray:
-    return kept(*zeros(shape), seed=seed, dropout=rate, **options)
+def draw_keep_mask(shape: Shape, seed: Any = 1, rate: float = RATE, **options: Any) -> np.ndarray:
+    return keep_mask(*zeros(shape), seed=seed, dropout=rate, **options)
 
 
 @share_of_examples(2)
@@ -43,7 +43,7 @@ def test_weights_are_zero_or_divided_by_what_remains(implementation: str) -> Non
     query, key, _ = shape.inputs(0)
     plain = np.asarray(ops.attention_weights(query, key))
     dropped = np.asarray(ops.attention_weights(query, key, dropout=RATE, seed=1))
-    keep = kept_of(shape)
+    keep = draw_keep_mask(shape)
     assert not dropped[~keep].any()
     np.testing.assert_allclose(dropped[keep], plain[keep] / (1.0 - RATE), rtol=1e-12)
 
@@ -51,18 +51,18 @@ def test_weights_are_zero_or_divided_by_what_remains(implementation: str) -> Non
 def test_the_same_for_any_block_size(implementation: str) -> None:
     shape = Shape(B=2, T=13, S=17, N=4, K=2)
     inputs = shape.inputs(0)
-    expected_keep = kept_of(shape)
+    expected_keep = draw_keep_mask(shape)
     expected = ops.dot_product_attention(*inputs, dropout=RATE, seed=1)
     for block in ((1, 1), (3, 5), (4, 4), (5, 16), (13, 17)):
         with small_blocks(block):
-            np.testing.assert_array_equal(kept_of(shape), expected_keep)
+            np.testing.assert_array_equal(draw_keep_mask(shape), expected_keep)
             out = ops.dot_product_attention(*inputs, dropout=RATE, seed=1)
         np.testing.assert_allclose(out, expected, atol=1e-13)
 
 
 def test_the_position_decides_and_nothing_else(implementation: str) -> None:
-    """Not the lengths, the batch size, the number of heads, the mask, the layout or the dtype."""
-    large = kept_of(Shape(B=3, T=40, S=50, N=4, K=2))
+    """It does not depend on lengths, batch size, number of heads, mask, layout or dtype."""
+    large = draw_keep_mask(Shape(B=3, T=40, S=50, N=4, K=2))
     for small in (
         Shape(B=1, T=40, S=50, N=4, K=2),
         Shape(B=3, T=7, S=50, N=4, K=2),
@@ -71,18 +71,18 @@ def test_the_position_decides_and_nothing_else(implementation: str) -> None:
         Shape(B=2, T=3, S=5, N=3, K=1),
     ):
         part = large[: small.B, : small.N, : small.T, : small.S]
-        np.testing.assert_array_equal(kept_of(small), part, err_msg=str(small))
+        np.testing.assert_array_equal(draw_keep_mask(small), part, err_msg=str(small))
     shape = Shape(B=3, T=40, S=50, N=4, K=4)
     query, key = zeros(shape)
     swapped = [np.swapaxes(x, 1, 2) for x in (query, key)]
     options: dict[str, Any] = {"dropout": RATE, "seed": 1}
-    np.testing.assert_array_equal(kept(*swapped, layout="BNTH", **options), large)
+    np.testing.assert_array_equal(keep_mask(*swapped, layout="BNTH", **options), large)
     for dtype in ("float64", "float16", "bfloat16"):
         cast = [strategies.cast(x, dtype) for x in (query, key)]
-        np.testing.assert_array_equal(kept(*cast, **options), large)
-    causal = kept(query, key, mask=ops.Mask.causal(), **options)
+        np.testing.assert_array_equal(keep_mask(*cast, **options), large)
+    causal = keep_mask(query, key, mask=ops.Mask.causal(), **options)
     np.testing.assert_array_equal(causal, large & np.tril(np.ones((40, 50), bool)))
-    chosen = kept(query, key, heads=[2, 0], rows=[5, 39], **options)
+    chosen = keep_mask(query, key, heads=[2, 0], rows=[5, 39], **options)
     np.testing.assert_array_equal(chosen, large[:, [2, 0]][:, :, [5, 39]])
 
 
@@ -101,15 +101,17 @@ def test_the_same_when_traced_and_when_compiled(implementation: str, jit: bool) 
 
 def test_seeds_as_numbers_tensors_and_keras_seeds(implementation: str) -> None:
     shape = Shape(T=30, S=30)
-    np.testing.assert_array_equal(kept_of(shape, seed=5), kept_of(shape, seed=tf.constant(5)))
+    np.testing.assert_array_equal(
+        draw_keep_mask(shape, seed=5), draw_keep_mask(shape, seed=tf.constant(5))
+    )
     pairs = [tf.constant(pair) for pair in ([1, 2], [2, 1], [1, 3])]
-    masks = [kept_of(shape, seed=pair) for pair in pairs]
+    masks = [draw_keep_mask(shape, seed=pair) for pair in pairs]
     assert (masks[0] != masks[1]).any()
     assert (masks[0] != masks[2]).any()
-    np.testing.assert_array_equal(masks[0], kept_of(shape, seed=pairs[0]))
+    np.testing.assert_array_equal(masks[0], draw_keep_mask(shape, seed=pairs[0]))
     generator = keras.random.SeedGenerator(1234)
     first, second = generator.next(), generator.next()
-    assert (kept_of(shape, seed=first) != kept_of(shape, seed=second)).any()
+    assert (draw_keep_mask(shape, seed=first) != draw_keep_mask(shape, seed=second)).any()
 
 
 def test_same_seed_same_result_other_seed_other_result(implementation: str) -> None:
@@ -137,7 +139,7 @@ def test_without_a_seed_each_call_draws_one(implementation: str) -> None:
 @pytest.mark.parametrize("rate", [0.05, 0.17, 0.5, 0.9])
 def test_the_fraction_that_is_dropped(implementation: str, rate: float) -> None:
     """Over 2**18 places: 0.01 is ten standard deviations."""
-    keep = kept_of(Shape(B=4, T=128, S=128, N=4, K=4, H=1, V=1), rate=rate)
+    keep = draw_keep_mask(Shape(B=4, T=128, S=128, N=4, K=4, H=1, V=1), rate=rate)
     assert keep.size == 2**18
     assert abs((1.0 - keep.mean()) - rate) < 0.01
     for axis in range(4):
@@ -149,7 +151,7 @@ def test_the_fraction_that_is_dropped(implementation: str, rate: float) -> None:
 def test_places_are_independent(implementation: str) -> None:
     """Neighbours in j, i, n, b, and the same place under the next seed, are not correlated."""
     shape = Shape(B=4, T=128, S=128, N=4, K=4, H=1, V=1)
-    keep = kept_of(shape, rate=0.5).astype(np.float64) - 0.5
+    keep = draw_keep_mask(shape, rate=0.5).astype(np.float64) - 0.5
     limit = 5.0 / np.sqrt(keep.size)
 
     def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -162,7 +164,7 @@ def test_places_are_independent(implementation: str) -> None:
             assert correlation(a, b) < 2 * limit, (axis, distance)
     assert correlation(keep, np.swapaxes(keep, 2, 3)) < 2 * limit
     for seed in (0, 2, 3, 257, 65537):
-        other = kept_of(shape, seed=seed, rate=0.5).astype(np.float64) - 0.5
+        other = draw_keep_mask(shape, seed=seed, rate=0.5).astype(np.float64) - 0.5
         assert correlation(keep, other) < limit, seed
 
 
@@ -183,13 +185,13 @@ def test_rates_at_the_ends(implementation: str) -> None:
     np.testing.assert_array_equal(ops.dot_product_attention(*inputs, dropout=0.0, seed=3), plain)
     tiny = ops.dot_product_attention(*inputs, dropout=1e-6, seed=3)
     np.testing.assert_allclose(tiny, plain, atol=1e-5)
-    keep = kept_of(Shape(T=64, S=64), rate=0.999)
+    keep = draw_keep_mask(Shape(T=64, S=64), rate=0.999)
     assert 0 < keep.mean() < 0.01
 
 
 @pytest.mark.parametrize(
     ("queries", "tolerance"),
-    # Few queries without dropout have a kernel of their own, whose last digit may differ.
+    # A separate kernel computes few queries without dropout; its last digit may differ.
     [(20, 0.0), (6, 1e-14)],
 )
 def test_log_sum_exp_is_that_before_dropout(
@@ -203,7 +205,7 @@ def test_log_sum_exp_is_that_before_dropout(
 
 def test_a_row_whose_keys_are_all_dropped_is_zero(implementation: str) -> None:
     shape = Shape(B=1, T=200, S=2, N=1, K=1)
-    keep = kept_of(shape, rate=0.7)
+    keep = draw_keep_mask(shape, rate=0.7)
     empty = ~keep.any(axis=-1)[0, 0]
     assert 0 < empty.sum() < 200
     out = np.asarray(ops.dot_product_attention(*shape.inputs(0), dropout=0.7, seed=1))
@@ -217,7 +219,7 @@ def test_additive_attention_drops_by_position_too(implementation: str) -> None:
     vector = rng.normal(size=4)
     weights = ops.additive_attention_weights(query, key, vector, dropout=RATE, seed=1)
     keep = np.asarray(weights) > 0
-    np.testing.assert_array_equal(keep, kept_of(Shape(B=2, T=5, S=7, N=1, K=1))[:, 0])
+    np.testing.assert_array_equal(keep, draw_keep_mask(Shape(B=2, T=5, S=7, N=1, K=1))[:, 0])
     for block in ((2, 3), (5, 7)):
         with small_blocks(block):
             out = ops.additive_attention(query, key, value, vector, dropout=RATE, seed=1)

@@ -1,4 +1,4 @@
-"""Bad input is refused with the argument, the requirement and what was received."""
+"""Errors name the argument, the requirement and what was received."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add(
     return ops.additive_attention(query, key, value, vector, **options)
 
 
-# The call, the argument that must be named, and part of what was received that must be shown.
+# The call, the argument to be named, and a part of the received value to be shown.
 CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "query rank": (lambda: attend(zeros(2, 5, 8)), "query", "(2, 5, 8)"),
     "key rank": (lambda: attend(key=zeros(2, 7, 8)), "key", "(2, 7, 8)"),
@@ -261,7 +261,7 @@ def test_bad_input_is_named(name: str) -> None:
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_bad_shapes_that_only_show_at_run_time(changed: dict[str, Any], argument: str) -> None:
-    """Traced with batch and lengths unknown; the error may be TensorFlow's, the words are ours."""
+    """Traced with unknown batch and lengths; the error may be TensorFlow's, the text is ours."""
     inputs: dict[str, Any] = {
         "query": QUERY,
         "key": KEY,
@@ -335,7 +335,7 @@ def test_what_a_mask_cannot_be_joined_with_is_named(other: Any, received: str) -
 
 @pytest.mark.parametrize("name", ["query and key", "value", "additive"])
 def test_vectors_too_wide_for_the_kernels_run_in_the_portable_form(name: str) -> None:
-    """65536 features are the most of `native/include/heed.h`."""
+    """`native/include/heed.h` allows up to 65536 features."""
     wide = np.zeros((1, 2, 1, 65537), np.float32)
     narrow = np.ones((1, 2, 1, 3), np.float32)
     operands = {

@@ -1,4 +1,4 @@
-"""However it is run - eager, traced, compiled, saved, in threads - the result is the same."""
+"""Eager, traced, compiled, saved and threaded execution give the same result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 import heed
 from heed import ops
 from heed.ops import Mask
-from heed.ops.dispatch import choice
+from heed.ops.dispatch import get_implementation
 from tests import reference, tolerances
 from tests.ops.harness import small_blocks
 from tests.strategies import Shape
@@ -89,7 +89,7 @@ def test_each_kind_of_mask_compiles(implementation: str, mask: Mask | None) -> N
 
 
 def test_masks_from_tensors_compile() -> None:
-    """Lengths, aligns and arrays that are only known when the compiled program runs, with gradients."""
+    """Lengths, aligns and arrays that are unknown until the compiled program runs, with gradients."""
     inputs = [tf.constant(x) for x in SHAPE.inputs(0)]
 
     @tf.function(jit_compile=True)
@@ -213,7 +213,7 @@ def test_static_shapes_survive_tracing(implementation: str) -> None:
 
 
 def test_inside_a_tensorflow_loop(implementation: str) -> None:
-    """As a decoder does: the step number is a tensor, the shapes stay."""
+    """As in a decoder: the step number is a tensor, the shapes are fixed."""
     query, key, value = (tf.constant(x) for x in Shape(T=6, S=6).inputs(0))
 
     @tf.function
@@ -243,7 +243,7 @@ print("equal")
 
 
 class Attend(tf.Module):
-    """What a user would save: an attention with lengths, and a variable."""
+    """A typical saved module: an attention with lengths, and a variable."""
 
     def __init__(self) -> None:
         self.temperature = tf.Variable(0.7, dtype=tf.float64)
@@ -264,7 +264,7 @@ class Attend(tf.Module):
 
 
 def test_a_saved_portable_form_is_plain_tensorflow(tmp_path: Path) -> None:
-    """So its reader does not need heed."""
+    """Loading it does not need heed."""
     with heed.set_implementation("portable"), small_blocks((4, 4)):
         tf.saved_model.save(Attend(), str(tmp_path))
     saved = SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
@@ -346,7 +346,7 @@ def test_eight_threads_at_once(implementation: str) -> None:
         for function in (everything, traced):
             assert_same(function(*problems[number]), expected[number])
 
-    # Small blocks hold for the whole process: threads that set and restore them one by one would leave them set.
+    # `small_blocks` patches the process, so threads must not enter and leave it one by one.
     with small_blocks((8, 8)), ThreadPoolExecutor(8) as pool:
         contexts = [
             contextvars.copy_context() for _ in range(8)
@@ -418,23 +418,26 @@ def test_a_block_chooses_for_its_own_thread() -> None:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(function).result()
 
-    assert choice() == "auto"
+    assert get_implementation() == "auto"
     with heed.set_implementation("portable"):
-        assert (choice(), in_a_thread(choice)) == ("portable", "auto")
-        assert in_a_thread(functools.partial(contextvars.copy_context().run, choice)) == "portable"
+        assert (get_implementation(), in_a_thread(get_implementation)) == ("portable", "auto")
+        assert (
+            in_a_thread(functools.partial(contextvars.copy_context().run, get_implementation))
+            == "portable"
+        )
         heed.set_implementation("auto")  # until the end of the block, here alone
-        assert choice() == "auto"
+        assert get_implementation() == "auto"
         with heed.set_implementation("portable"):
-            assert choice() == "portable"
-        assert choice() == "auto"
-    assert choice() == "auto"
+            assert get_implementation() == "portable"
+        assert get_implementation() == "auto"
+    assert get_implementation() == "auto"
 
 
 def test_a_plain_call_chooses_for_all_threads() -> None:
     chosen = []
 
     def look() -> None:
-        chosen.append(choice())
+        chosen.append(get_implementation())
 
     try:
         heed.set_implementation("portable")
@@ -454,13 +457,13 @@ def test_a_plain_call_chooses_for_all_threads() -> None:
 
 
 def test_threads_that_choose_at_once_leave_nothing_chosen() -> None:
-    """Each sees its own choice inside its blocks, and in the end nobody's is left."""
+    """Each thread sees its own choice inside its blocks, and no choice is left at the end."""
     interval, wrong = sys.getswitchinterval(), []
 
     def run(name: str) -> None:
         for _ in range(300):
             with heed.set_implementation(name):
-                if choice() != name:
+                if get_implementation() != name:
                     wrong.append(name)
 
     threads = [
@@ -477,4 +480,4 @@ def test_threads_that_choose_at_once_leave_nothing_chosen() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert not wrong
-    assert choice() == "auto"
+    assert get_implementation() == "auto"

@@ -1,4 +1,4 @@
-"""The exportable form, one expression without loops, means what the others mean."""
+"""The exportable form, one expression without loops, agrees with the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heed import ops
 from heed.ops import Mask
 from heed.ops.backends.tensorflow import exportable
 from tests import reference, reference_masks, strategies, tolerances
-from tests.ops.harness import op_options, reference_options, rounded, share_of_examples
+from tests.ops.harness import op_options, reference_options, share_of_examples, to_float64
 from tests.ops.test_additive_attention import draw_inputs
 from tests.strategies import MaskCase, Shape
 
@@ -42,7 +42,7 @@ def check(
     if case is not None:
         passed["mask"] = case.build()
     expected = reference.dot_product_attention(
-        *map(rounded, inputs), **reference_options(options or {}, case, dtype)
+        *map(to_float64, inputs), **reference_options(options or {}, case, dtype)
     )
     turned = [np.swapaxes(x, 1, 2) if layout == "BNTH" else x for x in inputs]
     out, lse = ops.dot_product_attention(*turned, return_lse=True, layout=layout, **passed)
@@ -103,7 +103,7 @@ def test_a_row_that_sees_nothing_is_0() -> None:
 def test_scores_beyond_float16_do_not_overflow() -> None:
     query, key, value = (x * 100 for x in Shape(H=64).inputs(0, "float16"))
     out = ops.dot_product_attention(query, key, value / 100)
-    expected = reference.dot_product_attention(*map(rounded, (query, key, value / 100)))
+    expected = reference.dot_product_attention(*map(to_float64, (query, key, value / 100)))
     tolerances.assert_values(out, expected.out, "float16")
 
 
@@ -133,7 +133,7 @@ def test_additive_attention(data: st.DataObject) -> None:
     options = {"bias": bias, "mask": case.build()}
     out, lse = ops.additive_attention(query, key, value, vector, return_lse=True, **options)
     weights = ops.additive_attention_weights(query, key, vector, **options)
-    exact = [rounded(x) for x in inputs]
+    exact = [to_float64(x) for x in inputs]
     expected = reference.additive_attention(*exact[:4], bias=exact[4], mask=case.dense[:, 0])
     assert out.dtype == dtype
     tolerances.assert_values(out, expected.out, dtype, "out")
@@ -141,7 +141,7 @@ def test_additive_attention(data: st.DataObject) -> None:
     tolerances.assert_statistics(weights, expected.weights, dtype, "weights")
 
 
-# By name, what a mask is made of integers (B,) and (B, T), and what it means.
+# By name: a mask from integers (B,) and (B, T), and its definition.
 DYNAMIC = {
     "causal": (
         lambda lengths, ids: Mask.causal(),
@@ -188,7 +188,7 @@ DYNAMIC = {
 }
 
 
-# Those whose numbers or positions follow from what the graph is given; the others are slow.
+# Masks whose numbers or positions depend on inputs of the graph; the others are slow.
 FROM_TENSORS = ("bottom_right", "align", "segments", "causal and lengths")
 
 
@@ -238,7 +238,7 @@ def test_one_graph_without_loops_serves_all_sizes(kind: str) -> None:
 
 
 def test_a_core_takes_the_place_of_scaled_products() -> None:
-    """It is handed the heads in front, and what a mask says beside the causal one."""
+    """It receives tensors with heads in front, and the mask without its causal rule."""
     query, key, value = Shape(T=6, N=4).inputs(0)
     seen = []
 
@@ -258,14 +258,14 @@ def test_a_core_takes_the_place_of_scaled_products() -> None:
 
 
 def test_caches_grow_inside_of_growing_alone() -> None:
-    """What is written behind P entries makes P + T of them."""
+    """Writing T entries behind P entries gives P + T entries."""
     past, update = tf.random.normal((2, 3, 4)), tf.random.normal((2, 1, 4))
     with exportable.growing() as with_room:
         cache = with_room(past, 1)
         assert cache.shape == (2, 4, 4)
-        written = exportable.ExportableRows().write(cache, update, tf.constant(3))
+        written = exportable.ExportableFusedOps().write(cache, update, tf.constant(3))
         np.testing.assert_array_equal(written, tf.concat([past, update], 1))
-    assert exportable.ExportableRows().write(cache, update, tf.constant(3)) is None
+    assert exportable.ExportableFusedOps().write(cache, update, tf.constant(3)) is None
 
 
 def test_dropout_is_refused() -> None:

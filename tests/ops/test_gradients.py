@@ -16,7 +16,7 @@ from heed import ops
 from tests import reference, strategies, tolerances
 from tests.ops.harness import (
     check_against_reference,
-    kept,
+    keep_mask,
     reference_options,
     share_of_examples,
     small_blocks,
@@ -80,7 +80,7 @@ PAIRS = (
     ],
 )
 def test_first_derivatives(implementation: str, mask: str, options: str) -> None:
-    """Against the analytic reference; the cotangent reaches the log-sum-exp too, and not too."""
+    """Against the analytic reference, with and without a cotangent of the log-sum-exp."""
     for lse_cotangent in (False, True):
         check_against_reference(
             SHAPE, masks()[mask], OPTIONS[options], block=BLOCK, lse_cotangent=lse_cotangent
@@ -97,7 +97,7 @@ def test_first_derivatives(implementation: str, mask: str, options: str) -> None
 def test_the_gradient_of_a_bias_that_broadcasts(
     implementation: str, axes: tuple[bool, ...]
 ) -> None:
-    """Long enough for several tiles of queries and blocks of keys, whose parts must all be added up."""
+    """Long enough for several tiles of queries and blocks of keys, whose parts must be summed."""
     shape = Shape(B=2, T=70, S=100, N=4, K=2, H=3, V=2)
     full = (shape.B, shape.N, shape.T, shape.S)
     size = [n if whole else 1 for n, whole in zip(full, axes, strict=True)]
@@ -119,7 +119,7 @@ def test_first_derivatives_with_dropout_of_anything(
 
 
 def test_gradients_by_finite_differences(implementation: str) -> None:
-    """With TensorFlow's own checker, so that no reference of ours stands between."""
+    """With TensorFlow's own checker, independent of our reference."""
     inputs = [tf.constant(x) for x in Shape(B=1, T=2, S=4, N=2, K=1, H=2, V=1).inputs(0)]
     bias = tf.constant(np.random.default_rng(1).normal(size=(1, 2, 1, 4)))
     mask = ops.Mask.causal(align=-1) & ops.Mask.lengths([3])
@@ -220,7 +220,7 @@ def test_second_derivatives(implementation: str, mask: str, options: str) -> Non
     plain = {name: x for name, x in chosen.items() if name != "mask"}
     expected_options = {**reference_options(plain, None, "float64"), "mask": dense}
     if "dropout" in chosen:
-        expected_options["keep"] = kept(*arguments[:2], dropout=chosen["dropout"], seed=7)
+        expected_options["keep"] = keep_mask(*arguments[:2], dropout=chosen["dropout"], seed=7)
 
     def backward(*arrays: np.ndarray) -> list[np.ndarray]:
         query, key, value, bias, d_out = arrays

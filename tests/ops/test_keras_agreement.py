@@ -1,7 +1,6 @@
 """Agrees with stock `keras.ops.dot_product_attention` where that is right, differs elsewhere.
 
-One test for each difference that heed declares; it shows what stock does, so that the day stock is
-mended, the test says so.
+Each documented difference has a test, which fails once stock Keras is fixed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ stock = keras.ops.dot_product_attention
 
 @given(data=st.data())
 def test_agrees_on_random_input(implementation: str, data: st.DataObject) -> None:
-    """Where every row has a key, and stock takes the arguments at all."""
+    """Where every row has a key, and stock supports the arguments."""
     shape = data.draw(strategies.shapes((3, 4)))
     if shape.K == 1 and shape.N > 1:
         shape = Shape(shape.B, shape.T, shape.S, shape.N, shape.N, shape.H, shape.V)
@@ -63,7 +62,7 @@ def test_agrees_in_half_precision(implementation: str, dtype: str) -> None:
 
 
 def test_agrees_with_the_layers_scores(implementation: str) -> None:
-    """`MultiHeadAttention` computes its own; its weights are ours."""
+    """Against the weights of `MultiHeadAttention`."""
     layer = keras.layers.MultiHeadAttention(num_heads=2, key_dim=4)
     x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
     _, scores = layer(x, x, return_attention_scores=True, use_causal_mask=True)
@@ -85,7 +84,7 @@ def test_a_row_without_keys_is_zero_not_the_mean_of_the_values(implementation: s
 
 
 def test_asking_for_scores_changes_nothing(implementation: str) -> None:
-    """The stock layer answers a row without keys with mean(V), or with 0 if asked for scores."""
+    """For a row without keys the stock layer returns mean(V), or 0 if scores are requested."""
     layer = keras.layers.MultiHeadAttention(num_heads=2, key_dim=4)
     x = np.random.default_rng(0).normal(size=(1, 3, 8)).astype(np.float32)
     mask = np.zeros((1, 3, 3), bool)
@@ -158,7 +157,7 @@ def test_linear_memory_is_there(implementation: str) -> None:
 
 
 def test_more_queries_than_keys_can_be_aligned_at_the_end(implementation: str) -> None:
-    """Stock knows the top left only; the two agree there."""
+    """Stock only supports top-left alignment, where the two agree."""
     inputs = Shape(T=7, S=4).inputs(0, "float32")
     top_left = ops.dot_product_attention(*inputs, is_causal=True)
     np.testing.assert_allclose(top_left, stock(*inputs, is_causal=True), atol=2e-6)

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 import heed
 from heed import ops
-from heed.ops.backends.tensorflow.portable.blocks import block_sizes
 from tests import reference
 from tests.native import fuzz_large
+from tests.ops.harness import small_blocks
 
 FIRST_SEED = int(os.environ.get("HEED_FUZZ_SEED", "10000"))
-# How it is computed: implementation, and blocks of queries and keys.
+# Implementation, and blocks of queries and keys.
 FORMS = {
     "native": ("native", (64, 64)),
     "rows": ("portable", (64, 512)),
@@ -29,7 +29,7 @@ def attend(form: str, inputs: list[Any], d_out: Any, d_lse: Any, **options: Any)
     implementation, blocks = FORMS[form]
     bias = options.pop("bias", None)
     given = [tf.constant(x) for x in [*inputs, *([] if bias is None else [bias])]]
-    with heed.set_implementation(implementation), block_sizes(*blocks):
+    with heed.set_implementation(implementation), small_blocks(blocks):
         with tf.GradientTape() as tape:
             tape.watch(given)
             output, lse = ops.dot_product_attention(
@@ -56,7 +56,7 @@ def check_one(seed: int) -> None:
         problem.check_forward(output, lse)
         problem.check_backward(gradients[:3], gradients[3] if len(gradients) > 3 else None)
     problem.check_weights(ops.attention_weights(query, key, **options).numpy())
-    with block_sizes(3, 5):
+    with small_blocks((3, 5)):
         rows = ops.attention_statistics(query, key, keys=(0,), **options)
     if problem.exact:
         wanted = reference.dot_product_attention(*problem.inputs, **problem.expected).probabilities
@@ -96,7 +96,7 @@ NO_LSE = np.zeros((1, 2, 20), np.float32)
 def test_a_bias_that_all_keys_share_changes_nothing_but_rounding(
     problem: list[np.ndarray], form: str, bias: float
 ) -> None:
-    """Beside such a bias a score is lost, so weights are even, and so are the gradients of values."""
+    """Such a bias absorbs the scores, so weights and the gradients of values are even."""
     *inputs, d_out = problem
     biases = np.full((1, 1, 20, 20), bias, np.float32)
     output, lse, d_query, d_key, d_value, d_bias = attend(
@@ -161,7 +161,7 @@ def test_a_hiding_bias_hides_as_minus_infinity_does(
 def test_values_get_the_gradient_that_their_weights_say(
     problem: list[np.ndarray], form: str, scale: float
 ) -> None:
-    """Scores of two keys that are equal to the last bit, and far above all others: each has half the weight."""
+    """Two keys with bitwise equal scores, far above all others, have half the weight each."""
     query, key, value, d_out = problem
     query, key = np.abs(query) + 1, -np.abs(key) - 1
     key[:, 3] = key[:, 11] = 1

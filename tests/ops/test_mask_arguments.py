@@ -1,4 +1,4 @@
-"""What a `Mask` is made from: integers of any size, the other convention, and operators that do not exist."""
+"""Arguments of `Mask`: integers of any size, inverted masks, unsupported operators."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_negative_prefix_means_nothing() -> None:
 
 
 def test_negative_lengths_of_a_graph_mean_none(implementation: str) -> None:
-    """Their values are not known when the mask is made."""
+    """Their values are unknown when the mask is created."""
     inputs = SHAPE.inputs(0)
 
     @tf.function

@@ -1,4 +1,4 @@
-"""`Mask.plot`: what is on the picture."""
+"""`Mask.plot`: the contents of the figure."""
 
 from __future__ import annotations
 

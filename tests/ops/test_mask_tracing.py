@@ -1,4 +1,4 @@
-"""A `Mask` as a value of TensorFlow: through functions, loops, pipelines and Keras' training, without retracing."""
+"""A `Mask` as a TensorFlow value: in functions, loops, pipelines and Keras training, without retracing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 
 
 def arrays(seed: int) -> dict[str, Mask]:
-    """Each kind, with arrays of one shape whose values depend on the seed."""
+    """Each rule, with arrays of fixed shape whose values depend on the seed."""
     rng = np.random.default_rng(seed)
     return {
         "lengths": Mask.lengths(rng.integers(1, 7, 2)),
@@ -136,7 +136,7 @@ def test_through_a_dataset(kind: str) -> None:
     for dataset in (data, data.map(lambda x, m: (x, m)), data.prefetch(1).repeat(2)):
         for _, actual in dataset:
             np.testing.assert_array_equal(actual.to_dense(6, 6), expected)
-    # Cut into batch entries, shuffled together again.
+    # Unbatched and batched again.
     entries = tf.data.Dataset.from_tensor_slices((np.arange(2), mask))
     for dataset in (entries.batch(2), entries.batch(1).unbatch().batch(2)):
         ((_, actual),) = dataset
@@ -164,7 +164,7 @@ def test_an_array_without_a_batch_is_not_cut(array: np.ndarray) -> None:
 
 @keras.saving.register_keras_serializable(package="heed_tests")
 class Masked(keras.Model):
-    """Takes its mask with its input, as one of a pair or of a dictionary."""
+    """Gets its mask with its input, in a pair or a dictionary."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""`Mask`: each kind means its definition, alone and joined, as a tensor and inside the ops."""
+"""`Mask`: each rule follows its definition, alone and joined, as a tensor and inside the ops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_each_kind_means_its_definition(kind: Any, data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_joined_masks_attend_where_all_do(data: st.DataObject) -> None:
-    """Also where the parts have different aligns."""
+    """Including parts with different aligns."""
     shape = data.draw(strategies.shapes())
     case = data.draw(strategies.masks(shape, least=2, most=5))
     dense = case.build().to_dense(shape.T, shape.S)
@@ -48,7 +48,7 @@ def test_joined_masks_attend_where_all_do(data: st.DataObject) -> None:
 def test_no_key_is_visible_outside_of_the_range_that_is_computed(
     kind: Any, data: st.DataObject
 ) -> None:
-    """Of a few queries at a time, as blocks have them."""
+    """For a few queries at a time, as in blocks."""
     shape = data.draw(strategies.shapes())
     case = data.draw(kind(shape))
     mask, count = case.build(), data.draw(st.integers(1, 3))
@@ -105,7 +105,7 @@ def test_numbers_inside_a_mask_can_be_arrays_tensors_or_lists(make: Any) -> None
 
 
 def test_align_can_be_a_scalar_tensor(implementation: str) -> None:
-    """As a cache index is, inside a `tf.function`; one trace serves all positions."""
+    """Inside a `tf.function`, like a cache index; one trace serves all positions."""
     shape = Shape(T=2, S=9)
     inputs = shape.inputs(0)
     traces = []
@@ -125,7 +125,7 @@ def test_align_can_be_a_scalar_tensor(implementation: str) -> None:
 
 
 def test_causal_is_top_left_by_default(implementation: str) -> None:
-    """Also when the lengths differ, by flag and by mask alike."""
+    """Including different lengths, by flag and by mask."""
     for T, S in ((3, 7), (7, 3), (1, 6)):
         inputs = Shape(T=T, S=S).inputs(0)
         expected = reference.dot_product_attention(*inputs, mask=np.tril(np.ones((T, S), bool)))
@@ -177,7 +177,7 @@ def test_a_window_open_to_the_left_is_causal() -> None:
 
 
 def test_blocked_is_the_opposite_of_dense() -> None:
-    look_ahead = 1.0 - np.tril(np.ones((5, 5)))  # as tutorials write it: 1 = ignore
+    look_ahead = 1.0 - np.tril(np.ones((5, 5)))  # the convention of tutorials: 1 = ignore
     for dtype in (np.float32, np.int32, bool):
         dense = Mask.blocked(look_ahead.astype(dtype)).to_dense(5, 5)
         expected = np.tril(np.ones((5, 5), bool))
@@ -225,7 +225,7 @@ def test_draw_shows_a_line_for_each_query() -> None:
 
 
 def test_equal_masks_of_plain_numbers_are_equal() -> None:
-    """So that a `tf.function` does not trace anew for them."""
+    """So a `tf.function` does not trace anew for them."""
     assert Mask.causal() & Mask.window(3, 0) == Mask.causal() & Mask.window(3, 0)
     assert hash(Mask.causal()) == hash(Mask.causal())
     assert Mask.causal() != Mask.causal(align="bottom_right")
@@ -240,7 +240,7 @@ def test_a_mask_says_what_it_is() -> None:
 
 
 def test_segments_pack_sequences_without_crosstalk(implementation: str) -> None:
-    """Two sequences packed into one give what each gives alone, causal or not."""
+    """Two packed sequences give the same as each alone, causal or not."""
     shape = Shape(B=1, T=9, S=9)
     query, key, value = shape.inputs(0)
     mask = Mask.segments([[0] * 4 + [1] * 5])

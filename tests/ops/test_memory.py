@@ -16,9 +16,9 @@ import tensorflow as tf
 import heed
 from heed import ops
 from heed.ops import Mask
-from heed.ops.backends.tensorflow.portable.blocks import block_sizes
 from heed.ops.backends.tensorflow.portable.finite import Operands
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
+from tests.ops.harness import small_blocks
 from tests.strategies import Shape
 
 LENGTH = 4096
@@ -49,7 +49,7 @@ def backward(
 
 
 def graphs(graph: Any) -> Iterator[Any]:
-    """The graph of a traced function, and those of all functions (loop bodies) that it calls."""
+    """The graph of a traced function, and those of all functions (loop bodies) it calls."""
     definition = graph.as_graph_def(add_shapes=True)
     yield definition.node
     for function in definition.library.function:
@@ -57,7 +57,7 @@ def graphs(graph: Any) -> Iterator[Any]:
 
 
 def largest_tensor(graph: Any) -> tuple[int, str]:
-    """The most elements that any tensor of known shape has; what holds it."""
+    """The number of elements of the largest tensor of known shape, and its op."""
     largest, where = 0, ""
     for nodes in graphs(graph):
         for node in nodes:
@@ -71,13 +71,13 @@ def largest_tensor(graph: Any) -> tuple[int, str]:
 
 
 def linear_bound(batch: int = 1) -> int:
-    """Many blocks of scores for each head, or a few times the inputs; far below T x S."""
+    """Many blocks of scores per head, or a few times the inputs; far below T x S."""
     bound = batch * HEADS * max(8 * LENGTH * WIDTH, 512 * LENGTH)
     assert bound < batch * HEADS * LENGTH * LENGTH / 4
     return bound
 
 
-# A range that is known while tracing, and one that tensors give: the loops differ by these alone.
+# A static range of keys, and one from tensors: only this changes the loops.
 @pytest.mark.parametrize(
     "kind",
     [
@@ -112,7 +112,7 @@ def test_the_check_above_sees_a_dense_implementation() -> None:
 
 
 def test_no_tensor_of_all_scores_with_additive_attention(implementation: str) -> None:
-    """Neither (T, S) nor, as others build it, (T, S, U)."""
+    """Neither (T, S) nor (T, S, U), as others build."""
     query, key = (tf.TensorSpec((1, LENGTH, WIDTH), tf.float32) for _ in range(2))
     value = tf.TensorSpec((1, LENGTH, WIDTH), tf.float32)
     vector = tf.TensorSpec((WIDTH,), tf.float32)
@@ -129,7 +129,7 @@ def test_no_tensor_of_all_scores_with_additive_attention(implementation: str) ->
 
 @pytest.mark.slow
 def test_compiled_memory_has_no_tensor_of_all_scores(implementation: str) -> None:
-    """In what XLA makes of it, forward and backward."""
+    """In the program compiled by XLA, forward and backward."""
     shape = Shape(B=1, T=LENGTH, S=LENGTH, N=HEADS, K=HEADS, H=WIDTH, V=WIDTH)
     inputs = [tf.constant(x) for x in shape.inputs(0, "float32")]
 
@@ -174,7 +174,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 @pytest.mark.parametrize("causal", ["causal", "full"])
 @pytest.mark.parametrize("train", ["forward", "train"])
 def test_measured_peak_memory_is_far_below_the_scores(causal: str, train: str) -> None:
-    """At (1,4,8192,64) all scores would be 1024 MiB, of which a dense step holds several."""
+    """At (1,4,8192,64) all scores take 1024 MiB, and a dense step holds several copies."""
     result = subprocess.run(
         [sys.executable, "-c", PEAK, "8192", causal, train],
         capture_output=True,
@@ -188,7 +188,7 @@ def test_measured_peak_memory_is_far_below_the_scores(causal: str, train: str) -
 def test_blocks_that_a_mask_rules_out_are_skipped(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The portable form computes the blocks that hold a visible pair, once forward and once backward."""
+    """The portable form only computes blocks with a visible pair, once forward and once backward."""
     mask = {
         "causal": Mask.causal(),
         "window": Mask.window(16, 15),
@@ -198,15 +198,15 @@ def test_blocks_that_a_mask_rules_out_are_skipped(
         "both": Mask.causal() & Mask.window(16, 15),
     }[kind]
     pairs: list[int] = []
-    addend = Attention.addend
+    addend = BlockAttention.addend
 
-    def counted(self: Attention, block: Operands, visible: Any) -> Any:
+    def counted(self: BlockAttention, block: Operands, visible: Any) -> Any:
         pairs.append(int(block.queries.length) * int(block.keys.length))
         return addend(self, block, visible)
 
-    monkeypatch.setattr(Attention, "addend", counted)
+    monkeypatch.setattr(BlockAttention, "addend", counted)
     inputs = [tf.constant(x) for x in Shape(B=1, T=128, S=128).inputs(0, "float32")]
-    with heed.set_implementation("portable"), block_sizes(16, 16):
+    with heed.set_implementation("portable"), small_blocks((16, 16)):
         backward(lambda *x: ops.dot_product_attention(*x, mask=mask), inputs)
     allowed = np.broadcast_to(mask.to_dense(128, 128), (1, 1, 128, 128))
     blocks = allowed.reshape(8, 16, 8, 16).any((1, 3)).sum()

@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation: against the reference, at the edges, repeatable, and refused."""
+"""Layer and RMS normalisation: values and gradients, edge cases, repeatability, errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ native_only = pytest.mark.skipif(
     heed.info()["implementation"] != "native", reason=f"no native kernels: {heed.info()['reason']}"
 )
 BOTH = {"HeedNormalization", "HeedNormalizationGradient"}
-# Which vectors are given: none, the scale, both.
+# The vectors to pass: none, the scale, both.
 GIVEN = (0, 1, 2)
 
 
@@ -35,7 +35,7 @@ def normalize(rms: bool, epsilon: float, x: Any, *vectors: Any) -> tf.Tensor:
 
 
 def step(x: Any, *vectors: Any, rms: bool = False) -> list[tf.Tensor]:
-    """The result and the gradients of a sum of its squares."""
+    """The result, and the gradients of the sum of its squares."""
     inputs = [x, *vectors]
     with tf.GradientTape() as tape:
         tape.watch(inputs)
@@ -62,28 +62,32 @@ def test_results_and_gradients_are_those_of_the_reference(
     seed: int,
 ) -> None:
     kind = "float64" if dtype == "float64" else "float32"
-    # A width of two gives plus and minus one whatever is in a row: a gradient of nothing but rounding.
+    # Rows of width two become plus and minus one: their gradient is only rounding.
     epsilon = epsilon if shape[-1] > 2 else 0.5
     x = rows.numbers(shape, dtype, seed) + tf.cast(0.5, dtype)
     vectors = [
         rows.numbers(shape[-1:], kind, seed + i + 1) for i in range(min(given_vectors, 2 - rms))
     ]
-    y, gradients, d_y = rows.differentiated(
+    y, gradients, d_y = rows.differentiate(
         functools.partial(normalize, rms, epsilon), [x, *vectors], seed + 5
     )
     assert y.dtype == x.dtype
-    exact = [rows.exact(tensor) for tensor in (x, *vectors)]
+    exact = [tolerances.to_float64(tensor) for tensor in (x, *vectors)]
     expected = reference.normalization(*exact, epsilon=epsilon, rms=rms)
     tolerances.assert_values(y, expected, dtype)
     scale = exact[1] if vectors else None
-    wanted = reference.normalization_backward(exact[0], rows.exact(d_y), scale, epsilon, rms)
-    # What the vectors get is summed over rows, and x's is divided by what may be small.
+    wanted = reference.normalization_backward(
+        exact[0], tolerances.to_float64(d_y), scale, epsilon, rms
+    )
+    # The gradients of the vectors are sums over rows; that of x is divided by a deviation that may be small.
     for name, gradient, of_reference in zip(
         ("x", "scale", "offset"), gradients, wanted, strict=False
     ):
         assert gradient.shape == of_reference.shape
         unit = max(1.0, np.abs(of_reference).max(initial=0.0))
-        tolerances.assert_gradients(rows.exact(gradient) / unit, of_reference / unit, dtype, name)
+        tolerances.assert_gradients(
+            tolerances.to_float64(gradient) / unit, of_reference / unit, dtype, name
+        )
 
 
 @pytest.mark.parametrize("rms", [False, True])
@@ -125,7 +129,7 @@ def test_it_is_that_of_keras(implementation: str) -> None:
 
 
 def test_a_large_mean_costs_only_its_own_rounding(implementation: str) -> None:
-    """Beside those of its own rounding: its squares would take all of them."""
+    """Except for its own rounding; computing with its squares would lose them all."""
     x = (rows.numbers((5, 300), "float32", 0).numpy() + 1e4).astype("float32")
     found = ops.layer_normalization(x)
     np.testing.assert_allclose(found, reference.normalization(x), atol=2e-3)

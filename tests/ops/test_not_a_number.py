@@ -1,4 +1,4 @@
-"""NaN in the log-sum-exp and in its gradient, and in what nobody sees, on each implementation and block size."""
+"""NaN in the log-sum-exp, in its gradient and in hidden keys, on each implementation and block size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import heed
 from heed import Mask, ops
-from heed.ops.backends.tensorflow.portable.blocks import block_sizes
+from tests.ops.harness import small_blocks
 
 FORMS = {
     "native": ("native", (64, 64)),
@@ -22,7 +22,7 @@ FORMS = {
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest) -> Any:
     implementation, blocks = FORMS[request.param]
-    with heed.set_implementation(implementation), block_sizes(*blocks):
+    with heed.set_implementation(implementation), small_blocks(blocks):
         yield request.param
 
 
@@ -66,7 +66,7 @@ def test_in_the_gradient_of_the_log_sum_exp(form: str) -> None:
 
 
 def test_a_query_of_one_head_reaches_the_gradients_of_the_keys_it_sees(form: str) -> None:
-    """Keys of its own head: those of the other have the gradients that they have without it."""
+    """It only reaches keys of its own head; the gradients of the other head are unchanged."""
     arrays = inputs()
 
     def gradients() -> list[np.ndarray]:
@@ -91,7 +91,7 @@ def test_a_query_without_a_visible_key_has_statistics_of_zero(blocks: tuple[int,
     query[0, 4] = query[0, 9] = np.nan
     mask = np.ones((20, 20), bool)
     mask[4] = False
-    with block_sizes(*blocks):
+    with small_blocks(blocks):
         rows = ops.attention_statistics(query, key, mask=mask, keys=(0, 3))
     for x in rows:
         assert not x.numpy()[0, :, 4].any()

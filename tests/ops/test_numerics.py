@@ -1,4 +1,4 @@
-"""Dtypes, and numbers large enough to overflow where the arithmetic is careless."""
+"""Dtypes, and numbers large enough to overflow in careless arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from heed import ops
 from tests import reference, tolerances
-from tests.ops.harness import Differentiated, rounded, small_blocks
+from tests.ops.harness import Results, small_blocks, to_float64
 from tests.strategies import DTYPES, Shape, cast
 
 SHAPE = Shape(B=2, T=9, S=11, N=4, K=2, H=4, V=3)
@@ -18,7 +18,7 @@ SHAPE = Shape(B=2, T=9, S=11, N=4, K=2, H=4, V=3)
 def test_dtypes_of_everything_that_comes_out(implementation: str, dtype: str) -> None:
     inputs = SHAPE.inputs(0, dtype)
     wide = "float64" if dtype == "float64" else "float32"
-    result = Differentiated(inputs, {}, np.ones((2, 9, 4, 3)), np.ones((2, 4, 9)))
+    result = Results(inputs, {}, np.ones((2, 9, 4, 3)), np.ones((2, 4, 9)))
     assert result.out.dtype == dtype
     assert result.lse.dtype == wide
     for gradient in result.gradients.values():
@@ -44,7 +44,7 @@ def test_mixed_dtypes_are_promoted_as_keras_does(
     ]
     out = ops.dot_product_attention(*inputs)
     assert out.dtype == expected
-    wanted = reference.dot_product_attention(*(rounded(x) for x in inputs)).out
+    wanted = reference.dot_product_attention(*(to_float64(x) for x in inputs)).out
     tolerances.assert_values(out, wanted, expected)
 
 
@@ -82,7 +82,7 @@ def test_large_logits_choose_one_key(implementation: str, magnitude: float) -> N
     query, key = query * np.sqrt(magnitude), key * np.sqrt(magnitude)
     d_out = np.ones((1, 9, 2, 4))
     with small_blocks((4, 4)):
-        result = Differentiated((query, key, value), {}, d_out)
+        result = Results((query, key, value), {}, d_out)
     expected = reference.dot_product_attention(query, key, value)
     # The logits themselves are only known to one part in 2**23.
     atol = magnitude * 2.0**-19
@@ -116,19 +116,19 @@ def test_no_overflow_backward(implementation: str, T: int, dtype: str) -> None:
     inputs = tuple(cast(x, dtype) for x in (query * 5, key * 3, value * 3))
     d_out = cast(np.random.default_rng(1).normal(size=query.shape), dtype)
     with small_blocks((8, 8)):
-        result = Differentiated(inputs, {"is_causal": True}, d_out)
-    arguments = [rounded(x) for x in inputs]
+        result = Results(inputs, {"is_causal": True}, d_out)
+    arguments = [to_float64(x) for x in inputs]
     mask = np.tril(np.ones((T, T), bool))
-    expected = reference.dot_product_attention_backward(*arguments, rounded(d_out), mask=mask)
+    expected = reference.dot_product_attention_backward(*arguments, to_float64(d_out), mask=mask)
     for name, gradient in result.gradients.items():
         wanted = getattr(expected, name)
         unit = max(1.0, float(np.abs(wanted).max()))
-        tolerances.assert_gradients(rounded(gradient) / unit, wanted / unit, dtype, name)
+        tolerances.assert_gradients(to_float64(gradient) / unit, wanted / unit, dtype, name)
 
 
 @pytest.mark.parametrize("position", [0, 5, 15])
 def test_the_largest_logit_in_any_block(implementation: str, position: int) -> None:
-    """The running maximum is rescaled correctly whether it comes first, amid, or last."""
+    """The running maximum is rescaled correctly whether it comes first, in between, or last."""
     shape = Shape(B=1, T=5, S=16, N=1, K=1, H=4, V=3)
     query, key, value = shape.inputs(0, "float32")
     key = key.copy()
@@ -141,7 +141,7 @@ def test_the_largest_logit_in_any_block(implementation: str, position: int) -> N
 
 
 def test_logits_that_all_are_very_negative(implementation: str) -> None:
-    """A softmax that does not subtract the maximum gives 0/0 here."""
+    """A softmax without subtracting the maximum gives 0/0 here."""
     query, key, value = SHAPE.inputs(0, "float32")
     bias = np.full((1, 1, 1, 11), -1e4, np.float32)
     out, lse = ops.dot_product_attention(query, key, value, bias=bias, return_lse=True)
@@ -151,13 +151,13 @@ def test_logits_that_all_are_very_negative(implementation: str) -> None:
 
 
 def test_no_warnings_in_float64() -> None:
-    """Empty rows and -inf are handled, not stumbled over."""
+    """Empty rows and -inf are handled."""
     import warnings
 
     inputs = SHAPE.inputs(0, "float64")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Differentiated(
+        Results(
             inputs,
             {"mask": ops.Mask.lengths([0, 3]) & ops.Mask.causal()},
             np.ones((2, 9, 4, 3)),

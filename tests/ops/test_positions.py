@@ -39,7 +39,7 @@ def test_sinusoidal_positions_of_any_shape(shape: tuple[int, ...], dim: int) -> 
 
 
 def test_sinusoidal_positions_stay_exact_far_out() -> None:
-    """The fastest wave of position 100,000 still is right to three digits."""
+    """The fastest wave of position 100,000 is right to three digits."""
     table = np.asarray(ops.sinusoidal_positions([100_000], 4, max_wavelength=100.0))
     expected = [math.sin(1e5), math.cos(1e5), math.sin(1e4), math.cos(1e4)]
     np.testing.assert_allclose(table[0], expected, atol=5e-3)
@@ -146,7 +146,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def turn(c: int, H: int, base: float, scaling: dict[str, Any], length: int) -> tuple[float, float]:
-    """Of pair c: radians per position, and what it is multiplied with. Written from the papers, pair by pair."""
+    """The radians per position of pair c, and its factor, written from the papers."""
     kind, s, L = scaling["kind"], scaling.get("factor", 8.0), scaling.get("original_length", 8192)
     w = 1.0 / base ** (2 * c / H)
     wavelength = 2 * math.pi / w
@@ -167,10 +167,10 @@ def turn(c: int, H: int, base: float, scaling: dict[str, Any], length: int) -> t
             return w, 1.0
         smooth = (L / wavelength - low) / (high - low)
         return (1 - smooth) * w / s + smooth * w, 1.0
-    # YaRN: between these two pairs the turns go over into those divided by s.
+    # YaRN: between these two pairs the turns are interpolated to those divided by s.
     bounds = []
     for rounds in (scaling.get("beta_fast", 32.0), scaling.get("beta_slow", 1.0)):
-        # The pair of which L tokens are so many rounds: L * base^(-2c / H) = 2 pi rounds.
+        # The pair that turns this many rounds in L tokens: L * base^(-2c / H) = 2 pi rounds.
         bounds.append(H / 2 * math.log(L / (2 * math.pi * rounds), base))
     first, last = max(0, math.floor(bounds[0])), min(H - 1, math.ceil(bounds[1]))
     ramp = min(1.0, max(0.0, (c - first) / (last - first)))
@@ -202,7 +202,7 @@ def test_stretched_rotation(scaling: dict[str, Any], interleaved: bool) -> None:
 
 
 def test_stretching_known_by_heart() -> None:
-    """Numbers of the models themselves."""
+    """Numbers from the models' own code."""
     # Llama 3.1 (H = 128, base 500,000): pair 0 as it was, pair 63 eight times slower.
     turns = rotary_scaling.turns(
         128, 5e5, rotary_scaling.check_scaling({"kind": "llama3"}), 0, tf.float64
@@ -278,7 +278,7 @@ def test_bad_scaling_is_named(scaling: Any, message: str) -> None:
         (4, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]),
         (8, [2.0**-i for i in range(1, 9)]),
         (16, [2.0 ** (-i / 2) for i in range(1, 17)]),
-        # Not a power of two: those of the power below, then every other one of the power above.
+        # Not a power of two: the slopes of the power below, then every other one of the power above.
         (6, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]),
         (3, [2.0**-4, 2.0**-8, 2.0**-2]),
     ],

@@ -23,7 +23,7 @@ B, T, S = 3, 5, 7
 
 
 class Products:
-    """The shapes of the two sides of each batched product that is made meanwhile."""
+    """Records the shapes of both operands of each batched product."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shapes: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
@@ -61,8 +61,8 @@ MASKS = {
 }
 
 
-def differentiated(function: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> None:
-    """Calls it, and takes its first and second derivatives."""
+def differentiate(function: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> None:
+    """Calls the function, and computes its first and second derivatives."""
     with tf.GradientTape() as outer:
         outer.watch(inputs)
         with tf.GradientTape() as inner:
@@ -82,17 +82,17 @@ def weights(mask: Mask | None) -> None:
 def attention(mask: Mask | None) -> None:
     ops.dot_product_attention(QUERY[:, :1], KEY, VALUE)
     function = functools.partial(ops.dot_product_attention, mask=mask)
-    differentiated(function, QUERY, KEY, VALUE)
+    differentiate(function, QUERY, KEY, VALUE)
 
 
 def additive(mask: Mask | None) -> None:
     ops.additive_attention_weights(STATES[0][:, :1], STATES[1], STATES[3])
-    differentiated(functools.partial(ops.additive_attention, mask=mask), *STATES)
+    differentiate(functools.partial(ops.additive_attention, mask=mask), *STATES)
 
 
 @pytest.mark.parametrize(
     ("caller", "mask", "block"),
-    [  # by rows and by tiles; the one tells of a mask what the other does
+    [  # by rows and by tiles, alternating over the masks
         pytest.param(
             caller, mask, block, marks=[] if (i % 2 == 0) == (block[0] == 2) else pytest.mark.slow
         )
@@ -118,7 +118,7 @@ def test_no_caller_makes_such_a_product(
 
 
 def test_the_mass_on_a_key_with_one_key_head() -> None:
-    """It was wrong, or ended the process."""
+    """It gave wrong numbers or crashed the process."""
     rng = np.random.default_rng(0)
     query, key = (rng.normal(size=(3, 64, 1, 8)).astype("float32") for _ in range(2))
     for keys in ((0,), (5, 0, 63, 7)):

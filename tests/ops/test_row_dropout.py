@@ -1,4 +1,4 @@
-"""Dropout of rows, and the residual it is added to: the mask, results and gradients, in place, and refused."""
+"""Fused dropout and residual: the mask, results and gradients, in place, errors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ native_only = pytest.mark.skipif(
 )
 
 
-def kept(shape: tuple[int, ...], rate: float, seed: Any) -> np.ndarray:
-    """Which numbers stay, read off ones."""
+def keep_mask(shape: tuple[int, ...], rate: float, seed: Any) -> np.ndarray:
+    """The numbers that are kept, read from a tensor of ones."""
     return np.asarray(ops.dropout(np.ones(shape), rate, seed=seed)) > 0
 
 
 def step(x: Any, *residual: Any, rate: float = 0.3, seed: Any = 5) -> list[tf.Tensor]:
-    """The result and the gradients of a sum of its squares."""
+    """The result, and the gradients of the sum of its squares."""
     inputs = [x, *residual]
     with tf.GradientTape() as tape:
         tape.watch(inputs)
@@ -58,31 +58,33 @@ def test_results_and_gradients_follow_the_formula(
     has_residual: bool,
 ) -> None:
     inputs = [rows.numbers(shape, dtype, i) for i in range(1 + has_residual)]
-    y, gradients, d_y = rows.differentiated(
+    y, gradients, d_y = rows.differentiate(
         lambda x, residual=None: ops.dropout(x, rate, seed=seed, residual=residual), inputs, 3
     )
-    factor = kept(shape, rate, seed) / (1 - rate)
-    x, *residual = map(rows.exact, inputs)
+    factor = keep_mask(shape, rate, seed) / (1 - rate)
+    x, *residual = map(tolerances.to_float64, inputs)
     tolerances.assert_values(y, sum(residual) + factor * x, dtype)
-    tolerances.assert_values(gradients[0], factor * rows.exact(d_y), dtype)
+    tolerances.assert_values(gradients[0], factor * tolerances.to_float64(d_y), dtype)
     assert y.dtype == gradients[0].dtype == inputs[0].dtype
     if has_residual:
-        np.testing.assert_array_equal(rows.exact(gradients[1]), rows.exact(d_y))
+        np.testing.assert_array_equal(
+            tolerances.to_float64(gradients[1]), tolerances.to_float64(d_y)
+        )
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 + 5])
 def test_what_is_kept_is_what_attention_would_keep(implementation: str, seed: int) -> None:
-    """Of rows for queries and columns for keys, in head 0 of batch entry 0, on either implementation."""
+    """With rows for queries and columns for keys, in head 0 of batch entry 0, on both implementations."""
     query, key = np.zeros((1, 6, 1, 2)), np.zeros((1, 1100, 1, 2))
     weights = ops.attention_weights(query, key, dropout=0.3, seed=seed)
     expected = np.asarray(weights)[0, 0] > 0
-    np.testing.assert_array_equal(kept((6, 1100), 0.3, seed), expected)
-    np.testing.assert_array_equal(kept((2, 3, 1100), 0.3, seed), expected.reshape(2, 3, -1))
+    np.testing.assert_array_equal(keep_mask((6, 1100), 0.3, seed), expected)
+    np.testing.assert_array_equal(keep_mask((2, 3, 1100), 0.3, seed), expected.reshape(2, 3, -1))
     assert 0.6 < expected.mean() < 0.8
 
 
 def test_seeds_and_the_share_that_is_dropped(implementation: str) -> None:
-    masks = [kept((200, 100), 0.25, seed) for seed in (1, 2, 2**32 + 1)]
+    masks = [keep_mask((200, 100), 0.25, seed) for seed in (1, 2, 2**32 + 1)]
     for mask in masks:
         assert abs(mask.mean() - 0.75) < 0.01
         assert mask.mean(0).min() > 0.5
@@ -90,18 +92,18 @@ def test_seeds_and_the_share_that_is_dropped(implementation: str) -> None:
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert abs((masks[one] == masks[other]).mean() - 0.625) < 0.02
     words = tf.constant([1, 1], tf.uint32)
-    np.testing.assert_array_equal(kept((200, 100), 0.25, words), masks[2])
+    np.testing.assert_array_equal(keep_mask((200, 100), 0.25, words), masks[2])
     keras.utils.set_random_seed(4)
-    drawn = kept((200, 100), 0.25, None)
-    assert (drawn != kept((200, 100), 0.25, None)).any()
+    drawn = keep_mask((200, 100), 0.25, None)
+    assert (drawn != keep_mask((200, 100), 0.25, None)).any()
     keras.utils.set_random_seed(4)
-    np.testing.assert_array_equal(kept((200, 100), 0.25, None), drawn)
+    np.testing.assert_array_equal(keep_mask((200, 100), 0.25, None), drawn)
 
 
 def test_all_implementations_give_the_same() -> None:
     x, residual = rows.numbers((7, 1500), "float32", 0), rows.numbers((7, 1500), "float32", 1)
     found = []
-    for name in heed.ops.backends.current().ROW_IMPLEMENTATIONS:
+    for name in heed.ops.backends.current().FUSED_OPS:
         with heed.set_implementation("auto" if name == "native" else name):
             found.append(step(x, residual))
     for other in found[1:]:
@@ -111,7 +113,7 @@ def test_all_implementations_give_the_same() -> None:
 
 def test_what_is_dropped_reaches_nothing(implementation: str) -> None:
     x, residual = np.full((20, 30), np.nan, "float32"), np.ones((20, 30), "float32")
-    keep = kept((20, 30), 0.5, 5)
+    keep = keep_mask((20, 30), 0.5, 5)
     x[keep] = 1
     y, of_x, of_residual = step(tf.constant(x), tf.constant(residual), rate=0.5)
     np.testing.assert_array_equal(y, np.where(keep, 3.0, 1.0))
@@ -127,7 +129,7 @@ def test_a_rate_of_0_drops_nothing(implementation: str) -> None:
 
 
 def test_second_derivatives(implementation: str) -> None:
-    """With respect to what comes in from above: it is linear in all else."""
+    """With respect to the incoming gradient: the op is linear in everything else."""
     x, residual, d_y = (rows.numbers((3, 4), "float64", i) for i in range(3))
     directions = [np.random.default_rng(i).normal(size=(3, 4)) for i in (4, 5)]
     of_x, of_residual, of_d_y = second_derivatives(
@@ -136,7 +138,7 @@ def test_second_derivatives(implementation: str) -> None:
         d_y,
         directions,
     )
-    factor = kept((3, 4), 0.4, 1) / 0.6
+    factor = keep_mask((3, 4), 0.4, 1) / 0.6
     np.testing.assert_allclose(of_x, 2 * factor * d_y * directions[0])
     assert of_residual is None
     np.testing.assert_allclose(of_d_y, 2 * factor * x * directions[0] + directions[1])

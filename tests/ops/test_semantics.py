@@ -1,4 +1,4 @@
-"""What an attention means: empty rows, masked slots, scale, soft-cap, bias, grouped heads, lse."""
+"""The meaning of attention: empty rows, masked keys, scale, soft-cap, bias, grouped heads, lse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from heed import ops
 from tests import reference, strategies, tolerances
 from tests.ops.harness import (
-    Differentiated,
+    Results,
     check_against_reference,
     share_of_examples,
     small_blocks,
@@ -32,7 +32,7 @@ def dense_case(dense: np.ndarray, shape: Shape = SHAPE) -> MaskCase:
 
 
 def empty_row_masks(shape: Shape = SHAPE) -> dict[str, tuple[Any, np.ndarray]]:
-    """A mask, and which rows (B,N,T) it leaves without a key."""
+    """A mask, and the rows (B,N,T) that it leaves without a key."""
     every_fourth = np.ones((1, 1, shape.T, shape.S), bool)
     every_fourth[:, :, ::4] = False
     rows = np.zeros((shape.B, shape.N, shape.T), bool)
@@ -79,7 +79,7 @@ def test_a_row_without_keys_gives_zero_everywhere(
     inputs = SHAPE.inputs(0, "float32")
     d_out = np.ones((SHAPE.B, SHAPE.T, SHAPE.N, SHAPE.V))
     with small_blocks((4, 4)):
-        result = Differentiated(inputs, {"mask": mask, **options}, d_out, np.ones(empty.shape))
+        result = Results(inputs, {"mask": mask, **options}, d_out, np.ones(empty.shape))
         weights = ops.attention_weights(*inputs[:2], mask=mask, **options)
     by_query = np.moveaxis(empty, 1, 2)
     assert not np.asarray(result.out)[by_query].any()
@@ -92,7 +92,7 @@ def test_a_row_without_keys_gives_zero_everywhere(
 
 
 def test_minus_infinity_in_the_bias_masks(implementation: str) -> None:
-    """Also as bands that cover whole blocks, and as rows that are -inf throughout."""
+    """Including bands that cover whole blocks, and rows of only -inf."""
     bias = np.random.default_rng(0).normal(size=(2, 1, 9, 11))
     bias[:, :, :, 4:8] = -np.inf
     bias[1, :, 3] = -np.inf
@@ -100,7 +100,7 @@ def test_minus_infinity_in_the_bias_masks(implementation: str) -> None:
         check_against_reference(SHAPE, None, {"bias": bias, **options}, block=(4, 4))
 
 
-# --- what lies in masked slots ------------------------------------------------------------------
+# --- masked keys and values ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_masked_keys_and_values_never_leak(
     d_out = np.ones((SHAPE.B, SHAPE.T, SHAPE.N, SHAPE.V))
     d_lse = np.ones((SHAPE.B, SHAPE.N, SHAPE.T))
     with small_blocks((4, 4)):
-        expected = Differentiated(clean, {"mask": mask}, d_out, d_lse)
-        actual = Differentiated((query, key, value), {"mask": mask}, d_out, d_lse)
+        expected = Results(clean, {"mask": mask}, d_out, d_lse)
+        actual = Results((query, key, value), {"mask": mask}, d_out, d_lse)
         weights = ops.attention_weights(query, key, mask=mask)
     np.testing.assert_array_equal(actual.out, expected.out)
     np.testing.assert_array_equal(actual.lse, expected.lse)
@@ -155,7 +155,7 @@ def test_nan_in_a_padded_query_stays_in_its_row(implementation: str) -> None:
     mask = ops.Mask.lengths([11, 11], [4, 9])
     d_out = np.ones((SHAPE.B, SHAPE.T, SHAPE.N, SHAPE.V))
     with small_blocks((4, 4)):
-        result = Differentiated((query, key, value), {"mask": mask}, d_out)
+        result = Results((query, key, value), {"mask": mask}, d_out)
     assert np.isfinite(result.out).all()
     assert not np.asarray(result.out)[0, 4:].any()
     for name, gradient in result.gradients.items():
@@ -176,7 +176,7 @@ def test_nan_that_is_attended_to_does_come_out(implementation: str) -> None:
 def test_only_under_a_mask_nan_in_one_feature_reaches_all(
     implementation: str, masked: bool, T: int
 ) -> None:
-    """Without a mask it goes where arithmetic takes it: T = 1 is what a decoder asks."""
+    """Without a mask it spreads as arithmetic carries it; T = 1 is a decoding step."""
     query, key, value = (x.copy() for x in SHAPE.inputs(0, "float32"))
     value[0, 2, :, 1] = np.nan
     mask = ops.Mask.lengths([11, 11]) if masked else None
@@ -196,7 +196,7 @@ def test_scale(implementation: str, scale: float | None) -> None:
 
 
 def test_default_scale_is_exact_in_float64(implementation: str) -> None:
-    """1/sqrt(H) rounded to float32 would be wrong in the eighth digit."""
+    """1/sqrt(H) to_float64 to float32 would be wrong in the eighth digit."""
     query, key, value = Shape(H=7).inputs(0, "float64")
     default = ops.dot_product_attention(query, key, value)
     explicit = ops.dot_product_attention(query, key, value, scale=1.0 / np.sqrt(7.0))

@@ -1,4 +1,4 @@
-"""Where XLA compiles, the portable form runs; everywhere else the native kernels. Seen in what is traced, and run."""
+"""The portable form runs where XLA compiles, the native kernels elsewhere; checked in traces and runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_branch(x: tf.Tensor) -> tf.Tensor:
 
 
 def with_gradient(x: tf.Tensor) -> tf.Tensor:
-    """Traced while the tape is walked back, and added with no weight."""
+    """Traced while the tape runs backwards, and added with factor 0."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = attend(x)
@@ -53,13 +53,13 @@ def in_thread(x: tf.Tensor) -> tf.Tensor:
         return attend(x)
 
     with traced() as graphs:
-        _concrete = compiled.get_concrete_function(x)  # kept: what is gone cannot be seen
+        _concrete = compiled.get_concrete_function(x)  # keeps the graph for inspection
     assert graphs.native == {"HeedAttention"}  # of the other thread
     return inside[0]
 
 
 class Pipeline:
-    """Made when it is asked for, and kept: what is gone cannot be seen."""
+    """Created on demand and kept: a collected graph cannot be inspected."""
 
     def __iter__(self) -> Any:
         self.data = tf.data.Dataset.from_tensors(X).map(attend)
@@ -78,7 +78,7 @@ PLAIN: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "map": lambda x: next(iter(PIPELINE)),
     "while another thread compiles": in_thread,
 }
-# Only traced by default: that decides what runs, and XLA takes long.
+# Only traced by default: tracing decides which form runs, and XLA is slow.
 COMPILED: dict[str, tf.types.experimental.PolymorphicFunction] = {
     "compiled": tf.function(attend, jit_compile=True),
     "nested in compiled": tf.function(lambda x: tf.function(attend)(x), jit_compile=True),
@@ -107,7 +107,7 @@ def test_the_kernels_run_where_xla_does_not_compile(how: str) -> None:
 @pytest.mark.parametrize("how", COMPILED)
 def test_the_portable_form_is_traced_where_xla_compiles(how: str) -> None:
     with traced() as graphs:
-        _concrete = COMPILED[how].get_concrete_function(X)  # kept: what is gone cannot be seen
+        _concrete = COMPILED[how].get_concrete_function(X)  # keeps the graph for inspection
     assert graphs.by_xla
     assert not graphs.native
 
@@ -161,7 +161,7 @@ def test_the_kernels_run_in_a_strategy() -> None:
 
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_of_ones_own_compiles_or_not(jit: bool) -> None:
-    """heed's layers refuse XLA while the kernels are chosen; an op inside a layer of one's own does as it is told."""
+    """heed's layers refuse XLA while native kernels are chosen; ops in a user's layer follow the choice."""
 
     class Attend(keras.layers.Layer):
         def call(self, x: Any) -> Any:

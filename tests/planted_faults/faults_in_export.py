@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         "exportable attention shows the keys that a bias of -1e30 hides",
         _EXPORTABLE,
-        "shown = bias > HIDING_BIAS",
-        "shown = bias >= HIDING_BIAS",
+        "seen = bias > HIDING_BIAS",
+        "seen = bias >= HIDING_BIAS",
         (_OF_EXPORTABLE,),
     ),
     Fault(

@@ -35,9 +35,9 @@ FAULTS = (
     # Eager calls
     Fault(
         "masks of tensors are remembered",
-        f"{_OPS}/spec.py",
-        "make = _remembered_spec if mask is None or mask.is_plain else _made_spec",
-        "make = _remembered_spec",
+        f"{_OPS}/arguments.py",
+        "make = _cached_spec if mask is None or mask.is_plain else AttentionSpec.of",
+        "make = _cached_spec",
         (f"{_TESTS}/test_cost_of_a_call.py",),
     ),
     Fault(
@@ -206,15 +206,15 @@ FAULTS = (
     Fault(
         "the gradient of the values forgets dropout",
         f"{_PORTABLE}/backward.py",
-        'found["value"] = weigh_back(dropped, incoming.gradient)',
-        'found["value"] = weigh_back(weights, incoming.gradient)',
+        'found["value"] = apply_transposed_weights(dropped, incoming.gradient)',
+        'found["value"] = apply_transposed_weights(weights, incoming.gradient)',
         (f"{_TESTS}/test_gradients.py",),
     ),
     Fault(
         "the soft cap has half its slope",
         f"{_PORTABLE}/prepare.py",
-        "tf.tanh(scores * real(1 / self.how.soft_cap))",
-        "tf.tanh(scores * real(0.5 / self.how.soft_cap))",
+        "tf.tanh(scores * real(1 / self.score.soft_cap))",
+        "tf.tanh(scores * real(0.5 / self.score.soft_cap))",
         (f"{_TESTS}/test_semantics.py::test_soft_cap",),
     ),
     Fault(
@@ -227,8 +227,8 @@ FAULTS = (
     Fault(
         "second derivatives forget the log-sum-exp",
         f"{_PORTABLE}/second.py",
-        "outputs = rows.finished()",
-        "outputs = [y if n < 1 else 0 * y for n, y in enumerate(rows.finished())]",
+        "outputs = rows.finish()",
+        "outputs = [y if n < 1 else 0 * y for n, y in enumerate(rows.finish())]",
         (f"{_TESTS}/test_gradients.py::test_second_derivatives_of_the_log_sum_exp",),
     ),
     Fault(
@@ -241,7 +241,7 @@ FAULTS = (
     # Rows
     Fault(
         "rows that do not count spoil the gradient of the portable cross-entropy",
-        f"{_PORTABLE}/rows.py",
+        f"{_PORTABLE}/fused_ops.py",
         "x = tf.where(counts[..., None], x, tf.zeros((), x.dtype))",
         "x = tf.identity(x)",
         (f"{_TESTS}/test_cross_entropy.py",),
@@ -264,15 +264,15 @@ FAULTS = (
     Fault(
         "the second word of a seed is lost",
         f"{_PORTABLE}/dropout.py",
-        "key = _mixed(xor(_mixed(seed[0] + _u32(_GOLDEN)), seed[1]))",
-        "key = _mixed(_mixed(seed[0] + _u32(_GOLDEN)))",
+        "key = _mix(xor(_mix(seed[0] + _u32(_GOLDEN)), seed[1]))",
+        "key = _mix(_mix(seed[0] + _u32(_GOLDEN)))",
         (f"{_TESTS}/test_dropout.py",),
     ),
     Fault(
         "all heads drop alike",
         f"{_PORTABLE}/dropout.py",
-        "head = _mixed(xor(entry[:, None, None], _u32(tf.range(heads))[:, None]))",
-        "head = _mixed(xor(entry[:, None, None], 0 * _u32(tf.range(heads))[:, None]))",
+        "head = _mix(xor(entry[:, None, None], _u32(tf.range(heads))[:, None]))",
+        "head = _mix(xor(entry[:, None, None], 0 * _u32(tf.range(heads))[:, None]))",
         (f"{_TESTS}/test_dropout.py",),
     ),
     # Weights, statistics

@@ -27,7 +27,7 @@ from heed._keras import backend_module
 from heed.acceleration import _loop, _models, _switch
 from heed.acceleration._patches import Method
 from heed.acceleration._unstacked import Unstacked, is_part_of_cache, part_of_cache
-from heed.ops.dispatch import choose_for_rows, explain
+from heed.ops.dispatch import select_fused_ops, uses_native
 
 Function = Callable[..., Any]
 
@@ -124,7 +124,7 @@ def _reads_all(model: Any, inputs: Any) -> bool:
     reader = getattr(type(model), _READERS[0], None)
     sampler = getattr(model, "sampler", None)
     return (
-        explain().implementation != "native"  # what others compile may want known lengths
+        not uses_native()  # what others compile may want known lengths
         or reader is None
         or not reader.__module__.startswith(f"{PACKAGE}.")
         or tuple(inspect.signature(reader).parameters) != _READ
@@ -237,7 +237,7 @@ def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
     index = ops.cast(start_indices[1], "int32")
     if len(index.shape):
         return None
-    result = choose_for_rows().write(inputs, updates, index)
+    result = select_fused_ops().write(inputs, updates, index)
     if result is None or not is_part_of_cache(inputs):
         return result
     return part_of_cache(result)
@@ -311,7 +311,7 @@ def _product(
     if x.dtype.name not in _MULTIPLIED:
         return None
     rows = ops.reshape(x, (math.prod(kept), -1))
-    y = choose_for_rows().product(rows, weights, transposed)
+    y = select_fused_ops().product(rows, weights, transposed)
     return None if y is None else ops.reshape(y, (*kept, *outer))
 
 
@@ -334,7 +334,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | Non
     x = ops.convert_to_tensor(x)
     if keepdims or axis not in (-1, len(x.shape) - 1) or x.dtype.name not in _MULTIPLIED:
         return None
-    return choose_for_rows().argmax(x)
+    return select_fused_ops().argmax(x)
 
 
 class Decoding(Method):

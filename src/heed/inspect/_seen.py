@@ -10,9 +10,10 @@ from keras import ops
 from numpy.typing import NDArray
 
 from heed.ops import Mask
-from heed.ops.dispatch import everywhere
-from heed.ops.mask_rules import Dense, Window, offset
-from heed.ops.spec import AttentionSpec, DotScore, Tensors, dot_product
+from heed.ops.arguments import dot_product
+from heed.ops.dispatch import select_for_weights
+from heed.ops.mask_rules import offset
+from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
 Floats = NDArray[np.floating[Any]]
 
@@ -82,16 +83,16 @@ class FusedAttention:
         return mask is not None and any(map(self._hides_the_future, mask.rules))
 
     def _hides_the_future(self, rule: Any) -> bool:
-        if isinstance(rule, Window):
-            return rule.right == 0
-        return isinstance(rule, Dense) and _is_lower_triangle(np.asarray(rule.array), self.sizes)
+        if rule.dense is None:
+            return rule.hides_future
+        return _is_lower_triangle(np.asarray(rule.dense), self.sizes)
 
     def weights(self, rows: range, heads: Sequence[int]) -> Floats:
         """See `Seen`."""
         every = tuple(heads) == tuple(range(self.sizes[1]))
         chosen = None if every else list(heads)
         return ops.convert_to_numpy(
-            everywhere().weights(
+            select_for_weights().weights(
                 self._spec, self._tensors, heads=chosen, rows=list(rows), keys=None, lse=None
             )
         )

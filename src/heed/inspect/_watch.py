@@ -25,7 +25,7 @@ import numpy as np
 from heed._keras import backend_module
 from heed.inspect import _names
 from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
-from heed.ops.observe import patching, watching
+from heed.ops.observe import patching, set_watcher
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Arguments by which layers of the world take what they read besides their own sequence.
@@ -151,7 +151,7 @@ def watch(look: Look, layers: Sequence[str] | None) -> Iterator[Session]:
         )
     nn = backend_module("nn")
     session = Session(look, layers)
-    with patching, watching(session.heed):
+    with patching, set_watcher(session.heed):
         token = _session.set(session)
         try:
             with (

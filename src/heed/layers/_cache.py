@@ -17,7 +17,7 @@ from heed._numbers import check_integer
 from heed.layers.masks import Spread
 from heed.layers.shapes import Shape, agree
 from heed.ops.checks import cache_slot
-from heed.ops.dispatch import choose_for_rows
+from heed.ops.dispatch import select_fused_ops
 
 Cache = dict[str, Any]
 
@@ -69,7 +69,7 @@ def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
     def written(old: Any, new: Any) -> Any:
         new = ops.cast(new, old.dtype)
         # In place where the cache is nobody else's: a loop over tokens copies nothing but the new ones.
-        result = choose_for_rows().write(old, new, ops.cast(index, "int32"))
+        result = select_fused_ops().write(old, new, ops.cast(index, "int32"))
         return ops.slice_update(old, start, new) if result is None else result
 
     return {"key": written(cache["key"], key), "value": written(cache["value"], value)}

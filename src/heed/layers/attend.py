@@ -22,7 +22,7 @@ from heed.ops import (
     attention_weights,
     dot_product_attention,
 )
-from heed.ops.spec import with_heads
+from heed.ops.arguments import with_heads
 
 _SCORES = "return_attention_scores"
 

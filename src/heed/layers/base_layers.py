@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from heed.ops.dispatch import explain
+from heed.ops.dispatch import uses_native
 
 
 class ConfiguredLayer(keras.layers.Layer):
@@ -55,7 +55,7 @@ class KernelLayer(keras.layers.Layer):
         False while the native kernels are in use: `compile(jit_compile=True)` then warns and goes on without XLA.
         Under `heed.set_implementation("portable")` it is True.
         """
-        return self._supports_jit and explain().implementation != "native"
+        return self._supports_jit and not uses_native()
 
     @supports_jit.setter
     def supports_jit(self, value: bool) -> None:

@@ -19,7 +19,6 @@ from keras.backend import standardize_dtype
 from heed.layers.axes import AttentionAxes
 from heed.ops import Mask
 from heed.ops.checks import check_broadcast, check_dense, check_position_mask
-from heed.ops.mask_rules import Dense
 
 Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
 
@@ -157,13 +156,7 @@ def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
     Raises:
         ValueError: if an array does not broadcast to the scores.
     """
-    rules = [
-        Dense(rule.array[:, 0])
-        if isinstance(rule, Dense) and len(rule.array.shape) == 4 and rule.array.shape[1] == 1
-        else rule
-        for rule in mask.rules
-    ]
-    mask = Mask(rules)
+    mask = mask.map_dense(lambda x: x[:, 0] if len(x.shape) == 4 and x.shape[1] == 1 else x)
     _check_arrays(mask, scores, "(B, T, S)")
     return mask
 
@@ -171,8 +164,8 @@ def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
 def _check_arrays(attention_mask: Mask, scores: Sequence[Any], letters: str) -> None:
     """In the caller's words: the op knows neither the argument nor the shapes that it had."""
     for rule in attention_mask.rules:
-        if isinstance(rule, Dense):
-            check_broadcast("attention_mask", rule.array, scores, letters)
+        if rule.dense is not None:
+            check_broadcast("attention_mask", rule.dense, scores, letters)
 
 
 def structure(

@@ -12,7 +12,7 @@ import keras
 
 from heed.models._stack import Stack
 from heed.ops.backends import current
-from heed.ops.dispatch import choice
+from heed.ops.dispatch import get_implementation
 
 # A model keeps as many, those that ran last.
 _MOST = 8
@@ -43,7 +43,7 @@ def program(
         function: of the model, inputs and options; a function of a module.
         quick: whether it is quick without being compiled: then that waits for its second use.
     """
-    key = (function, choice(), *options.items())
+    key = (function, get_implementation(), *options.items())
     with _lock:
         programs = _kept.setdefault(model, _Programs())
         if programs.state is None or not programs.state.is_of(model):
@@ -53,7 +53,7 @@ def program(
         if compiled is None:
             # Held by a weak reference only, or what is kept here would keep every model alive.
             reference = weakref.ref(model)
-            compile_ = current().compiled_when_repeated if quick else current().compiled
+            compile_ = current().compile_graph_when_repeated if quick else current().compile_graph
             compiled = compile_(lambda inputs: function(reference(), inputs, options))
         programs.by_key[key] = compiled
         if len(programs.by_key) > _MOST:

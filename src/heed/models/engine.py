@@ -40,8 +40,8 @@ from heed.ops.backends.decoder import (
     Positions,
     Search,
 )
-from heed.ops.dispatch import choice
-from heed.ops.observe import watched
+from heed.ops.dispatch import allows_native, get_implementation
+from heed.ops.observe import is_watched
 
 # Options of `generate` that a search of the engine has too.
 _SEARCH = ("method", "temperature", "top_k", "top_p", "beam_size", "length_penalty")
@@ -76,9 +76,9 @@ def encoder_reasons(model: Any) -> list[str]:
 
 
 def _of_call(options: dict[str, Any]) -> Iterator[str]:
-    if choice() not in ("auto", "native"):
-        yield f'heed.set_implementation chose "{choice()}"'
-    if watched():
+    if not allows_native():
+        yield f'heed.set_implementation chose "{get_implementation()}"'
+    if is_watched():
         yield "somebody looks at each attention"
     if options["method"] == "beam" and options["beam_size"] > MOST_BEAMS:
         yield f"a beam of {options['beam_size']} is wider than the {MOST_BEAMS} that the engine takes"

@@ -96,7 +96,7 @@ class IncrementalDecoder:
         """
         config = self.config
         # Compiled for fixed sizes, prompts are read token by token.
-        if prompt is None or not current().dynamic_shapes():
+        if prompt is None or not current().has_dynamic_shapes():
             tokens = ops.full((self.rows,), config.start_id, dtype="int32")
             nothing = self._nothing(self.rows), self.of_beams(self._uncovered)
             return tokens, DecodingState(ops.zeros((), dtype="int32"), *nothing)

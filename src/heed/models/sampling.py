@@ -14,12 +14,12 @@ from heed.models.incremental_decoder import (
     column,
     write,
 )
-from heed.ops.dispatch import choose_for_rows
+from heed.ops.dispatch import select_fused_ops
 
 
 def greedy(logits: Any, index: Any) -> Any:
     """The token with the highest score, (B, vocabulary) to (B,), in whatever step."""
-    return choose_for_rows().argmax(logits)
+    return select_fused_ops().argmax(logits)
 
 
 def draw(

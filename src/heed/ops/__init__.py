@@ -1,11 +1,11 @@
 """Attention as pure functions on TensorFlow tensors: no T x S score matrix, every mask, two derivatives.
 
-And what stands beside it in a model, row by row. Letters: B batch, T query length, S key length, N query heads, K
-key/value heads, H features of query and key, V features of value, U units of additive attention, D model width, C
-classes. In every mask True means "attend".
+Also fused row-wise ops: normalization, dropout, cross-entropy.
+Letters: B batch, T query length, S key length, N query heads, K key/value heads, H features of query and key, V
+features of value, U units of additive attention, D model width, C classes. In every mask True means "attend".
 """
 
-from heed.ops import backends  # noqa: F401  (first: it says what is missing)
+from heed.ops import backends  # noqa: F401  (first: it reports missing packages)
 
 # isort: split
 from heed.ops.additive import additive_attention, additive_attention_weights

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from heed.ops import spec
+from heed.ops import arguments
 from heed.ops.backends import as_written
-from heed.ops.dispatch import choose, everywhere
-from heed.ops.observe import shown
+from heed.ops.dispatch import select_for_weights, select_implementation
+from heed.ops.observe import show
 
 
 @as_written
@@ -24,7 +24,7 @@ def additive_attention(
     seed: Any = None,
     return_lse: bool = False,
 ) -> Annotated[Any, "B T V"]:
-    """Additive attention that never holds the (B, T, S, U) tensor.
+    """Additive attention that never builds the (B, T, S, U) tensor.
 
     output_i = sum_j dropout(softmax_j(sum_u score_vector_u * tanh(query_iu + key_ju + bias_u))) value_j
 
@@ -45,7 +45,7 @@ def additive_attention(
         ValueError, TypeError: for shapes, dtypes or ranges that do not fit.
 
     Numerics: as `dot_product_attention`. Differentiable twice in query, key, value, score_vector and bias. The native
-        kernels keep the scores (B, T, S) for the gradient where they take 64 MiB or less.
+        kernels keep the scores (B, T, S) for the gradient if they take 64 MiB or less.
 
     Source: Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate", 2015, section
         A.1.2 (v_a is score_vector, W_a s and U_a h are query and key).
@@ -56,7 +56,7 @@ def additive_attention(
     >>> additive_attention(q, k, v, np.ones(4, "float32"), mask=Mask.lengths([5, 2])).shape
     TensorShape([2, 3, 6])
     """
-    call = spec.additive(
+    call = arguments.additive(
         query,
         key,
         value,
@@ -66,8 +66,8 @@ def additive_attention(
         dropout=dropout,
         seed=seed,
     )
-    output, lse = choose(call[0]).attend(*call, return_lse=return_lse)
-    output = shown(output, *call)
+    output, lse = select_implementation(call[0]).attend(*call, return_lse=return_lse)
+    output = show(output, *call)
     return (output, lse) if return_lse else output
 
 
@@ -83,11 +83,11 @@ def additive_attention_weights(
     seed: Any = None,
     rows: Sequence[int] | None = None,
 ) -> Annotated[Any, "B T S"]:
-    """The weights that `additive_attention` gives the values, for looking at them.
+    """The weights of the values in `additive_attention`.
 
     Args:
-        query, key, score_vector, bias, mask, dropout, seed: as given to `additive_attention`.
-        rows: which queries, integers in [0, T). Default: all. The whole (B, rows, S, U) tensor of these rows is held.
+        query, key, score_vector, bias, mask, dropout, seed: see `additive_attention`.
+        rows: the queries to return, integers in [0, T). Default: all. Memory holds the (B, rows, S, U) tensor of them.
 
     Returns: (B, T or len(rows), S), float32 (float64 for float64).
 
@@ -99,7 +99,7 @@ def additive_attention_weights(
     >>> additive_attention_weights(q, k, np.ones(4, "float32")).numpy().tolist()
     [[[0.5, 0.5]]]
     """
-    call = spec.additive(
+    call = arguments.additive(
         query, key, score_vector=score_vector, bias=bias, mask=mask, dropout=dropout, seed=seed
     )
-    return everywhere().weights(*call, heads=None, rows=rows, keys=None, lse=None)[:, 0]
+    return select_for_weights().weights(*call, heads=None, rows=rows, keys=None, lse=None)[:, 0]

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 from keras import ops
 
-from heed.ops import checks, spec
+from heed.ops import arguments, checks
 from heed.ops.backends import as_written
-from heed.ops.dispatch import choose, everywhere
+from heed.ops.dispatch import select_for_weights, select_implementation
 from heed.ops.mask import Mask
-from heed.ops.observe import shown
+from heed.ops.observe import show
 from heed.ops.sizes import shape_of, size, sizes
 
 
@@ -33,7 +33,7 @@ def dot_product_attention(
     layout: str = "BTNH",
     return_lse: bool = False,
 ) -> Annotated[Any, "B T N V"]:
-    """Exact attention that never holds the T x S score matrix.
+    """Exact attention that never builds the T x S score matrix.
 
     output_i = sum_j dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows)) v_j,
     with cap(x) = soft_cap * tanh(x / soft_cap).
@@ -45,14 +45,14 @@ def dot_product_attention(
         mask: a `Mask`, or booleans or integers that broadcast to (B, N, T, S); True means "attend". Default: all.
         bias: added to the scores, broadcasts to (B, N, T, S), floating-point; -1e30 or less hides the key as -inf
             does. Default: none.
-        is_causal: key j is visible to query i only if j <= i; joins `mask`. For another alignment give
+        is_causal: key j is visible to query i only if j <= i; combines with `mask`. For another alignment pass
             `Mask.causal(align)`.
-        scale: what the products are multiplied with; finite, in [-1e30, 1e30] but in float64. Default: 1 / sqrt(H).
-        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0, and in [1e-30, 1e30] but in float64.
+        scale: the factor of the products; finite, and in [-1e30, 1e30] unless float64. Default: 1 / sqrt(H).
+        soft_cap: bounds the scaled products to (-soft_cap, soft_cap); > 0, and in [1e-30, 1e30] unless float64.
             Default: no bound.
         alibi_slopes: (N,), adds -slope_n * |i + a - j| to the scores, where a is the alignment of the mask (0 without
-            one). Constants: they get no gradient.
-        dropout: which share of the weights is dropped, 0 <= dropout < 1; the others are divided by 1 - dropout.
+            one). They get no gradient.
+        dropout: the fraction of the weights to drop, 0 <= dropout < 1; the others are divided by 1 - dropout.
         seed: of the dropout: an integer, or an integer tensor of shape () or (2,). The same seed drops the same
             weights. Default: a new one from Keras' global generator at each (eager) call.
         layout: "BTNH" as above, or "BNTH" for query (B, N, T, H), key (B, K, S, H), value (B, K, S, V).
@@ -64,10 +64,10 @@ def dot_product_attention(
     Raises:
         ValueError, TypeError: for shapes, dtypes or ranges that do not fit, as far as they are known while tracing.
 
-    Numerics: scores, softmax and sums are float32 (float64 for float64) whatever the input. A query that may attend
-        to nothing gets output 0, log-sum-exp -inf and gradient 0. NaN or Inf in a key or value reaches just the
-        queries that may attend to it: under a mask all their features, without one those that arithmetic takes it to.
-        Differentiable twice in query, key, value and bias.
+    Numerics: scores, softmax and sums are float32 (float64 for float64) for every input dtype. A query that may attend
+        to nothing gets output 0, log-sum-exp -inf and gradient 0. NaN or Inf in a key or value only reaches the
+        queries that may attend to it: all their features under a mask, else the features that arithmetic carries it
+        to. Differentiable twice in query, key, value and bias.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017 (Q, K, V, d_k are query, key, value, H); Dao et al.,
         "FlashAttention", 2022, for computing it in blocks; grouped heads: Ainslie et al., 2023; ALiBi: Press et al.,
@@ -81,7 +81,7 @@ def dot_product_attention(
     >>> float(abs(output).numpy().max()), float(lse[0, 0, 0])
     (0.0, -inf)
     """
-    call = spec.dot_product(
+    call = arguments.dot_product(
         query,
         key,
         value,
@@ -95,8 +95,8 @@ def dot_product_attention(
         seed=seed,
         layout=layout,
     )
-    output, lse = choose(call[0]).attend(*call, return_lse=return_lse)
-    output = shown(output, *call)
+    output, lse = select_implementation(call[0]).attend(*call, return_lse=return_lse)
+    output = show(output, *call)
     return (output, lse) if return_lse else output
 
 
@@ -119,27 +119,27 @@ def attention_weights(
     keys: Sequence[int] | None = None,
     lse: Annotated[Any, "B N T"] = None,
 ) -> Annotated[Any, "B N T S"]:
-    """The weights that `dot_product_attention` gives the values, for looking at them.
+    """The weights of the values in `dot_product_attention`.
 
     weight_ij = dropout(softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows))
 
-    This is a computation of its own: asking for weights never changes an output. It holds the scores of the chosen
-    heads and rows against all keys, so choose for long sequences; with `lse` only those of the chosen keys.
-    `attention_statistics` sums up all the weights without holding them.
+    They are computed separately: asking for weights never changes an output. Memory holds the scores of the chosen
+    heads and rows against all keys, or with `lse` against the chosen keys, so choose few of them for long sequences.
+    `attention_statistics` summarizes all weights in linear memory.
 
     Args:
-        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout: as given to
-            `dot_product_attention`; with dropout, the same seed gives the weights that were used there.
-        heads: which heads, integers in [0, N). Default: all.
-        rows: which queries, integers in [0, T). Default: all.
-        keys: which keys, integers in [0, S). Default: all.
-        lse: (B, N, T), the log-sum-exp that `dot_product_attention(..., return_lse=True)` gave for the same
-            arguments. The scores of keys that are not chosen are then not computed. Default: from the whole rows.
+        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, dropout, seed, layout: see
+            `dot_product_attention`; with dropout, the same seed gives the weights used there.
+        heads: the heads to return, integers in [0, N). Default: all.
+        rows: the queries to return, integers in [0, T). Default: all.
+        keys: the keys to return, integers in [0, S). Default: all.
+        lse: (B, N, T), the log-sum-exp from `dot_product_attention(..., return_lse=True)` for the same arguments. It
+            avoids computing the scores of other keys. Default: computed from whole rows.
 
     Returns: (B, N or len(heads), T or len(rows), S or len(keys)), float32 (float64 for float64). Each whole row sums
         to 1 without dropout, or to 0 where it may attend to nothing.
 
-    Numerics: with `lse`, a weight has the relative error of e^lse, which is about |lse| roundings; without it, one.
+    Numerics: with `lse`, a weight has the relative error of e^lse, about |lse| roundings; without it, one rounding.
 
     Raises:
         ValueError, TypeError: as `dot_product_attention`.
@@ -149,7 +149,7 @@ def attention_weights(
     >>> attention_weights(x, x, is_causal=True, heads=[1], rows=[0, 2]).numpy().round(2).tolist()
     [[[[1.0, 0.0, 0.0], [0.33000001311302185, 0.33000001311302185, 0.33000001311302185]]]]
     """
-    call = spec.dot_product(
+    call = arguments.dot_product(
         query,
         key,
         mask=mask,
@@ -162,7 +162,7 @@ def attention_weights(
         seed=seed,
         layout=layout,
     )
-    return everywhere().weights(*call, heads=heads, rows=rows, keys=keys, lse=lse)
+    return select_for_weights().weights(*call, heads=heads, rows=rows, keys=keys, lse=lse)
 
 
 @as_written
@@ -187,8 +187,8 @@ def scaled_dot_product_attention(
         key: (..., S, H).
         value: (..., S, V).
         mask: booleans or integers that broadcast to (..., T, S), True means "attend"; or a `Mask`, whose batch (B)
-            is the first leading dimension and whose heads (N) are all the others together. `Mask.blocked(x)` takes
-            the other convention.
+            is the first leading dimension and whose heads (N) are all others together. `Mask.blocked(x)` takes the
+            inverted convention.
         is_causal, scale, dropout, seed: see `dot_product_attention`.
         return_weights: also return the weights, which takes T x S memory.
 
@@ -206,31 +206,29 @@ def scaled_dot_product_attention(
     True
     """
     (query, key, value), _ = checks.common_type(query=query, key=key, value=value)
-    _check_leading(query=(query, "T, H"), key=(key, "S, H"), value=(value, "S, V"))
+    _check_leading(query, key, value)
     leading, length, keys = sizes(query)[:-2], size(query, -2), size(key, -2)
     # The first leading dimension is the batch, the others are heads.
     batch, heads = leading[0] if leading else 1, math.prod(leading[1:])
-    folded = (
-        not isinstance(heads, int) or heads == 0
-    )  # into the batch: the number of heads must be known, and not 0
+    # The op needs a known number of heads, not 0. Without one, all leading dimensions become the batch.
+    folded = not isinstance(heads, int) or heads == 0
     front = [batch * heads, 1] if folded else [batch, heads]
 
-    def four(x: Any, *last: Any) -> Any:
-        there = len(leading) == 2 and not folded
-        return x if there else ops.reshape(x, [*front, *last])
+    def to_rank_4(x: Any, *last: Any) -> Any:
+        return x if len(leading) == 2 and not folded else ops.reshape(x, [*front, *last])
 
     if isinstance(mask, Mask):
         if folded:
             raise ValueError(
                 "`mask` must be an array where leading dimensions are unknown or 0. Received: a Mask"
             )
-        if len(leading) == 1:  # its arrays of rank 3 are (B, T, S), as plain ones are
-            mask = spec.with_heads(mask, [*query.shape[:-1], key.shape[-2]])
+        if len(leading) == 1:  # arrays of rank 3 are (B, T, S)
+            mask = arguments.with_heads(mask, [*query.shape[:-1], key.shape[-2]])
     elif mask is not None:
         mask = checks.check_dense("mask", mask)
         checks.check_broadcast("mask", mask, [*query.shape[:-1], key.shape[-2]], "(..., T, S)")
         if folded or len(leading) > 2:
-            mask = four(ops.broadcast_to(mask, [*leading, length, keys]), length, keys)
+            mask = to_rank_4(ops.broadcast_to(mask, [*leading, length, keys]), length, keys)
         elif len(leading) == 1 and len(mask.shape) == 3:
             mask = mask[:, None]
     options: dict[str, Any] = {
@@ -238,33 +236,35 @@ def scaled_dot_product_attention(
         "is_causal": is_causal,
         "scale": scale,
         "dropout": dropout,
-        "seed": spec.drawn_seed(dropout, seed),
+        "seed": arguments.draw_seed(dropout, seed),
         "layout": "BNTH",
     }
-    four_query, four_key = four(query, length, size(query, -1)), four(key, keys, size(key, -1))
-    four_value = four(value, keys, size(value, -1))
-    output = dot_product_attention(four_query, four_key, four_value, **options)
+    lengths = {"query": (query, length), "key": (key, keys), "value": (value, keys)}
+    tensors = {name: to_rank_4(x, n, size(x, -1)) for name, (x, n) in lengths.items()}
+    output = dot_product_attention(**tensors, **options)
     if len(leading) != 2 or folded:
         output = ops.reshape(output, [*leading, length, size(value, -1)])
     if not return_weights:
         return output
-    weights = attention_weights(four_query, four_key, **options)
+    weights = attention_weights(tensors["query"], tensors["key"], **options)
     return output, ops.reshape(weights, [*leading, length, keys])
 
 
-def _check_leading(**operands: tuple[Any, str]) -> None:
-    """In the caller's shapes: what follows adds axes."""
-    query = operands["query"][0]
-    for name, (x, letters) in operands.items():
+def _check_leading(query: Any, key: Any, value: Any) -> None:
+    """Checks shapes before axes are added: messages show the caller's shapes."""
+    for name, x, letters in (
+        ("query", query, "T, H"),
+        ("key", key, "S, H"),
+        ("value", value, "S, V"),
+    ):
         shape = shape_of(x)
         if shape is None or len(shape) < 2:
-            raise checks.bad(f"`{name}` must have shape (..., {letters})", **{name: x})
+            raise checks.shape_error(f"`{name}` must have shape (..., {letters})", **{name: x})
         wanted = tuple(query.shape)
         if len(shape) != len(wanted) or any(map(checks.differ, shape[:-2], wanted[:-2])):
-            raise checks.bad(
+            raise checks.shape_error(
                 f"`{name}` must have the leading dimensions of `query`", query=query, **{name: x}
             )
-    for name, (x, _) in operands.items():
-        if x.shape[-1] is None:
-            raise checks.bad(f"`{name}` must have a known number of features", **{name: x})
-    checks.check_features_and_length(query, operands["key"][0], operands["value"][0], "H", -2)
+        if shape[-1] is None:
+            raise checks.shape_error(f"`{name}` must have a known number of features", **{name: x})
+    checks.check_features_and_length(query, key, value, "H", -2)

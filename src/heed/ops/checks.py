@@ -1,4 +1,4 @@
-"""Every check of an argument and its message: what is required, and what was received."""
+"""Checks of arguments. Each message says what is required and what was received."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real, integer
 from heed.ops.backends import current
-from heed.ops.mask_rules import FAR, Dense, MaskRule, axis_letters, of_rank_4
+from heed.ops.layouts import LAYOUTS
+from heed.ops.mask_rules import FAR, MaskRule, axis_letters, of_rank_4
 from heed.ops.sizes import shape_of
 
-# The axes of query, key and value in each layout of `AttentionSpec`, and which of them is that of the heads.
-AXES = {
-    "BTNH": ("(B, T, N, H)", "(B, S, K, H)", "(B, S, K, V)"),
-    "BNTH": ("(B, N, T, H)", "(B, K, S, H)", "(B, K, S, V)"),
-    "BTU": ("(B, T, U)", "(B, S, U)", "(B, S, V)"),
-}
-HEADS_AXIS = {"BTNH": 2, "BNTH": 1}
-# Where query 0 may stand. With the reach of a window added, positions stay far within int32.
+# The farthest position of query 0. With the reach of a window added, positions stay well within int32.
 _FARTHEST_ALIGN = 2**29
-# A mask of more numbers is not searched for the other convention.
+# Larger masks are not searched for the inverted convention.
 _SEARCHED = 2**22
 _INT32 = np.iinfo(np.int32)
 
@@ -33,8 +27,8 @@ _INT32 = np.iinfo(np.int32)
 # Shapes and dtypes
 
 
-def bad(requirement: str, **tensors: Any) -> ValueError:
-    """The error of tensors that do not fit, with their shapes."""
+def shape_error(requirement: str, **tensors: Any) -> ValueError:
+    """The error for tensors that do not fit, with their shapes."""
     shapes = ", ".join(f"{name}.shape={shape_of(x)}" for name, x in tensors.items())
     return ValueError(f"{requirement}. Received: {shapes}")
 
@@ -47,29 +41,29 @@ def differ(a: Any, b: Any) -> bool:
 def dtype_of(x: Any) -> str:
     """The name of the dtype of a tensor."""
     dtype = x.dtype
-    name = getattr(dtype, "name", None)  # what Keras asks last
+    name = getattr(dtype, "name", None)  # much quicker than Keras
     return keras.backend.standardize_dtype(dtype) if name is None else name
 
 
 class Operand(NamedTuple):
-    """All that checks ask of query, key or value: equal ones pass alike, so what was checked once is known."""
+    """The properties of query, key or value that are checked; equal ones share one check."""
 
-    shape: Any  # of ints, None for what is not known; None if not even the rank is
+    shape: Any  # ints, None where unknown; None for an unknown rank
     dtype: str
 
 
 def is_floating(dtype: str) -> bool:
-    """Whether it is a dtype of floating-point numbers."""
+    """Whether a dtype is floating-point."""
     return dtype.startswith(("float", "bfloat"))
 
 
 def is_integer(dtype: str) -> bool:
-    """Whether it is a dtype of integers."""
+    """Whether a dtype is one of integers."""
     return dtype.startswith(("int", "uint"))
 
 
 def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
-    """An argument as a tensor; `kind` says in the message what it must be."""
+    """An argument as a tensor; `kind` describes it in the message."""
     try:
         return ops.convert_to_tensor(x)
     except (TypeError, ValueError, OverflowError) as error:
@@ -77,7 +71,7 @@ def as_tensor(name: str, x: Any, kind: str = "a tensor or array") -> Any:
 
 
 def common_type(**tensors: Any) -> tuple[list[Any], str]:
-    """All arguments as tensors of one dtype, and that, after Keras' promotion rules."""
+    """All arguments as tensors of their common dtype by Keras' promotion rules, and that dtype."""
     is_tensor = current().is_tensor
     converted = [x if is_tensor(x) else as_tensor(name, x) for name, x in tensors.items()]
     dtypes = tuple([dtype_of(x) for x in converted])
@@ -95,7 +89,7 @@ def _common_dtype(names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
 
 
 def check_floating(name: str, dtype: str) -> None:
-    """A dtype of floating-point numbers."""
+    """Requires a floating-point dtype."""
     if not is_floating(dtype):
         raise TypeError(
             f"`{name}` must hold floating-point numbers. Received: {name}.dtype={dtype}"
@@ -103,75 +97,76 @@ def check_floating(name: str, dtype: str) -> None:
 
 
 def compute_type(dtype: str) -> str:
-    """Scores, softmax and sums: float64 for float64, else float32."""
+    """The dtype of scores, softmax and sums: float64 for float64, else float32."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def check_rank(name: str, x: Any, letters: str) -> None:
-    """A tensor with as many axes as there are letters, as in "(B, T)"."""
+    """Requires as many axes as there are letters, as in "(B, T)"."""
     shape = shape_of(x)
     if shape is None or len(shape) != letters.count(",") + 1:
-        raise bad(f"`{name}` must have shape {letters}", **{name: x})
+        raise shape_error(f"`{name}` must have shape {letters}", **{name: x})
 
 
 def check_layout(layout: str) -> None:
-    """A layout of dot-product attention."""
-    if not isinstance(layout, str) or layout not in HEADS_AXIS:
+    """Requires a layout of dot-product attention."""
+    if not isinstance(layout, str) or layout not in ("BTNH", "BNTH"):
         raise ValueError(f'`layout` must be "BTNH" or "BNTH". Received: layout={layout!r}')
 
 
 def check_operands(query: Any, key: Any, value: Any, layout: str) -> None:
-    """Shapes that fit each other, for a layout of `AttentionSpec`; None for a value that is not wanted."""
-    heads_axis = HEADS_AXIS.get(layout)
-    given = {"query": query, "key": key} | ({} if value is None else {"value": value})
-    for (name, x), axes in zip(given.items(), AXES[layout], strict=False):
+    """Requires shapes that fit each other in one of `LAYOUTS`; None for a value that is not wanted."""
+    letters, heads_axis, length_axis = LAYOUTS[layout]
+    operands = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for (name, x), axes in zip(operands.items(), letters, strict=False):
         check_rank(name, x, axes)
         if x.shape[-1] is None or (heads_axis and x.shape[heads_axis] is None):
             what = "heads and features" if heads_axis else "features"
-            raise bad(f"`{name}` must have a known number of {what}", **{name: x})
+            raise shape_error(f"`{name}` must have a known number of {what}", **{name: x})
     if heads_axis:
         heads, kv_heads = query.shape[heads_axis], key.shape[heads_axis]
         for name, count in (("query", heads), ("key", kv_heads)):
             if count == 0:
                 letter = "N" if name == "query" else "K"
-                raise bad(f"`{name}` must have at least one head ({letter})", **{name: given[name]})
+                raise shape_error(
+                    f"`{name}` must have at least one head ({letter})", **{name: operands[name]}
+                )
         if heads % kv_heads:
-            raise bad(
+            raise shape_error(
                 "`query` must have a multiple of the heads of `key` (N divisible by K)",
                 query=query,
                 key=key,
             )
         if value is not None and value.shape[heads_axis] != kv_heads:
-            raise bad("`value` must have as many heads as `key` (K)", key=key, value=value)
+            raise shape_error("`value` must have as many heads as `key` (K)", key=key, value=value)
     if differ(query.shape[0], key.shape[0]):
-        raise bad("`key` must have the batch size of `query` (B)", query=query, key=key)
+        raise shape_error("`key` must have the batch size of `query` (B)", query=query, key=key)
     if value is not None and differ(value.shape[0], key.shape[0]):
-        raise bad("`value` must have the batch size of `key` (B)", key=key, value=value)
-    if heads_axis:
-        check_features_and_length(query, key, value, "H", 3 - heads_axis)
-    else:
-        check_features_and_length(query, key, value, "U", 1)
+        raise shape_error("`value` must have the batch size of `key` (B)", key=key, value=value)
+    check_features_and_length(query, key, value, "H" if heads_axis else "U", length_axis)
 
 
 def check_features_and_length(
     query: Any, key: Any, value: Any, letter: str, length_axis: int
 ) -> None:
-    """Queries meet keys feature by feature (`letter`), and each key has its value, if one is wanted."""
+    """Requires equal features (`letter`) of query and key, and one value for each key, if values are wanted."""
     if query.shape[-1] != key.shape[-1]:
-        raise bad(f"`key` must have as many features as `query` ({letter})", query=query, key=key)
+        raise shape_error(
+            f"`key` must have as many features as `query` ({letter})", query=query, key=key
+        )
     if value is not None and differ(value.shape[length_axis], key.shape[length_axis]):
-        raise bad("`value` must be as long as `key` (S)", key=key, value=value)
+        raise shape_error("`value` must be as long as `key` (S)", key=key, value=value)
 
 
 def check_broadcast(name: str, x: Any, target: Sequence[Any], letters: str) -> None:
-    """`x` must broadcast to `target` as NumPy would, without making it larger. Unknown lengths pass."""
+    """Requires that `x` broadcasts to `target` as in NumPy, without enlarging it. Unknown lengths pass."""
     shape = shape_of(x)
     fits = shape is not None and len(shape) <= len(target)
     if fits:
         pairs = zip(reversed(shape), reversed(list(target)), strict=False)  # type: ignore[arg-type]
         fits = not any(have != 1 and differ(have, want) for have, want in pairs)
     if not fits:
-        raise bad(f"`{name}` must broadcast to {letters} = {tuple(target)}", **{name: x})
+        raise shape_error(f"`{name}` must broadcast to {letters} = {tuple(target)}", **{name: x})
 
 
 def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str) -> Any:
@@ -180,12 +175,12 @@ def check_vector(name: str, x: Any, length: int | None, letter: str, dtype: str)
     check_floating(name, dtype_of(x))
     shape = shape_of(x)
     if shape is None or len(shape) != 1 or differ(shape[0], length):
-        raise bad(f"`{name}` must have shape ({letter},) = ({length},)", **{name: x})
+        raise shape_error(f"`{name}` must have shape ({letter},) = ({length},)", **{name: x})
     return ops.cast(x, dtype)
 
 
 def check_bias(bias: Any, target: Sequence[Any], dtype: str) -> Any:
-    """A bias of rank 4 in `dtype` that broadcasts to (B, N, T, S) as far as is known."""
+    """A bias of rank 4 in `dtype` that broadcasts to (B, N, T, S) as far as known."""
     bias = as_tensor("bias", bias)
     if not is_floating(dtype_of(bias)):
         raise TypeError(
@@ -202,7 +197,7 @@ def check_lse(lse: Any, shape: Sequence[Any], dtype: str) -> Any:
     check_floating("lse", dtype_of(lse))
     have = shape_of(lse)
     if have is not None and (len(have) != 3 or any(map(differ, have, shape))):
-        raise bad("`lse` must have shape (B, N, T)", lse=lse)
+        raise shape_error("`lse` must have shape (B, N, T)", lse=lse)
     return ops.cast(lse, dtype)
 
 
@@ -226,16 +221,16 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_size(name: str, value: Any, *, least: int = 0, most: int = FAR) -> Any:
-    """How many there are: an integer, or a tensor () of one that is only known when a graph runs."""
+    """A count: an integer, or an integer tensor ()."""
     if current().is_tensor(value):
         return check_ids(name, value, (0,), (least, most))
     number = check_integer(name, value, least=least)
-    _demand_range(name, (number, number), (least, most))
+    _require_range(name, (number, number), (least, most))
     return number
 
 
 def check_scale(scale: Any, head_dim: int, dtype: str) -> float:
-    """What the products are multiplied with; 1 / sqrt(H) for None."""
+    """The factor of the products of query and key; 1 / sqrt(H) for None."""
     if scale is None:
         return 1 / math.sqrt(head_dim) if head_dim else 1.0
     number = check_real("scale", scale, least=-math.inf, optional=True)
@@ -243,23 +238,25 @@ def check_scale(scale: Any, head_dim: int, dtype: str) -> float:
 
 
 def check_soft_cap(cap: Any, dtype: str) -> float | None:
-    """A bound of the scores, or None."""
+    """A bound of the scores above 0, or None."""
     number = check_real("soft_cap", cap, least=0, exclusive=True, optional=True)
     return None if number is None else _check_magnitude("soft_cap", number, 1e-30, dtype)
 
 
-def _check_magnitude(name: str, value: float, least: float, dtype: str) -> float:
-    """float32 must hold what is computed with `value` too, so it stays far within its range."""
+def _check_magnitude(
+    name: str, value: float, least: float, dtype: str, operands: str = "scores"
+) -> float:
+    """Requires a number far within float32, so that results computed with it stay finite."""
     if dtype != "float64" and not least <= abs(value) <= 1e30:
         limits = "[-1e30, 1e30]" if least == 0 else f"[{least:g}, 1e30]"
         raise ValueError(
-            f"`{name}` must be in {limits} where scores are float32. Received: {name}={value!r}"
+            f"`{name}` must be in {limits} where {operands} are float32. Received: {name}={value!r}"
         )
     return value
 
 
 def check_seed(seed: Any) -> Any:
-    """Two 32-bit words (2,) uint32, from an integer or an integer tensor of shape () or (2,)."""
+    """A seed (2,) uint32, from an integer or an integer tensor of shape () or (2,)."""
     if (number := integer(seed)) is not None:
         words = [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]
         return ops.convert_to_tensor(np.array(words, np.uint32))
@@ -276,8 +273,10 @@ def check_seed(seed: Any) -> Any:
     return tensor if len(tensor.shape) else ops.stack([tensor, ops.zeros_like(tensor)])
 
 
-def check_indices(name: str, values: Any, length: Any) -> list[int]:
-    """Integers in [0, length); a length that is not known yet is not checked."""
+def check_indices(name: str, values: Any, length: Any) -> Any:
+    """A list of integers in [0, length), or None; an unknown length is not checked."""
+    if values is None:
+        return None
     array = _values(values)
     if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(f"`{name}` must be a list of integers. Received: {name}={values!r}")
@@ -291,15 +290,15 @@ def check_indices(name: str, values: Any, length: Any) -> list[int]:
 
 
 def cache_slot(index: Any, count: Any, length: Any) -> Any:
-    """Where in a cache `count` new positions are written, int32 (), once it is sure that they fit.
+    """The position in a cache of `count` new entries, int32 (), after a check that they fit.
 
     Args:
         index: of the first one, an integer or an integer tensor ().
-        count: how many they are.
+        count: how many entries there are.
         length: of the cache.
 
     Raises:
-        ValueError: if they do not fit, as far as that is known; else the backend's error when the graph runs.
+        ValueError: if they are known not to fit; else the backend's error when the graph runs.
     """
     numbers = {"cache_index": index, "new positions": count, "length of the cache": length}
     text = "`cache_index` must leave room in the cache for all new positions. Received: "
@@ -312,43 +311,41 @@ def cache_slot(index: Any, count: Any, length: Any) -> Any:
     index, count, length = (ops.cast(x, "int64") for x in numbers.values())
     met = ops.logical_and(index >= 0, index + count <= length)
     tensors = dict(zip(numbers, (index, count, length), strict=True))
-    return current().required(ops.cast(index, "int32"), met, text, tensors)
+    return current().require(ops.cast(index, "int32"), met, text, tensors)
 
 
 # Rows
 
 
 def check_rows(name: str, x: Any, features: str) -> Any:
-    """Floating-point numbers (..., `features`), at least one in a row."""
+    """Floating-point numbers (..., `features`), with at least one feature."""
     (x,), _ = common_type(**{name: x})
     shape = shape_of(x)
     if shape is not None and (not shape or shape[-1] == 0):
-        raise bad(f"`{name}` must have shape (..., {features}) with {features} >= 1", **{name: x})
+        raise shape_error(
+            f"`{name}` must have shape (..., {features}) with {features} >= 1", **{name: x}
+        )
     return x
 
 
 def check_same_rows(x: Any, residual: Any = None) -> None:
-    """Rows (..., D), and a residual of the same shape if there is one."""
+    """Requires rows (..., D), and a residual of the same shape if there is one."""
     shape = shape_of(x)
     if shape == ():
-        raise bad("`x` must have shape (..., D)", x=x)
+        raise shape_error("`x` must have shape (..., D)", x=x)
     other = shape if residual is None else shape_of(residual)
     if None not in (shape, other) and (len(shape) != len(other) or any(map(differ, shape, other))):  # type: ignore[arg-type]
-        raise bad("`residual` must have the shape of `x`", x=x, residual=residual)
+        raise shape_error("`residual` must have the shape of `x`", x=x, residual=residual)
 
 
 def check_epsilon(epsilon: Any, dtype: str) -> float:
-    """What keeps a root away from 0, far within the range of `dtype`."""
+    """The epsilon of a normalization: above 0 and far within the range of `dtype`."""
     number = check_real("epsilon", epsilon, least=0, exclusive=True)
-    if dtype != "float64" and not 1e-30 <= number <= 1e30:
-        raise ValueError(
-            f"`epsilon` must be in [1e-30, 1e30] where rows are float32. Received: epsilon={number!r}"
-        )
-    return number
+    return _check_magnitude("epsilon", number, 1e-30, dtype, "rows")
 
 
 def check_labels(labels: Any, logits: Any, ignored: int) -> Any:
-    """Classes (...), int32, in [0, C) or `ignored`, one for each row of `logits` (..., C)."""
+    """Labels (...) int32 in [0, C), or `ignored`; one for each row of `logits` (..., C)."""
     tensor = as_tensor("labels", labels)
     dtype, have, rows = dtype_of(tensor), shape_of(tensor), shape_of(logits)
     if not is_integer(dtype):
@@ -356,7 +353,7 @@ def check_labels(labels: Any, logits: Any, ignored: int) -> Any:
     if have is None or rows is None:
         return _as_int32(tensor)
     if len(have) != len(rows) - 1 or any(map(differ, have, rows)):
-        raise bad(
+        raise shape_error(
             "`labels` must have the shape of `logits` without C", labels=tensor, logits=logits
         )
     values = _values(labels)
@@ -376,11 +373,11 @@ def check_tokens(
 
     Args:
         name: of the argument, for the message.
-        tokens: what was given.
+        tokens: the argument.
         size: of the vocabulary.
-        letters: their axes, such as "(B, T)", of integers alone. None: any axes, and floats count that are whole.
-        in_graph: whether ids that are not known yet are checked when the graph runs (XLA drops that). This takes two
-            passes over the ids, which are a small part of what is then read for each of them.
+        letters: their axes, such as "(B, T)", which also refuses floats. None: any axes, and whole floats pass.
+        in_graph: whether unknown ids are checked when the graph runs (XLA drops that check). It takes two passes over
+            the ids.
 
     Raises:
         ValueError: if they are something else.
@@ -391,14 +388,13 @@ def check_tokens(
         raise ValueError(
             f"`{name}` must be integers in [0, {size}). Received: {name}={tokens!r}"
         ) from error
-    dtype, shape, of_shape = dtype_of(tensor), shape_of(tensor), ""
-    if letters is not None:
-        of_shape = f" of shape {letters}"
+    dtype, shape = dtype_of(tensor), shape_of(tensor)
+    of_shape = "" if letters is None else f" of shape {letters}"
     text = f"`{name}` must be integers in [0, {size}){of_shape}. Received: "
-    rank = None if letters is None else len(letters.split(","))
-    wrong_rank = rank is not None and shape is not None and rank != len(shape)
-    if (letters is not None and not is_integer(dtype)) or wrong_rank:
-        raise ValueError(f"{text}{name}.shape={shape}, {name}.dtype={dtype}")
+    if letters is not None:
+        wrong_rank = shape is not None and len(shape) != len(letters.split(","))
+        if wrong_rank or not is_integer(dtype):
+            raise ValueError(f"{text}{name}.shape={shape}, {name}.dtype={dtype}")
     values = _values(tensor)
     if values is not None:
         whole = is_integer(dtype) or bool(np.all(values == np.floor(values)))
@@ -412,27 +408,27 @@ def check_tokens(
     met = ops.logical_and(least >= 0, most < size)
     if not is_integer(dtype):
         met = ops.logical_and(met, ops.all(ops.equal(tensor, ops.floor(tensor))))
-    return current().required(tensor, met, text, {"smallest": least, "largest": most})
+    return current().require(tensor, met, text, {"smallest": least, "largest": most})
 
 
 # Masks
 
 
 def check_reach(name: str, reach: Any) -> int | None:
-    """How far a window reaches; None for no limit, which is also what a reach beyond any length means."""
+    """The reach of a window; None for no limit, or for a reach beyond any length."""
     number = check_integer(name, reach, most=math.inf, optional=True)
     return number if number is None or number < FAR else None
 
 
 def check_step(step: Any) -> int:
-    """The step of a dilated mask."""
+    """The step of a dilated mask, at least 1."""
     number = check_integer("step", step, least=1, most=math.inf)
-    _demand_range("step", (number, number), (1, _FARTHEST_ALIGN))
+    _require_range("step", (number, number), (1, _FARTHEST_ALIGN))
     return number
 
 
 def check_align(align: Any) -> Any:
-    """A name, an integer, or an int32 tensor of shape () or (B,)."""
+    """An alignment: a name, an integer, or an int32 tensor of shape () or (B,)."""
     if isinstance(align, str):
         if align not in ("top_left", "bottom_right"):
             raise ValueError(
@@ -444,27 +440,27 @@ def check_align(align: Any) -> Any:
 
 
 def check_offset(name: str, value: Any) -> Any:
-    """A position that may lie before the first: an integer, or an int32 tensor ()."""
-    if integer(value) is None:
-        return check_ids(name, value, (0,), (-_FARTHEST_ALIGN, _FARTHEST_ALIGN))
-    return _number_or_ids(name, value, (-_FARTHEST_ALIGN, _FARTHEST_ALIGN))
+    """A position, which may be negative: an integer, or an int32 tensor ()."""
+    return _number_or_ids(name, value, (-_FARTHEST_ALIGN, _FARTHEST_ALIGN), ranks=(0,))
 
 
 def check_prefix(n: Any) -> Any:
-    """An integer, or int32 integers of shape () or (B,); more than any length means all."""
+    """The length of a prefix: an integer, or int32 integers of shape () or (B,)."""
     n = _number_or_ids("n", n, (0, None))
     return min(n, FAR) if isinstance(n, int) else n
 
 
-def _number_or_ids(name: str, value: Any, bounds: tuple[int, int | None]) -> Any:
+def _number_or_ids(
+    name: str, value: Any, bounds: tuple[int, int | None], ranks: tuple[int, ...] = (0, 1)
+) -> Any:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        _demand_range(name, (int(value), int(value)), bounds)
+        _require_range(name, (int(value), int(value)), bounds)
         return int(value)
-    return check_ids(name, value, (0, 1), bounds)
+    return check_ids(name, value, ranks, bounds)
 
 
 def check_ids(name: str, value: Any, ranks: tuple[int, ...], bounds: tuple[int, int | None]) -> Any:
-    """Integers of one of the ranks, as int32; checked against the bounds where they are known."""
+    """Integers of one of the ranks, as int32; known ones are checked against the bounds."""
     tensor = as_tensor(name, value, "an integer or a tensor of integers")
     dtype, shape = dtype_of(tensor), shape_of(tensor)
     if not is_integer(dtype) and (shape is None or 0 not in shape):
@@ -480,13 +476,13 @@ def check_integers(name: str, value: Any) -> Any:
     """Integers of any shape, as int32."""
     tensor = as_tensor(name, value)
     dtype = dtype_of(tensor)
-    if not is_integer(dtype) and 0 not in (shape_of(tensor) or ()):  # [] is made of floats
+    if not is_integer(dtype) and 0 not in (shape_of(tensor) or ()):  # [] has a floating-point dtype
         raise TypeError(f"`{name}` must hold integers. Received: {name}.dtype={dtype}")
     return _as_int32(tensor)
 
 
 def _as_int32(tensor: Any) -> Any:
-    """What is beyond int32 stays as far out as that reaches: it does not wrap to something else."""
+    """Casts to int32; numbers beyond it are clamped, not wrapped."""
     dtype = dtype_of(tensor)
     if dtype in ("int64", "uint64", "uint32"):
         tensor = ops.minimum(tensor, ops.full((), _INT32.max, dtype))
@@ -496,7 +492,7 @@ def _as_int32(tensor: Any) -> Any:
 
 
 def check_mask_array(name: str, value: Any) -> Any:
-    """A tensor of what a mask may be made of: not one number, which is no mask but a mistake."""
+    """A mask argument as a tensor. A single number is refused as a mistake."""
     kind = "a `Mask` or an array of booleans or integers"
     if type(value) in (int, float, complex):
         raise TypeError(f"`{name}` must be {kind}. Received: {name}={value!r}")
@@ -509,25 +505,22 @@ def check_dense(name: str, value: Any, bias: str = "the `bias` of `dot_product_a
     Args:
         name: of the argument, for messages.
         value: the mask.
-        bias: where numbers go that are added to the scores, for messages.
+        bias: the argument for numbers that are added to the scores, for messages.
     """
-    remedy = (
-        "Numbers of which 1 means ignore go into `Mask.blocked`, and numbers that are added to the scores into "
-        f"{bias}"
-    )
+    remedy = f"Pass a mask in which 1 means ignore to `Mask.blocked`, and numbers to add to the scores as {bias}"
     return _check_mask(name, value, "be a `Mask` or hold", remedy, over_scores=True)
 
 
 def check_position_mask(name: str, value: Any) -> Any:
-    """A boolean tensor of one value a position, from booleans or from integers 0 and 1."""
-    remedy = f"Of numbers of which 1 means padding give `{name} == 0`"
+    """A boolean tensor with one value per position, from booleans or from integers 0 and 1."""
+    remedy = f"If 1 means padding, pass `{name} == 0`"
     return _check_mask(name, value, "hold", remedy, over_scores=False)
 
 
 def _check_mask(name: str, value: Any, must: str, remedy: str, over_scores: bool) -> Any:
-    """The mask as booleans. Floats are refused: of them 1 may mean ignore, or they may be added to the scores.
+    """The mask as booleans. Floats are refused: they may be inverted, or meant to be added to the scores.
 
-    Integers are checked now where they are known, else when the graph runs (an InvalidArgumentError).
+    Known integers are checked now, others when the graph runs (an InvalidArgumentError).
     """
     symbolic = isinstance(value, keras.KerasTensor)
     tensor = value if symbolic else check_mask_array(name, value)
@@ -539,38 +532,35 @@ def _check_mask(name: str, value: Any, must: str, remedy: str, over_scores: bool
         )
     if dtype == "bool" or symbolic:
         return tensor
-    tensor = _check_integers(name, tensor, value, over_scores)
+    tensor = _check_mask_integers(name, tensor, value, over_scores)
     return ops.not_equal(tensor, ops.zeros((), dtype))
 
 
-def _check_integers(name: str, tensor: Any, given: Any, over_scores: bool) -> Any:
-    """Refuses integers other than 0 and 1, and over scores the look-ahead mask of tutorials."""
-    other = (
-        f"`{name}` must hold booleans or the integers 0 and 1 (True and 1 mean attend); of others nothing says what "
-        "they mean. Give booleans"
-    )
+def _check_mask_integers(name: str, tensor: Any, value: Any, over_scores: bool) -> Any:
+    """Refuses integers other than 0 and 1, and over scores the inverted look-ahead mask of tutorials."""
+    other = f"`{name}` must hold booleans or the integers 0 and 1 (True and 1 mean attend)"
     inverted = (
-        f"`{name}` looks like a mask in which 1 means ignore: no query may see itself, each sees all that comes "
-        f"after it. In heed 1 means attend. Give `Mask.blocked({name})`, or `Mask.causal()` for a look-ahead "
-        "mask; give booleans if you do mean this"
+        f"`{name}` looks like a mask in which 1 means ignore: each query sees the keys after it, but not itself. In "
+        f"heed 1 means attend. Pass `Mask.blocked({name})`, or `Mask.causal()` for a look-ahead mask. If you do mean "
+        "this, pass booleans"
     )
     shape = shape_of(tensor)
     square = shape is not None and len(shape) > 1 and not differ(shape[-1], shape[-2])
-    values = _values(given)
-    if values is None:  # of a graph: all that can be said when it runs
-        required, attend = current().required, tensor != 0
+    values = _values(value)
+    if values is None:  # checked when the graph runs
+        require, attend = current().require, tensor != 0
         wrong = ops.any(ops.logical_and(attend, tensor != 1))
-        tensor = required(tensor, ops.logical_not(wrong), f"{other}. Received: ", {name: tensor})
+        tensor = require(tensor, ops.logical_not(wrong), f"{other}. Received: ", {name: tensor})
         if over_scores and square:
             met = ops.logical_not(_is_look_ahead(attend, ops))
-            tensor = required(tensor, met, f"{inverted}. Received: ", {name: tensor})
+            tensor = require(tensor, met, f"{inverted}. Received: ", {name: tensor})
         return tensor
     if values.size and (values.min() < 0 or values.max() > 1):
         worst = values.min() if values.min() < 0 else values.max()
         raise ValueError(f"{other}. Received: {name} with {worst}")
     if over_scores and square and 0 < values.size <= _SEARCHED:
         first = values.reshape(-1, *values.shape[-2:])[0, 0, :2]
-        if first.tolist() == [0, 1] and _is_look_ahead(values != 0, np):  # most masks end here
+        if first.tolist() == [0, 1] and _is_look_ahead(values != 0, np):  # false for most masks
             raise ValueError(
                 f"{inverted}. Received: {name}.dtype={dtype_of(tensor)}, {name}.shape={shape}"
             )
@@ -578,10 +568,10 @@ def _check_integers(name: str, tensor: Any, given: Any, over_scores: bool) -> An
 
 
 def _is_look_ahead(mask: Any, xp: Any) -> Any:
-    """Whether booleans are the look-ahead mask of tutorials, in which 1 means "ignore", with or without padding.
+    """Whether booleans are the inverted look-ahead mask of tutorials (1 means "ignore"), with or without padding.
 
-    Read as 1 = attend it would show each query what comes after it but neither itself nor the first key, which
-    nobody means. A padding mask of that convention cannot be told from one of the other kind.
+    Read as 1 = attend, each query would see the keys after it, but neither itself nor the first key, which nobody
+    means. An inverted padding mask cannot be recognized.
 
     Args:
         mask: (..., T, S).
@@ -589,7 +579,7 @@ def _is_look_ahead(mask: Any, xp: Any) -> Any:
     """
     queries, keys = xp.shape(mask)[-2:]
     future = xp.expand_dims(xp.arange(queries), -1) < xp.arange(keys)
-    padding = mask[..., -1:, :]  # the last query may see all but that
+    padding = mask[..., -1:, :]  # the last query sees everything else
     parts = (
         xp.equal(queries, keys),
         xp.all(xp.equal(mask, xp.logical_or(future, padding))),
@@ -600,39 +590,39 @@ def _is_look_ahead(mask: Any, xp: Any) -> Any:
 
 
 def check_rules(rules: Sequence[MaskRule], target: Sequence[Any], of_dense: str) -> None:
-    """Rules that fit (B, N, T, S). `target` holds None for lengths that are not known."""
+    """Requires rules that fit (B, N, T, S) = `target`, in which unknown lengths are None."""
     for rule in rules:
-        if isinstance(rule, Dense):
-            check_broadcast("mask", rule.array, target, of_dense)
+        if rule.dense is not None:
+            check_broadcast("mask", rule.dense, target, of_dense)
         for name, x, axes in rule.batched():
             want = tuple(target[axis] for axis in axes)
             if any(map(differ, x.shape, want)):
-                raise bad(
+                raise shape_error(
                     f"`{name}` of the mask must have shape ({axis_letters(axes)}) = {want}",
                     **{name: x},
                 )
 
 
-def _values(given: Any) -> np.ndarray | None:
-    """The numbers, if they are known now: those of a graph are not."""
+def _values(x: Any) -> np.ndarray | None:
+    """The numbers, or None for those of a graph, which are not known yet."""
     try:
-        return np.asarray(given)
+        return np.asarray(x)
     except (NotImplementedError, TypeError, ValueError):
         return None
 
 
-def _check_range(name: str, given: Any, dtype: str, bounds: tuple[int, int | None]) -> None:
+def _check_range(name: str, value: Any, dtype: str, bounds: tuple[int, int | None]) -> None:
     least, most = bounds
     if is_integer(dtype) and most is not None:
-        range_ = np.iinfo(dtype)
-        if least <= range_.min and range_.max <= most:
+        limits = np.iinfo(dtype)
+        if least <= limits.min and limits.max <= most:
             return
-    values = _values(given)
+    values = _values(value)
     if values is not None and values.size:
-        _demand_range(name, (int(values.min()), int(values.max())), bounds)
+        _require_range(name, (int(values.min()), int(values.max())), bounds)
 
 
-def _demand_range(name: str, found: tuple[int, int], bounds: tuple[int, int | None]) -> None:
+def _require_range(name: str, found: tuple[int, int], bounds: tuple[int, int | None]) -> None:
     least, most = bounds
     if found[0] < least or (most is not None and found[1] > most):
         wanted = f">= {least}" if most is None else f"in [{least}, {most}]"

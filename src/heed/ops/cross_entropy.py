@@ -1,4 +1,4 @@
-"""Softmax cross-entropy, what a model that says one of many classes learns from."""
+"""Softmax cross-entropy, the loss of a classifier."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from heed._numbers import check_integer, check_real
 from heed.ops import checks
 from heed.ops.backends import NO_LABEL, as_written
-from heed.ops.dispatch import choose_for_rows
+from heed.ops.dispatch import select_fused_ops
 
 
 @as_written
@@ -22,27 +22,25 @@ def softmax_cross_entropy(
 
     loss = log(sum_c exp(logits_c)) - (1 - e) logits_label - e / C sum_c logits_c     with e = label_smoothing
 
-    That is the cross-entropy of the softmax and a distribution in which e is spread over all C classes and the right
-    one has 1 - e beside its share.
+    The target distribution spreads e evenly over all C classes and adds 1 - e to the class of the label.
 
     Args:
         logits: (..., C), floating-point, C >= 1.
         labels: (...), integers in [0, C), or `ignore_class`.
         label_smoothing: e, in [0, 1). Default 0.
-        ignore_class: label of rows that do not count, an int of 32 bits: their loss and gradient are 0, whatever
-            their logits are. Default: none.
+        ignore_class: the label of rows to ignore, an int of 32 bits: their loss and gradient are 0, whatever their
+            logits are. Default: none.
 
     Returns: (...), the loss of each row in nats, float32 (float64 for float64).
 
     Raises:
-        ValueError, TypeError: for shapes, dtypes or ranges that do not fit. A label that is out of range in a graph is
-            tf.errors.InvalidArgumentError; XLA drops the check.
+        ValueError, TypeError: for shapes, dtypes or ranges that do not fit. In a graph, a label out of range raises
+            tf.errors.InvalidArgumentError; XLA drops this check.
 
-    Numerics: in float32 (float64 for float64) whatever the logits' dtype is, relative to the largest logit of a row,
-        in a fixed order of sums: native results have the same bits for any number of threads. A logit of -inf is a
-        class that cannot be; NaN, or +inf, in a row makes its loss NaN. The native gradient is written over the logits
-        where nothing else reads them, so that a step of training holds one tensor of their size. Differentiable twice
-        in logits.
+    Numerics: in float32 (float64 for float64) for every dtype of the logits, relative to the largest logit of a row,
+        with sums in a fixed order: native results are the same bits for any number of threads. A logit of -inf is an
+        impossible class; NaN or +inf in a row makes its loss NaN. The native gradient overwrites the logits if nothing
+        else reads them, so a training step holds one tensor of their size. Differentiable twice in logits.
 
     Source: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016, section 7 (their epsilon
         is e, their K is C).
@@ -64,4 +62,4 @@ def softmax_cross_entropy(
         )
     logits = checks.check_rows("logits", logits, "C")
     labels = checks.check_labels(labels, logits, ignored)
-    return choose_for_rows().cross_entropy(logits, labels, smoothing, ignored)
+    return select_fused_ops().cross_entropy(logits, labels, smoothing, ignored)

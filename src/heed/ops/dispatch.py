@@ -1,4 +1,4 @@
-"""Which implementation runs: the person's choice, what is possible, and an explanation."""
+"""Selects the implementation of a call, and explains the selection."""
 
 from __future__ import annotations
 
@@ -8,38 +8,39 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
-from heed.ops.backends import Implementation, RowImplementation, current
+from heed.ops.backends import NATIVE, PORTABLE, FusedOps, current
+from heed.ops.backends.protocol import Implementation
 from heed.ops.spec import AttentionSpec
 
-# What plain calls chose for the process; the last one counts. A `with` statement, too, first makes its object and then
-# enters it: each thread that has just done so takes its own out again, whatever the others did meanwhile.
-_plain: collections.deque[set_implementation] = collections.deque(maxlen=64)
-_of_process = "auto"
+AUTO = "auto"  # leaves the choice to heed
+# Choices of plain calls, for the process; the last one counts. A `with` statement makes its object first, so each
+# object is in here until it is entered, and is then removed by identity, whatever other threads have added meanwhile.
+_plain_choices: collections.deque[set_implementation] = collections.deque(maxlen=64)
+_process_choice = AUTO
 _lock = threading.Lock()
-# What holds inside `with`.
-_of_context: ContextVar[str | None] = ContextVar("heed_implementation", default=None)
+# The choice inside `with`.
+_context_choice: ContextVar[str | None] = ContextVar("heed_implementation", default=None)
 
 
 class set_implementation:  # noqa: N801  (a function to its users, which also works in a `with` statement)
-    """Chooses which implementation of attention runs from now on, or inside a `with` block.
+    """Chooses the implementation of attention from now on, or inside a `with` block.
 
     Args:
-        name: "auto" (native kernels where they support the call, else portable), "native" (an error where they do
-            not), "portable" (plain TensorFlow, everywhere) or "exportable" (one expression without loops, which
-            holds all scores at once; chosen by `heed.export`).
+        name: "auto" (native kernels if they support the call, else portable), "native" (an error if they do not),
+            "portable" (plain TensorFlow, everywhere) or "exportable" (one expression without loops, which holds all
+            scores at once; used by `heed.export`).
 
     Raises:
-        ValueError: for another name, or for "native" where no native library is at hand.
+        ValueError: for another name, or for "native" without the native library.
 
-    A plain call holds for the process, all threads included. A `with` block holds for the thread (or asynchronous task)
-    that runs it, and no other sees it: not those that were there, nor those that it starts, unless these run in a
-    copy of its context (`contextvars.copy_context().run`, `asyncio.to_thread`). A plain call inside of a block holds
-    until the end of the block, and there alone.
+    A plain call applies to the process, with all its threads. A `with` block applies to the thread (or asynchronous
+    task) that runs it and to no other, except those that run in a copy of its context
+    (`contextvars.copy_context().run`, `asyncio.to_thread`). A plain call inside a block applies until the block ends.
 
-    A `tf.function` keeps the implementation that was chosen when it was traced. XLA cannot compile the native kernels:
-    inside `tf.function(jit_compile=True)` "auto" takes the portable form (but a function that was traced with the
-    native kernels before cannot be called from there), and Keras' `compile(jit_compile=True)` warns and goes on
-    without XLA. To have XLA compile a Keras model choose "portable" before `compile`.
+    A `tf.function` keeps the implementation with which it was traced. XLA cannot compile the native kernels: inside
+    `tf.function(jit_compile=True)` "auto" selects the portable form (but a function traced earlier with the native
+    kernels cannot be called there), and Keras' `compile(jit_compile=True)` warns and continues without XLA. To compile
+    a Keras model with XLA, choose "portable" before `compile`.
 
     >>> import heed
     >>> with heed.set_implementation("portable"):
@@ -49,49 +50,59 @@ class set_implementation:  # noqa: N801  (a function to its users, which also wo
 
     def __init__(self, name: str):
         known = current().IMPLEMENTATIONS
-        if not isinstance(name, str) or name not in ("auto", *known):
-            names = ", ".join(map(repr, ("auto", *known)))
+        if not isinstance(name, str) or name not in (AUTO, *known):
+            names = ", ".join(map(repr, (AUTO, *known)))
             raise ValueError(f"`name` must be one of {names}. Received: name={name!r}")
         if name in known and (reasons := known[name].unsupported_reasons(None)):
             raise ValueError(
                 f"The {name} implementation cannot run: {'; '.join(reasons)}. Received: name={name!r}"
             )
-        self._name, self._before = name, _of_context.get()
+        self._name, self._before = name, _context_choice.get()
         if self._before is None:
             with _lock:
-                _plain.append(self)
-                _settle()
+                _plain_choices.append(self)
+                _update_process_choice()
         else:
-            _of_context.set(name)
+            _context_choice.set(name)
 
     def __enter__(self) -> set_implementation:
         with _lock:
-            if self in _plain:
-                _plain.remove(self)
-                _settle()
-        _of_context.set(self._name)
+            if self in _plain_choices:
+                _plain_choices.remove(self)
+                _update_process_choice()
+        _context_choice.set(self._name)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _of_context.set(self._before)
+        _context_choice.set(self._before)
 
 
-def _settle() -> None:
-    global _of_process
-    _of_process = _plain[-1]._name if _plain else "auto"
+def _update_process_choice() -> None:
+    global _process_choice
+    _process_choice = _plain_choices[-1]._name if _plain_choices else AUTO
 
 
-def choice() -> str:
-    """What is chosen here and now: "auto", "native", "portable" or "exportable"."""
-    return _of_context.get() or _of_process
+def get_implementation() -> str:
+    """The name chosen here and now with `set_implementation`; "auto" by default."""
+    return _context_choice.get() or _process_choice
+
+
+def allows_native() -> bool:
+    """Whether the choice allows native code: the kernels and the decoder engine."""
+    return get_implementation() in (AUTO, NATIVE)
+
+
+def uses_native() -> bool:
+    """Whether the native kernels run calls without special options here and now. XLA cannot compile them."""
+    return _select(None)[0] == NATIVE
 
 
 @dataclasses.dataclass(frozen=True)
 class Dispatch:
-    """Which implementation runs a call, and why.
+    """The implementation that runs a call, and why.
 
     Attributes:
-        implementation: "native", "portable" or "exportable"; of decoding "engine" or "graph".
+        implementation: "native", "portable" or "exportable"; for decoding "engine" or "graph".
         reasons: sentences for a person.
     """
 
@@ -102,48 +113,48 @@ class Dispatch:
         return f"{self.implementation}: {'; '.join(self.reasons)}"
 
 
-def _chosen(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
-    chosen, known = choice(), current().IMPLEMENTATIONS
-    if chosen == "portable":
-        return chosen, ("chosen with heed.set_implementation",)
-    first = next(iter(known)) if chosen == "auto" else chosen
+def _select(spec: AttentionSpec | None) -> tuple[str, tuple[str, ...]]:
+    """The name of the implementation, and the reasons; see `explain`."""
+    choice, known = get_implementation(), current().IMPLEMENTATIONS
+    if choice == PORTABLE:
+        return choice, ("chosen with heed.set_implementation",)
+    first = next(iter(known)) if choice == AUTO else choice
     reasons = known[first].unsupported_reasons(spec)
     if not reasons:
         return first, (f"the {first} kernels support this call",)
-    if chosen != "auto":
-        raise ValueError(f"The {chosen} implementation cannot run this call: {'; '.join(reasons)}")
-    return "portable", tuple(reasons)
+    if choice != AUTO:
+        raise ValueError(f"The {choice} implementation cannot run this call: {'; '.join(reasons)}")
+    return PORTABLE, tuple(reasons)
 
 
 def explain(spec: AttentionSpec | None = None) -> Dispatch:
-    """Which implementation a call gets, and why; None asks about calls without special wishes.
+    """The implementation that a call gets, and why; None asks about calls without special options.
 
     Raises:
-        ValueError: if one was chosen that does not support the call.
+        ValueError: if the chosen implementation does not support the call.
     """
-    return Dispatch(*_chosen(spec))
+    return Dispatch(*_select(spec))
 
 
-def choose(spec: AttentionSpec) -> Implementation:
-    """The implementation for a call that is about to be made.
+def select_implementation(spec: AttentionSpec) -> Implementation:
+    """The implementation that runs a call.
 
     Raises:
-        ValueError: if one was chosen that does not support the call.
+        ValueError: if the chosen implementation does not support the call.
     """
-    return current().IMPLEMENTATIONS[_chosen(spec)[0]]
+    return current().IMPLEMENTATIONS[_select(spec)[0]]
 
 
-def choose_for_rows() -> RowImplementation:
-    """The implementation of what stands beside attention: that of the same name, else the portable one.
+def select_for_weights() -> Implementation:
+    """The implementation of weights and statistics: the portable one, unless one of another name is chosen."""
+    return current().IMPLEMENTATIONS[PORTABLE if allows_native() else get_implementation()]
+
+
+def select_fused_ops() -> FusedOps:
+    """The fused row-wise ops of the implementation that runs here, else the portable ones.
 
     Raises:
-        ValueError: if one was chosen that cannot run here.
+        ValueError: if the chosen implementation cannot run here.
     """
-    known = current().ROW_IMPLEMENTATIONS
-    return known.get(_chosen(None)[0], known["portable"])
-
-
-def everywhere() -> Implementation:
-    """The implementation of weights and statistics: the portable one, unless one of another name was chosen."""
-    chosen = choice()
-    return current().IMPLEMENTATIONS["portable" if chosen in ("auto", "native") else chosen]
+    known = current().FUSED_OPS
+    return known.get(_select(None)[0], known[PORTABLE])

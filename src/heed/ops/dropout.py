@@ -1,16 +1,14 @@
-"""Dropout, and the residual that it is added to."""
+"""Dropout, fused with the addition of a residual."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from keras import ops
-
 from heed._numbers import check_real
 from heed.ops import checks
+from heed.ops.arguments import draw_seed
 from heed.ops.backends import as_written
-from heed.ops.dispatch import choose_for_rows
-from heed.ops.spec import drawn_seed
+from heed.ops.dispatch import select_fused_ops
 
 
 @as_written
@@ -21,15 +19,15 @@ def dropout(
     seed: Any = None,
     residual: Annotated[Any, "... D"] = None,
 ) -> Annotated[Any, "... D"]:
-    """Numbers dropped at random, those that stay divided by what remains, added to a residual.
+    """Drops numbers at random, scales the others by 1 / (1 - rate), and adds a residual.
 
     y = residual + keep * x / (1 - rate)
 
     Args:
         x: (..., D), floating-point.
-        rate: share of the numbers that is dropped, in [0, 1). Default 0.
-        seed: an integer, or an integer tensor of shape () or (2,). The same seed drops the same numbers. Default: drawn
-            from Keras' global generator.
+        rate: the fraction of numbers to drop, in [0, 1). Default 0.
+        seed: an integer, or an integer tensor of shape () or (2,). The same seed drops the same numbers. Default: a new
+            one from Keras' global generator.
         residual: (..., D), like `x`. Default: 0.
 
     Returns: (..., D) in Keras' common dtype of `x` and `residual`.
@@ -37,11 +35,10 @@ def dropout(
     Raises:
         ValueError, TypeError: for shapes, dtypes or ranges that do not fit.
 
-    Numerics: a hash of the seed, the row r, counted over all axes but the last, and the column d decides whether a
-        number is kept, as it does for weights in the dropout of attention. It is computed again for the gradient: no
-        mask is stored, and native and portable form drop the same. What is dropped never reaches y, not even NaN. The
-        sum is made in float32 (float64 for float64) and rounded once. Differentiable any number of times in x and
-        residual.
+    Numerics: a hash of the seed, the row r (counted over all axes but the last) and the column d decides whether a
+        number is kept, as in the dropout of attention. The gradient computes it again: no mask is stored, and all
+        implementations drop the same numbers. A dropped NaN never reaches y. The sum is computed in float32 (float64
+        for float64) and rounded once. Differentiable any number of times in x and residual.
 
     Source: Srivastava et al., "Dropout", 2014 (their p is 1 - rate).
 
@@ -51,15 +48,11 @@ def dropout(
     [[10.0, 10.0, 10.0, 10.0, 10.0, 10.0], [12.0, 12.0, 10.0, 10.0, 12.0, 12.0]]
     """
     rate = check_real("rate", rate, least=0, most=1)
-    given = {"x": x} | ({} if residual is None else {"residual": residual})
-    (x, *rest), dtype = checks.common_type(**given)
-    x, *rest = (
-        tensor if checks.dtype_of(tensor) == dtype else ops.cast(tensor, dtype)
-        for tensor in (x, *rest)
-    )
+    operands = {"x": x} | ({} if residual is None else {"residual": residual})
+    (x, *rest), _ = checks.common_type(**operands)
     checks.check_same_rows(x, *rest)
     residual = rest[0] if rest else None
     if not rate:
         return x if residual is None else residual + x
-    seed = checks.check_seed(drawn_seed(rate, seed))
-    return choose_for_rows().dropout(x, residual, rate, seed)
+    seed = checks.check_seed(draw_seed(rate, seed))
+    return select_fused_ops().dropout(x, residual, rate, seed)

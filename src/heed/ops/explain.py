@@ -1,22 +1,22 @@
-"""Which implementation an attention would run, and why."""
+"""Explains which implementation runs an attention."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from heed.ops import spec
+from heed.ops import arguments
 from heed.ops.additive import additive_attention
 from heed.ops.attention import dot_product_attention
 from heed.ops.dispatch import Dispatch, explain
 
 
 def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispatch:
-    """Says which implementation an attention would run for these arguments, and why.
+    """Explains which implementation an attention runs with these arguments.
 
     Args:
         query, key, value: as for `dot_product_attention` or `additive_attention`.
-        **options: as there, checked as there, but nothing is computed. With a `score_vector` it is additive attention.
+        **options: as there, and checked as there. With a `score_vector` it is additive attention. Nothing is computed.
 
     Returns: an object with `.implementation` ("native" or "portable") and `.reasons`; print it.
 
@@ -39,4 +39,6 @@ def explain_dispatch(query: Any, key: Any, value: Any, **options: Any) -> Dispat
     bound = signature.bind(query, key, value, **options)
     bound.apply_defaults()
     del bound.arguments["return_lse"]
-    return explain((spec.additive if additive else spec.dot_product)(**bound.arguments)[0])
+    return explain(
+        (arguments.additive if additive else arguments.dot_product)(**bound.arguments)[0]
+    )

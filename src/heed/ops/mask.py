@@ -1,9 +1,9 @@
-"""`Mask`: which keys a query may attend to, as one value that the kernels understand."""
+"""`Mask`: which keys a query may attend to, as one value."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,21 +21,20 @@ from heed.ops.sizes import Size, Span, maximum, minimum
 class Mask:
     """Which keys each query may attend to: True means "attend".
 
-    A mask is a set of rules that all have to allow a pair (query i, key j). Rules are joined with `&`. Every
-    rule but `dense` is a few numbers: it costs no memory, and blocks of the score matrix that it rules out are
-    never computed.
+    A mask is a set of rules, joined with `&`; each of them has to allow a pair (query i, key j). Every rule except
+    `dense` is a few numbers: it costs no memory, and blocks of the score matrix that it rules out are never computed.
 
-    Positions: query i stands at key position `i + a`. `align` gives `a`:
+    Positions: query i is at key position `i + a`. `align` gives `a`:
 
-    - `"top_left"`: 0 (as Keras), query i and key i stand at the same place;
-    - `"bottom_right"`: S - T, the last query and the last key stand at the same place;
-    - an integer in [-2^29, 2^29], or an integer tensor of shape () or (B,): the key position at which query 0
-      stands, such as the number of tokens that a key/value cache holds.
+    - `"top_left"`: 0 (as Keras), query i and key i have the same position;
+    - `"bottom_right"`: S - T, the last query and the last key have the same position;
+    - an integer in [-2^29, 2^29], or an integer tensor of shape () or (B,): the key position of query 0, such as the
+      number of tokens that a key/value cache holds.
 
     Wherever heed takes a `Mask`, it also takes a boolean array that broadcasts to (B, N, T, S).
 
-    A mask goes into and out of a `tf.function` and a `tf.data.Dataset`. Arrays and tensors in it are values there,
-    plain numbers part of what is traced: another `Mask.lengths` of the same shape does not trace anew.
+    A mask can be passed to and returned from a `tf.function` and a `tf.data.Dataset`. Its arrays and tensors are values
+    there, its plain numbers constants of the trace: another `Mask.lengths` of the same shape does not trace anew.
 
     >>> print(Mask.causal().draw(3, 4))
     ■ · · ·
@@ -49,7 +48,7 @@ class Mask:
     0.5
     """
 
-    __array_ufunc__ = None  # `array & mask` is for the mask to compute
+    __array_ufunc__ = None  # makes `array & mask` call the mask
 
     def __init__(self, rules: Sequence[mask_rules.MaskRule] = ()):
         self.rules: tuple[mask_rules.MaskRule, ...] = tuple(rules)
@@ -59,7 +58,7 @@ class Mask:
         """Key j is visible to query i if j <= i + a.
 
         Args:
-            align: where query 0 stands among the keys, see `Mask`.
+            align: the key position of query 0, see `Mask`.
         """
         return cls([mask_rules.Window(None, 0, checks.check_align(align))])
 
@@ -68,16 +67,13 @@ class Mask:
         """Key j is visible to query i if i + a - left <= j <= i + a + right.
 
         Args:
-            left: how many keys before its own position a query sees, 0 or more; None, or more than there are, for
-                all of them.
+            left: how many keys a query sees before its own position, 0 or more; None for all.
             right: the same after its own position.
-            align: where query 0 stands among the keys, see `Mask`.
+            align: the key position of query 0, see `Mask`.
 
         Keras' `sliding_window=W` is `Mask.window(W - 1, W - 1)`.
         """
-        left, right = (
-            checks.check_reach(name, x) for name, x in (("left", left), ("right", right))
-        )
+        left, right = checks.check_reach("left", left), checks.check_reach("right", right)
         return cls([mask_rules.Window(left, right, checks.check_align(align))])
 
     @classmethod
@@ -89,7 +85,7 @@ class Mask:
             query_lengths: (B,) integers >= 0 or None. Queries from there on attend to nothing: their output is 0.
 
         Raises:
-            ValueError: for a negative length; where values are only known when a graph runs, it means none.
+            ValueError: for a negative length. If values are only known when a graph runs, it means 0.
         """
         lengths = functools.partial(checks.check_ids, ranks=(1,), bounds=(0, None))
         queries = None if query_lengths is None else lengths("query_lengths", query_lengths)
@@ -103,11 +99,7 @@ class Mask:
             query_ids: (B, T) integers that int32 holds.
             key_ids: (B, S) of them; None for those of the queries.
         """
-        ids = functools.partial(
-            checks.check_ids,
-            ranks=(2,),
-            bounds=(int(np.iinfo(np.int32).min), int(np.iinfo(np.int32).max)),
-        )
+        ids = functools.partial(checks.check_ids, ranks=(2,), bounds=(-(2**31), 2**31 - 1))
         queries = ids("query_ids", query_ids)
         keys = queries if key_ids is None else ids("key_ids", key_ids)
         return cls([mask_rules.Segments(queries, keys)])
@@ -118,17 +110,17 @@ class Mask:
 
         Args:
             n: length of the prefix, an integer >= 0 or (B,) of them; beyond S it means all keys.
-            align: where query 0 stands among the keys, see `Mask`.
+            align: the key position of query 0, see `Mask`.
         """
         return cls([mask_rules.Prefix(checks.check_prefix(n), checks.check_align(align))])
 
     @classmethod
     def dilated(cls, step: int, align: Any = "top_left") -> Mask:
-        """Key j is visible to query i if (i + a - j) mod step = 0: every step-th key, its own among them.
+        """Key j is visible to query i if (i + a - j) mod step = 0: every step-th key, counted from its own.
 
         Args:
             step: an integer in [1, 2^29]; 1 means all keys.
-            align: where query 0 stands among the keys, see `Mask`.
+            align: the key position of query 0, see `Mask`.
 
         Source: the strided pattern of Child et al., "Generating Long Sequences with Sparse Transformers", 2019; a
         dilated window, as in Beltagy et al., "Longformer", 2020, is `Mask.dilated(d) & Mask.window(d * w, d * w)`.
@@ -152,7 +144,7 @@ class Mask:
 
     @classmethod
     def blocked(cls, array: Any) -> Mask:
-        """The other convention, which many tutorials use: True or 1 means "do not attend".
+        """The convention of many tutorials: True or 1 means "do not attend".
 
         Args:
             array: booleans, integers or floats that are 0 or 1, and broadcast to (B, N, T, S).
@@ -171,12 +163,12 @@ class Mask:
     __rand__ = __and__
 
     def __len__(self) -> int:
-        """How many rules there are."""
+        """The number of rules."""
         return len(self.rules)
 
     def __or__(self, other: Any) -> Mask:
         raise TypeError(
-            "Masks join with `&` alone: each of their rules has to allow a pair. To allow what either allows give "
+            "Masks only join with `&`: every rule has to allow a pair. For the union pass "
             "Mask.dense(one.to_dense(T, S) | other.to_dense(T, S))"
         )
 
@@ -184,14 +176,14 @@ class Mask:
 
     def __invert__(self) -> Mask:
         raise TypeError(
-            "A mask of rules has no opposite. Give Mask.dense(~mask.to_dense(T, S)), or `Mask.blocked(array)` for an "
-            "array in which 1 means ignore"
+            "A mask of rules cannot be inverted. Pass Mask.dense(~mask.to_dense(T, S)), or `Mask.blocked(array)` for "
+            "an array in which 1 means ignore"
         )
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "A mask is neither true nor false. Ask `mask is not None`, join masks with `&` (not `and`), and look at "
-            "their values with `mask.to_dense(T, S)` or `mask.kept_fraction(T, S)`"
+            "A mask is neither true nor false. Test `mask is not None`, join masks with `&` (not `and`), and get "
+            "their values from `mask.to_dense(T, S)` or `mask.kept_fraction(T, S)`"
         )
 
     def visible(
@@ -212,19 +204,23 @@ class Mask:
             lo, hi = maximum(lo, low), minimum(hi, high)
         return minimum(lo, key_length), maximum(hi, minimum(lo, key_length))
 
+    def map_dense(self, change: Callable[[Any], Any]) -> Mask:
+        """The mask with `change` applied to the array of each dense rule."""
+        return Mask([rule.map_dense(change) for rule in self.rules])
+
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether it is made of plain numbers alone, and of no tensor."""
-        return all(mask_rules.is_plain(x) for rule in self.rules for x in rule.fields())
+        """Whether it holds no tensors."""
+        return all(rule.is_plain for rule in self.rules)
 
     @property
     def has_static_range(self) -> bool:
-        """Whether `key_range` is known while tracing (given that T and S are)."""
+        """Whether `key_range` is known while tracing, if T and S are."""
         return all(rule.has_static_range for rule in self.rules)
 
     @property
     def alignment(self) -> Any:
-        """The `align` of the first rule that has one: where query 0 stands among the keys."""
+        """The `align` of the first rule that has one, else 0."""
         return next((rule.align for rule in self.rules if hasattr(rule, "align")), 0)
 
     def to_dense(self, query_length: int, key_length: int) -> Any:
@@ -240,20 +236,20 @@ class Mask:
         return full if allowed is None else ops.logical_and(allowed, full)
 
     def kept_fraction(self, query_length: int, key_length: int) -> Any:
-        """Which fraction of all pairs the mask keeps: a float32 scalar in [0, 1]."""
+        """The fraction of pairs that the mask keeps: a float32 scalar in [0, 1]."""
         return ops.mean(ops.cast(self.to_dense(query_length, key_length), "float32"))
 
     def draw(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> str:
-        """The mask of one batch entry and head as text: a line a query, "■" for "attend"."""
+        """The mask of one batch entry and head as text: one line per query, "■" for "attend"."""
         picture = self._picture(query_length, key_length, batch, head)
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in picture)
 
     def plot(self, query_length: int, key_length: int, *, batch: int = 0, head: int = 0) -> Any:
-        """The mask of one batch entry and head as a matplotlib figure: a row a query, dark for "attend".
+        """The mask of one batch entry and head as a matplotlib figure: one row per query, dark for "attend".
 
         Args:
             query_length, key_length: T and S.
-            batch, head: which one of a mask that has several; one that has not shows the same for all.
+            batch, head: which one to plot, if the mask differs between them.
 
         Raises:
             ImportError: without matplotlib.
@@ -272,36 +268,31 @@ class Mask:
         return allowed[min(batch, len(allowed) - 1), min(head, allowed.shape[1] - 1)]
 
     def get_config(self) -> dict[str, Any]:
-        """The rules as plain values, so that a Functional model that was given a mask can be saved.
+        """The rules as plain values, with which Keras saves a Functional model that holds a mask.
 
         Raises:
-            TypeError: for a mask made of tensors of a graph, which have no values yet.
+            TypeError: for a mask of symbolic tensors, which have no values yet.
         """
         return {"rules": [rule.to_config() for rule in self.rules]}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Mask:
-        """The mask that `get_config` described."""
+        """The mask of a configuration from `get_config`."""
         return cls([mask_rules.from_config(rule) for rule in config["rules"]])
 
-    def _key(self) -> tuple:
-        # Rules made of plain numbers compare by value, so that tf.function does not trace anew for an equal mask.
-        return tuple(
-            (type(rule), *map(mask_rules.comparable, rule.fields())) for rule in self.rules
-        )
-
+    # Equal plain rules make equal masks, for which a tf.function does not trace anew.
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mask) and self._key() == other._key()
+        return isinstance(other, Mask) and self.rules == other.rules
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self.rules)
 
     def __repr__(self) -> str:
         return " & ".join(map(repr, self.rules)) or "Mask()"
 
 
 def as_mask(value: Any, name: str = "mask") -> Mask:
-    """A `Mask` as it is; anything else becomes `Mask.dense`, or an error about `name`."""
+    """A `Mask` as it is; anything else as `Mask.dense`, or an error about `name`."""
     if isinstance(value, Mask):
         return value
     return Mask([mask_rules.Dense(checks.check_dense(name, value))])
@@ -315,6 +306,6 @@ def _from_keras(outlines: Any, tensors: Any) -> Any:
     return Mask(mask_rules.put_together(outlines, tensors))
 
 
-# To Keras a mask is a structure of tensors: then it may be part of a model's input, which takes nothing else.
+# Keras sees a mask as a structure of tensors, which can be an input of a model.
 _kind: Any = Mask
 optree.register_pytree_node(_kind, _to_keras, _from_keras, namespace="keras")

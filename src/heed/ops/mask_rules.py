@@ -1,4 +1,4 @@
-"""The rules a `Mask` is made of, as data: which pairs each allows, and outside which keys it allows none.
+"""The rules of a `Mask`, as data: the pairs that each allows, and the range of keys outside which it allows none.
 
 A new rule is a class here, a constructor in `mask.py`, a struct in `native/kernels/rules.h` and its number in
 `native/include/heed.h`: see docs/extending.md.
@@ -7,7 +7,7 @@ A new rule is a class here, a constructor in `mask.py`, a struct in `native/kern
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,16 +17,16 @@ from heed.ops.sizes import Size, Span, is_static, maximum, size, slice_axis
 
 # Bounds for "no limit" that survive the addition of any position.
 FAR = 2**30
-_INT32 = np.iinfo(np.int32)  # its ends are what is reduced of nothing
+_INT32 = np.iinfo(np.int32)  # its ends are the extremes of an empty tensor
 
 
 class WireRule(NamedTuple):
-    """A rule as the native kernels take it: `heed_mask_rule` in `native/include/heed.h`.
+    """A rule for the native kernels: `heed_mask_rule` in `native/include/heed.h`.
 
     Attributes:
-        kind: which rule.
+        kind: the number of the rule.
         left, right: two numbers.
-        align: where query 0 stands: an integer, or integers () or (B,).
+        align: the key position of query 0: an integer, or integers () or (B,).
         first, second: integers (), (B,) or (B, length), or None.
         dense: booleans that broadcast to (B, N, T, S), or None.
     """
@@ -41,17 +41,12 @@ class WireRule(NamedTuple):
 
 
 def axis_letters(axes: Sequence[int]) -> str:
-    """Axes of (B, N, T, S) for a message."""
+    """Axes of (B, N, T, S) as letters, for a message."""
     return ", ".join("BNTS"[axis] for axis in axes)
 
 
-def comparable(field: Any) -> Any:
-    """What two equal fields have in common: the value of a plain one, the identity of a tensor."""
-    return field if is_plain(field) else id(field)
-
-
 def offset(align: Any, query_length: Size, key_length: Size) -> Any:
-    """`a` of query position i + a: an int, a scalar tensor, or a tensor (B,)."""
+    """The alignment a of query position i + a: an int, a scalar tensor, or a tensor (B,)."""
     if isinstance(align, str):
         return 0 if align == "top_left" else key_length - query_length
     return align
@@ -74,27 +69,59 @@ def _grid(queries: Span, keys: Span) -> tuple[Any, Any]:
 
 
 class MaskRule:
-    """One rule of a mask; a dataclass of plain values and tensors.
+    """One rule of a mask; a dataclass of plain values and tensors. Rules with tensors compare by identity.
 
-    `kind` is its number in `native/include/heed.h`, and `wire` says where in a `WireRule` its fields go. `axes` names
-    the fields that hold one entry a batch entry, with the further axes of (B, N, T, S) that they have.
+    `kind` is its number in `native/include/heed.h`; `wire` maps the slots of a `WireRule` to its fields. `axes` names
+    the fields that hold one entry per batch entry, with their further axes of (B, N, T, S).
     """
 
     kind: ClassVar[int]
     wire: ClassVar[dict[str, str]]
     axes: ClassVar[dict[str, tuple[int, ...]]] = {}
 
+    def __eq__(self, other: object) -> bool:
+        if not (self.is_plain and isinstance(other, MaskRule) and other.is_plain):
+            return self is other
+        return type(self) is type(other) and self.fields() == other.fields()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.fields())) if self.is_plain else object.__hash__(self)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it holds no tensors."""
+        return all(map(is_plain, self.fields()))
+
     @property
     def has_static_range(self) -> bool:
-        """Whether `key_range` is known while tracing (given that T and S are)."""
-        return all(map(is_plain, self.fields()))
+        """Whether `key_range` is known while tracing, if T and S are."""
+        return self.is_plain
+
+    @property
+    def dense(self) -> Any:
+        """Its booleans that broadcast to (B, N, T, S); None for a rule of numbers."""
+        return None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it shows query i the keys up to i, and nothing else."""
+        return False
+
+    @property
+    def hides_future(self) -> bool:
+        """Whether it hides all keys after the position of the query."""
+        return False
+
+    def map_dense(self, change: Callable[[Any], Any]) -> MaskRule:
+        """The rule with other booleans, if it has such."""
+        return self
 
     def fields(self) -> list[Any]:
         """The values of its fields, in order."""
         return list(vars(self).values())
 
     def batched(self) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-        """Its tensors with an entry a batch entry: name, tensor, and which axes of (B, N, T, S) that one has."""
+        """Its tensors with one entry per batch entry: name, tensor, and its axes of (B, N, T, S)."""
         for name, axes in self.axes.items():
             x = getattr(self, name)
             if not is_plain(x) and len(x.shape):
@@ -110,7 +137,7 @@ class MaskRule:
         raise NotImplementedError
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:
-        """(lo, hi): none of these queries sees a key before lo or from hi on."""
+        """(lo, hi): these queries see no key before lo or from hi on."""
         return 0, key_length
 
     def to_wire(self) -> WireRule:
@@ -140,6 +167,15 @@ class Window(MaskRule):
     left: int | None
     right: int | None
     align: Any
+
+    @property
+    def is_causal(self) -> bool:  # noqa: D102
+        known = is_plain(self.align) and self.align in (0, "top_left")
+        return known and (self.left, self.right) == (None, 0)
+
+    @property
+    def hides_future(self) -> bool:  # noqa: D102
+        return self.right == 0
 
     def visible(self, queries: Span, keys: Span, query_length: Size, key_length: Size) -> Any:  # noqa: D102
         i, j = _grid(queries, keys)
@@ -199,7 +235,7 @@ class Lengths(MaskRule):
         return allowed
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
-        # Not below 0, where there is no batch entry at all either.
+        # 0 where there is no batch entry.
         longest = ops.max(self.key_lengths, initial=0)
         if self.query_lengths is None:
             return 0, longest
@@ -224,7 +260,7 @@ class Segments(MaskRule):
         return ops.equal(query_ids[:, None, :, None], key_ids[:, None, None, :])
 
     def key_range(self, queries: Span, query_length: Size, key_length: Size) -> tuple[Any, Any]:  # noqa: D102
-        # From the first to the last key whose number lies between the smallest and largest of these queries.
+        # From the first to the last key whose number is between the smallest and largest of these queries.
         query_ids = slice_axis(self.query_ids, 1, *queries)
         least = ops.min(query_ids, axis=1, keepdims=True, initial=_INT32.max)
         most = ops.max(query_ids, axis=1, keepdims=True, initial=_INT32.min)
@@ -242,6 +278,13 @@ class Dense(MaskRule):
     wire: ClassVar = {"dense": "array"}
 
     array: Any
+
+    @property
+    def dense(self) -> Any:  # noqa: D102
+        return self.array
+
+    def map_dense(self, change: Callable[[Any], Any]) -> MaskRule:  # noqa: D102
+        return Dense(change(self.array))
 
     @property
     def has_static_range(self) -> bool:  # noqa: D102
@@ -271,20 +314,20 @@ class Dilated(MaskRule):
         align = offset(self.align, query_length, key_length)
         if not is_static(align, *queries, key_length) or queries.length >= self.step:
             return 0, key_length
-        # The first key, counted from the beginning or from the end, is as far as the nearest of the queries' residues.
+        # The distance of the first key from either end is the smallest residue of the queries.
         residues = [(i + align) % self.step for i in range(queries.begin, queries.end)]
         from_end = [(key_length - 1 - residue) % self.step for residue in residues]
         return min(residues, default=0), key_length - min(from_end, default=0)
 
 
 def of_rank_4(array: Any) -> Any:
-    """The array with axes of length 1 in front."""
+    """The array with leading axes of length 1."""
     missing = 4 - len(array.shape)
     return array[(None,) * missing + (...,)] if missing else array
 
 
 def cut(array: Any, queries: Span, keys: Span) -> Any:
-    """A block of something that broadcasts to (B, N, T, S), as rank 4. Axes of length 1 stay: they broadcast."""
+    """A block of an array that broadcasts to (B, N, T, S), as rank 4. Axes of length 1 stay."""
     if array is None:
         return None
     array = of_rank_4(array)
@@ -314,14 +357,13 @@ def _plain(field: Any) -> Any:
 RULES: tuple[type[MaskRule], ...] = (Window, Prefix, Lengths, Segments, Dense, Dilated)
 BY_NAME: dict[str, type[MaskRule]] = {rule.__name__: rule for rule in RULES}
 
-
-# A rule without its tensors: its name and its fields, with TENSOR in place of each tensor. TensorFlow serializes it.
+# A rule without its tensors: its name and fields, with TENSOR in place of each tensor. TensorFlow serializes it.
 Outline = tuple[Any, ...]
 TENSOR = "<tensor>"
 
 
 def take_apart(rules: Sequence[MaskRule]) -> tuple[list[Any], tuple[Outline, ...]]:
-    """The tensors of all rules in order, and what remains of the rules."""
+    """The tensors of all rules in order, and the outlines of the rules."""
     tensors = [x for rule in rules for x in rule.fields() if not is_plain(x)]
     outlines = tuple(
         (type(rule).__name__, *(x if is_plain(x) else TENSOR for x in rule.fields()))
@@ -340,12 +382,12 @@ def put_together(outlines: Sequence[Outline], tensors: Sequence[Any]) -> list[Ma
 
 
 def is_plain(field: Any) -> bool:
-    """Whether a field of a rule is a value of its own, not a tensor."""
+    """Whether a field of a rule is a plain value, not a tensor."""
     return field is None or isinstance(field, (int, str))
 
 
 def from_config(config: dict[str, Any]) -> MaskRule:
-    """The rule that `to_config` described."""
+    """The rule of a configuration from `to_config`."""
     fields = {
         name: ops.convert_to_tensor(x["values"], x["dtype"]) if isinstance(x, dict) else x
         for name, x in config.items()

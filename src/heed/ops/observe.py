@@ -1,7 +1,6 @@
-"""Who looks on: while someone watches, every attention that runs here is shown to him before its output goes on.
+"""Lets `heed.inspect` watch every attention of a model, and replace its output.
 
-Watching is how `heed.inspect` sees the attention of a whole model. It costs one look at a context variable where
-nobody does.
+Without a watcher it costs one look at a context variable.
 """
 
 from __future__ import annotations
@@ -14,19 +13,18 @@ from typing import Any
 
 from heed.ops.spec import AttentionSpec, Tensors
 
-# Gets what was computed, of what, and its output; returns the output that goes on.
+# Gets the spec, the operands and the output of an attention; returns the output to go on with.
 Watcher = Callable[[AttentionSpec, Tensors, Any], Any]
 
-# Held by whoever replaces functions of Keras, until he has put them back or leaves them so: what is put back at the end
-# must be what was there at the beginning.
+# Held while functions of Keras are replaced and restored.
 patching = threading.RLock()
 
 _watcher: ContextVar[Watcher | None] = ContextVar("heed_watcher", default=None)
 
 
 @contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
-    """Shows `watcher` each attention that this thread runs meanwhile."""
+def set_watcher(watcher: Watcher) -> Iterator[None]:
+    """Calls `watcher` with each attention that this thread runs inside the `with` block."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -34,12 +32,12 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def watched() -> bool:
-    """Whether somebody looks on."""
+def is_watched() -> bool:
+    """Whether a watcher is active in this thread."""
     return _watcher.get() is not None
 
 
-def shown(output: Any, spec: AttentionSpec, tensors: Tensors) -> Any:
-    """The output, after whoever watches has seen it."""
+def show(output: Any, spec: AttentionSpec, tensors: Tensors) -> Any:
+    """Shows an attention to the watcher, if any; returns the output to go on with."""
     watcher = _watcher.get()
     return output if watcher is None else watcher(spec, tensors, output)

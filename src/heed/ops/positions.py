@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoids, rotation, and biases by distance."""
+"""Position encodings: sinusoids, rotation, and biases by distance."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from keras import ops
 from heed._numbers import check_real
 from heed.ops import checks, rotary_scaling
 from heed.ops.backends import as_written
+from heed.ops.layouts import LAYOUTS
 from heed.ops.sizes import shape_of
 
-# Of heads and of buckets: each is a number of a list that is made here.
+# Heads or buckets, which are computed as Python lists.
 _MOST = 2**16
 
 
@@ -67,32 +68,31 @@ def rotary_embedding(
     (x_c, x_c') -> (x_c cos a - x_c' sin a, x_c sin a + x_c' cos a), a = position / scaling_factor *
     max_wavelength^(-2c / H), where feature c is paired with c' = c + H/2 (or with the next one if interleaved).
 
-    The product of a rotated query and a rotated key depends on the distance of their positions alone.
+    The product of a rotated query and a rotated key depends only on the distance of their positions.
 
     Args:
         x: (B, T, N, H), H even; floating-point.
         positions: (T,) or (B, T), integers or floats. Default: 0, 1, ..., T - 1.
         max_wavelength: > 0 (the base of the paper).
         scaling_factor: > 0; positions are divided by it.
-        scaling: how a model that was trained on texts of L = `original_length` tokens is stretched over longer ones,
-            a dictionary with a `kind` and its options. With w_c = max_wavelength^(-2c / H), by how much position 1
-            turns pair c, and s = `factor` >= 1:
+        scaling: extends a model trained on texts of L = `original_length` tokens to longer texts; a dictionary with a
+            `kind` and its options. Position 1 turns pair c by w_c = max_wavelength^(-2c / H); s = `factor` >= 1:
 
             - `{"kind": "linear", "factor": s}`: w_c / s, as `scaling_factor`.
-            - `{"kind": "ntk", "factor": s}`: max_wavelength becomes max_wavelength * s^(H / (H - 2)), so that the
-              slowest pair turns s times slower and the quickest as before.
-            - `{"kind": "dynamic", "original_length": L, "factor": 1.0}`: the same with s * length / L - (s - 1) for s
-              where the text is longer than L, and nothing before.
+            - `{"kind": "ntk", "factor": s}`: max_wavelength becomes max_wavelength * s^(H / (H - 2)): the slowest pair
+              turns s times slower, the quickest as before.
+            - `{"kind": "dynamic", "original_length": L, "factor": 1.0}`: as "ntk", with s * length / L - (s - 1) for s
+              in texts longer than L, and unchanged in others.
             - `{"kind": "llama3", "factor": 8.0, "original_length": 8192, "low_frequency_factor": 1.0,
               "high_frequency_factor": 4.0}`: w_c / s for pairs that turn less than once (the low factor) in L
-              tokens, w_c for those that turn more than four times (the high one), in between a line.
+              tokens, w_c for pairs that turn more than four times (the high factor), interpolated between.
             - `{"kind": "yarn", "factor": s, "original_length": L, "beta_fast": 32.0, "beta_slow": 1.0,
               "attention_factor": None}`: w_c / s for pairs that turn less than beta_slow times in L tokens, w_c for
-              those that turn more than beta_fast times, in between a line over c. The rotated x is multiplied by the
-              attention factor, 0.1 ln(s) + 1 by default, so that the scores are by its square.
-        length: of the text, for "dynamic"; an integer or scalar tensor. Default: the highest position plus 1. Query
-            and key of one attention must have the same.
-        interleaved: pair neighbouring features, as the paper does, instead of the two halves.
+              pairs that turn more than beta_fast times, interpolated over c between. The rotated x is multiplied by
+              the attention factor, 0.1 ln(s) + 1 by default, and so the scores by its square.
+        length: of the text, for "dynamic"; an integer or scalar tensor, the same for query and key of an attention.
+            Default: the highest position plus 1.
+        interleaved: pair neighbouring features, as in the paper, instead of the two halves.
         layout: "BTNH", or "BNTH" for x (B, N, T, H).
 
     Returns: the shape and dtype of x. Angles are float32 (float64 for float64).
@@ -102,8 +102,8 @@ def rotary_embedding(
 
     Source: Su et al., "RoFormer", 2021, equation 34 (d is H, m the position). linear: Chen et al., "Extending Context
     Window of Large Language Models via Positional Interpolation", 2023. ntk, dynamic and yarn: Peng et al., "YaRN",
-    2023; in yarn the line over c is that of their code, in dynamic the factor beside the length is that of Hugging
-    Face's transformers. llama3: `apply_scaling` in the code of Llama 3.1, 2024.
+    2023; yarn interpolates over c as their code does, and dynamic combines factor and length as Hugging Face's
+    transformers does. llama3: `apply_scaling` in the code of Llama 3.1, 2024.
 
     >>> x = np.ones((1, 3, 2, 4), "float32")
     >>> bool(np.all(rotary_embedding(x)[:, 0] == x[:, 0]))
@@ -111,25 +111,27 @@ def rotary_embedding(
     """
     (x,), dtype = checks.common_type(x=x)
     checks.check_layout(layout)
-    checks.check_rank("x", x, checks.AXES[layout][0])
+    checks.check_rank("x", x, LAYOUTS[layout].axes[0])
     width = x.shape[3]
     if width is None or width % 2:
-        raise checks.bad("`x` must have a known, even number of features (H)", x=x)
+        raise checks.shape_error("`x` must have a known, even number of features (H)", x=x)
     check_real("scaling_factor", scaling_factor, least=0, exclusive=True)
     check_real("max_wavelength", max_wavelength, least=0, exclusive=True)
     scaling = rotary_scaling.check_scaling(scaling)
-    axis = 1 if layout == "BTNH" else 2
+    axis = LAYOUTS[layout].length_axis
     if positions is None:
         positions = ops.arange(ops.shape(x)[axis], dtype="int32")
     positions = checks.check_numbers("positions", positions)
-    batch = (1, x.shape[0])  # one for all entries, or one each
+    batch = (1, x.shape[0])  # one for all entries, or one per entry
     shape = shape_of(positions) or ()
     if (
         len(shape) not in (1, 2)
         or checks.differ(shape[-1], x.shape[axis])
         or (len(shape) == 2 and all(checks.differ(shape[0], n) for n in batch))
     ):
-        raise checks.bad("`positions` must have shape (T,) or (B, T)", positions=positions, x=x)
+        raise checks.shape_error(
+            "`positions` must have shape (T,) or (B, T)", positions=positions, x=x
+        )
     compute = checks.compute_type(dtype)
     if length is not None:
         length = checks.check_size("length", length)
@@ -152,8 +154,8 @@ def rotary_embedding(
 def alibi_slopes(num_heads: int) -> Annotated[Any, "N"]:
     """The slopes of ALiBi, for `dot_product_attention(..., alibi_slopes=...)`.
 
-    A geometric sequence that starts at 2^(-8/n) and has that ratio, where n is num_heads; for an n that is no power of
-    two, the slopes of the power below, then every second one of the power above.
+    A geometric sequence with first term and ratio 2^(-8/n) for n = num_heads heads. If n is not a power of two: the
+    slopes of the power below, then every second slope of the power above.
 
     Args:
         num_heads: N, 1 or more.
@@ -187,9 +189,9 @@ def relative_position_buckets(
 
     Args:
         relative_position: any shape, integers: key position minus query position (j - i).
-        bidirectional: half of the buckets for keys after the query; else those all count as distance 0.
-        num_buckets: how many in all; at least 2, at least 4 and even if bidirectional.
-        max_distance: from here on all distances share the last bucket; more than half of the buckets of a direction.
+        bidirectional: use half of the buckets for keys after the query; else those keys count as distance 0.
+        num_buckets: at least 2; if bidirectional at least 4 and even.
+        max_distance: distances from here on share the last bucket; more than half of the buckets of a direction.
 
     Returns: the shape of relative_position, int32 in [0, num_buckets).
 
@@ -214,7 +216,7 @@ def relative_position_buckets(
         )
     relative = checks.check_integers("relative_position", relative_position)
     distance = ops.abs(relative) if bidirectional else ops.maximum(-relative, 0)
-    # The bounds of the logarithmic buckets as integers: no rounding decides where a distance falls.
+    # Integer bounds of the logarithmic buckets: rounding decides nothing.
     bounds = [
         math.ceil(exact * (max_distance / exact) ** (step / (one_side - exact)) - 1e-9)
         for step in range(1, one_side - exact)
@@ -243,7 +245,7 @@ def relative_position_bias(
     Args:
         table: (num_buckets, N), the learned numbers.
         query_length, key_length: T and S.
-        offset: the key position at which query 0 stands; an integer or scalar tensor.
+        offset: the key position of query 0; an integer or scalar tensor.
         bidirectional, max_distance: see `relative_position_buckets`.
 
     Returns: (1, N, T, S) in the dtype of table.
@@ -268,6 +270,6 @@ def relative_position_bias(
         num_buckets=table.shape[0],
         max_distance=max_distance,
     )
-    # Gathered along axis 1, not 0: the gradient of the table is then one dense tensor. Slices with a
-    # row for each score would be as large as the bias, and Keras' Adam takes repeated rows amiss.
+    # Along axis 1 the gradient of the table is one dense tensor. Along axis 0 it would be slices as large as the bias,
+    # whose repeated rows Keras' Adam handles wrongly.
     return ops.take(ops.transpose(table), buckets, axis=1)[None]

@@ -1,7 +1,7 @@
-"""Stretching the rotation of positions over texts longer than those that a model was trained on.
+"""Scales rotary positions for texts longer than those of the training.
 
 Letters: H features, c = 0..H/2-1 a pair of them, w_c = max_wavelength^(-2c / H) its turn per position, s the factor,
-L the length that the model was trained on.
+L the length in training.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keras import ops
 
 from heed._numbers import check_real, integer
 
-# The options of each kind with their defaults; ... must be given.
+# The options of each kind with their defaults; ... means required.
 _KINDS: dict[str, dict[str, Any]] = {
     "linear": {"factor": ...},
     "ntk": {"factor": ...},
@@ -78,7 +78,7 @@ def check_scaling(scaling: Any) -> dict[str, Any] | None:
 
 
 def depends_on_length(scaling: Mapping[str, Any] | None) -> bool:
-    """Whether the turns differ from text to text."""
+    """Whether the turns depend on the length of the text."""
     return scaling is not None and scaling["kind"] == "dynamic"
 
 
@@ -89,13 +89,13 @@ def turns(
     length: Any,
     dtype: str,
 ) -> tuple[Any, float]:
-    """How far each pair of features turns per position, (H/2,), and what the turned features are multiplied with.
+    """The turn of each pair of features per position, (H/2,), and the factor of the rotated features.
 
     Args:
         features: H.
-        max_wavelength: as it was in training.
+        max_wavelength: as in training.
         scaling: checked.
-        length: of the text, an int tensor (); for the kind "dynamic".
+        length: of the text, an int tensor (), for the kind "dynamic".
         dtype: of the turns.
     """
     if scaling is None:
@@ -118,7 +118,7 @@ def _plain(features: int, max_wavelength: float) -> np.ndarray:
 
 
 def _ntk_exponent(features: int) -> float:
-    """Makes the slowest pair turn s times slower, and the quickest as before; one pair alone is both."""
+    """Slows the slowest pair s times and leaves the quickest; a single pair is both."""
     return features / (features - 2) if features > 2 else 1.0
 
 
@@ -133,7 +133,7 @@ def _ntk(features: int, max_wavelength: float, scaling: Mapping[str, Any]) -> np
 def _llama3(features: int, max_wavelength: float, scaling: Mapping[str, Any]) -> np.ndarray:
     plain = _plain(features, max_wavelength)
     low, high = scaling["low_frequency_factor"], scaling["high_frequency_factor"]
-    rounds = scaling["original_length"] * plain / (2 * np.pi)  # within the length of training
+    rounds = scaling["original_length"] * plain / (2 * np.pi)  # within the length in training
     kept = np.clip((rounds - low) / (high - low), 0.0, 1.0)
     return plain * (kept + (1 - kept) / scaling["factor"])
 

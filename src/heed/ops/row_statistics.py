@@ -1,22 +1,22 @@
-"""What the weights of an attention amount to, row by row, without holding them."""
+"""Statistics of attention weights, row by row, in linear memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from heed.ops import spec
+from heed.ops import arguments
 from heed.ops.backends import as_written
-from heed.ops.dispatch import everywhere
+from heed.ops.dispatch import select_for_weights
 
 
 class AttentionStatistics(NamedTuple):
     """Statistics of each row of weights, all float32 (float64 for float64).
 
     Attributes:
-        entropy: (B, N, T), -sum_j w_ij ln w_ij in nats: 0 for a row on one key, ln(n) for one spread evenly over n.
+        entropy: (B, N, T), -sum_j w_ij ln w_ij in nats: 0 for a row on one key, ln(n) for a row spread evenly over n.
         distance: (B, N, T), sum_j w_ij |i + a - j| in positions, with the alignment a of the mask (0 without one).
-        mass: (B, N, T, number of chosen keys), w_ij of these keys.
+        mass: (B, N, T, number of chosen keys), w_ij of the chosen keys.
 
     >>> import numpy as np
     >>> x = np.zeros((1, 2, 1, 8), "float32")
@@ -48,16 +48,14 @@ def attention_statistics(
 
     With w = softmax_j(cap(scale * q_i . k_j) + bias_ij, over the j that mask allows), see `AttentionStatistics`.
     They describe the weights before dropout. Keys that the mask rules out for a whole block of queries are skipped,
-    and no more than a block of scores is held at a time.
+    and memory holds one block of scores at a time.
 
     Args:
-        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, layout: as given to
-            `dot_product_attention`.
-        keys: on which keys to report the mass, integers in [0, S); for example (0,) for an attention sink.
+        query, key, mask, bias, is_causal, scale, soft_cap, alibi_slopes, layout: see `dot_product_attention`.
+        keys: the keys whose mass to report, integers in [0, S); for example (0,) for an attention sink.
 
-    Returns: an `AttentionStatistics`. A row that may attend to nothing has 0 in all of them; one that holds or sees
-        NaN or Inf has NaN. They are constants: no gradient flows through them, for it would need all the weights. A
-        loss may use `attention_weights`.
+    Returns: an `AttentionStatistics`. A row that may attend to nothing has 0 in all of them, a row that holds or sees
+        NaN or Inf has NaN. No gradient flows through them; a loss may use `attention_weights`.
 
     Raises:
         ValueError, TypeError: as `dot_product_attention`.
@@ -67,14 +65,14 @@ def attention_statistics(
         Attention Sinks", 2024.
 
     >>> import numpy as np
-    >>> x = np.zeros((1, 4, 1, 8), "float32")  # equal scores: each row spreads evenly over what it sees
+    >>> x = np.zeros((1, 4, 1, 8), "float32")  # equal scores: each row spreads evenly over the keys it sees
     >>> rows = attention_statistics(x, x, is_causal=True, keys=[0])
     >>> np.exp(rows.entropy[0, 0]).round(3).tolist(), rows.distance[0, 0].numpy().round(3).tolist()
     ([1.0, 2.0, 3.0, 4.0], [0.0, 0.5, 1.0, 1.5])
     >>> rows.mass[0, 0, :, 0].numpy().round(3).tolist()
     [1.0, 0.5, 0.3330000042915344, 0.25]
     """
-    call = spec.dot_product(
+    call = arguments.dot_product(
         query,
         key,
         mask=mask,
@@ -87,4 +85,4 @@ def attention_statistics(
         seed=None,
         layout=layout,
     )
-    return AttentionStatistics(*everywhere().statistics(*call, keys=keys))
+    return AttentionStatistics(*select_for_weights().statistics(*call, keys=keys))

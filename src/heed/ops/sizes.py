@@ -1,4 +1,4 @@
-"""Sizes that are Python integers where the shape is known and tensors where it is not."""
+"""Sizes: Python integers where the shape is known, else tensors."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Span(NamedTuple):
 
     @property
     def positions(self) -> Any:
-        """All of them, (length,)."""
+        """The positions, (length,)."""
         return self.begin + ops.arange(self.length, dtype="int32")
 
 
 def shape_of(x: Any) -> tuple[int | None, ...] | None:
-    """The shape with None for what is not known while tracing; None if not even the rank is."""
+    """The shape, with None for lengths that are not known while tracing; None for an unknown rank."""
     shape = x.shape
     if shape is None:
         return None
     try:
-        # TensorFlow's shapes are a third as slow to read this way.
+        # A third of the time of reading TensorFlow's shapes otherwise.
         return tuple(shape.as_list() if hasattr(shape, "as_list") else shape)
-    except ValueError:  # of TensorFlow, for an unknown rank
+    except ValueError:  # TensorFlow: unknown rank
         return None
 
 
@@ -50,7 +50,7 @@ def sizes(x: Any) -> list[Size]:
 
 
 def is_static(*values: Size) -> bool:
-    """Whether all are known while tracing."""
+    """Whether all sizes are known while tracing."""
     return all(isinstance(value, int) for value in values)
 
 
@@ -70,7 +70,7 @@ def ceil_div(a: Size, b: Size) -> Size:
 
 
 def slice_axis(x: Any, axis: int, begin: Size, length: Size) -> Any:
-    """`x[..., begin:begin + length, ...]` with a fixed length, which XLA can compile."""
+    """`x[..., begin:begin + length, ...]` with a fixed length, as XLA needs it."""
     shape = sizes(x)
     axis %= len(shape)
     if is_static(begin, length, shape[axis]) and begin == 0 and length == shape[axis]:
@@ -79,5 +79,5 @@ def slice_axis(x: Any, axis: int, begin: Size, length: Size) -> Any:
     begins[axis] = begin
     shape[axis] = length
     block = ops.slice(x, begins, shape)
-    # A slice forgets what is known of its shape when its begin is a tensor.
+    # A slice loses its static shape when its begin is a tensor.
     return block if is_static(begin, *shape) else ops.reshape(block, shape)

@@ -111,7 +111,7 @@ class AttentionReader:
         # TensorFlow counts the graphs of all closures of one function together, and warns when several runs are
         # read; it counts those of each partial alone.
         scores = functools.partial(_scores, model)
-        self._scores = current().compiled(scores) if compiled else scores
+        self._scores = current().compile_graph(scores) if compiled else scores
 
     def warm_up(self) -> None:
         """Compiles it, for sources and targets of any length: TensorFlow generalises from two."""

@@ -1,81 +1,27 @@
-"""The backends of Keras that heed computes on, a folder each, and the protocol that they speak.
-
-A backend is a module with
-
-- `IMPLEMENTATIONS`, a dictionary of what can compute an attention, by name, the preferred one first; "portable" runs
-  everywhere;
-- `ROW_IMPLEMENTATIONS`, by the same names, what can compute that which stands beside attention and works row by row; an
-  implementation that is not among them leaves it to "portable";
-- `DECODER`, what runs a whole decoding loop (see `DecoderEngine`);
-- `as_written(function)`: the function, safe from whatever would rewrite it;
-- `is_tensor(x)`: whether it is a tensor of the backend already, and no variable, sparse one or array;
-- `required(x, met, text, numbers)`: `x`, with an error when it is computed unless `met`;
-- `compiled(function)`: the function of tensors as one graph, compiled on its first call; where a graph is being traced
-  already, the function itself;
-- `compiled_when_repeated(function)`: the same for a function of a dictionary of tensors, but its first call is no graph
-  yet: for what may run once, and is quick without;
-- `dynamic_shapes()`: whether what runs or is traced now may have sizes that are known only when it runs;
-- `gradient_tape()`: what records an attention for its gradient, for `heed.inspect`;
-- `use_threads(count)`: what runs from now on uses so many threads at most, if nothing has run yet;
-- `instruction_set()`: of its kernels on this machine, "none" where there are none.
-"""
+"""The backends of Keras that heed runs on, one folder each, and their protocol."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from heed._install import how_to_install
 from heed.ops.backends.decoder import DecoderEngine
 
-if TYPE_CHECKING:
-    from heed.ops.spec import AttentionSpec, Tensors
+# The names of implementations. The portable one runs everywhere.
+NATIVE, PORTABLE, EXPORTABLE = "native", "portable", "exportable"
+# Stands for "no label is ignored".
+NO_LABEL = -(2**31)
 
 _BACKENDS = ("tensorflow",)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class Implementation(Protocol):
-    """One way to compute attention."""
-
-    def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """Why it cannot run, as sentences for a person; empty if it can. None asks about this machine alone."""
-        ...
-
-    def attend(
-        self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool
-    ) -> tuple[Any, Any | None]:
-        """The output in the layout of the spec and the dtype of the query, and the log-sum-exp.
-
-        That is (B, N, T), of additive attention (B, T), in the dtype of the spec; None if nobody asked.
-        """
-        ...
-
-    def weights(
-        self,
-        spec: AttentionSpec,
-        tensors: Tensors,
-        *,
-        heads: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        keys: Sequence[int] | None,
-        lse: Any,
-    ) -> Any:
-        """The weights (B, N, T, S), or those of chosen heads, rows and keys; see `attention_weights`."""
-        ...
-
-    def statistics(
-        self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
-    ) -> tuple[Any, Any, Any]:
-        """Entropy (B, N, T), distance (B, N, T) and mass (B, N, T, len(keys)); see `AttentionStatistics`."""
-        ...
-
-
-class RowImplementation(Protocol):
-    """One way to compute what stands beside attention, along the last axis; arguments are checked already.
+class FusedOps(Protocol):
+    """Fused row-wise ops: each works along the last axis, on checked arguments.
 
     The type of computation is float64 for float64, else float32. Everything is differentiable twice.
     """
@@ -89,20 +35,18 @@ class RowImplementation(Protocol):
             smoothing: in [0, 1).
             ignored: the label of rows that do not count, or `NO_LABEL`.
         """
-        ...
 
     def normalization(self, x: Any, scale: Any, offset: Any, epsilon: float, rms: bool) -> Any:
-        """What `layer_normalization` gives, or with `rms` `rms_normalization`, in the dtype of `x`.
+        """The result of `layer_normalization`, or with `rms` of `rms_normalization`, in the dtype of `x`.
 
         Args:
             x: (..., D).
             scale, offset: (D,) in the type of computation, or None for 1 and 0.
             epsilon: above 0.
         """
-        ...
 
     def dropout(self, x: Any, residual: Any, rate: float, seed: Any) -> Any:
-        """What `dropout` gives, in the dtype of `x`.
+        """The result of `dropout`, in the dtype of `x`.
 
         Args:
             x: (..., D).
@@ -110,10 +54,9 @@ class RowImplementation(Protocol):
             rate: in (0, 1).
             seed: (2,) uint32.
         """
-        ...
 
     def product(self, x: Any, weights: Any, transposed: bool) -> Any | None:
-        """The product (R, G, N) of rows with the weights of each group g, or None: leave it to the backend.
+        """The product (R, G, N) of rows with the weights of each group g, or None to leave it to the backend.
 
         y[r, g, n] = sum over k of x[r, k] * weights[g, k, n]
 
@@ -121,51 +64,70 @@ class RowImplementation(Protocol):
             x: (R, K), of a known shape.
             weights: (G, K, N), or (G, N, K) if `transposed`.
         """
-        ...
 
     def write(self, cache: Any, update: Any, index: Any) -> Any | None:
-        """The cache (B, L, ...) with `update` (B, T, ...) from the position `index` on, or None as above.
+        """The cache (B, L, ...) with `update` (B, T, ...) written at position `index`, or None as above.
 
-        Where nobody else holds the cache the update is written into it, and nothing else of it is touched or copied.
+        Writes in place if nobody else holds the cache.
 
         Args:
-            index: () int32. The update is moved to where it fits, as by `keras.ops.slice_update`.
+            index: () int32. Clamped so that the update fits, as by `keras.ops.slice_update`.
         """
-        ...
 
     def argmax(self, x: Any) -> Any:
-        """Where the largest number of each row (..., D) is, (...) int32; the first of several."""
-        ...
-
-
-# No label is this, so that none is ignored.
-NO_LABEL = -(2**31)
+        """The index of the largest number of each row (..., D), the first of several: (...) int32."""
 
 
 class Backend(Protocol):
-    """See above."""
+    """A module of this package, named after a backend of Keras.
 
-    IMPLEMENTATIONS: dict[str, Implementation]
-    ROW_IMPLEMENTATIONS: dict[str, RowImplementation]
+    Attributes:
+        IMPLEMENTATIONS: an `Implementation` (`protocol.py`) by name, the preferred one first.
+        FUSED_OPS: by the same names; an implementation that is missing here uses the portable ones.
+        DECODER: runs a whole decoding loop.
+    """
+
+    IMPLEMENTATIONS: Mapping[str, Any]
+    FUSED_OPS: Mapping[str, FusedOps]
     DECODER: DecoderEngine
 
-    def as_written(self, function: _F) -> _F: ...  # noqa: D102
-    def is_tensor(self, x: Any) -> bool: ...  # noqa: D102
-    def required(self, x: Any, met: Any, text: str, numbers: dict[str, Any]) -> Any: ...  # noqa: D102
-    def compiled(self, function: _F) -> _F: ...  # noqa: D102
-    def compiled_when_repeated(self, function: _F) -> _F: ...  # noqa: D102
-    def dynamic_shapes(self) -> bool: ...  # noqa: D102
-    def gradient_tape(self) -> Any: ...  # noqa: D102
-    def use_threads(self, count: int) -> None: ...  # noqa: D102
-    def instruction_set(self) -> str: ...  # noqa: D102
+    def as_written(self, function: _F) -> _F:
+        """The function, protected from source transformations of the backend."""
+
+    def is_tensor(self, x: Any) -> bool:
+        """Whether `x` is a dense tensor of the backend: no variable, sparse tensor or array."""
+
+    def require(self, x: Any, condition: Any, text: str, numbers: dict[str, Any]) -> Any:
+        """`x`; fails with `text` and the named numbers when it is computed, unless the condition holds."""
+
+    def compile_graph(self, function: _F) -> _F:
+        """A function of tensors as one graph, compiled on its first call; within a graph, the function itself."""
+
+    def compile_graph_when_repeated(self, function: _F) -> _F:
+        """As `compile_graph`, for a function of a dictionary of tensors; the first call runs without a graph.
+
+        For functions that may run only once and are quick without a graph.
+        """
+
+    def has_dynamic_shapes(self) -> bool:
+        """Whether sizes may be unknown until the code that is traced now runs."""
+
+    def gradient_tape(self) -> Any:
+        """A gradient tape, for `heed.inspect`."""
+
+    def use_threads(self, count: int) -> None:
+        """Limits the number of threads, if nothing has run yet."""
+
+    def instruction_set(self) -> str:
+        """The instruction set of the native kernels here, "none" without kernels."""
 
 
 def check() -> None:
-    """Whether what heed computes with is here, now and when this is imported.
+    """Checks that Keras and its backend are installed, and that heed supports the backend. Runs on import.
 
     Raises:
         ImportError: if Keras or its backend is missing; says what to install.
-        RuntimeError: if Keras runs on a backend that heed does not have.
+        RuntimeError: if heed does not support the backend of Keras.
     """
     wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
     try:
@@ -192,7 +154,7 @@ def current() -> Backend:
 
 
 def as_written(function: _F) -> _F:
-    """The function, safe from whatever the backend would rewrite in it."""
+    """The function, protected from source transformations of the backend."""
     return current().as_written(function)
 
 

@@ -1,7 +1,6 @@
-"""What TensorFlow knows of a `Mask`: a composite tensor, which goes into and out of functions and datasets.
+"""Registers `Mask` with TensorFlow as a composite tensor, for functions and datasets.
 
-`MaskSpec` is to a mask what `tf.TensorSpec` is to a tensor. `Mask` itself knows nothing of TensorFlow: it is told here
-what it is.
+`MaskSpec` is to a mask as `tf.TensorSpec` is to a tensor. `Mask` itself does not depend on TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# tf.TypeSpec is public, but neither what `tf.data` needs to batch values nor what SavedModel needs to name them.
+# tf.TypeSpec is public; the base class for batching in `tf.data` and the registry for SavedModel are not.
 from tensorflow.python.framework import type_spec, type_spec_registry
 
 from heed.ops.mask import Mask
@@ -21,9 +20,9 @@ from heed.ops.mask_rules import Outline, put_together, take_apart
 
 @type_spec_registry.register("heed.MaskSpec")
 class MaskSpec(type_spec.BatchableTypeSpec):
-    """The rules of a mask without their tensors, and a `tf.TensorSpec` for each of those.
+    """The rules of a mask without their tensors, and a `tf.TensorSpec` for each tensor.
 
-    So a `tf.function` traces anew for other rules or plain numbers, not for other values in tensors.
+    A `tf.function` traces anew for other rules or plain numbers, not for other values in tensors.
     """
 
     __slots__ = ("_outlines", "_specs")
@@ -49,7 +48,7 @@ class MaskSpec(type_spec.BatchableTypeSpec):
 
     def _to_components(self, value: Any) -> list[tf.Tensor]:
         tensors, outlines = take_apart(value.rules)
-        # A signature of a tf.function casts by components alone: those of another mask would pass.
+        # The signature of a tf.function only checks components, which another mask may share.
         if outlines != self._outlines:
             raise TypeError(f"A mask must have the rules of {self}. Received: {value!r}")
         return tensors
@@ -69,17 +68,16 @@ class MaskSpec(type_spec.BatchableTypeSpec):
     def _map(self, change: Callable[[tf.TensorShape], tf.TensorShape], dense_rank: int) -> MaskSpec:
         """The spec with other shapes."""
         for rule in put_together(self._outlines, self._specs):
-            array = getattr(rule, "array", None)
-            if array is not None and array.shape.rank != dense_rank:
+            if rule.dense is not None and rule.dense.shape.rank != dense_rank:
                 letters = "(N, T, S) to be batched" if dense_rank == 3 else "(B, N, T, S) to be cut"
                 raise ValueError(
-                    f"A dense mask must have shape {letters}. Received: mask.shape={tuple(array.shape)}"
+                    f"A dense mask must have shape {letters}. Received: mask.shape={tuple(rule.dense.shape)}"
                 )
         changed = [tf.TensorSpec(change(x.shape), x.dtype) for x in self._specs]
         return MaskSpec(self._outlines, changed)
 
 
-def _tell_tensorflow() -> None:
+def _register() -> None:
     composite = tf.__internal__.CompositeTensor
     composite.register(Mask)
     for name, member in vars(composite).items():
@@ -88,4 +86,4 @@ def _tell_tensorflow() -> None:
     Mask._type_spec = property(MaskSpec.of)  # type: ignore[attr-defined]
 
 
-_tell_tensorflow()
+_register()

@@ -1,10 +1,9 @@
 """Attention as one expression, for graphs that leave TensorFlow: two products, one softmax, and a mask made of shapes.
 
-No loops, no gradients of its own, no checks that a graph would carry along; it holds all scores at once. `heed.export`
-chooses it: what reads a graph elsewhere knows these operations, of any batch and lengths, and can put its own attention
-in the place of `attention`, which is handed to it as one piece.
+It has no loops, custom gradients or run-time checks, and holds all scores at once. `heed.export` uses it: other
+runtimes know these operations, for any batch and lengths, and can replace `attention` as one piece by their own.
 
-Numbers must be finite here: a NaN that a mask hides reaches the output.
+Numbers must be finite: a NaN hidden by a mask reaches the output.
 """
 
 from __future__ import annotations
@@ -17,26 +16,27 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from heed.ops import checks
+from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
 from heed.ops.backends.tensorflow.portable.implementation import Portable
-from heed.ops.backends.tensorflow.portable.rows import PortableRows
 from heed.ops.backends.tensorflow.portable.tile import HIDING_BIAS
-from heed.ops.mask_rules import Window, as_column, is_plain, offset
+from heed.ops.mask import Mask
+from heed.ops.mask_rules import as_column, offset
 from heed.ops.sizes import Size, Span, size, sizes
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
-# Hides a score, and is finite: the softmax of a row that sees nothing must be a number, in whose place 0 is put.
-_HIDDEN = -1e38
+# The score of a hidden pair. Finite, so that the softmax of a row without keys is a number, which then becomes 0.
+_MASK_VALUE = -1e38
 
 Core = Callable[..., tf.Tensor]
 
 
 class Expression(NamedTuple):
-    """What `attention` is told beside its tensors.
+    """The options of `attention`.
 
     Attributes:
-        scale: what the products of query and key are multiplied with.
-        soft_cap: what the scores are capped at, or None.
-        is_causal: whether query i sees key j where j <= i, beside what `visible` says.
+        scale: the factor of the products of query and key.
+        soft_cap: the bound of the scores, or None.
+        is_causal: whether query i only sees keys j <= i, in addition to `visible`.
     """
 
     scale: float
@@ -60,25 +60,23 @@ def attention(
         value: (B, K, S, V).
         visible: booleans that broadcast to (B, N, T, S), or None for "everything".
         bias: finite numbers of the dtype of query that broadcast to (B, N, T, S), or None.
-        expression: what else there is to know.
+        expression: the options.
 
     Returns:
         (B, N, T, V); 0 for a query that sees nothing.
     """
-    return _weighed(_weights(query, key, visible, bias, expression), value)
+    return _apply_weights(_weights(query, key, visible, bias, expression), value)
 
 
-# What is called in the place of `attention`.
+# The function to call in place of `attention`.
 _core: ContextVar[Core] = ContextVar("heed_exportable_core", default=attention)
-# Caches that grow: tensors as `growing` was told, by the one that stands for them with room for what is written.
-_grown: ContextVar[dict[int, tuple[tf.Tensor, tf.Tensor]] | None] = ContextVar(
-    "heed_exportable_grown", default=None
-)
+# The caches of `growing`, by the reference of their enlarged tensors.
+_grown: ContextVar[dict[Any, tf.Tensor] | None] = ContextVar("heed_exportable_grown", default=None)
 
 
 @contextlib.contextmanager
 def core(function: Core) -> Iterator[None]:
-    """Meanwhile attention of scaled products is what `function` makes of the arguments of `attention`."""
+    """Replaces `attention` by `function` inside the `with` block."""
     token = _core.set(function)
     try:
         yield
@@ -88,17 +86,17 @@ def core(function: Core) -> Iterator[None]:
 
 @contextlib.contextmanager
 def growing() -> Iterator[Callable[[tf.Tensor, Size], tf.Tensor]]:
-    """Meanwhile caches need no room: (B, P, ...) with P entries grows by what is written behind them.
+    """Lets caches (B, P, ...) of P entries grow inside the `with` block: updates are appended.
 
-    Gives a function of a cache and the number T of entries that will be written: the cache with room for them, for
-    models that ask how long it is. What is written into that is joined to what the cache held.
+    Yields a function of a cache and the number of entries to be written, which returns the cache with room for them,
+    for models that read its length. Writing into that tensor appends to the original cache.
     """
-    grown: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+    grown: dict[Any, tf.Tensor] = {}
 
     def with_room(cache: tf.Tensor, count: Size) -> tf.Tensor:
         room = tf.zeros(tf.stack([size(cache, 0), count, *sizes(cache)[2:]]), cache.dtype)
         whole = tf.concat([cache, room], axis=1)
-        grown[id(whole)] = (whole, cache)  # held, so that no other tensor gets its number
+        grown[whole.ref()] = cache
         return whole
 
     token = _grown.set(grown)
@@ -112,7 +110,7 @@ class Exportable(Portable):
     """See `Implementation`."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
-        """It drops nothing."""
+        """Dropout is unsupported."""
         return ["it has no dropout"] if spec is not None and spec.dropout else []
 
     def attend(
@@ -128,7 +126,7 @@ class Exportable(Portable):
             scores = _scores(query, key, bias, expression) if return_lse else None
         else:
             scores = _additive_scores(query, key, tensors.bias, tensors.score_vector)
-            output = _weighed(_softmax(scores, visible, is_causal), value)
+            output = _apply_weights(_softmax(scores, visible, is_causal), value)
         output = tf.cast(_without_heads(output, spec), tensors.query.dtype)
         if not return_lse:
             return output, None
@@ -163,13 +161,13 @@ class Exportable(Portable):
         return weights
 
 
-class ExportableRows(PortableRows):
-    """See `RowImplementation`."""
+class ExportableFusedOps(PortableFusedOps):
+    """See `FusedOps`."""
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor | None:
-        """See `RowImplementation`; a cache that grows is joined with the update."""
-        found = (_grown.get() or {}).get(id(cache))
-        return None if found is None else tf.concat([found[1], update], axis=1)
+        """See `FusedOps`; a growing cache is concatenated with the update."""
+        before = (_grown.get() or {}).get(cache.ref())
+        return None if before is None else tf.concat([before, update], axis=1)
 
 
 def _with_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
@@ -177,20 +175,20 @@ def _with_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
     x = tf.cast(x, spec.dtype)
     if spec.heads_axis is None:
         return tf.expand_dims(x, 1)
-    return _swapped(x, 2) if spec.heads_axis == 2 else x
+    return _swap_heads(x, 2) if spec.heads_axis == 2 else x
 
 
 def _without_heads(x: tf.Tensor, spec: AttentionSpec) -> tf.Tensor:
     """The inverse, of the output."""
     if spec.heads_axis is None:
         return tf.squeeze(x, 1)
-    return _swapped(x, 1) if spec.heads_axis == 2 else x
+    return _swap_heads(x, 1) if spec.heads_axis == 2 else x
 
 
-def _swapped(x: tf.Tensor, heads_axis: int) -> tf.Tensor:
+def _swap_heads(x: tf.Tensor, heads_axis: int) -> tf.Tensor:
     """(B, T, N, H) to (B, N, T, H), and back."""
     if x.shape[heads_axis] == 1:
-        # No number moves. LiteRT's converter fails where an axis is transposed and then squeezed.
+        # LiteRT's converter fails where an axis is transposed and then squeezed.
         return tf.expand_dims(tf.squeeze(x, heads_axis), 3 - heads_axis)
     return tf.transpose(x, (0, 2, 1, 3))
 
@@ -198,22 +196,14 @@ def _swapped(x: tf.Tensor, heads_axis: int) -> tf.Tensor:
 def _visible(
     spec: AttentionSpec, query: tf.Tensor, key: tf.Tensor
 ) -> tuple[tf.Tensor | None, bool]:
-    """Booleans that broadcast to (B, N, T, S), or None; and whether a causal mask comes on top."""
+    """Booleans that broadcast to (B, N, T, S), or None; and whether a causal mask is added."""
     if spec.mask is None:
         return None, False
-    causal = [isinstance(rule, Window) and _is_causal(rule) for rule in spec.mask.rules]
-    others = type(spec.mask)(
-        [rule for rule, found in zip(spec.mask.rules, causal, strict=True) if not found]
-    )
+    rules = spec.mask.rules
+    others = [rule for rule in rules if not rule.is_causal]
     lengths = size(query, 2), size(key, 2)
-    visible = others.visible(Span(0, lengths[0]), Span(0, lengths[1]), *lengths)
-    return visible, any(causal)
-
-
-def _is_causal(rule: Window) -> bool:
-    """Whether it shows query i the keys up to i, and nothing else."""
-    known = is_plain(rule.align) and rule.align in (0, "top_left")
-    return known and (rule.left, rule.right) == (None, 0)
+    visible = Mask(others).visible(Span(0, lengths[0]), Span(0, lengths[1]), *lengths)
+    return visible, len(others) < len(rules)
 
 
 def _bias(
@@ -223,11 +213,11 @@ def _bias(
     key: tf.Tensor,
     visible: tf.Tensor | None,
 ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """What is added to the scores, finite, and what is visible: a bias too may hide."""
+    """The finite numbers to add to the scores, and the visible pairs, without those that the bias hides."""
     bias = tensors.bias
     if bias is not None:
-        shown = bias > HIDING_BIAS
-        visible = shown if visible is None else tf.logical_and(visible, shown)
+        seen = bias > HIDING_BIAS
+        visible = seen if visible is None else tf.logical_and(visible, seen)
         bias = tf.maximum(bias, tf.constant(HIDING_BIAS, bias.dtype))
     if tensors.slopes is not None:
         align = 0 if spec.mask is None else spec.mask.alignment
@@ -276,7 +266,7 @@ def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> t
     visible = _with_causal(scores, visible, is_causal)
     if visible is None:
         return tf.nn.softmax(scores)
-    weights = tf.nn.softmax(tf.where(visible, scores, tf.constant(_HIDDEN, scores.dtype)))
+    weights = tf.nn.softmax(tf.where(visible, scores, tf.constant(_MASK_VALUE, scores.dtype)))
     return weights * tf.cast(visible, scores.dtype)
 
 
@@ -285,8 +275,8 @@ def _lse(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) -> tf.Te
     visible = _with_causal(scores, visible, is_causal)
     if visible is None:
         return tf.reduce_logsumexp(scores, axis=-1)
-    # -inf is the logarithm of 0 here, and no constant: LiteRT's converter makes constants finite.
-    scores = tf.where(visible, scores, tf.constant(_HIDDEN, scores.dtype))
+    # -inf comes from the logarithm of 0: LiteRT's converter makes constants finite.
+    scores = tf.where(visible, scores, tf.constant(_MASK_VALUE, scores.dtype))
     most = tf.reduce_max(scores, axis=-1, keepdims=True)
     total = tf.reduce_sum(tf.exp(scores - most) * tf.cast(visible, scores.dtype), axis=-1)
     return tf.math.log(total) + tf.squeeze(most, -1)
@@ -300,7 +290,7 @@ def _with_causal(scores: tf.Tensor, visible: tf.Tensor | None, is_causal: bool) 
     return before if visible is None else tf.logical_and(visible, before)
 
 
-def _weighed(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+def _apply_weights(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Weights (B, N, T, S) and value (B, K, S, V) to (B, N, T, V)."""
     return _unfold(tf.matmul(_fold(weights, value), value), weights)
 

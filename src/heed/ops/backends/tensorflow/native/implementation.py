@@ -1,4 +1,4 @@
-"""Attention by the native kernels, on CPUs."""
+"""Attention with the native kernels, on CPUs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from heed.ops.backends.tensorflow.native import library, op
 from heed.ops.backends.tensorflow.portable.implementation import Portable
 from heed.ops.spec import AttentionSpec, Tensors
 
-# Those of `native/include/heed.h`.
+# Limits of `native/include/heed.h`.
 _MOST_RULES = 8
 _WIDEST = 65536
 
 
 class Native(Portable):
-    """See `Implementation`. Weights and statistics are those of the portable form."""
+    """See `Implementation`. Weights and statistics are inherited from the portable form."""
 
     def unsupported_reasons(self, spec: AttentionSpec | None) -> list[str]:
         """See `Implementation`."""

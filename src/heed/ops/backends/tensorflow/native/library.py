@@ -1,4 +1,4 @@
-"""The native library: finding it, and saying why it cannot run."""
+"""Finds and loads the native library, and explains why it cannot run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-# No public name tells whether XLA compiles what is traced; TensorFlow's own code asks this one.
+# No public function tells whether a trace is for XLA; TensorFlow itself uses this one.
 from tensorflow.python.ops import control_flow_util
 
 
 def library_path(name: str) -> Path | None:
-    """Where the library "core" or "tf" is, or None. An editable install has it apart from the sources."""
+    """The path of the library "core" or "tf", or None. Editable installs have it apart from the sources."""
     package = sys.modules[__name__.partition(".")[0]]
     files = (Path(folder) / "_lib" / f"libheed_{name}.so" for folder in package.__path__)
     return next((file for file in files if file.exists()), None)
@@ -23,12 +23,12 @@ def library_path(name: str) -> Path | None:
 
 @functools.cache
 def _load() -> tuple[Any, Any, str]:
-    """The core library, the module of its TensorFlow ops, and why there is none if so."""
+    """The core library, the module of its TensorFlow ops, and the reason if they cannot be loaded."""
     core, ops = library_path("core"), library_path("tf")
     reason = "heed was installed without its native library (no C++ compiler was at hand)"
     if core is not None and ops is not None:
         try:
-            # TensorFlow's ops first: they bring the core with them.
+            # TensorFlow's ops first: they load the core.
             module = tf.load_op_library(str(ops))
             library = ctypes.CDLL(str(core))
             library.heed_instruction_set.restype = ctypes.c_char_p
@@ -41,12 +41,12 @@ def _load() -> tuple[Any, Any, str]:
 
 
 def ops() -> Any:
-    """The module of TensorFlow's wrappers of the native ops."""
+    """TensorFlow's Python wrappers of the native ops."""
     return _load()[1]
 
 
 def instruction_set() -> str:
-    """The instruction set that the kernels use here, or "none"."""
+    """The instruction set of the kernels here, or "none"."""
     library = _load()[0]
     return "none" if library is None else library.heed_instruction_set().decode()
 
@@ -63,7 +63,7 @@ def machine_reasons() -> tuple[str, ...]:
 
 
 def compiled_by_xla() -> bool:
-    """Whether what is traced now is for XLA, which cannot compile the native ops."""
+    """Whether the current trace is for XLA, which cannot compile the native ops."""
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
@@ -71,10 +71,10 @@ def compiled_by_xla() -> bool:
 
 @functools.cache
 def threads() -> int:
-    """TensorFlow's own setting, 0 for "as many as this process may use". Asking starts its runtime, which fixes it."""
+    """TensorFlow's setting, 0 for "all that this process may use". Reading it starts the runtime, which fixes it."""
     machine_reasons()
     return tf.config.threading.get_intra_op_parallelism_threads()
 
 
-# Now, not at the first call: a SavedModel that holds native ops loads once heed is imported.
+# On import: a SavedModel with native ops needs no more than `import heed`.
 _load()

@@ -1,8 +1,7 @@
 """The native ops as differentiable functions.
 
-The kernels give first derivatives; second derivatives come from the portable form of the same attention, read back
-from the inputs of the op. Nothing but those inputs is needed, so gradients are registered once for each op, and no
-graph outlives its function.
+The kernels compute first derivatives. Second derivatives come from the portable form of the same attention, which is
+read back from the inputs of the op. So gradients are registered once for each op, and no graph outlives its function.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 Several = Sequence[tf.Tensor]
 
-# The op of each layout. Its gradient has "_gradient" at the end; that of the bias of dot-product attention is an op of
-# its own, so that a graph can leave it out.
+# The op of each layout. Its gradient ends in "_gradient"; the gradient of the bias is a separate op, which a graph can
+# leave out.
 _OPS = {"BTNH": "heed_attention", "BNTH": "heed_attention_heads", "BTU": "heed_additive"}
 
 
 def run(spec: AttentionSpec, tensors: Tensors) -> tuple[tf.Tensor, tf.Tensor]:
     """Output and log-sum-exp; differentiable twice."""
-    # Beside them the op gives the highest score and sum of each row, which its gradient needs.
+    # The third result, row_max and row_sum, is for the gradient.
     output, lse, _ = _call(_OPS[spec.layout], tensors[:3], Wire.write(spec, tensors))
     return output, lse
 
@@ -36,11 +35,11 @@ def _call(name: str, operands: Several, wire: Wire, **others: tf.Tensor) -> list
     """Runs an op.
 
     Args:
-        name: as Python says it: "heed_attention".
+        name: in Python: "heed_attention".
         operands: query, key and value.
-        wire: what to compute.
-        others: for ops of the backward pass, what the forward pass gave (`output`, `softmax`) and the gradients of
-            what it showed (`output_gradient`, `lse_gradient`).
+        wire: the other inputs.
+        others: for the backward pass, the results of the forward pass (`output`, `softmax`) and their gradients
+            (`output_gradient`, `lse_gradient`).
     """
     query, key, value = operands
     results = getattr(library.ops(), name)(
@@ -50,7 +49,7 @@ def _call(name: str, operands: Several, wire: Wire, **others: tf.Tensor) -> list
 
 
 def _split(layout: str, op: tf.Operation, extra: int) -> tuple[Several, Several, Wire, slice]:
-    """Query, key, value; `extra` inputs of the backward pass; the rest; and which of its `reals` get a gradient."""
+    """Query, key, value; `extra` inputs of the backward pass; the wire; and which of its `reals` get a gradient."""
     inputs = list(op.inputs)
     wire = Wire.of([*inputs[3:6], *inputs[6 + extra :]]).constant()
     trained = slice(0, len(wire.reals)) if layout == "BTU" else slice(1, 1 + _has_bias(wire))
@@ -58,11 +57,11 @@ def _split(layout: str, op: tf.Operation, extra: int) -> tuple[Several, Several,
 
 
 def _has_bias(wire: Wire) -> bool:
-    # By its rank: the slopes of ALiBi, which may stand there too, are a vector.
+    # ALiBi slopes, which may be there instead, are a vector.
     return len(wire.reals) > 1 and wire.reals[1].shape.rank != 1
 
 
-def _ordered(op: tf.Operation, wire: Wire, trained: slice, found: Several, extra: Any = ()) -> Any:
+def _order(op: tf.Operation, wire: Wire, trained: slice, found: Several, extra: Any = ()) -> Any:
     """Gradients in the order of the op's inputs."""
     reals: list[tf.Tensor | None] = [None] * len(wire.reals)
     reals[trained] = found[3:]
@@ -85,31 +84,31 @@ def _first(
         (gradient,) = _call(f"{_OPS[layout]}_bias_gradient", operands, wire, **received)
         gradient.set_shape(wire.reals[1].shape)
         found.append(gradient)
-    return _ordered(op, wire, trained, found[: 3 + trained.stop - trained.start])
+    return _order(op, wire, trained, found[: 3 + trained.stop - trained.start])
 
 
 def _second(op: tf.Operation, *cotangents: tf.Tensor, layout: str, place: slice) -> Any:
-    """`place` says which of the first derivatives the op gives."""
+    """`place`: which of the first derivatives the op computes."""
     operands, extra, wire, trained = _split(layout, op, 4)
-    spec, given = wire.read(layout, operands)
+    spec, tensors = wire.read(layout, operands)
     names = ["query", "key", "value"] + ["score_vector"] * (layout == "BTU")
     names += ["bias"] * spec.has_bias
-    watched = {name: tf.identity(getattr(given, name)) for name in names}
-    tensors, incoming = list(watched.values()), [tf.identity(x) for x in extra[2:]]
-    everything = [*tensors, *incoming]
+    named = {name: tf.identity(getattr(tensors, name)) for name in names}
+    watched, incoming = list(named.values()), [tf.identity(x) for x in extra[2:]]
+    everything = [*watched, *incoming]
     with tf.GradientTape() as outer:
         outer.watch(everything)
         with tf.GradientTape() as inner:
-            inner.watch(tensors)
-            results = Portable().attend(spec, given._replace(**watched), return_lse=True)
-        gradients = inner.gradient(results, tensors, incoming, unconnected_gradients="zero")
+            inner.watch(watched)
+            results = Portable().attend(spec, tensors._replace(**named), return_lse=True)
+        gradients = inner.gradient(results, watched, incoming, unconnected_gradients="zero")
     gradients = gradients[place]
     found = outer.gradient(
         gradients, everything, cotangents[: len(gradients)], unconnected_gradients="zero"
     )
-    # Output and softmax follow from the operands, whose derivatives these are in all.
-    count = len(tensors)
-    return _ordered(op, wire, trained, found[:count], [None, None, *found[count:]])
+    # Output and softmax are functions of the operands, whose gradients are complete.
+    count = len(watched)
+    return _order(op, wire, trained, found[:count], [None, None, *found[count:]])
 
 
 def _register(layout: str) -> None:

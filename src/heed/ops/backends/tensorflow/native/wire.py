@@ -1,4 +1,4 @@
-"""The form in which an attention goes to a native op, written and read: see `native/adapters/tensorflow/`."""
+"""Writes and reads the inputs of the native ops: see `native/adapters/tensorflow/`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from heed.ops.mask_rules import RULES, WireRule, of_rank_4, offset
 from heed.ops.sizes import size
 from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
 
-_ALIBI = -1  # no rule: only says where ALiBi's query 0 stands
+_ALIBI = -1  # not a rule: carries the alignment of ALiBi
 
 
 @functools.lru_cache(maxsize=4096)
-def _kept(dtype: str, shape: tuple[int, ...], values: tuple[Any, ...]) -> tf.Tensor:
+def _make_tensor(dtype: str, shape: tuple[int, ...], values: tuple[Any, ...]) -> tf.Tensor:
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.constant(values, dtype, shape)
 
@@ -27,29 +27,28 @@ def _kept(dtype: str, shape: tuple[int, ...], values: tuple[Any, ...]) -> tf.Ten
 def _constant(dtype: str, shape: tuple[int, ...], *values: Any) -> Any:
     """Numbers as an input of an op: one tensor for all calls, and one node for all ops of a function.
 
-    Making a tensor costs an eager call as much as a small op does; and a function takes one from outside, if it is as
-    small as these, as a constant of its own.
+    Creating a tensor costs an eager call as much as a small op. A function captures small tensors as constants.
     """
-    return (
-        _kept(dtype, shape, values) if _keeps_tensors() else np.array(values, dtype).reshape(shape)
-    )
+    if _keeps_tensors():
+        return _make_tensor(dtype, shape, values)
+    return np.array(values, dtype).reshape(shape)
 
 
 def _keeps_tensors() -> bool:
-    """Whether what is made outside of all functions are tensors with values: not in a graph of TensorFlow 1."""
+    """Whether tensors made outside of functions have values: not in a graph of TensorFlow 1."""
     return tf.compat.v1.executing_eagerly_outside_functions()
 
 
 class Wire(NamedTuple):
-    """The inputs of a native op that say what to compute.
+    """The inputs of a native op that describe the computation.
 
     Attributes:
         settings: (6,) float64: scale, soft cap, dropout, whether there is a bias, whether there are slopes, threads.
         seed: (2,) uint32.
-        rules: (R, 7) int64: rule, left, right, and which of `numbers` is align, first, second, which of `arrays` is
-            dense; -1 for none.
-        reals: of dot-product attention: a number that only says what type is computed with, then bias (of rank 4),
-            slopes (N,); of additive attention: score vector (U,), then bias (U,).
+        rules: (R, 7) int64: kind, left, right, the indices in `numbers` of align, first and second, and the index in
+            `arrays` of dense; -1 for none.
+        reals: for dot-product attention a number whose dtype is that of the computation, then bias (of rank 4) and
+            slopes (N,); for additive attention the score vector (U,), then bias (U,).
         numbers: int32, each (), (B,) or (B, length).
         arrays: booleans of rank 4.
     """
@@ -63,7 +62,7 @@ class Wire(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Sequence[tf.Tensor]) -> Wire:
-        """From the inputs of an op, without query, key, value and what the backward pass reads."""
+        """From the inputs of an op, without the operands and the inputs of the backward pass alone."""
         settings, seed, rules, *lists = inputs
         reals = [x for x in lists if x.dtype.is_floating]
         numbers = [x for x in lists if x.dtype == tf.int32]
@@ -72,12 +71,12 @@ class Wire(NamedTuple):
     @classmethod
     def write(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
         """An attention as inputs of a native op."""
-        known = ("wire", library.threads())
-        plain = spec.remembered.get(known)
+        key = ("wire", library.threads())
+        plain = spec.cache.get(key)
         if plain is None or not _keeps_tensors():
             plain = cls._plain(spec, tensors)
             if spec.is_plain and _keeps_tensors():
-                spec.remembered[known] = plain
+                spec.cache[key] = plain
         reals, seed = plain.reals, plain.seed
         if tensors.score_vector is not None:
             reals = [tensors.score_vector]
@@ -89,7 +88,7 @@ class Wire(NamedTuple):
 
     @classmethod
     def _plain(cls, spec: AttentionSpec, tensors: Tensors) -> Wire:
-        """The inputs that follow from the spec (and from T and S, where it does not know them)."""
+        """The inputs that follow from the spec, and from T and S where the spec lacks them."""
         numbers: list[tf.Tensor] = []
         arrays: list[tf.Tensor] = []
         axis = spec.length_axis
@@ -135,11 +134,15 @@ class Wire(NamedTuple):
     def read(self, layout: str, operands: Sequence[tf.Tensor]) -> tuple[AttentionSpec, Tensors]:
         """The inverse of `write`, for query, key and value of an op."""
         query, key, value = operands
-        scale, soft_cap, dropout, has_bias, has_slopes, _ = self._known(self.settings).tolist()
+        scale, soft_cap, dropout, has_bias, has_slopes, _ = self._static_value(
+            self.settings
+        ).tolist()
         additive = layout == "BTU"
         score_vector, *rest = self.reals
         bias = rest.pop(0) if has_bias else None
-        rules = [self._rule(row) for row in self._known(self.rules).tolist() if row[0] != _ALIBI]
+        rules = [
+            self._rule(row) for row in self._static_value(self.rules).tolist() if row[0] != _ALIBI
+        ]
         spec = AttentionSpec.of(
             query,
             key,
@@ -168,10 +171,10 @@ class Wire(NamedTuple):
         return RULES[kind].from_wire(wire)
 
     def constant(self) -> Wire:
-        """The same with settings and rules as values where they are known.
+        """The wire with settings and rules as values where they are known.
 
-        A gradient may be taken in another graph than the op is in. What comes there from outside has no known value,
-        and a second derivative needs one.
+        A gradient may be traced in another graph than the op, where captured tensors have no static value, which
+        second derivatives need.
         """
         if tf.executing_eagerly():
             return self
@@ -179,7 +182,7 @@ class Wire(NamedTuple):
         return self if settings is None else self._replace(settings=settings, rules=rules)
 
     @staticmethod
-    def _known(x: tf.Tensor) -> np.ndarray:
+    def _static_value(x: tf.Tensor) -> np.ndarray:
         value = tf.get_static_value(x)
         if value is None:
             raise NotImplementedError(

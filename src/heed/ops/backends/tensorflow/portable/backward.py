@@ -1,4 +1,4 @@
-"""The backward pass: the scores are computed once more, block by block, and their gradients summed up."""
+"""The backward pass: recomputes the scores block by block and sums their gradients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from heed.ops.backends.tensorflow.portable.finite import (
 )
 from heed.ops.backends.tensorflow.portable.loops import SideBySide, State, Sum, loop, put
 from heed.ops.backends.tensorflow.portable.tile import (
-    Attention,
+    BlockAttention,
+    apply_transposed_weights,
     finite_rows,
     fold,
     seen_rows,
     unfold,
-    weigh_back,
 )
 from heed.ops.mask_rules import cut
 from heed.ops.sizes import Size, Span, sizes, slice_axis
@@ -31,14 +31,14 @@ from heed.ops.sizes import Size, Span, sizes, slice_axis
 
 @dataclasses.dataclass(frozen=True)
 class Incoming:
-    """What reaches a block of queries from above.
+    """The incoming gradients of a block of queries.
 
     Attributes:
         gradient: (B, K, G, t, V), of the output.
         delta: (B, K, G, t, 1): sum of output * its gradient, less the gradient of the log-sum-exp.
         row_max: (B, K, G, t, 1), the highest score of each row, or None where a block holds whole rows. With it,
-            gradient and delta are divided by the row's sum of exp(score - row_max), which its weights are not. Huge
-            for rows that see nothing (or a nonfinite key), so that their weights come out as 0.
+            gradient and delta are divided by the row_sum, instead of the weights. Huge for rows that see nothing (or a
+            nonfinite key), so that their weights become 0.
     """
 
     gradient: tf.Tensor
@@ -46,7 +46,7 @@ class Incoming:
     row_max: tf.Tensor | None
 
     def without(self, idle: tf.Tensor | None) -> Incoming:
-        """The same with nothing coming in for the rows of `idle`."""
+        """The same with 0 for the rows of `idle`."""
         if idle is None:
             return self
         zero = tf.zeros((), self.gradient.dtype)
@@ -56,7 +56,7 @@ class Incoming:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What the forward pass gave, see `forward`, with the gradients that come in for output and log-sum-exp."""
+    """The results of `forward`, and the incoming gradients of output and log-sum-exp."""
 
     output: tf.Tensor
     softmax: tf.Tensor | None
@@ -64,16 +64,16 @@ class Results:
     lse_gradient: tf.Tensor | None = None
 
     def nonfinite_rows(self) -> tf.Tensor:
-        """(B, K, G, T, 1) ones where what comes in is not finite, else zeros."""
+        """(B, K, G, T, 1) ones where an incoming gradient is nonfinite, else zeros."""
         nonfinite = has_nonfinite(self.output_gradient)
         if self.lse_gradient is not None:
             nonfinite = tf.maximum(nonfinite, has_nonfinite(self.lse_gradient))
-        if self.softmax is not None:  # NaN in rows that see something nonfinite, in whatever block
+        if self.softmax is not None:  # NaN in rows that see a nonfinite key, in any block
             nonfinite = tf.maximum(nonfinite, has_nonfinite(self.softmax))
         return nonfinite
 
     def cut(self, queries: Span, *, guarded: bool) -> Incoming:
-        """What comes in for a block of queries; finite stand-ins if guarded."""
+        """The incoming gradients of a block of queries; finite ones if guarded."""
         safe = zero_nonfinite if guarded else tf.identity
         gradient = slice_axis(self.output_gradient, 3, *queries)
         delta = tf.reduce_sum(
@@ -93,11 +93,11 @@ class Results:
 
 
 def backward(
-    attention: Attention, plan: Plan, operands: Operands, results: Results
+    attention: BlockAttention, plan: Plan, operands: Operands, results: Results
 ) -> list[tf.Tensor]:
     """Gradients of the operands' tensors."""
     if operands.guarded:
-        # A query whose incoming gradient is nonfinite spreads that to the keys it sees, and to no other.
+        # A nonfinite incoming gradient only spreads to the keys that its query sees.
         nonfinite = tf.maximum(operands.nonfinite_query, results.nonfinite_rows())
         operands = dataclasses.replace(operands, nonfinite_query=nonfinite)
     if plan.groups is not None:
@@ -105,18 +105,18 @@ def backward(
     if not attention.rate:
         operands = operands.with_one()
     passing = _Pass(attention, plan, operands, results)
-    found = passing.streamed() if plan.groups is None else passing.whole(plan.groups)
+    found = passing.run_tiles() if plan.groups is None else passing.run_rows(plan.groups)
     return [found[name] for name in operands.tensors]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    attention: Attention
+    attention: BlockAttention
     plan: Plan
     operands: Operands
     results: Results
 
-    def whole(self, groups: Sequence[Group]) -> dict[str, tf.Tensor]:
+    def run_rows(self, groups: Sequence[Group]) -> dict[str, tf.Tensor]:
         """Each block of queries against all its keys at once."""
         plan = self.plan
         totals = plan.gradients(self.operands)
@@ -134,7 +134,7 @@ class _Pass:
 
             return loop(group.first, group.last, body, state)
 
-        # The widest range of keys comes first: what the others, nested in it, no longer touch is done with.
+        # The widest range of keys comes first; the others are nested in it and leave its end untouched.
         for group in reversed(groups):
             with tf.control_dependencies([state["query"].flow, state["key"]]):
                 if group.keys.end != end:
@@ -150,8 +150,8 @@ class _Pass:
                 state[name] = tf.concat([state[name], *done], 2)
         return loops.finish(totals, state)
 
-    def streamed(self) -> dict[str, tf.Tensor]:
-        """Each block of queries against one block of keys after the other."""
+    def run_tiles(self) -> dict[str, tf.Tensor]:
+        """Each block of queries against its blocks of keys, one by one."""
         plan, operands = self.plan, self.operands
         totals = plan.gradients(operands)
         for name in ("key", "value"):
@@ -161,7 +161,7 @@ class _Pass:
         def body(index: Size, state: State) -> State:
             rows = operands.cut_queries(plan.queries(index))
             incoming = self.results.cut(rows.queries, guarded=rows.guarded)
-            # What the blocks of keys give these queries alone.
+            # Sums over the blocks of keys, for these queries alone.
             own = {"query": Sum(rows.query), **self._own_bias(rows.queries)}
             inner_totals = {**totals, **own}
 
@@ -199,7 +199,7 @@ class _Pass:
         visible = attention.visible(block, fresh)
         addend = attention.addend(block, visible)
 
-        # Rows that must add nothing: those without keys, those of the block before, nonfinite ones.
+        # Idle rows add nothing: rows without keys, rows of the previous block, nonfinite rows.
         idle = None
         if addend is not None:
             seen = seen_rows(addend)
@@ -224,20 +224,20 @@ class _Pass:
     def _finite_tile(
         self, block: Operands, addend: tf.Tensor | None, incoming: Incoming
     ) -> dict[str, tf.Tensor]:
-        """The same of finite numbers, for every row that anything comes in for."""
-        attention, inputs = self.attention, block.scored
+        """The gradients of a block of finite numbers."""
+        attention, inputs = self.attention, block.score_inputs
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             scores = attention.score(**inputs)
         logits = scores if addend is None else scores + addend
         if incoming.row_max is None:
             weights = tf.nn.softmax(logits)
-        else:  # exp(score - lse) would bring in the rounding of lse
+        else:  # exp(score - lse) would add the rounding error of lse
             weights = tf.exp(logits - incoming.row_max)
         keep = attention.keep_factor(block)
         dropped = weights if keep is None else weights * keep
         if keep is None:
-            # The product subtracts delta: a pass over the whole block less.
+            # The product also subtracts delta, which saves a pass over the block.
             rows, value = tf.concat([incoming.gradient, -incoming.delta], -1), block.value_and_one
         else:
             rows, value = incoming.gradient, block.value
@@ -246,7 +246,7 @@ class _Pass:
             weight_gradient = weight_gradient * keep - incoming.delta
         score_gradient = weights * weight_gradient
         found = tape.gradient(scores, inputs, score_gradient, unconnected_gradients="zero")
-        found["value"] = weigh_back(dropped, incoming.gradient)
+        found["value"] = apply_transposed_weights(dropped, incoming.gradient)
         if self.operands.bias is not None:
             full = attention.join_heads(score_gradient)
             axes = [axis for axis in range(4) if self.operands.bias.shape[axis] == 1]

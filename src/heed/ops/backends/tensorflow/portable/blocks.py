@@ -1,51 +1,36 @@
-"""How the score matrix is cut into blocks, so that memory stays linear in the sequence lengths.
+"""Cuts the score matrix into blocks, so that memory stays linear in the sequence lengths.
 
-Two ways to walk through it, both over blocks of queries:
+There are two ways, both over blocks of queries:
 
-- *rows*: a block of queries meets all the keys it may see at once. The fastest form in TensorFlow, whose softmax is
-  one fused operation. Neighbouring blocks of queries form a group that shares one range of keys, which is how a
-  causal mask skips most of the upper triangle with shapes that XLA can compile.
-- *tiles*: a block of queries meets one block of keys after the other, with a running maximum and sum. Needed where
-  a row of scores is too long, where the visible keys are only known at run time, and where a window is narrow.
+- *rows*: a block of queries meets all keys it may see at once. This is fastest, as TensorFlow's softmax is one fused
+  operation. Neighbouring blocks of queries form a group with one range of keys, so that a causal mask skips most of
+  the upper triangle with static shapes, which XLA can compile.
+- *tiles*: a block of queries meets its blocks of keys one by one, with an online softmax. Needed where a row of scores
+  is too long, where the visible keys are only known at run time, and where a window is narrow.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
 
 import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.loops import SideBySide, Sum
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from heed.ops.mask import Mask
 from heed.ops.sizes import Size, Span, ceil_div, is_static, maximum, minimum, sizes
 
-# Scores held at a time, for all heads and batch entries: 2^23 of them are 32 MiB in float32.
+# Scores in memory at a time, for all heads and batch entries: 2^23 take 32 MiB in float32.
 _SCORES = 2**23
 _MOST_QUERIES = 256
-# Fewer queries than this in a block make the matrix products inefficient; then keys are cut as well.
+# Smaller blocks of queries make the matrix products inefficient; then keys are cut as well.
 _FEWEST_QUERIES = 64
 _KEYS = 512
 _GROUPS = 8
-# Up to here, looking for keys to skip at run time costs more than it saves.
+# Up to this length, finding keys to skip at run time costs more than it saves.
 _SHORT = 1024
-
-_forced: tuple[int, int] | None = None
-
-
-@contextlib.contextmanager
-def block_sizes(queries: int, keys: int) -> Iterator[None]:
-    """Forces small blocks while tracing, so that small tests cross many block boundaries."""
-    global _forced
-    before, _forced = _forced, (queries, keys)
-    try:
-        yield
-    finally:
-        _forced = before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +44,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """`groups` is set for rows, `key_block` for tiles."""
+    """The blocks of an attention; `groups` is set for rows, `key_block` for tiles."""
 
     query_length: Size
     key_length: Size
@@ -69,35 +54,35 @@ class Plan:
 
     @property
     def query_blocks(self) -> Size:
-        """How many blocks of queries there are."""
+        """The number of blocks of queries."""
         return ceil_div(self.query_length, self.query_block)
 
     @property
     def key_blocks(self) -> Size:
-        """How many blocks of keys there are."""
+        """The number of blocks of keys."""
         return ceil_div(self.key_length, self.key_block)
 
     def queries(self, index: Size) -> Span:
-        """One block of queries."""
+        """The positions of a block of queries."""
         return block_span(index, self.query_block, self.query_length)
 
     def keys(self, index: Size) -> Span:
-        """One block of keys."""
+        """The positions of a block of keys."""
         return block_span(index, self.key_block, self.key_length)
 
     @property
     def queries_overlap(self) -> bool:
-        """Whether the last block of queries overlaps the one before it."""
+        """Whether the last block of queries overlaps the previous one."""
         return overlaps(self.query_length, self.query_block)
 
     def fresh_keys(self, index: Size) -> tf.Tensor | None:
-        """(s,) booleans: False for the keys of the last block that the block before it has dealt with; None for all."""
+        """(s,) booleans: False for keys of the last block that the previous block has handled; None for all True."""
         if not overlaps(self.key_length, self.key_block):
             return None
         return self.keys(index).positions >= index * self.key_block
 
     def over_queries(self, x: tf.Tensor, axis: int, width: int | None = None) -> SideBySide:
-        """Blocks of queries to be laid side by side along an axis, shaped as `x` or with another last axis."""
+        """Collects blocks of queries along an axis, shaped as `x` or with another last axis."""
         shape = sizes(x)
         shape[axis] = self.query_block
         shape[-1] = shape[-1] if width is None else width
@@ -106,14 +91,14 @@ class Plan:
     def over_keys(
         self, shape: list[Size], axis: int, dtype: tf.DType, *, summed: bool
     ) -> SideBySide:
-        """The same of keys, some of which may get nothing; `shape` is that of the whole."""
+        """Collects blocks of keys, some of which may get nothing, into the shape `shape`."""
         block = [*shape[:axis], self.key_block, *shape[axis + 1 :]]
         return SideBySide(
             self.key_blocks, self.key_length, axis, block, dtype, sparse=True, summed=summed
         )
 
     def gradients(self, operands: Operands) -> dict[str, Sum | SideBySide]:
-        """What becomes of the gradients that blocks of queries give for each of the operands."""
+        """How the gradients of each operand are collected from blocks of queries."""
         totals: dict[str, Sum | SideBySide] = {name: Sum(x) for name, x in operands.tensors.items()}
         totals["query"] = self.over_queries(operands.query, 3)
         if operands.bias is not None and operands.bias.shape[2] != 1:
@@ -122,17 +107,17 @@ class Plan:
 
 
 def block_span(index: Size, block: Size, length: Size) -> Span:
-    """Every block has the same length: the last one begins early and overlaps the one before it."""
+    """A block of fixed length: the last one begins early and overlaps the previous one."""
     return Span(minimum(index * block, length - block), block)
 
 
 def overlaps(length: Size, block: Size) -> bool:
-    """Whether the last block overlaps the one before it, or may do so."""
+    """Whether the last block may overlap the previous one."""
     return not is_static(length, block) or length % block != 0
 
 
-def make_plan(attention: Attention) -> Plan:
-    """Chooses blocks; the mask decides which keys can be skipped."""
+def make_plan(attention: BlockAttention) -> Plan:
+    """Chooses the blocks; the mask decides which keys can be skipped."""
     plan = None
     if is_static(*attention.lengths):
         room = max(1, _SCORES // attention.scores_per_pair)
@@ -141,24 +126,14 @@ def make_plan(attention: Attention) -> Plan:
 
 
 def _row_plan(query_length: int, key_length: int, mask: Mask | None, room: int) -> Plan | None:
-    if (
-        mask is not None
-        and not mask.has_static_range
-        and key_length > (_forced[1] if _forced else _SHORT)
-    ):
+    if mask is not None and not mask.has_static_range and key_length > _SHORT:
         return None
-    if _forced:
-        block = min(query_length, _forced[0])
-    else:
-        block = min(
-            query_length,
-            _MOST_QUERIES,
-            max(_power_of_two(room // max(1, key_length)), _FEWEST_QUERIES),
-        )
-        if block * key_length > 2 * room and block * key_length > _MOST_QUERIES * 64:
-            return None
-        # Blocks as equal as they can be.
-        block = ceil_div(query_length, ceil_div(query_length, block))
+    most = max(_power_of_two(room // max(1, key_length)), _FEWEST_QUERIES)
+    block = min(query_length, _MOST_QUERIES, most)
+    if block * key_length > 2 * room and block * key_length > _MOST_QUERIES * 64:
+        return None
+    # Blocks as equal as possible.
+    block = ceil_div(query_length, ceil_div(query_length, block))
     blocks = ceil_div(query_length, block)
     if mask is None or not mask.has_static_range or blocks == 1:
         everything = (Group(0, blocks, Span(0, key_length)),)
@@ -167,7 +142,7 @@ def _row_plan(query_length: int, key_length: int, mask: Mask | None, room: int) 
 
 
 def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) -> Plan | None:
-    """Rows in groups, each with the keys that it can see; None if groups would see far too much."""
+    """Rows in groups, each with the keys that it can see; None if that would compute far too many scores."""
     blocks = ceil_div(query_length, block)
     count = min(_GROUPS, blocks)
     bounds = [number * blocks // count for number in range(count + 1)]
@@ -175,10 +150,10 @@ def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) ->
     reach = 0
     for first, last in itertools.pairwise(bounds):
         begin, end = first * block, min(last * block, query_length)
-        # From the first key on and never back again, so that the ranges of the groups are nested in each other.
+        # Ranges begin at the first key and never shrink: they are nested.
         reach = max(reach, mask.key_range(Span(begin, end - begin), query_length, key_length)[1])
         keys = Span(0, reach)
-        if groups and groups[-1].keys == keys:  # one loop, and one sum in the backward pass
+        if groups and groups[-1].keys == keys:  # one loop instead of two
             groups[-1] = dataclasses.replace(groups[-1], last=last)
         else:
             groups.append(Group(first, last, keys))
@@ -193,35 +168,29 @@ def _grouped_plan(query_length: int, key_length: int, block: int, mask: Mask) ->
     return Plan(query_length, key_length, block, tuple(groups))
 
 
-def tile_plan(attention: Attention) -> Plan:
-    """Tiles; see `make_plan`."""
+def tile_plan(attention: BlockAttention) -> Plan:
+    """A plan of tiles; see `make_plan`."""
     query_length, key_length = attention.lengths
     room = max(1, _SCORES // attention.scores_per_pair)
     if not is_static(query_length, key_length):
-        queries, keys = _forced or (_MOST_QUERIES, _KEYS)
+        keys = min(_KEYS, max(16, room // _MOST_QUERIES))
         return Plan(
             query_length,
             key_length,
-            maximum(1, minimum(query_length, queries)),
-            key_block=maximum(1, minimum(key_length, min(keys, max(16, room // queries)))),
+            maximum(1, minimum(query_length, _MOST_QUERIES)),
+            key_block=maximum(1, minimum(key_length, keys)),
         )
-    if _forced:
-        queries, keys = min(query_length, _forced[0]), min(key_length, _forced[1])
-    else:
-        # Square tiles where little fits, else wide ones.
-        queries = min(query_length, _MOST_QUERIES, max(8, _power_of_two(int(room**0.5))))
-        keys = min(key_length, _KEYS, max(8, _power_of_two(room // queries)))
+    # Square tiles if few scores fit, else wide ones.
+    queries = min(query_length, _MOST_QUERIES, max(8, _power_of_two(int(room**0.5))))
+    keys = min(key_length, _KEYS, max(8, _power_of_two(room // queries)))
     return Plan(query_length, key_length, max(1, queries), key_block=max(1, keys))
 
 
-def small_plan(attention: Attention) -> Plan:
-    """Blocks of queries for code that keeps many tensors of their size at once (second derivatives)."""
+def small_plan(attention: BlockAttention) -> Plan:
+    """Smaller blocks of queries, for second derivatives, which hold many tensors of a block's size."""
     query_length, key_length = attention.lengths
-    if _forced:
-        block = _forced[0]
-    else:
-        keys = key_length if is_static(key_length) else _KEYS
-        block = max(1, _SCORES // (8 * attention.scores_per_pair * max(1, keys)))
+    keys = key_length if is_static(key_length) else _KEYS
+    block = max(1, _SCORES // (8 * attention.scores_per_pair * max(1, keys)))
     return Plan(query_length, key_length, maximum(1, minimum(query_length, block)))
 
 
@@ -231,11 +200,9 @@ def _power_of_two(n: int) -> int:
 
 def visible_blocks(plan: Plan, mask: Mask | None, queries: Span) -> tuple[tf.Tensor, tf.Tensor]:
     """The first and one past the last block of keys that these queries can see."""
-    lo, hi = (
-        (0, plan.key_length)
-        if mask is None
-        else mask.key_range(queries, plan.query_length, plan.key_length)
-    )
+    lo, hi = 0, plan.key_length
+    if mask is not None:
+        lo, hi = mask.key_range(queries, plan.query_length, plan.key_length)
     return tf.convert_to_tensor(lo // plan.key_block), tf.convert_to_tensor(
         ceil_div(hi, plan.key_block)
     )

@@ -1,8 +1,8 @@
 """Attention in plain TensorFlow with linear memory: forward, backward and second derivatives, block by block.
 
-Memory traffic: a block of queries is read once, and for it all visible keys and values; its scores live only while the
-block is worked on. The backward pass computes the scores once more instead of keeping them. It needs nothing from the
-forward pass but the output (and, for tiles, the highest score and the sum of each row).
+Memory traffic: each block of queries is read once, and for it all visible keys and values; its scores exist only while
+the block is processed. The backward pass recomputes the scores. From the forward pass it only needs the output and,
+for tiles, row_max and row_sum.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from heed.ops.backends.tensorflow.portable.custom_gradient import custom_gradien
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.forward import forward
 from heed.ops.backends.tensorflow.portable.second import second_gradient
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from heed.ops.mask import Mask
 from heed.ops.sizes import is_static
 
 
 def blockwise(
-    attention: Attention, operands: Operands, *, return_lse: bool
+    attention: BlockAttention, operands: Operands, *, return_lse: bool
 ) -> tuple[tf.Tensor, ...]:
-    """Any attention in linear memory, differentiable twice.
+    """Attention in linear memory, differentiable twice.
 
-    Returns: output (B, K, G, T, V) and, if asked for, the log-sum-exp (B, K, G, T, 1).
+    Returns: output (B, K, G, T, V) and, if requested, the log-sum-exp (B, K, G, T, 1).
     """
     queries = attention.lengths[0]
     for place, names in enumerate((("query",), ("key", "value"))):
@@ -41,9 +41,9 @@ def blockwise(
 
 
 def _never_empty(
-    attention: Attention, operands: Operands, place: int, names: Sequence[str]
-) -> tuple[Attention, Operands]:
-    """One query (place 0) or key (place 1) that sees nothing stands for none, so that there is something to work on."""
+    attention: BlockAttention, operands: Operands, place: int, names: Sequence[str]
+) -> tuple[BlockAttention, Operands]:
+    """Replaces an empty axis of queries (place 0) or keys (place 1) by one position that sees nothing."""
     lengths = list(attention.lengths)
     if not is_static(lengths[place]) or lengths[place]:
         return attention, operands
@@ -61,9 +61,9 @@ def _never_empty(
 
 @dataclasses.dataclass(frozen=True)
 class _Op:
-    """The differentiable function of the operands' tensors."""
+    """Attention as a differentiable function of the operands' tensors."""
 
-    attention: Attention
+    attention: BlockAttention
     plan: Plan
     operands: Operands
     return_lse: bool
@@ -71,7 +71,7 @@ class _Op:
     def attend(self) -> tuple[tf.Tensor, ...]:
         @custom_gradient
         def op(*inputs: tf.Tensor) -> Any:
-            # Without stop_gradient, a tape that is recording would keep every block of the loops inside.
+            # Without stop_gradient, an outer tape would keep every block of the loops.
             operands = self._guarded([tf.stop_gradient(x) for x in inputs])
             output, lse, softmax = forward(self.attention, self.plan, operands, self.return_lse)
 
@@ -98,7 +98,7 @@ class _Op:
             results = backward(self.attention, self.plan, self._guarded(stopped[:count]), received)
 
             def gradient(*cotangents: tf.Tensor) -> Any:
-                operands = self.operands.holding(tensors[:count])
+                operands = self.operands.with_tensors(tensors[:count])
                 return second_gradient(self.attention, operands, tensors[count:], cotangents)
 
             return results, gradient
@@ -106,4 +106,4 @@ class _Op:
         return op(*inputs, *incoming)
 
     def _guarded(self, tensors: Sequence[tf.Tensor]) -> Operands:
-        return self.operands.holding(tensors).guard(self.attention.mask)
+        return self.operands.with_tensors(tensors).guard(self.attention.mask)

@@ -1,8 +1,8 @@
 """`tf.custom_gradient` without its leak.
 
-In a graph TensorFlow registers the function that differentiates under a new name, for the life of the process. That
-function holds tensors of the graph, these the graph, and the graph the variables that it reads: each traced model
-would stay in memory with its weights. Here the graph holds the function, and the registry only knows where it is.
+In a graph, TensorFlow registers each gradient function under a new name for the life of the process. The function holds
+tensors of the graph, and through the graph its variables, so every traced model would stay in memory with its weights.
+Here the graph owns the function, and the registry holds a weak reference.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
-# No public name leads to what is registered.
+# There is no public access to the registry.
 from tensorflow.python.framework.ops import gradient_registry
 
 _registered: dict[str, dict[str, Any]] = gradient_registry._registry
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors alone that returns its results and the function that differentiates them."""
+    """Decorates a function of tensors that returns its results and their gradient function."""
     differentiable = tf.custom_gradient(function)
 
     def call(*tensors: tf.Tensor) -> Any:
@@ -33,11 +33,11 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hand_to_graph(result: tf.Tensor) -> None:
-    """Makes the graph of a result of `tf.custom_gradient` the owner of the gradient that was registered for it."""
+    """Makes the graph of a result of `tf.custom_gradient` the owner of its registered gradient function."""
     name = result.op.get_attr("_gradient_op_type").decode()
     entry = _registered[name]
     gradient, graph = entry["type"], result.graph
-    # On the graph itself: its collections are copied to the graphs inside.
+    # An attribute: the collections of a graph are copied to inner graphs.
     owned = getattr(graph, "_heed_gradients", None)
     if owned is None:
         owned = graph._heed_gradients = []

@@ -1,4 +1,4 @@
-"""The forward pass, block of queries by block of queries."""
+"""The forward pass, one block of queries at a time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ import tensorflow as tf
 from heed.ops.backends.tensorflow.portable.blocks import Plan, visible_blocks
 from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
 from heed.ops.backends.tensorflow.portable.loops import State, loop
-from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows, weigh
+from heed.ops.backends.tensorflow.portable.tile import (
+    BlockAttention,
+    apply_weights,
+    finite_rows,
+    seen_rows,
+)
 from heed.ops.sizes import Size, Span, size, sizes
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class BlockResult:
     """The result for a block of queries.
 
     Attributes:
         output: (B, K, G, t, V).
-        lse: (B, K, G, t, 1), or None if nobody asked.
-        softmax: of tiles (B, K, G, t, 2), the highest score of each row and its sum of exp(score - row_max); else None.
+        lse: (B, K, G, t, 1), or None if not requested.
+        softmax: (B, K, G, t, 2) for tiles: row_max and row_sum, the sum of exp(score - row_max); else None.
         seen: which rows see any key: booleans that broadcast to (B, K, G, t, 1), or None for all.
-        nonfinite: which rows see something that is not finite; the same shape, or None for "left as it comes".
+        nonfinite: which rows see a nonfinite vector, likewise; None if the arithmetic decides.
     """
 
     output: tf.Tensor
@@ -32,8 +37,8 @@ class Rows:
     seen: tf.Tensor | None
     nonfinite: tf.Tensor | None
 
-    def finished(self) -> list[tf.Tensor]:
-        """Those of the first three that there are: 0, -inf, 0 in rows that see nothing, NaN in nonfinite ones."""
+    def finish(self) -> list[tf.Tensor]:
+        """Output, lse and softmax without None: 0, -inf, 0 in rows that see nothing, NaN in nonfinite rows."""
         parts = [(self.output, 0.0), (self.lse, float("-inf")), (self.softmax, 0.0)]
         results = []
         for x, unseen in parts:
@@ -48,15 +53,15 @@ class Rows:
 
 
 def forward(
-    attention: Attention, plan: Plan, operands: Operands, want_lse: bool
+    attention: BlockAttention, plan: Plan, operands: Operands, want_lse: bool
 ) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
-    """Output (B, K, G, T, V), log-sum-exp (B, K, G, T, 1) or None, and of tiles what `Rows.softmax` is."""
+    """Output (B, K, G, T, V), log-sum-exp (B, K, G, T, 1) or None, and for tiles `BlockResult.softmax`."""
     tiles = plan.groups is None
     widths = [size(operands.value, 3), *([2] if tiles else [1] if want_lse else [])]
     totals = [plan.over_queries(operands.query, 3, width) for width in widths]
 
     def run(first: Size, last: Size, state: State, keys: Span | None) -> State:
-        # Not before the group before is done: its keys would only wait in memory.
+        # After the previous group, so that its keys do not wait in memory.
         with tf.control_dependencies([x.flow for x in state]):
             visible_keys = operands if keys is None else operands.cut_keys(keys)
 
@@ -66,7 +71,7 @@ def forward(
                 rows = online_softmax(attention, plan, block)
             else:
                 rows = whole_rows(attention, block, want_lse)
-            return [x.write(index, y) for x, y in zip(state, rows.finished(), strict=True)]
+            return [x.write(index, y) for x, y in zip(state, rows.finish(), strict=True)]
 
         return loop(first, last, body, state)
 
@@ -83,8 +88,8 @@ def forward(
     return joined[0], row_max + tf.math.log(row_sum) if want_lse else None, joined[1]
 
 
-def whole_rows(attention: Attention, block: Operands, want_lse: bool) -> Rows:
-    """A block of queries against all the keys it may see, at once. Differentiable by TensorFlow."""
+def whole_rows(attention: BlockAttention, block: Operands, want_lse: bool) -> BlockResult:
+    """A block of queries against all keys it may see at once. Differentiable by TensorFlow."""
     visible = attention.visible(block)
     addend = attention.addend(block, visible)
     seen = seen_rows(addend)
@@ -92,20 +97,22 @@ def whole_rows(attention: Attention, block: Operands, want_lse: bool) -> Rows:
     weights = tf.nn.softmax(logits)
     lse = None
     if want_lse:
-        # From the largest weight of a row, which spares the fused softmax a second exponential.
+        # From the largest weight of a row, without a second exponential.
         lse = tf.reduce_max(logits, -1, keepdims=True) - tf.math.log(
             tf.reduce_max(weights, -1, keepdims=True)
         )
     keep = attention.keep_factor(block)
     if keep is not None:
         weights *= keep
-    return Rows(weigh(weights, block.value), lse, None, seen, block.nonfinite_rows(visible))
+    return BlockResult(
+        apply_weights(weights, block.value), lse, None, seen, block.nonfinite_rows(visible)
+    )
 
 
-def online_softmax(attention: Attention, plan: Plan, rows: Operands) -> Rows:
-    """A block of queries against one block of keys after the other, with a running maximum and sum."""
+def online_softmax(attention: BlockAttention, plan: Plan, rows: Operands) -> BlockResult:
+    """A block of queries against its blocks of keys, one by one, with a running maximum and sum."""
 
-    def turn(tile: Operands, logits: tf.Tensor, state: State) -> State:
+    def step(tile: Operands, logits: tf.Tensor, state: State) -> State:
         output, row_max, row_sum = state
         new_max = tf.maximum(row_max, tf.reduce_max(logits, -1, keepdims=True))
         shrink = tf.exp(row_max - new_max)
@@ -114,15 +121,15 @@ def online_softmax(attention: Attention, plan: Plan, rows: Operands) -> Rows:
         keep = attention.keep_factor(tile)
         if keep is not None:
             weights *= keep
-        return [output * shrink + weigh(weights, tile.value), new_max, row_sum]
+        return [output * shrink + apply_weights(weights, tile.value), new_max, row_sum]
 
     dtype, zeros = rows.query.dtype, row_zeros(rows)
     output = row_zeros(rows, size(rows.value, 3))
-    # Finite from the start: hidden pairs have -inf, and no difference of the two may be taken.
+    # Starts finite: hidden scores are -inf, and -inf - -inf is NaN.
     state = [output, zeros + dtype.min, zeros]
-    (output, row_max, row_sum), nonfinite = over_tiles(attention, plan, rows, turn, state)
+    (output, row_max, row_sum), nonfinite = over_tiles(attention, plan, rows, step, state)
     seen = tf.not_equal(row_sum, 0)
-    return Rows(
+    return BlockResult(
         output / tf.where(seen, row_sum, tf.ones((), dtype)),
         None,
         tf.concat([row_max, row_sum], -1),
@@ -137,22 +144,22 @@ def row_zeros(rows: Operands, width: Size = 1) -> tf.Tensor:
 
 
 def over_tiles(
-    attention: Attention,
+    attention: BlockAttention,
     plan: Plan,
     rows: Operands,
-    turn: Callable[[Operands, tf.Tensor, State], State],
+    step: Callable[[Operands, tf.Tensor, State], State],
     state: State,
 ) -> tuple[State, tf.Tensor | None]:
-    """`state = turn(tile, logits, state)` for each block of keys that a block of queries can see.
+    """`state = step(tile, logits, state)` for each block of keys that a block of queries can see.
 
-    Returns: the last state, and which rows see something that is not finite, see `Rows`.
+    Returns: the last state, and which rows see a nonfinite vector, see `BlockResult`.
     """
 
     def body(index: Size, state: State) -> State:
         tile = rows.cut_keys(plan.keys(index))
         visible = attention.visible(tile, plan.fresh_keys(index))
         logits = attention.logits(tile, attention.addend(tile, visible))
-        following = {"rows": turn(tile, logits, state["rows"])}
+        following = {"rows": step(tile, logits, state["rows"])}
         if rows.guarded:
             following["nonfinite"] = tf.logical_or(state["nonfinite"], tile.nonfinite_rows(visible))
         return following

@@ -1,4 +1,4 @@
-"""Attention in plain TensorFlow with linear memory: on every device, and where XLA compiles.
+"""Attention in plain TensorFlow with linear memory, for every device and for XLA.
 
 Inside, shapes are query (B, K, G, T, H), key (B, K, S, H) and value (B, K, S, V), with G = N / K query heads for each
 key head; see `tile.py`.
@@ -54,16 +54,10 @@ class Portable:
         attention, operands = prepare(spec, tensors)
         if lse is not None:
             lse = checks.check_lse(lse, [spec.batch, spec.heads[0], spec.lengths[0]], spec.dtype)
-        sizes = {
-            "heads": (heads, spec.heads[0]),
-            "rows": (rows, attention.lengths[0]),
-            "keys": (keys, attention.lengths[1]),
-        }
-        chosen = {
-            name: None if values is None else checks.check_indices(name, values, size)
-            for name, (values, size) in sizes.items()
-        }
-        return weights_of(attention, operands, lse=lse, **chosen)
+        heads = checks.check_indices("heads", heads, spec.heads[0])
+        rows = checks.check_indices("rows", rows, attention.lengths[0])
+        keys = checks.check_indices("keys", keys, attention.lengths[1])
+        return weights_of(attention, operands, heads=heads, rows=rows, keys=keys, lse=lse)
 
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]

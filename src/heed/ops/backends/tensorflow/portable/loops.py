@@ -1,4 +1,4 @@
-"""Loops over blocks, plain Python for a single block, else one `tf.while_loop`; and what becomes of their results."""
+"""Loops over blocks, plain Python for a single block, else one `tf.while_loop`; and how their results combine."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def loop(first: Size, last: Size, body: Callable[[Size, State], State], state: S
         if isinstance(new, tf.Tensor) and not tf.executing_eagerly():
             new.set_shape(old.shape)
 
-    def turn(index: tf.Tensor, current: State) -> tuple[tf.Tensor, State]:
+    def step(index: tf.Tensor, current: State) -> tuple[tf.Tensor, State]:
         following = body(index, current)
         tf.nest.map_structure(keep_shape, following, current)
         return index + 1, following
 
-    # One turn at a time: the others would only hold their blocks in memory.
+    # One step at a time: parallel steps would hold more blocks in memory.
     result = tf.while_loop(
         lambda index, _: index < last,
-        turn,
+        step,
         (tf.convert_to_tensor(first), state),
         parallel_iterations=1,
     )
@@ -39,16 +39,16 @@ def loop(first: Size, last: Size, body: Callable[[Size, State], State], state: S
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """What all blocks give, added up; each gives a tensor like `like`."""
+    """The sum of the results of all blocks; each is a tensor like `like`."""
 
     like: tf.Tensor
 
     def start(self) -> tf.Tensor:
-        """What a loop begins with."""
+        """The initial state of the loop."""
         return tf.zeros_like(self.like)
 
     def add(self, total: tf.Tensor, index: Size, new: tf.Tensor) -> tf.Tensor:
-        """What it goes on with after a block."""
+        """The state after a block."""
         return total + new
 
     def finish(self, total: tf.Tensor) -> tf.Tensor:
@@ -58,13 +58,13 @@ class Sum:
 
 @dataclasses.dataclass(frozen=True)
 class SideBySide:
-    """What the blocks give, side by side along an axis; the last block may overlap the one before it.
+    """The results of the blocks, side by side along an axis; the last block may overlap the previous one.
 
     Attributes:
-        count: how many blocks there are, each of `shape`.
+        count: the number of blocks, each of `shape`.
         length: of the result along `axis`.
-        sparse: a block that gives nothing counts as zeros.
-        summed: a block may also give several times, which is added up.
+        sparse: a block without a result counts as zeros.
+        summed: a block may have several results, which are added.
     """
 
     count: Size
@@ -76,17 +76,17 @@ class SideBySide:
     summed: bool = False
 
     def start(self) -> tf.TensorArray:
-        """What a loop begins with."""
+        """The initial state of the loop."""
         if is_static(self.count) and not (self.sparse or self.summed):
             return tf.TensorArray(self.dtype, size=self.count, clear_after_read=False)
-        # At least one, for a list of none cannot be stacked; `finish` cuts it away.
+        # At least one, as an empty list cannot be stacked; `finish` cuts it away.
         count = maximum(1, self.count)
         known = [n if isinstance(n, int) else None for n in self.shape]
         array = tf.TensorArray(self.dtype, size=count, clear_after_read=False, element_shape=known)
         return array.unstack(tf.zeros(tf.stack([count, *self.shape]), self.dtype))
 
     def add(self, blocks: tf.TensorArray, index: Size, new: tf.Tensor) -> tf.TensorArray:
-        """What it goes on with after a block."""
+        """The state after a block."""
         return blocks.write(index, blocks.read(index) + new if self.summed else new)
 
     def finish(self, blocks: tf.TensorArray) -> tf.Tensor:
@@ -114,12 +114,12 @@ Totals = Mapping[str, "Sum | SideBySide"]
 
 
 def start(totals: Totals) -> dict[str, Any]:
-    """What a loop begins with."""
+    """The initial state of the loop."""
     return {name: total.start() for name, total in totals.items()}
 
 
 def add(totals: Totals, state: State, index: Size, new: Mapping[str, Any]) -> dict[str, Any]:
-    """What it goes on with after a block."""
+    """The state after a block."""
     return {name: total.add(state[name], index, new[name]) for name, total in totals.items()}
 
 
@@ -129,7 +129,7 @@ def finish(totals: Totals, state: State) -> dict[str, tf.Tensor]:
 
 
 def put(x: tf.Tensor, axis: int, span: Span, length: Size) -> tf.Tensor:
-    """`x` at `span` within zeros of a given length."""
+    """`x` at `span` within zeros of the given length."""
     if is_static(span.begin, span.length, length) and span.length == length:
         return x
     paddings: list[list[Size]] = [[0, 0] for _ in range(x.shape.rank)]

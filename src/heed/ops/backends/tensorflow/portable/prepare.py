@@ -1,4 +1,4 @@
-"""What is to be computed, as the blocks want it."""
+"""Turns a spec and its tensors into the form of the portable implementation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.backends.tensorflow.portable.run_time_checks import check_operands
-from heed.ops.backends.tensorflow.portable.tile import Attention, Score, fold, unfold
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention, Score, fold, unfold
 from heed.ops.sizes import size, sizes
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
 
-def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[Attention, Operands]:
-    """What the backend was given, as the blocks want it."""
+def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[BlockAttention, Operands]:
+    """The attention and its operands, in the shapes of `tile.py`."""
     axis = spec.heads_axis
 
     def split(x: tf.Tensor | None) -> tf.Tensor | None:
@@ -40,7 +40,7 @@ def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[Attention, Operands]
     lengths = (length, size(key, 2))
     operands, mask = check_operands(operands, spec.mask, lengths)
     per_pair = (8 if spec.batch is None else spec.batch) * spec.heads[0] * features
-    attention = Attention(
+    attention = BlockAttention(
         score,
         mask,
         tensors.slopes,
@@ -57,17 +57,17 @@ def prepare(spec: AttentionSpec, tensors: Tensors) -> tuple[Attention, Operands]
 class _Scaled:
     """A `DotScore` on query (B, K, G, t, H) and key (B, K, s, H), to (B, K, G, t, s)."""
 
-    how: DotScore
+    score: DotScore
 
     def __call__(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        # NumPy's numbers, for TensorFlow keeps every Python number that it has met, for ever.
+        # NumPy numbers: TensorFlow keeps every Python number forever.
         real = query.dtype.as_numpy_dtype
-        # The scale goes to the query: fewer numbers than the scores.
-        scaled = fold(query * real(self.how.scale))
+        # Scales the query, which has fewer numbers than the scores.
+        scaled = fold(query * real(self.score.scale))
         scores = unfold(tf.matmul(scaled, key, transpose_b=True), query.shape[2])
-        if self.how.soft_cap is None:
+        if self.score.soft_cap is None:
             return scores
-        return real(self.how.soft_cap) * tf.tanh(scores * real(1 / self.how.soft_cap))
+        return real(self.score.soft_cap) * tf.tanh(scores * real(1 / self.score.soft_cap))
 
 
 def additive_score(query: tf.Tensor, key: tf.Tensor, score_vector: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,7 @@
-"""Checks of sizes that are not known while tracing, in the words of `checks`.
+"""Checks of sizes that are not known while tracing, with the messages of `checks`.
 
-Where all sizes are known they cost nothing. A program that XLA compiles knows all its sizes: there the checks drop
-out, and sizes that do not fit fail while compiling.
+They cost nothing where all sizes are known. XLA knows all sizes: there the checks drop out, and sizes that do not fit
+fail while compiling.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from heed.ops.backends.tensorflow.portable.finite import Operands
 from heed.ops.mask import Mask
-from heed.ops.mask_rules import Dense, axis_letters, put_together, take_apart
+from heed.ops.mask_rules import axis_letters, put_together, take_apart
 from heed.ops.sizes import Size, is_static, size
 
 
 class Demands:
-    """Conditions, and tensors that wait until they are met."""
+    """Conditions, and tensors that depend on them."""
 
     def __init__(self) -> None:
         self._checks: list[tf.Operation] = []
@@ -33,7 +33,7 @@ class Demands:
         *,
         or_one: bool = False,
     ) -> None:
-        """Demands `have == want`, or, where `x` may broadcast, `have == 1`; unless both are known."""
+        """Demands `have == want`, or `have == 1` if `or_one`, unless both are known."""
         if is_static(have, want) or have is want or (or_one and is_static(have) and have == 1):
             return
         met = tf.equal(have, want)
@@ -46,14 +46,14 @@ class Demands:
         self._checks.append(check)
 
     def broadcast(self, name: str, x: tf.Tensor, target: Sequence[Size]) -> None:
-        """Demands that `x` broadcasts to (B, N, T, S) = `target`, as NumPy does."""
+        """Demands that `x` broadcasts to (B, N, T, S) = `target`, as in NumPy."""
         for axis in range(1, x.shape.rank + 1):
             self.equal(
                 "broadcast to (B, N, T, S)", size(x, -axis), target[-axis], name, x, or_one=True
             )
 
     def before(self, x: tf.Tensor) -> tf.Tensor:
-        """`x`, once all demands made so far are met."""
+        """`x`, which now fails unless all demands so far are met."""
         if not self._checks:
             return x
         with tf.control_dependencies(self._checks):
@@ -63,10 +63,10 @@ class Demands:
 def check_operands(
     operands: Operands, mask: Mask | None, lengths: Sequence[Size]
 ) -> tuple[Operands, Mask | None]:
-    """The same, bound to the checks that remain.
+    """The operands and the mask, which fail at run time if their sizes do not fit.
 
     Args:
-        operands: whole; whether an unknown dimension of the bias broadcasts is settled, for its gradient depends on it.
+        operands: whole. A bias of unknown shape is broadcast, as its gradient depends on its shape.
         mask: its rules are checked against (B, N, T, S).
         lengths: (T, S).
     """
@@ -80,8 +80,8 @@ def check_operands(
         demands.equal("be as long as `key` (S)", size(value, 2), target[3], "value", value)
     if mask is not None:
         for rule in mask.rules:
-            if isinstance(rule, Dense):
-                demands.broadcast("mask", rule.array, target)
+            if rule.dense is not None:
+                demands.broadcast("mask", rule.dense, target)
             for name, x, axes in rule.batched():
                 requirement = f"have shape ({axis_letters(axes)})"
                 for place, axis in enumerate(axes):
@@ -93,4 +93,4 @@ def check_operands(
         known = zip(bias.shape.as_list(), target, strict=True)
         shape = tf.stack([other if length is None else length for length, other in known])
         operands = dataclasses.replace(operands, bias=tf.broadcast_to(demands.before(bias), shape))
-    return operands.holding([demands.before(x) for x in operands.tensors.values()]), mask
+    return operands.with_tensors([demands.before(x) for x in operands.tensors.values()]), mask

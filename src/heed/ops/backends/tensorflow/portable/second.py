@@ -1,7 +1,6 @@
-"""Second derivatives: the backward pass of a block of queries, differentiated by TensorFlow.
+"""Second derivatives, by nested gradient tapes over small blocks of queries and all keys.
 
-For a small block of queries both passes are written as plain differentiable code over all keys, and two nested tapes
-do the rest. Memory stays linear in the sequence lengths; speed is not the aim here.
+Memory stays linear in the sequence lengths; speed is not the aim.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from heed.ops.backends.tensorflow.portable import loops
 from heed.ops.backends.tensorflow.portable.blocks import small_plan
 from heed.ops.backends.tensorflow.portable.finite import Operands, nan_where
 from heed.ops.backends.tensorflow.portable.forward import whole_rows
-from heed.ops.backends.tensorflow.portable.tile import Attention
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention
 from heed.ops.sizes import Size, Span, slice_axis
 
 Tensors = Sequence[tf.Tensor]
 
 
 def second_gradient(
-    attention: Attention, operands: Operands, incoming: Tensors, cotangents: Tensors
+    attention: BlockAttention, operands: Operands, incoming: Tensors, cotangents: Tensors
 ) -> list[tf.Tensor]:
     """Gradients of sum(cotangents * first derivatives).
 
     Args:
-        incoming: gradients of the output and, if it was asked for, of the log-sum-exp.
+        incoming: gradients of the output and, if requested, of the log-sum-exp.
         cotangents: one for each of the operands' tensors.
 
     Returns: one gradient for each of the operands' tensors and of incoming.
@@ -42,11 +41,11 @@ def second_gradient(
     def body(index: Size, state: loops.State) -> loops.State:
         queries = plan.queries(index)
         fresh = (queries.positions >= index * plan.query_block)[:, None]
-        # Rows that the block before has dealt with add nothing, as all is linear in what comes in.
+        # Rows of the previous block get 0: the result is linear in the incoming gradients.
         rows = [
             tf.where(fresh, slice_axis(x, 3, *queries), tf.zeros((), x.dtype)) for x in incoming
         ]
-        weights = cut(operands.holding(cotangents), queries)
+        weights = cut(operands.with_tensors(cotangents), queries)
         found = _differentiate_twice(attention, cut(operands, queries), rows, weights)
         return loops.add(totals, state, index, dict(zip(totals, found, strict=True)))
 
@@ -55,7 +54,7 @@ def second_gradient(
 
 
 def _differentiate_twice(
-    attention: Attention, block: Operands, incoming: Tensors, cotangents: Operands
+    attention: BlockAttention, block: Operands, incoming: Tensors, cotangents: Operands
 ) -> list[tf.Tensor]:
     first = list(block.tensors.values())
     with tf.GradientTape() as outer:
@@ -64,7 +63,7 @@ def _differentiate_twice(
             inner.watch(first)
             safe = block.guard(attention.mask).finite("query", "key", "value")
             rows = whole_rows(attention, safe, len(incoming) > 1)
-            outputs = rows.finished()
+            outputs = rows.finish()
         gradients = inner.gradient(outputs, first, incoming, unconnected_gradients="zero")
     weights = list(cotangents.tensors.values())
     result = outer.gradient(gradients, [*first, *incoming], weights, unconnected_gradients="zero")

@@ -25,18 +25,18 @@ Score = Callable[..., tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
-    """One attention apart from its tensors: how to score, what to add, what to hide, what to drop.
+class BlockAttention:
+    """An attention without its operands, as needed to compute one block.
 
     Attributes:
-        score: takes `Operands.scored` of a block, gives its scores; differentiable TensorFlow code.
+        score: computes the scores of a block from `Operands.score_inputs`; differentiable by TensorFlow.
         mask: which pairs count, or None for all.
         slopes: (N,) of ALiBi, or None.
         rate: dropout, 0 <= rate < 1.
         seed: (2,) uint32 of the dropout, or None.
         heads: (K, G).
         lengths: (T, S).
-        scores_per_pair: numbers held for one (query, key) pair at once: B * N, times U for additive attention.
+        scores_per_pair: numbers in memory for one (query, key) pair: B * N, times U for additive attention.
     """
 
     score: Score
@@ -51,7 +51,7 @@ class Attention:
     def visible(self, block: Operands, fresh_keys: tf.Tensor | None = None) -> tf.Tensor | None:
         """Booleans that broadcast to (B, K, G, t, s), or None for "everything".
 
-        `fresh_keys` (s,) is False for keys that the block before has dealt with already.
+        `fresh_keys` (s,) is False for keys that the previous block has handled.
         """
         seen, keys = None, block.keys
         if self.mask is not None:
@@ -66,7 +66,7 @@ class Attention:
         return self._split_heads(seen)
 
     def addend(self, block: Operands, visible: tf.Tensor | None) -> tf.Tensor | None:
-        """What is added to the scores, broadcasting to (B, K, G, t, s): bias, ALiBi, and -inf where hidden."""
+        """The sum of bias and ALiBi, -inf where hidden; broadcasts to (B, K, G, t, s). None for 0."""
         hidden = tf.constant(float("-inf"), block.query.dtype)
         total = None
         if block.bias is not None:
@@ -76,13 +76,13 @@ class Attention:
             alibi = self._split_heads(-slopes * self.distance(block))
             total = alibi if total is None else total + alibi
         if visible is not None:
-            shown = tf.zeros((), hidden.dtype) if total is None else total
-            total = tf.where(visible, shown, hidden)
+            zero = tf.zeros((), hidden.dtype)
+            total = tf.where(visible, zero if total is None else total, hidden)
         return total
 
     def logits(self, block: Operands, addend: tf.Tensor | None) -> tf.Tensor:
-        """The scores of a block and what is added to them, (B, K, G, t, s)."""
-        scores = self.score(**block.scored)
+        """The scores of a block plus the addend, (B, K, G, t, s)."""
+        scores = self.score(**block.score_inputs)
         return scores if addend is None else scores + addend
 
     def distance(self, block: Operands) -> tf.Tensor:
@@ -92,11 +92,11 @@ class Attention:
         return tf.cast(tf.abs(here - block.keys.positions), block.query.dtype)
 
     def keep_factor(self, block: Operands) -> tf.Tensor | None:
-        """What dropout multiplies the weights with: 0 or 1 / (1 - rate); None without dropout."""
+        """The factors of the weights, 0 or 1 / (1 - rate); None without dropout."""
         if not self.rate:
             return None
         batch, heads, dtype = size(block.query, 0), math.prod(self.heads), block.query.dtype
-        keep = dropout.kept(self.rate, self.seed, batch, heads, block.queries, block.keys)
+        keep = dropout.keep_mask(self.rate, self.seed, batch, heads, block.queries, block.keys)
         return self._split_heads(
             tf.where(keep, tf.constant(1 / (1 - self.rate), dtype), tf.zeros((), dtype))
         )
@@ -118,9 +118,9 @@ class Attention:
 
 
 def seen_rows(addend: tf.Tensor | None) -> tf.Tensor | None:
-    """Which rows see any key of a block: booleans that broadcast to (B, K, G, t, 1), or None for all of them.
+    """Which rows see any key of a block: booleans that broadcast to (B, K, G, t, 1), or None for all.
 
-    `addend` is that of the block, see `Attention`.
+    `addend` is that of the block, see `BlockAttention`.
     """
     if addend is None:
         return None
@@ -128,7 +128,7 @@ def seen_rows(addend: tf.Tensor | None) -> tf.Tensor | None:
 
 
 def finite_rows(addend: tf.Tensor | None, seen: tf.Tensor | None) -> tf.Tensor | None:
-    """The same addend with 0 in rows that see nothing: a softmax of -inf alone is not a number."""
+    """The addend with 0 in rows that see nothing: the softmax of only -inf is NaN."""
     if addend is None:
         return None
     return tf.where(seen, addend, tf.zeros((), addend.dtype))
@@ -150,11 +150,11 @@ def unfold(x: tf.Tensor, queries_per_kv: int) -> tf.Tensor:
     return tf.reshape(x, tf.stack([batch, heads, queries_per_kv, rows // queries_per_kv, width]))
 
 
-def weigh(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+def apply_weights(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Weights (B, K, G, t, s) times value (B, K, s, V) to (B, K, G, t, V)."""
     return unfold(tf.matmul(fold(weights), value), weights.shape[2])
 
 
-def weigh_back(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+def apply_transposed_weights(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """The transposed product: weights (B, K, G, t, s), rows (B, K, G, t, V) to (B, K, s, V)."""
     return tf.matmul(fold(weights), fold(rows), transpose_a=True)

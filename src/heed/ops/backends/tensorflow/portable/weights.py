@@ -1,9 +1,9 @@
-"""The attention weights themselves, for all or chosen heads, rows and keys."""
+"""The attention weights, for all or chosen heads, rows and keys."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,17 +15,17 @@ from heed.ops.backends.tensorflow.portable.finite import (
     sees,
     zero_nonfinite,
 )
-from heed.ops.backends.tensorflow.portable.tile import Attention, finite_rows, seen_rows
+from heed.ops.backends.tensorflow.portable.tile import BlockAttention, finite_rows, seen_rows
 from heed.ops.sizes import Span, size, sizes, slice_axis
 
 
 def weights_of(
-    attention: Attention,
+    attention: BlockAttention,
     operands: Operands,
     *,
-    heads: list[int] | None,
-    rows: list[int] | None,
-    keys: list[int] | None,
+    heads: Sequence[int] | None,
+    rows: Sequence[int] | None,
+    keys: Sequence[int] | None,
     lse: tf.Tensor | None,
 ) -> tf.Tensor:
     """Weights (B, N or len(heads), T or len(rows), S or len(keys)).
@@ -36,7 +36,7 @@ def weights_of(
     """
     if lse is not None:
         lse = tf.reshape(lse, tf.stack([*sizes(operands.query)[:4], 1]))
-    # Without the log-sum-exp a block has to hold whole rows, and its keys are picked afterwards.
+    # Without the log-sum-exp a block holds whole rows, and its keys are picked afterwards.
     apart = keys if lse is not None else None
 
     def blocks(queries: Span) -> tf.Tensor:
@@ -56,7 +56,7 @@ def weights_of(
 
 
 def _over_runs(
-    chosen: list[int] | None, length: Any, axis: int, block: Callable[[Span], tf.Tensor]
+    chosen: Sequence[int] | None, length: Any, axis: int, block: Callable[[Span], tf.Tensor]
 ) -> tf.Tensor:
     """The blocks of all chosen positions (None for all) side by side along `axis`."""
     if chosen is None:
@@ -67,7 +67,7 @@ def _over_runs(
 
 
 def _block(
-    attention: Attention, block: Operands, heads: list[int] | None, lse: tf.Tensor | None
+    attention: BlockAttention, block: Operands, heads: Sequence[int] | None, lse: tf.Tensor | None
 ) -> tf.Tensor:
     """Weights (B, N or len(heads), t, s) of a block of queries and keys: of whole rows, unless `lse` is given."""
     visible = attention.visible(block)
@@ -75,7 +75,7 @@ def _block(
     keep = attention.keep_factor(block)
     query, key = block.query, block.key
     if heads is not None:
-        # Only the scores of the chosen heads are computed, each with its own copy of its key head.
+        # Only the scores of the chosen heads are computed, each with a copy of its key head.
         query = _pick(query, heads, attention.heads)
         key = tf.gather(key, _int32([head // attention.heads[1] for head in heads]), axis=1)
         visible, addend, keep, lse = (
@@ -102,8 +102,8 @@ def _block(
     return tf.reshape(weights, tf.stack([batch, kv_heads * queries_per_kv, rows, columns]))
 
 
-def _pick(x: tf.Tensor | None, heads: list[int], split: tuple[int, int]) -> tf.Tensor | None:
-    """Chosen heads of (B, K or 1, G or 1, t, s) as (B, len(heads), 1, t, s); what has no heads stays as it is."""
+def _pick(x: tf.Tensor | None, heads: Sequence[int], split: tuple[int, int]) -> tf.Tensor | None:
+    """Chosen heads of (B, K or 1, G or 1, t, s) as (B, len(heads), 1, t, s); unchanged without heads."""
     if x is None or (x.shape[1] == 1 and x.shape[2] == 1 and split != (1, 1)):
         return x
     batch, _, _, rows, columns = (size(x, axis) for axis in range(5))
@@ -111,12 +111,12 @@ def _pick(x: tf.Tensor | None, heads: list[int], split: tuple[int, int]) -> tf.T
     return tf.gather(flat, _int32(heads), axis=1)[:, :, None]
 
 
-def _int32(indices: list[int]) -> tf.Tensor:
-    # An empty list would become a tensor of floats.
+def _int32(indices: Sequence[int]) -> tf.Tensor:
+    # An empty list would become a float tensor.
     return tf.constant(indices, tf.int32)
 
 
-def _runs(rows: list[int]) -> list[Span]:
+def _runs(rows: Sequence[int]) -> list[Span]:
     """Consecutive rows become one span."""
     runs: list[Span] = []
     for row in rows:

@@ -1,6 +1,6 @@
-"""What stands beside attention by the native kernels, as differentiable functions.
+"""The fused row-wise ops with the native kernels, as differentiable functions.
 
-The kernels give first derivatives; second derivatives come from the portable form of the same, of the inputs of the op.
+The kernels compute first derivatives; second derivatives come from the portable form, applied to the inputs of the op.
 """
 
 from __future__ import annotations
@@ -13,32 +13,27 @@ import tensorflow as tf
 
 from heed.ops import checks
 from heed.ops.backends.tensorflow.native import library
-from heed.ops.backends.tensorflow.portable.rows import PortableRows
+from heed.ops.backends.tensorflow.portable.fused_ops import PortableFusedOps
 
 Several = Sequence[tf.Tensor]
 
 
-# With more rows TensorFlow's own product, which reads blocks of the weights from a cache, is as fast.
+# With more rows TensorFlow's own product, which is blocked for the cache, is as fast.
 _FEW_ROWS = 16
 
 
-class NativeRows(PortableRows):
-    """See `RowImplementation`."""
+class NativeFusedOps(PortableFusedOps):
+    """See `FusedOps`."""
 
     def cross_entropy(
         self, logits: tf.Tensor, labels: tf.Tensor, smoothing: float, ignored: int
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
-        return (
-            library.ops()
-            .heed_cross_entropy(
-                logits=logits,
-                labels=labels,
-                smoothing=np.array(smoothing, checks.compute_type(logits.dtype.name)),
-                settings=_settings(ignored),
-            )
-            .losses
+        """See `FusedOps`."""
+        smooth = np.array(smoothing, checks.compute_type(logits.dtype.name))
+        losses, _ = library.ops().heed_cross_entropy(
+            logits=logits, labels=labels, smoothing=smooth, settings=_settings(ignored)
         )
+        return losses
 
     def normalization(
         self,
@@ -48,28 +43,25 @@ class NativeRows(PortableRows):
         epsilon: float,
         rms: bool,
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         none = np.zeros(0, checks.compute_type(x.dtype.name))
-        return (
-            library.ops()
-            .heed_normalization(
-                x=x,
-                scale=none if scale is None else scale,
-                offset=none if offset is None else offset,
-                settings=_settings(epsilon, rms),
-            )
-            .y
+        scale, offset = (none if vector is None else vector for vector in (scale, offset))
+        y, _ = library.ops().heed_normalization(
+            x=x, scale=scale, offset=offset, settings=_settings(epsilon, rms)
         )
+        return y
 
     def dropout(
         self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
-        given = [] if residual is None else [residual]
-        return library.ops().heed_dropout(x=x, seed=seed, residual=given, settings=_settings(rate))
+        """See `FusedOps`."""
+        residuals = [] if residual is None else [residual]
+        return library.ops().heed_dropout(
+            x=x, seed=seed, residual=residuals, settings=_settings(rate)
+        )
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         rows = x.shape[0]
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
             return None
@@ -80,21 +72,21 @@ class NativeRows(PortableRows):
         return y
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return library.ops().heed_cache_write(cache=cache, update=update, index=index)
 
 
 def _settings(*numbers: float) -> np.ndarray:
-    """The last input of each op: the threads, and numbers of its own."""
+    """The last input of each op: the number of threads, then its own numbers."""
     return np.array([library.threads(), *numbers], np.float64)
 
 
-def _twice(
+def _differentiate_twice(
     function: Callable[..., tf.Tensor], operands: Several, incoming: tf.Tensor, cotangents: Several
 ) -> list[tf.Tensor]:
-    """Gradients of sum(cotangents * gradients of `function`), whose own incoming gradient is `incoming`.
+    """Gradients of sum(cotangents * gradients of `function`), where `incoming` is its incoming gradient.
 
-    Returns: one for each operand, and that of `incoming`.
+    Returns: one for each operand, then that of `incoming`.
     """
     operands, incoming = [tf.identity(x) for x in operands], tf.identity(incoming)
     with tf.GradientTape() as outer:
@@ -128,15 +120,15 @@ def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[A
     ignored = tf.cast(settings[1], tf.int32)
 
     def losses(logits: tf.Tensor) -> tf.Tensor:
-        return PortableRows().cross_entropy(logits, labels, smoothing, ignored)
+        return PortableFusedOps().cross_entropy(logits, labels, smoothing, ignored)
 
-    of_logits, of_incoming = _twice(losses, [logits], incoming, [cotangent])
-    # The softmax follows from the logits, whose derivative this is in all.
+    of_logits, of_incoming = _differentiate_twice(losses, [logits], incoming, [cotangent])
+    # The softmax is a function of the logits, whose gradient is complete.
     return [of_logits, None, None, None, of_incoming, None]
 
 
 def _is_none(vector: tf.Tensor) -> bool:
-    """Whether a scale or an offset is the one without numbers that stands for none."""
+    """Whether a scale or an offset is empty, which means none."""
     return vector.shape.num_elements() == 0
 
 
@@ -161,24 +153,24 @@ def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[A
 @tf.RegisterGradient("HeedNormalizationGradient")
 def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list[Any]:
     *operands, _, incoming, settings = op.inputs
-    given = [i for i, operand in enumerate(operands) if not _is_none(operand)]
+    present = [i for i, operand in enumerate(operands) if not _is_none(operand)]
 
     def normalization(*tensors: tf.Tensor) -> tf.Tensor:
         x, scale, offset = (
-            tensors[given.index(i)] if i in given else None for i in range(len(operands))
+            tensors[present.index(i)] if i in present else None for i in range(len(operands))
         )
-        return PortableRows().normalization(x, scale, offset, settings[1], settings[2] != 0)
+        return PortableFusedOps().normalization(x, scale, offset, settings[1], settings[2] != 0)
 
-    chosen = ([values[i] for i in given] for values in (operands, cotangents))
-    *found, of_incoming = _twice(normalization, next(chosen), incoming, next(chosen))
-    of_operands = (found[given.index(i)] if i in given else None for i in range(len(operands)))
-    # The moments follow from x, whose derivative this is in all.
+    chosen = ([values[i] for i in present] for values in (operands, cotangents))
+    *found, of_incoming = _differentiate_twice(normalization, next(chosen), incoming, next(chosen))
+    of_operands = (found[present.index(i)] if i in present else None for i in range(len(operands)))
+    # The moments are functions of x, whose gradient is complete.
     return [*of_operands, None, of_incoming, None]
 
 
 @tf.RegisterGradient("HeedDropout")
 def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
-    """The same dropout, made again, of what comes in; so this is its own second derivative too."""
+    """The same dropout of the incoming gradient, which also gives second derivatives."""
     _, seed, *residual, settings = op.inputs
     of_x = library.ops().heed_dropout(x=y_gradient, seed=seed, residual=[], settings=settings)
     return [of_x, None, *[y_gradient] * len(residual), None]
@@ -186,7 +178,7 @@ def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 
 @tf.RegisterGradient("HeedProduct")
 def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
-    """In plain TensorFlow, so that it can be differentiated again."""
+    """In plain TensorFlow, for second derivatives."""
     x, weights, *bias, settings = op.inputs
     transposed = tf.get_static_value(settings)[1] != 0
     letters = "gnk" if transposed else "gkn"
@@ -201,7 +193,7 @@ def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 
 @tf.RegisterGradient("HeedCacheWrite")
 def _of_cache_write(op: tf.Operation, gradient: tf.Tensor) -> list[Any]:
-    """What was written over counts for nothing; what was written gets what stands there."""
+    """Overwritten entries of the cache get 0; the update gets the gradient of its entries."""
     cache, update, index = op.inputs
     length, written = tf.shape(cache)[1], tf.shape(update)
     index = tf.clip_by_value(index, 0, length - written[1])

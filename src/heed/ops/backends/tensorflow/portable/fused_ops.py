@@ -1,4 +1,4 @@
-"""What stands beside attention in plain TensorFlow: on every device, where XLA compiles, for second derivatives."""
+"""The fused row-wise ops in plain TensorFlow: for every device, for XLA, and for second derivatives."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import tensorflow as tf
 
 from heed.ops import checks
 from heed.ops.backends import NO_LABEL
-from heed.ops.backends.tensorflow.portable.dropout import kept
+from heed.ops.backends.tensorflow.portable.dropout import keep_mask
 from heed.ops.sizes import Span
 
 
-class PortableRows:
-    """See `RowImplementation`; numbers may be tensors () here."""
+class PortableFusedOps:
+    """See `FusedOps`; numbers may be tensors () here."""
 
     def cross_entropy(
         self, logits: tf.Tensor, labels: tf.Tensor, smoothing: Any, ignored: Any
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         classes = tf.shape(logits)[-1]
         counts = tf.not_equal(labels, ignored)
         fits = tf.logical_and(labels >= 0, labels < classes)
@@ -32,10 +32,10 @@ class PortableRows:
         may_be = tf.logical_and(tf.logical_not(counts), tf.not_equal(labels, NO_LABEL))
         met = tf.reduce_all(tf.logical_or(fits, may_be))
         with tf.control_dependencies([tf.raw_ops.Assert(condition=met, data=text, summarize=9)]):
-            x = _widened(logits)
-        # Before anything is computed of them: NaN in rows that do not count stays out of their gradients too.
+            x = _widen(logits)
+        # First of all, so that NaN in ignored rows stays out of gradients, too.
         x = tf.where(counts[..., None], x, tf.zeros((), x.dtype))
-        # All relative to the largest, which cancels out: nothing is to be learnt of it.
+        # Relative to the largest logit, which cancels out and so gets no gradient.
         below = tf.stop_gradient(tf.reduce_max(x, -1, keepdims=True)) - x
         right = tf.equal(tf.range(classes), labels[..., None])
         of_label = tf.reduce_sum(tf.where(right, below, tf.zeros((), x.dtype)), -1)
@@ -54,8 +54,8 @@ class PortableRows:
         epsilon: Any,
         rms: Any,
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
-        y = _widened(x)
+        """See `FusedOps`."""
+        y = _widen(x)
         if rms is not True:
             mean = tf.reduce_mean(y, -1, keepdims=True)
             y -= mean if rms is False else tf.where(rms, tf.zeros_like(mean), mean)
@@ -70,36 +70,36 @@ class PortableRows:
     def dropout(
         self, x: tf.Tensor, residual: tf.Tensor | None, rate: float, seed: tf.Tensor
     ) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         shape = tf.shape(x)
         rows, columns = Span(0, tf.reduce_prod(shape[:-1])), Span(0, shape[-1])
-        # As attention drops in head 0 of batch entry 0, rows for queries and columns for keys.
-        keep = tf.reshape(kept(rate, seed, 1, 1, rows, columns), shape)
-        wide = _widened(x)
+        # The mask of attention in head 0 of batch entry 0, with rows for queries and columns for keys.
+        keep = tf.reshape(keep_mask(rate, seed, 1, 1, rows, columns), shape)
+        wide = _widen(x)
         factor = _number(1 / (1 - rate), wide.dtype)
         y = tf.where(keep, wide * factor, tf.zeros((), wide.dtype))
-        return tf.cast(y if residual is None else _widened(residual) + y, x.dtype)
+        return tf.cast(y if residual is None else _widen(residual) + y, x.dtype)
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return None
 
     def write(self, cache: tf.Tensor, update: tf.Tensor, index: tf.Tensor) -> tf.Tensor | None:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return None
 
     def argmax(self, x: tf.Tensor) -> tf.Tensor:
-        """See `RowImplementation`."""
+        """See `FusedOps`."""
         return tf.argmax(x, -1, tf.int32)
 
 
-def _widened(x: tf.Tensor) -> tf.Tensor:
-    """In the type of computation."""
+def _widen(x: tf.Tensor) -> tf.Tensor:
+    """`x` in the type of computation."""
     return tf.cast(x, checks.compute_type(x.dtype.name))
 
 
 def _number(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """With all its digits; and not as a number of Python's, each of which TensorFlow would keep."""
+    """A constant with all its digits. TensorFlow would keep a Python number forever."""
     if isinstance(value, tf.Tensor):
         return tf.cast(value, dtype)
     return tf.constant(np.array(value, dtype.as_numpy_dtype))

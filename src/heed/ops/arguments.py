@@ -1,0 +1,178 @@
+"""Turns the arguments of an attention op into `(AttentionSpec, Tensors)`, and checks them once."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from heed._numbers import check_real
+from heed.ops import checks
+from heed.ops.layouts import LAYOUTS
+from heed.ops.mask import Mask, as_mask
+from heed.ops.sizes import shape_of
+from heed.ops.spec import AdditiveScore, AttentionSpec, DotScore, Tensors
+
+# Stands for the value where only weights are wanted.
+_NO_VALUE = object()
+_CAUSAL = Mask.causal()
+# How many kinds of calls are cached: eager calls of a known kind are not checked again.
+_CACHE_SIZE = 1024
+
+
+def dot_product(
+    query: Any,
+    key: Any,
+    value: Any = _NO_VALUE,
+    *,
+    mask: Any,
+    bias: Any,
+    is_causal: bool,
+    scale: float | None,
+    soft_cap: float | None,
+    alibi_slopes: Any,
+    dropout: float,
+    seed: Any,
+    layout: str,
+) -> tuple[AttentionSpec, Tensors]:
+    """Checks the arguments of `dot_product_attention`; without a value, those of its weights."""
+    checks.check_layout(layout)
+    query, key, value, signature = _check_operands(query, key, value, layout)
+    target, dtype = list(signature.target), signature.dtype
+    heads = target[1]
+    mask = _check_mask(mask, target, "(B, N, T, S)")
+    if checks.check_flag("is_causal", is_causal):
+        mask = _CAUSAL if mask is None else mask & _CAUSAL
+    rate, seed = _check_dropout(dropout, seed)
+    slopes = None
+    if alibi_slopes is not None:
+        slopes = ops.cast(checks.check_numbers("alibi_slopes", alibi_slopes), dtype)
+        if shape_of(slopes) != (heads,):
+            raise checks.shape_error(
+                f"`alibi_slopes` must have shape (N,) = ({heads},)", alibi_slopes=slopes
+            )
+    width = signature.operands[0].shape[3]
+    score = DotScore(
+        checks.check_scale(scale, width, dtype), checks.check_soft_cap(soft_cap, dtype)
+    )
+    if bias is not None:
+        bias = checks.check_bias(bias, target, dtype)
+    spec = _make_spec(
+        signature,
+        layout,
+        mask,
+        score=score,
+        has_bias=bias is not None,
+        has_slopes=slopes is not None,
+        dropout=rate,
+    )
+    return spec, Tensors(query, key, value, bias, slopes, seed)
+
+
+def additive(
+    query: Any,
+    key: Any,
+    value: Any = _NO_VALUE,
+    *,
+    score_vector: Any,
+    bias: Any,
+    mask: Any,
+    dropout: float,
+    seed: Any,
+) -> tuple[AttentionSpec, Tensors]:
+    """Checks the arguments of `additive_attention`; without a value, those of its weights."""
+    query, key, value, signature = _check_operands(query, key, value, "BTU")
+    dtype, units = signature.dtype, signature.operands[0].shape[2]
+    score_vector = checks.check_vector("score_vector", score_vector, units, "U", dtype)
+    if bias is not None:
+        bias = checks.check_vector("bias", bias, units, "U", dtype)
+    if mask is not None:
+        batch, _, *lengths = signature.target
+        mask = with_heads(as_mask(mask), [batch, *lengths])
+        mask = _check_mask(mask, list(signature.target), "(B, 1, T, S)")
+    rate, seed = _check_dropout(dropout, seed)
+    has = {"has_bias": bias is not None, "has_slopes": False}
+    spec = _make_spec(signature, "BTU", mask, score=AdditiveScore(), dropout=rate, **has)
+    return spec, Tensors(query, key, value, bias, None, seed, score_vector)
+
+
+def draw_seed(rate: float, seed: Any) -> Any:
+    """`seed`, or a new one from Keras' global generator where dropout needs one and there is none."""
+    if not rate or seed is not None:
+        return seed
+    return keras.random.randint((2,), -(2**31), 2**31 - 1, dtype="int32")
+
+
+def with_heads(mask: Mask, target: list[Any]) -> Mask:
+    """The mask over (B, 1, T, S) of one whose arrays are over (B, T, S), the target."""
+    for rule in mask.rules:
+        if rule.dense is not None:
+            checks.check_broadcast("mask", rule.dense, target, "(B, T, S)")
+    return mask.map_dense(lambda x: x[:, None] if len(x.shape) == 3 else x)
+
+
+class _Signature(NamedTuple):
+    """The shapes and dtypes of a call, checked.
+
+    Attributes:
+        operands: query, key and value; None for a value that is not wanted.
+        target: B, N, T and S.
+        dtype: of the computation.
+    """
+
+    operands: tuple[checks.Operand, checks.Operand, checks.Operand | None]
+    target: tuple[int | None, ...]
+    dtype: str
+
+
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def _make_signature(
+    query: checks.Operand, key: checks.Operand, value: checks.Operand | None, layout: str
+) -> _Signature:
+    checks.check_operands(query, key, value, layout)
+    _, axis, length_axis = LAYOUTS[layout]
+    heads = 1 if axis is None else query.shape[axis]
+    target = (query.shape[0], heads, query.shape[length_axis], key.shape[length_axis])
+    return _Signature((query, key, value), target, checks.compute_type(query.dtype))
+
+
+def _check_operands(
+    query: Any, key: Any, value: Any, layout: str
+) -> tuple[Any, Any, Any, _Signature]:
+    """Query, key and value (or None) in their common dtype, and their signature."""
+    of_value = None
+    if value is _NO_VALUE:
+        (query, key), dtype = checks.common_type(query=query, key=key)
+        value = None
+    else:
+        (query, key, value), dtype = checks.common_type(query=query, key=key, value=value)
+        of_value = checks.Operand(shape_of(value), dtype)
+    of_query, of_key = checks.Operand(shape_of(query), dtype), checks.Operand(shape_of(key), dtype)
+    return query, key, value, _make_signature(of_query, of_key, of_value, layout)
+
+
+_cached_spec = functools.lru_cache(maxsize=_CACHE_SIZE)(AttentionSpec.of)
+
+
+def _make_spec(
+    signature: _Signature, layout: str, mask: Mask | None, **fields: Any
+) -> AttentionSpec:
+    # The cache would keep the tensors of a mask alive.
+    make = _cached_spec if mask is None or mask.is_plain else AttentionSpec.of
+    return make(*signature.operands, layout, mask=mask, dtype=signature.dtype, **fields)
+
+
+def _check_dropout(dropout: Any, seed: Any) -> tuple[float, Any]:
+    """The rate, and the seed unless the rate is 0."""
+    rate = check_real("dropout", dropout, least=0, most=1)
+    return rate, checks.check_seed(draw_seed(rate, seed)) if rate else None
+
+
+def _check_mask(mask: Any, target: list[Any], letters: str) -> Mask | None:
+    if mask is None:
+        return None
+    mask = as_mask(mask)
+    checks.check_rules(mask.rules, target, letters)
+    return mask if mask.rules else None
