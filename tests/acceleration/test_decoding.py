@@ -200,7 +200,8 @@ def test_all_of_it_is_undone() -> None:
             (numpy, ("stack", "matmul", "einsum", "argmax", "transpose")),
         ]
         places += [(keras_hub.samplers.Sampler, ("__call__", "run_loop"))]
-        places += [(keras_hub.models.GPT2CausalLM, ("call_with_cache", "make_generate_function"))]
+        places += [(keras_hub.models.GPT2CausalLM, ("call_with_cache", "generate_step"))]
+        places += [(keras_hub.models.CausalLM, ("make_generate_function",))]
         return [getattr(owner, name) for owner, names in places for name in names]
 
     before, model = state(), build("GPT-2")

@@ -6,20 +6,22 @@ answer to the question whether a fused attention exists. `decelerate()` puts eve
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
+from heed._patching import Patch
 from heed.acceleration import _models, _switch
 from heed.acceleration._hub import Hub
-from heed.acceleration._patches import Method, changes, check_keras
+from heed.acceleration._patches import changes, check_keras
 from heed.ops.dispatch import explain
-from heed.ops.observe import patching
 
 __all__ = ["Acceleration", "Report", "accelerate", "changes", "decelerate"]
 
-_installed: list[Method] = []
+_lock = threading.RLock()
+_installed: list[Patch] = []
 _keras_hub = Hub()
 
 
@@ -89,8 +91,10 @@ class Acceleration:
     def report(self) -> Report:
         """What is accelerated now, and what has happened so far."""
         models = [f"model {model.name!r}" for model in _models.accelerated]
-        scope = "everything" if _switch.everywhere else ", ".join(sorted(models)) or "nothing"
-        patched = tuple(patch.text for patch in _installed)
+        scope = (
+            "everything" if _switch.enabled_everywhere else ", ".join(sorted(models)) or "nothing"
+        )
+        patched = tuple(patch.label for patch in _installed)
         return Report(
             keras.__version__,
             explain().implementation,
@@ -136,19 +140,21 @@ def accelerate(model: Any = None) -> Acceleration:
     """
     if model is not None and not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
-    with patching:
+    with _lock:
         if not _installed:
             patches = check_keras()
-            _switch.forget()
+            _switch.reset_counts()
             for patch in patches:
                 patch.install()
             _keras_hub.install()
             _installed.extend(patches)
-        changed = not (_switch.everywhere if model is None else model in _models.accelerated)
+        changed = not (
+            _switch.enabled_everywhere if model is None else model in _models.accelerated
+        )
         if changed and model is None:
-            _switch.everywhere = True
+            _switch.enabled_everywhere = True
         elif changed:
-            _models.wrap(model)
+            _models.add(model)
     return Acceleration(model, changed)
 
 
@@ -164,7 +170,7 @@ def decelerate(model: Any = None) -> None:
     >>> heed.accelerate().report().scope, heed.decelerate()
     ('everything', None)
     """
-    with patching:
+    with _lock:
         _undo(model)
         if model is None:
             for other in list(_models.accelerated):
@@ -172,13 +178,13 @@ def decelerate(model: Any = None) -> None:
 
 
 def _undo(model: Any) -> None:
-    with patching:
+    with _lock:
         if model is None:
-            _switch.everywhere = False
+            _switch.enabled_everywhere = False
         elif model in _models.accelerated:
-            _models.unwrap(model)
-        if not _switch.everywhere and not _models.accelerated:
-            for patch in reversed(_installed):
+            _models.remove(model)
+        if not _switch.enabled_everywhere and not _models.accelerated:
+            for patch in (*_installed, _models.patch):
                 patch.uninstall()
             _keras_hub.uninstall()
             _installed.clear()

@@ -17,28 +17,23 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+import keras
 from keras import ops
 
 from heed._keras import backend_module
+from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _loop, _models, _switch
-from heed.acceleration._patches import Method
 from heed.acceleration._unstacked import Unstacked, is_part_of_cache, part_of_cache
 from heed.ops.dispatch import choose_for_rows, explain
-
-Function = Callable[..., Any]
 
 PACKAGE = "keras_hub"
 NAME = f"{PACKAGE}.samplers.Sampler"
 # Where a model reads its cache.
 _READERS = ("call_with_cache", "call_decoder_with_cache")
-
-
-def _on(model: Any) -> bool:
-    return _switch.everywhere or model in _models.accelerated
 
 
 def _reason_to_leave(cache: Any, model: Any) -> str | None:
@@ -63,11 +58,11 @@ def sample(original: Function) -> Function:
         bound.apply_defaults()
         given = bound.arguments
         cache, following = given["cache"], given["next"]
-        if cache is None or not _on(given["model"]):
+        if cache is None or not _models.is_enabled_for(given["model"]):
             return original(*args, **kwargs)
         reason = _reason_to_leave(cache, given["model"])
         if reason:
-            return _switch.leave(NAME, reason, original, *args, **kwargs)
+            return _switch.leave_to_keras(NAME, reason, original, *args, **kwargs)
         _switch.count(NAME)
 
         def step(prompt: Any, parts: Any, index: Any) -> Any:
@@ -92,29 +87,28 @@ def _parts(cache: Any) -> tuple[tuple[Any, Any], ...]:
     )
 
 
-def generating(original: Function) -> Function:
-    """`CausalLM.make_generate_function`: what it compiles reads no more of the prompts than it must."""
+def make_generate_function(original: Function) -> Function:
+    """`CausalLM.make_generate_function`, which `generate` calls first: patches the class of the model."""
 
     @functools.wraps(original)
     def accelerated(self: Any) -> Any:
-        if self.generate_function is not None or not _on(self):
-            return original(self)
-        step = self.generate_step
+        if _models.is_enabled_for(self):
+            _prompt_patches.install(type(self))
+        return original(self)
 
-        @functools.wraps(step)
-        def with_short_prompts(inputs: Any, stop_token_ids: Any = None) -> Any:
-            if not _on(self) or _reads_all(self, inputs):
-                return step(inputs, stop_token_ids=stop_token_ids)
-            _short.install(type(self))
-            lengths = ops.sum(ops.cast(inputs["padding_mask"], "int32"), axis=-1)
-            with _loop.of_prompt(ops.maximum(ops.min(lengths), 1)):
-                return step(inputs, stop_token_ids=stop_token_ids)
+    return accelerated
 
-        self.generate_step = with_short_prompts
-        try:
-            return original(self)
-        finally:
-            del self.generate_step
+
+def generate_step(original: Function) -> Function:
+    """`generate_step` of a model, which reads no more of the prompts than it must."""
+
+    @functools.wraps(original)
+    def accelerated(self: Any, inputs: Any, stop_token_ids: Any = None) -> Any:
+        if not _models.is_enabled_for(self) or _reads_all(self, inputs):
+            return original(self, inputs, stop_token_ids=stop_token_ids)
+        lengths = ops.sum(ops.cast(inputs["padding_mask"], "int32"), axis=-1)
+        with _loop.of_prompt(ops.maximum(ops.min(lengths), 1)):
+            return original(self, inputs, stop_token_ids=stop_token_ids)
 
     return accelerated
 
@@ -135,6 +129,7 @@ def _reads_all(model: Any, inputs: Any) -> bool:
 
 
 _READ = ("self", "token_ids", "cache", "cache_update_index")
+_STEP = ("self", "inputs", "stop_token_ids")
 
 
 def read(original: Function) -> Function:
@@ -156,29 +151,33 @@ def read(original: Function) -> Function:
     return accelerated
 
 
-class _ShortPrompts:
-    """The patches of `call_with_cache`, of each class of models when one of them first generates."""
+class _PromptPatches:
+    """The patches of a class of models, installed when one of them first generates."""
 
     def __init__(self) -> None:
-        self._methods: dict[type, Method] = {}
+        self._patches: dict[tuple[type, str], Patch] = {}
 
     def install(self, cls: type) -> None:
-        owner = next(base for base in cls.__mro__ if _READERS[0] in vars(base))
-        if owner not in self._methods:
-            text = f"{PACKAGE}.{owner.__name__}.{_READERS[0]}"
-            replacement = _switch.Replacement(read, _READ)
-            method = Method(owner, _READERS[0], replacement, text, sys.modules[PACKAGE])
-            if method.problem() is None:
-                method.install()
-                self._methods[owner] = method
+        self._install(cls, "generate_step", Replacement(generate_step, _STEP), None)
+        self._install(cls, _READERS[0], Replacement(read, _READ), sys.modules[PACKAGE])
+
+    def _install(
+        self, cls: type, name: str, replacement: Replacement, package: ModuleType | None
+    ) -> None:
+        owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+        if (owner, name) not in self._patches:
+            patch = Patch(owner, name, replacement, package=package)
+            if patch.problem() is None:
+                patch.install()
+                self._patches[owner, name] = patch
 
     def uninstall(self) -> None:
-        for method in self._methods.values():
-            method.uninstall()
-        self._methods.clear()
+        for patch in self._patches.values():
+            patch.uninstall()
+        self._patches.clear()
 
 
-_short = _ShortPrompts()
+_prompt_patches = _PromptPatches()
 
 
 def run_loop(original: Function) -> Function:
@@ -187,7 +186,7 @@ def run_loop(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(*args: Any, **kwargs: Any) -> Any:
-        if not _on(signature.bind(*args, **kwargs).arguments.get("model")):
+        if not _models.is_enabled_for(signature.bind(*args, **kwargs).arguments.get("model")):
             return original(*args, **kwargs)
         with _loop.inside():
             return original(*args, **kwargs)
@@ -195,7 +194,7 @@ def run_loop(original: Function) -> Function:
     return accelerated
 
 
-def in_a_loop(run: Function) -> Callable[[Function], Function]:
+def compute_in_loop(run: Function) -> Callable[[Function], Function]:
     """The replacement of a function of Keras' backend by one that may give None: then the original computes."""
 
     def make(original: Function) -> Function:
@@ -337,59 +336,56 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | Non
     return choose_for_rows().argmax(x)
 
 
-class Decoding(Method):
-    """All of it, as one patch of KerasHub's samplers."""
+class Decoding:
+    """All patches of KerasHub's samplers, as one."""
+
+    label = f"{NAME} (its loop: the cache, and products of few rows)"
 
     def __init__(self, causal_lm: ModuleType, package: ModuleType) -> None:
         core, numpy = (backend_module(name) for name in ("core", "numpy"))
         sampler = getattr(sys.modules.get(f"{PACKAGE}.src.samplers.sampler"), "Sampler", None)
-        replace = _switch.Replacement
-        loop = ("self", "cond", "body", "model", "loop_vars", "maximum_iterations")
-        call = "self next prompt cache index mask stop_token_ids hidden_states model kwargs"
-        self._methods = [
-            Method(sampler, "__call__", replace(sample, tuple(call.split())), NAME, package),
-            Method(sampler, "run_loop", replace(run_loop, loop), f"{NAME}.run_loop", package),
-            Method(
-                getattr(causal_lm, "CausalLM", None),
+        model = getattr(causal_lm, "CausalLM", None)
+        in_loop = ((core, slice_update), *((numpy, f) for f in (stack, matmul, einsum, argmax)))
+        self._patches = [
+            Patch(sampler, "__call__", Replacement(sample, _SAMPLE), NAME, package),
+            Patch(sampler, "run_loop", Replacement(run_loop, _LOOP), f"{NAME}.run_loop", package),
+            Patch(
+                model,
                 "make_generate_function",
-                replace(generating, ("self",)),
+                Replacement(make_generate_function, ("self",)),
                 f"{PACKAGE}.models.CausalLM.make_generate_function",
                 package,
             ),
-            Method(
-                numpy,
-                "transpose",
-                replace(transpose, ("x", "axes")),
-                "keras.ops.transpose",
-            ),
+            _patch_op(numpy, "transpose", transpose, ("x", "axes")),
             *(
-                Method(owner, run.__name__, _replacement(run), f"keras.ops.{run.__name__}")
-                for owner, run in (
-                    (core, slice_update),
-                    (numpy, stack),
-                    (numpy, matmul),
-                    (numpy, einsum),
-                    (numpy, argmax),
-                )
+                _patch_op(owner, f.__name__, compute_in_loop(f), inspect.signature(f).parameters)
+                for owner, f in in_loop
             ),
         ]
-        self.text = f"{NAME} (its loop: the cache, and products of few rows)"
 
     def problem(self) -> str | None:
-        """Why one of them cannot be replaced, or None."""
-        return next(filter(None, (method.problem() for method in self._methods)), None)
+        """See `Patch`: of the first that has one."""
+        return next(filter(None, (patch.problem() for patch in self._patches)), None)
 
     def install(self) -> None:
-        """Puts all replacements in."""
-        for method in self._methods:
-            method.install()
+        """Installs all of them."""
+        for patch in self._patches:
+            patch.install()
 
     def uninstall(self) -> None:
-        """Takes them out."""
-        _short.uninstall()
-        for method in reversed(self._methods):
-            method.uninstall()
+        """Uninstalls all of them."""
+        _prompt_patches.uninstall()
+        for patch in self._patches:
+            patch.uninstall()
 
 
-def _replacement(run: Function) -> _switch.Replacement:
-    return _switch.Replacement(in_a_loop(run), tuple(inspect.signature(run).parameters))
+_SAMPLE = tuple(
+    "self next prompt cache index mask stop_token_ids hidden_states model kwargs".split()
+)
+_LOOP = ("self", "cond", "body", "model", "loop_vars", "maximum_iterations")
+
+
+def _patch_op(
+    owner: ModuleType, name: str, make: Callable[[Function], Function], parameters: Iterable[str]
+) -> Patch:
+    return Patch(owner, name, Replacement(make, tuple(parameters)), f"keras.ops.{name}", keras)

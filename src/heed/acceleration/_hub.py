@@ -14,9 +14,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from heed._patching import Patch, Replacement
 from heed.acceleration import _switch, _t5
 from heed.acceleration._decoding import Decoding
-from heed.acceleration._patches import Function, Method
 
 _PACKAGE = "keras_hub"
 
@@ -26,7 +26,7 @@ def fused_attention_op_available(original: Callable[..., bool]) -> Callable[...,
 
     @functools.wraps(original)
     def accelerated() -> bool:
-        return _switch.active() or original()
+        return _switch.is_enabled() or original()
 
     return accelerated
 
@@ -36,46 +36,48 @@ def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]
 
     @functools.wraps(original)
     def accelerated(self: Any) -> bool:
-        if not _switch.active():
+        if not _switch.is_enabled():
             return original(self)
         if self.dropout:
-            return _switch.leave(f"{_PACKAGE}.{type(self).__name__}", "dropout", original, self)
+            name = f"{_PACKAGE}.{type(self).__name__}"
+            return _switch.leave_to_keras(name, "dropout", original, self)
         return True
 
     return accelerated
 
 
-_QUESTION = _switch.Replacement(fused_attention_op_available, ())
-_DECISION = _switch.Replacement(use_fused_attention_op, ("self",))
+_AVAILABILITY = Replacement(fused_attention_op_available, ())
+_CHOICE = Replacement(use_fused_attention_op, ("self",))
 
 
-def _method(
-    cls: str, name: str, replacement: _switch.Replacement
-) -> Callable[[ModuleType], Method]:
-    """What makes the patch of a method of a class in a module."""
-    text = f"{_PACKAGE}.{cls}.{name}"
+_MakePatch = Callable[[ModuleType], "Patch | Decoding"]
 
-    def make(module: ModuleType) -> Method:
+
+def _patch_method(cls: str, name: str, replacement: Replacement) -> _MakePatch:
+    """Returns a function that makes the patch for a method of a class in a module."""
+    label = f"{_PACKAGE}.{cls}.{name}"
+
+    def make(module: ModuleType) -> Patch:
         owner = getattr(module, cls, None)
-        return Method(owner, name, replacement, text, sys.modules[_PACKAGE])
+        return Patch(owner, name, replacement, label, sys.modules[_PACKAGE])
 
     return make
 
 
-def _question(module: ModuleType) -> Method:
-    """In all modules: every model has a copy of the function's name."""
+def _patch_availability(module: ModuleType) -> Patch:
+    """The patch of the function that most models ask, each of which has imported it by name."""
     name = "fused_attention_op_available"
-    text = f"{module.__name__}.{name}"
-    return Function(module, name, _QUESTION, text, sys.modules[_PACKAGE])
+    label = f"{module.__name__}.{name}"
+    return Patch(module, name, _AVAILABILITY, label, sys.modules[_PACKAGE], copies=True)
 
 
-def _decoding(module: ModuleType) -> Method:
-    """The loop of all samplers."""
+def _patch_decoding(module: ModuleType) -> Decoding:
+    """The patches of the loop of all samplers."""
     return Decoding(module, sys.modules[_PACKAGE])
 
 
 _MODELS = f"{_PACKAGE}.src.models"
-_DECIDING = {
+_CHOOSING = {
     "gemma.gemma_attention": "CachedGemmaAttention",
     "gemma3.gemma3_attention": "CachedGemma3Attention",
     "gemma4.gemma4_attention": "Gemma4TextAttention",
@@ -83,14 +85,16 @@ _DECIDING = {
     "qwen_moe.qwen_moe_attention": "QwenMoeAttention",
 }
 # What is patched: the module, and what makes its patch.
-_TARGETS: dict[str, Callable[[ModuleType], Method]] = {
-    f"{_MODELS}.t5.t5_multi_head_attention": _method("T5MultiHeadAttention", "call", _t5.call),
+_TARGETS: dict[str, _MakePatch] = {
+    f"{_MODELS}.t5.t5_multi_head_attention": _patch_method(
+        "T5MultiHeadAttention", "call", _t5.call
+    ),
     **{
-        f"{_MODELS}.{module}": _method(cls, "_use_fused_attention_op", _DECISION)
-        for module, cls in _DECIDING.items()
+        f"{_MODELS}.{module}": _patch_method(cls, "_use_fused_attention_op", _CHOICE)
+        for module, cls in _CHOOSING.items()
     },
-    f"{_PACKAGE}.src.models.causal_lm": _decoding,
-    f"{_PACKAGE}.src.utils.keras_utils": _question,
+    f"{_PACKAGE}.src.models.causal_lm": _patch_decoding,
+    f"{_PACKAGE}.src.utils.keras_utils": _patch_availability,
 }
 
 
@@ -98,7 +102,7 @@ class Hub(importlib.abc.MetaPathFinder):
     """Patches KerasHub: at once where it is loaded, else right when it loads."""
 
     def __init__(self) -> None:
-        self._patches: dict[str, Method] = {}
+        self._patches: dict[str, Patch | Decoding] = {}
         self._problems: dict[str, str] = {}
 
     @property
@@ -106,7 +110,7 @@ class Hub(importlib.abc.MetaPathFinder):
         """For a report: what is patched, or why not."""
         if _PACKAGE not in sys.modules:
             return ("KerasHub is not loaded; it will be patched when it is",)
-        found = {**{name: patch.text for name, patch in self._patches.items()}, **self._problems}
+        found = {**{name: patch.label for name, patch in self._patches.items()}, **self._problems}
         return tuple(found[name] for name in _TARGETS if name in found)
 
     def install(self) -> None:

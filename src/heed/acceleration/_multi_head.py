@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
+from heed._patching import Function, Replacement
 from heed.acceleration import _loop, _switch
 from heed.layers import masks
 from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head
@@ -78,7 +78,7 @@ def _leave_call(self: Any, **_: Any) -> str | None:
     return _overridden(self, "_compute_attention", *_OWN)
 
 
-@_switch.replacement(_name, _leave_call)
+@_switch.make_replacement(_name, _leave_call)
 def call(
     self: Any,
     query: Any,
@@ -114,14 +114,14 @@ def call(
     return (output, scores) if wanted else output
 
 
-def _with_shape_of_scores(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_shape_of_scores(original: Function) -> Function:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def accelerated(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
-        if not _switch.active() or not given.get("return_attention_scores"):
+        if not _switch.is_enabled() or not given.get("return_attention_scores"):
             return result
         layer, query, value = (given[name] for name in ("self", "query", "value"))
         axes = _axes(layer, len(query.shape))
@@ -132,7 +132,7 @@ def _with_shape_of_scores(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Of `MultiHeadAttention`.
-compute_output_spec = _switch.Replacement(_with_shape_of_scores, call.required)
+compute_output_spec = Replacement(_with_shape_of_scores, call.required)
 
 
 def _leave_projected(self: Any, **_: Any) -> str | None:
@@ -142,7 +142,7 @@ def _leave_projected(self: Any, **_: Any) -> str | None:
     return reason
 
 
-@_switch.replacement(_name, _leave_projected)
+@_switch.make_replacement(_name, _leave_projected)
 def compute_attention(
     self: Any,
     query: Any,

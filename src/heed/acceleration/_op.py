@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,6 +11,7 @@ from keras import ops
 from keras.backend import result_type, standardize_dtype
 
 from heed._numbers import real
+from heed._patching import Function, Replacement
 from heed.acceleration import _loop, _switch
 from heed.layers.masks import to_bool
 from heed.ops import dot_product_attention
@@ -30,7 +30,7 @@ def _reason_to_leave(query: Any, key: Any, value: Any, **_: Any) -> str | None:
     return "heads or features of unknown number" if unknown else None
 
 
-@_switch.replacement(NAME, _reason_to_leave)
+@_switch.make_replacement(NAME, _reason_to_leave)
 def backend_op(
     query: Any,
     key: Any,
@@ -64,7 +64,7 @@ def backend_op(
     return ops.cast(output, dtype)
 
 
-def _with_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_soft_cap(original: Function) -> Function:
     """The soft-cap is what Keras refuses on TensorFlow."""
     signature = inspect.signature(original)
 
@@ -73,7 +73,7 @@ def _with_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         options = bound.arguments
-        if options["attn_logits_soft_cap"] is None or not _switch.active():
+        if options["attn_logits_soft_cap"] is None or not _switch.is_enabled():
             return original(*args, **kwargs)
         from keras.src.ops.nn import DotProductAttention
 
@@ -88,4 +88,4 @@ def _with_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # The op itself.
-public_op = _switch.Replacement(_with_soft_cap, backend_op.required)
+public_op = Replacement(_with_soft_cap, backend_op.required)

@@ -39,7 +39,7 @@ def _reason_to_leave(self: Any, inputs: Any, mask: Any, **_: Any) -> str | None:
     return "dropout of everything" if self.dropout >= 1 else None
 
 
-@_switch.replacement(_name, _reason_to_leave)
+@_switch.make_replacement(_name, _reason_to_leave)
 def call(
     self: Any,
     inputs: Any,

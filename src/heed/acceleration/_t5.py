@@ -26,7 +26,7 @@ def _reason_to_leave(self: Any, cache: Any, cache_update_index: Any, **_: Any) -
     return "dropout of everything" if self.dropout_layer.rate >= 1 else None
 
 
-@_switch.replacement(NAME, _reason_to_leave)
+@_switch.make_replacement(NAME, _reason_to_leave)
 def call(
     self: Any,
     hidden_states: Any,

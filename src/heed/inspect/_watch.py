@@ -23,9 +23,10 @@ import keras
 import numpy as np
 
 from heed._keras import backend_module
+from heed._patching import ContextPatch, activate
 from heed.inspect import _names
 from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
-from heed.ops.observe import patching, watching
+from heed.ops.observe import watching
 from heed.ops.spec import AttentionSpec, Tensors
 
 # Arguments by which layers of the world take what they read besides their own sequence.
@@ -130,7 +131,7 @@ class Session:
         return name
 
 
-_session: ContextVar[Session | None] = ContextVar("heed_inspect_session", default=None)
+_session: ContextVar[Session] = ContextVar("heed_inspect_session")
 
 
 @contextmanager
@@ -149,38 +150,30 @@ def watch(look: Look, layers: Sequence[str] | None) -> Iterator[Session]:
             "heed.inspect needs Keras on its TensorFlow backend. "
             f"Received: keras.config.backend()={keras.config.backend()!r}"
         )
-    nn = backend_module("nn")
     session = Session(look, layers)
-    with patching, watching(session.heed):
-        token = _session.set(session)
-        try:
-            with (
-                _wrapped(keras.layers.Layer, "__call__", Session.layer),
-                _wrapped(nn, "softmax", Session.softmax),
-                _wrapped(nn, "dot_product_attention", Session.fused),
-            ):
-                yield session
-        finally:
-            _session.reset(token)
-
-
-@contextmanager
-def _wrapped(owner: Any, name: str, watched: Callable[..., Any]) -> Iterator[None]:
-    """Has a thread that watches call `watched`, with its session and the function that is there, instead of that."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        session = _session.get()
-        if session is None:
-            return original(*args, **kwargs)
-        return watched(session, original, *args, **kwargs)
-
-    setattr(owner, name, call)
+    token = _session.set(session)
     try:
-        yield
+        with watching(session.heed), activate(_patches()):
+            yield session
     finally:
-        setattr(owner, name, original)
+        _session.reset(token)
+
+
+@functools.cache
+def _patches() -> list[ContextPatch]:
+    nn = backend_module("nn")
+
+    def patch(owner: Any, name: str, method: Callable[..., Any]) -> ContextPatch:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: method(_session.get(), original, *args, **kwargs)
+
+        return ContextPatch(owner, name, make)
+
+    return [
+        patch(keras.layers.Layer, "__call__", Session.layer),
+        patch(nn, "softmax", Session.softmax),
+        patch(nn, "dot_product_attention", Session.fused),
+    ]
 
 
 def is_attention(layer: Any) -> bool:

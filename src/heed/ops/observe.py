@@ -6,7 +6,6 @@ nobody does.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,10 +15,6 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 # Gets what was computed, of what, and its output; returns the output that goes on.
 Watcher = Callable[[AttentionSpec, Tensors, Any], Any]
-
-# Held by whoever replaces functions of Keras, until he has put them back or leaves them so: what is put back at the end
-# must be what was there at the beginning.
-patching = threading.RLock()
 
 _watcher: ContextVar[Watcher | None] = ContextVar("heed_watcher", default=None)
 
