@@ -13,7 +13,7 @@ import heed
 from heed import Mask
 from heed._keras import backend_module
 from heed.inspect import Capture, ablate, capture, gradient_times_attention
-from heed.inspect._statistics import statistics_of
+from heed.inspect._statistics import compute_statistics
 from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
 from tests.inspect.models import (
@@ -251,7 +251,7 @@ def test_a_mask_says_where_queries_stand():
     layer = MultiHeadAttention(2, 4, name="a")
     mask = Mask.causal("bottom_right")
     found = capture(layer, x, call_arguments={"value": y, "attention_mask": mask})
-    by_hand = statistics_of(found.weights["a"], np.arange(2, 5)[None, None])
+    by_hand = compute_statistics(found.weights["a"], np.arange(2, 5)[None, None])
     np.testing.assert_allclose(found.distance["a"], by_hand.distance, rtol=1e-6)
     same = found.weights["a"][:, :, np.arange(3), np.arange(3) + 2]
     np.testing.assert_array_equal(found.on_offset(0)["a"], same)
@@ -364,7 +364,7 @@ def test_pooled_pictures_and_their_exact_statistics(name, size, length, monkeypa
             np.testing.assert_allclose(picture[:, :, i, j], mean, atol=1e-6)
     assert_rows(picture)
     places = np.arange(weights.shape[2])[None, None]
-    by_hand = statistics_of(weights.astype(np.float64), places, [0, 3], [-1, 0, 1])
+    by_hand = compute_statistics(weights.astype(np.float64), places, [0, 3], [-1, 0, 1])
     assert_statistics(found.entropy["a"], by_hand.entropy, "float32")
     assert_statistics(found.distance["a"], by_hand.distance, "float32")
     for token in (0, 3):

@@ -110,11 +110,11 @@ def test_a_layer_whose_keys_are_too_few_is_left_out_of_a_token():
 def test_layers_and_heads_that_are_not_there_list_those_that_are():
     w = random_weights(1, 2, 3, 3)
     capture = Capture({"a": w, "b": w}, {"a": "self", "b": "self"}, heads={"a": [4, 7]})
-    assert capture.head("a", 7) == 1
+    assert capture.head_index("a", 7) == 1
     with pytest.raises(ValueError, match=r"`layer` must be one of 'a', 'b'. Received: layer='c'"):
-        capture.head("c", 0)
+        capture.head_index("c", 0)
     with pytest.raises(ValueError, match=r"`head` must be one of 4, 7 of 'a'. Received: head=0"):
-        capture.head("a", 0)
+        capture.head_index("a", 0)
 
 
 W = random_weights(1, 2, 3, 4)
