@@ -139,12 +139,21 @@ class ContextPatch(Patch):
     def active(self) -> Iterator[None]:
         """Replaces the function for this thread or task."""
         self.install()
-        token = self._active.set(True)
         try:
-            yield
+            with set_here(self._active, True):
+                yield
         finally:
-            self._active.reset(token)
             self.uninstall()
+
+
+@contextlib.contextmanager
+def set_here(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Sets a context variable, for this thread or task."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 @contextlib.contextmanager

@@ -357,7 +357,7 @@ def test_a_module_that_loads_after_heed_was_taken_out_stays_as_it_is(
     """Its import began while heed was in."""
     patches = [mock.Mock(label="f", **{"problem.return_value": None}) for _ in range(2)]
     names = {"heed_fake_one": patches[0], "heed_fake_two": patches[1]}
-    targets = dict.fromkeys(names, lambda module: names[module.__name__])
+    targets = dict.fromkeys(names, lambda module: [names[module.__name__]])
     monkeypatch.setattr(_hub, "_TARGETS", targets)
     monkeypatch.syspath_prepend(tmp_path)
     for name in names:

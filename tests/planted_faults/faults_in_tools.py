@@ -26,8 +26,8 @@ FAULTS = (
     Fault(
         "accelerated layers with one head ignore use_causal_mask",
         f"{_ACCELERATION}/_single_head.py",
-        "seen = masks.join(_columns(columns), masks.structure(use_causal_mask, None))",
-        "seen = _columns(columns)",
+        "visible = masks.join(_key_mask(columns), masks.structure(use_causal_mask, None))",
+        "visible = _key_mask(columns)",
         (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(

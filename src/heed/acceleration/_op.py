@@ -1,4 +1,4 @@
-"""`keras.ops.dot_product_attention` on heed's op."""
+"""Runs `keras.ops.dot_product_attention` on heed's op."""
 
 from __future__ import annotations
 
@@ -42,20 +42,22 @@ def backend_op(
     flash_attention: bool | None,
     attn_logits_soft_cap: float | None,
 ) -> Any:
-    """What the TensorFlow backend of Keras computes the op with."""
+    """The function of Keras' TensorFlow backend that computes the op."""
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     dtype = result_type(*(standardize_dtype(x.dtype) for x in (query, key, value)))
     query, key, value = (ops.cast(x, dtype) for x in (query, key, value))
     if (number := real(scale)) is not None:
         scale = number
-    elif scale is not None:  # a tensor; the product must not lose digits or overflow
+    elif (
+        scale is not None
+    ):  # a tensor: multiplied in float32, which keeps digits and does not overflow
         wide = result_type(dtype, "float32")
         query, scale = ops.cast(query, wide) * ops.cast(scale, wide), 1.0
     output = dot_product_attention(
         query,
         key,
         value,
-        mask=None if mask is None else _loop.visible(to_bool(mask, "mask"), query),
+        mask=None if mask is None else _loop.limit_keys(to_bool(mask, "mask"), query),
         bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
         is_causal=is_causal,
         scale=scale,
@@ -64,8 +66,8 @@ def backend_op(
     return ops.cast(output, dtype)
 
 
-def _with_soft_cap(original: Function) -> Function:
-    """The soft-cap is what Keras refuses on TensorFlow."""
+def _accept_soft_cap(original: Function) -> Function:
+    """Accepts a soft-cap, which Keras rejects on TensorFlow."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -78,7 +80,7 @@ def _with_soft_cap(original: Function) -> Function:
         from keras.src.ops.nn import DotProductAttention
 
         inputs = tuple(options.pop(name) for name in ("query", "key", "value"))
-        # From 3.12 on all of its options are the constructor's, before only `is_causal`.
+        # Since Keras 3.12 the constructor takes all options, before only `is_causal`.
         static = set(options) & set(inspect.signature(DotProductAttention).parameters)
         op = DotProductAttention(**{name: options.pop(name) for name in static})
         symbolic = any(map(keras.utils.is_keras_tensor, inputs))
@@ -87,5 +89,5 @@ def _with_soft_cap(original: Function) -> Function:
     return accelerated
 
 
-# The op itself.
-public_op = Replacement(_with_soft_cap, backend_op.required)
+# The public op.
+public_op = Replacement(_accept_soft_cap, backend_op.required)

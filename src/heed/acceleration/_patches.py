@@ -14,7 +14,7 @@ from heed._keras import backend_module
 from heed._patching import Patch, Replacement
 from heed.acceleration import _multi_head, _op, _single_head
 
-# What a constructor may take. A new argument may be a new way to attend, which the replacement would ignore.
+# The known arguments of constructors. A new one may change the attention, and the replacement would ignore it.
 _COMMON = (
     "self dropout use_bias sliding_window flash_attention kernel_initializer bias_initializer kernel_regularizer "
     "bias_regularizer activity_regularizer kernel_constraint bias_constraint use_gate seed kwargs"
@@ -24,7 +24,7 @@ _CONSTRUCTORS = {
     GroupQueryAttention: "head_dim num_query_heads num_key_value_heads".split(),
     Attention: "use_scale score_mode".split(),
 }
-# Attributes that the replacements read, by the method that sets them.
+# Attributes that the replacements read, by the method that sets or reads them in Keras.
 _ATTRIBUTES = {
     MultiHeadAttention: {
         "__init__": "_inverse_sqrt_key_dim _attention_axes _dropout",
@@ -74,11 +74,11 @@ def _public_name(cls: type) -> str:
 
 
 def _changes(patches: list[Patch]) -> Iterator[str]:
-    """What of Keras is not as the replacements need it."""
+    """Describes each difference from the Keras that the replacements expect."""
     yield from filter(None, (patch.problem() for patch in patches))
-    for cls, own in _CONSTRUCTORS.items():
+    for cls, arguments in _CONSTRUCTORS.items():
         layer = _public_name(cls)
-        new = set(inspect.signature(cls.__init__).parameters) - {*_COMMON, *own}
+        new = set(inspect.signature(cls.__init__).parameters) - {*_COMMON, *arguments}
         if new:
             yield f"{layer}: expected no new arguments, found {', '.join(sorted(new))}"
         for name, attributes in _ATTRIBUTES[cls].items():
@@ -91,7 +91,7 @@ def _changes(patches: list[Patch]) -> Iterator[str]:
 
 
 def changes() -> list[str]:
-    """What of the installed Keras is not as the replacements need it; empty if it can be accelerated."""
+    """Describes how the installed Keras differs from what heed expects; empty if it can be accelerated."""
     try:
         return list(_changes(keras_patches()))
     except ImportError as error:
@@ -99,10 +99,10 @@ def changes() -> list[str]:
 
 
 def check_keras() -> list[Patch]:
-    """The patches for the installed Keras.
+    """Returns the patches for the installed Keras.
 
     Raises:
-        RuntimeError: if Keras runs on another backend than TensorFlow, or is a version in which something has moved.
+        RuntimeError: if Keras has another backend than TensorFlow, or is a version that heed cannot patch.
     """
     if keras.config.backend() != "tensorflow":
         raise RuntimeError(

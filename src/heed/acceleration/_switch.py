@@ -9,12 +9,12 @@ import collections
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
-from heed._patching import Function, Replacement
+from heed._patching import Function, Replacement, set_here
 
 enabled_everywhere = False  # whether all models are accelerated
 _enabled_here: ContextVar[bool] = ContextVar("heed_inside_an_accelerated_layer", default=False)
@@ -29,14 +29,9 @@ def is_enabled() -> bool:
     return enabled_everywhere or _enabled_here.get()
 
 
-@contextmanager
-def enable_here() -> Iterator[None]:
+def enable_here() -> AbstractContextManager[None]:
     """Enables heed for this thread or task."""
-    token = _enabled_here.set(True)
-    try:
-        yield
-    finally:
-        _enabled_here.reset(token)
+    return set_here(_enabled_here, True)
 
 
 def reset_counts() -> None:

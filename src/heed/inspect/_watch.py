@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 from heed._keras import backend_module
-from heed._patching import ContextPatch, Function, activate
+from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
 from heed.inspect._observed import (
     FusedAttention,
@@ -153,12 +153,8 @@ def watch(observer: Observer, layers: Sequence[str] | None) -> Iterator[Session]
             f"Received: keras.config.backend()={keras.config.backend()!r}"
         )
     session = Session(observer, layers)
-    token = _session.set(session)
-    try:
-        with watching(session.observe_op), activate(_patches()):
-            yield session
-    finally:
-        _session.reset(token)
+    with set_here(_session, session), watching(session.observe_op), activate(_patches()):
+        yield session
 
 
 @functools.cache
