@@ -28,7 +28,7 @@ _INHERITED = object()
 
 @dataclass(frozen=True)
 class Replacement:
-    """What takes the place of a function.
+    """The replacement of a function, and the parameters that it expects of the original.
 
     Attributes:
         make: takes the original and returns the replacement.
@@ -46,7 +46,7 @@ class Patch:
     Args:
         owner: the module or class that has the function.
         name: its attribute.
-        replacement: what takes its place.
+        replacement: the replacement.
         label: its name in reports and errors. Default: owner and name.
         package: the package that must define the original, so that a function that another library has already
             replaced is refused. Default: any.

@@ -166,7 +166,7 @@ def test_a_model_of_somebody_else_reads_its_cache_as_it_likes() -> None:
     with heed.accelerate() as acceleration:
         np.testing.assert_array_equal(written(model, inputs), stock)
         left = acceleration.report().left_to_keras
-    assert left == {"keras_hub.samplers.Sampler: Own reads its cache by itself": 1}
+    assert left == {"keras_hub.samplers.Sampler: Own reads its cache itself": 1}
 
 
 def test_an_attention_of_somebody_else_gets_tensors() -> None:

@@ -1,4 +1,4 @@
-"""A cache whose parts stay apart until somebody needs one tensor.
+"""A cache whose parts stay apart until one tensor is needed.
 
 KerasHub keeps the keys and values of all layers in one tensor (B, layers, 2, S, N, H). A step slices out those of each
 layer, writes one position, and stacks all of them again, which copies the cache several times for every token.

@@ -44,8 +44,8 @@ def _reason_to_leave(cache: Any, model: Any) -> str | None:
     readers = [getattr(type(model), name, None) for name in _READERS]
     for reader in filter(None, readers):
         if not reader.__module__.startswith(f"{PACKAGE}."):
-            return f"{type(model).__name__} reads its cache by itself"
-    return None if any(readers) else "no model is known that reads the cache"
+            return f"{type(model).__name__} reads its cache itself"
+    return None if any(readers) else "no known model reads the cache"
 
 
 def call_sampler(original: Function) -> Function:

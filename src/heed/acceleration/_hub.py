@@ -79,7 +79,7 @@ def _patch_availability(module: ModuleType) -> list[Patch]:
     return [Patch(module, name, replacement, label, sys.modules[_PACKAGE], copies=True)]
 
 
-# What makes the patches of each module.
+# Functions that make the patches of each module.
 _TARGETS: dict[str, _MakePatches] = {
     f"{_MODELS}.t5.t5_multi_head_attention": _patch_method(
         "T5MultiHeadAttention", "call", _t5.call
@@ -104,7 +104,7 @@ class Hub(importlib.abc.MetaPathFinder):
 
     @property
     def state(self) -> tuple[str, ...]:
-        """What is patched, and what cannot be, for a report."""
+        """The patches and the problems, for a report."""
         if _PACKAGE not in sys.modules:
             return ("KerasHub is not loaded; it will be patched when it is",)
         labels = {name: [patch.label for patch in self._patches[name]] for name in self._patches}

@@ -136,7 +136,7 @@ compute_output_spec = Replacement(_correct_scores_shape, call.required)
 def _leave_projected(self: Any, **_: Any) -> str | None:
     reason = _find_override(self, *_OWN)
     if reason is None and (_option(self, "dropout") or 0.0) >= 1:
-        return "dropout of everything"
+        return "a dropout rate of 1"
     return reason
 
 

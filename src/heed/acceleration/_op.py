@@ -27,7 +27,7 @@ def _reason_to_leave(query: Any, key: Any, value: Any, **_: Any) -> str | None:
             f"query.shape={shapes[0]}, key.shape={shapes[1]}, value.shape={shapes[2]}."
         )
     unknown = any(None in shape[2:] for shape in shapes)
-    return "heads or features of unknown number" if unknown else None
+    return "unknown numbers of heads or features" if unknown else None
 
 
 @_switch.make_replacement(NAME, _reason_to_leave)

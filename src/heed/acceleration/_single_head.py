@@ -30,13 +30,13 @@ def _reason_to_leave(self: Any, inputs: Any, mask: Any, **_: Any) -> str | None:
             return f"{type(self).__name__} overrides `{name}`"
     query, *others = (tuple(x.shape) for x in inputs)
     if len(query) < 3 or any(shape[:-2] != query[:-2] for shape in others):
-        return "inputs of different leading dimensions"
+        return "inputs with different leading dimensions"
     masked = any(x is not None for x in mask or ())
     if len(query) > 3 and (masked or None in query[1:-2]):
-        return "masks, or unknown dimensions, of inputs with more than three dimensions"
+        return "masks or unknown dimensions with inputs of more than three dimensions"
     if any(shape[-1] is None for shape in (query, *others)):
         return "an unknown number of features"
-    return "dropout of everything" if self.dropout >= 1 else None
+    return "a dropout rate of 1" if self.dropout >= 1 else None
 
 
 @_switch.make_replacement(_name, _reason_to_leave)

@@ -1,4 +1,4 @@
-"""Whether heed is enabled, everywhere or inside the layers of chosen models, and counts of what ran on it.
+"""The switch that enables heed, everywhere or inside the layers of chosen models, and counts of calls.
 
 Every replacement asks `is_enabled()`, and calls Keras' function otherwise.
 """
@@ -35,7 +35,7 @@ def enable_here() -> AbstractContextManager[None]:
 
 
 def reset_counts() -> None:
-    """Starts counting anew."""
+    """Starts counting again."""
     with _lock:
         calls.clear()
         left_to_keras.clear()

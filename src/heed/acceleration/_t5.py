@@ -23,7 +23,7 @@ _NOTE = "_heed_bias_and_mask"
 def _reason_to_leave(self: Any, cache: Any, cache_update_index: Any, **_: Any) -> str | None:
     if cache is None and cache_update_index is not None:
         return "a cache index without a cache"  # KerasHub raises an error
-    return "dropout of everything" if self.dropout_layer.rate >= 1 else None
+    return "a dropout rate of 1" if self.dropout_layer.rate >= 1 else None
 
 
 @_switch.make_replacement(NAME, _reason_to_leave)

@@ -33,8 +33,8 @@ class Capture:
     all T queries.
 
     Args:
-        weights: the weights or the picture, floating-point (B, N, T, S) by layer name; N and T count the held heads
-            and rows.
+        weights: the weights or the picture, floating-point (B, N, T, S) by layer name; N and T count the captured
+            heads and rows.
         kinds: "self", "causal" (self-attention that sees no later key) or "cross", by layer name.
         heads: the head numbers along the second axis, by layer name. Default: 0, 1, ...
         rows: the query positions along the third axis, by layer name. Default: all, or the first of each cell.
@@ -254,7 +254,7 @@ class Capture:
         try:
             entries = read_npz(path)
             if "format" not in entries:
-                raise ValueError("it does not say that it is a capture of heed")
+                raise ValueError("it has no format entry of a heed capture")
             if str(entries["format"]) != _FORMAT:
                 raise ValueError(f"its format is {str(entries['format'])!r}, not {_FORMAT!r}")
             layers = [
@@ -312,7 +312,7 @@ class CapturedLayer:
         if kind not in KINDS:
             raise ValueError(f"`kinds` must be one of {KINDS}. Received: {kind!r} for {name!r}")
         self.name, self.kind = name, kind
-        self.weights: Floats = array.view()  # the caller's own array stays as it is
+        self.weights: Floats = array.view()  # leaves the caller's array writable
         self.weights.flags.writeable = False
         B, N, *size = array.shape
         T, S = (int(n) for n in (size if lengths is None else lengths))
@@ -406,7 +406,7 @@ def _check_labels(
     labels = tuple(map(int, given))
     if len(labels) != count or min(labels, default=0) < 0 or len(set(labels)) != count:
         raise ValueError(
-            f"`{option}` must say for each of the {count} {option} of {name!r} which one it is. "
+            f"`{option}` must be {count} different integers >= 0, one for each of the {option} of {name!r}. "
             f"Received: {option}={labels}"
         )
     if limit is not None and max(labels, default=0) >= max(limit, 1):
@@ -421,7 +421,7 @@ def _cell_sizes(name: str, length: tuple[int, int], size: tuple[int, ...]) -> tu
     T, S = (max(1, -(-n // max(1, k))) for n, k in zip(length, size, strict=True))
     if size != (-(-length[0] // T), -(-length[1] // S)):
         raise ValueError(
-            "`lengths` must be the (T, S) that the weights have, or that they are pooled from in equal cells. "
+            "`lengths` must be the (T, S) of the weights, or those that equal cells were pooled from. "
             f"Received: lengths={length} for {name!r}, whose weights are {size[0]} x {size[1]}"
         )
     return T, S

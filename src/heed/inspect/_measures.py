@@ -89,7 +89,7 @@ def head_similarity(capture: Capture, layer: str, other: str | None = None) -> F
     Raises:
         ValueError: if a layer does not exist, or the pictures differ in size.
 
-    Source: Clark et al., "What Does BERT Observer At?", 2019, section 6, which sums JS instead of averaging it.
+    Source: Clark et al., "What Does BERT Look At?", 2019, section 6, which sums JS instead of averaging it.
 
     >>> import numpy as np
     >>> weights = np.stack([np.eye(3), np.eye(3), np.eye(3)[::-1]])[None]

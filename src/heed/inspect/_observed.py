@@ -43,7 +43,7 @@ class ObservedAttention(WeightRows, Protocol):
     """One attention.
 
     Attributes:
-        output: the tensor that the model goes on with: the result, or the weights themselves.
+        output: the tensor that the model uses next: the result, or the weights themselves.
     """
 
     output: Any

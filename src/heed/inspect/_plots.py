@@ -263,7 +263,7 @@ def plot_image_attention(
     where = name if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
     if capture.cells[name] != (1, 1):
         raise ValueError(
-            "`capture` must hold each weight by itself: inspect.capture(..., size=None). "
+            "`capture` must not be pooled: inspect.capture(..., size=None). "
             f"Received: {name!r} pooled to cells of {capture.cells[name]}"
         )
     if query is None:
@@ -491,7 +491,7 @@ def _find_grid(
             return (rows, columns), first
     raise ValueError(
         "`grid` must be the rows and columns of patches, as many as there are keys, or one fewer (None only for "
-        f"patches that are squares). Received: grid={grid}, {keys} keys, image.shape={tuple(shape)}"
+        f"square patches). Received: grid={grid}, {keys} keys, image.shape={tuple(shape)}"
     )
 
 

@@ -140,7 +140,7 @@ def run_observed(
         known = f"; it has {', '.join(missed)}" if missed else ""
         raise ValueError(
             "`model` must have attention that runs through heed, keras.ops or the attention layers of Keras and "
-            f"KerasHub, outside of a tf.function. Received: {model.name!r}, which ran none that can be seen{known}"
+            f"KerasHub, outside of a tf.function. Received: {model.name!r}, which ran none that can be captured{known}"
         )
     if missed:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Observes the attention of a running model, whoever wrote its layers.
+"""Observes the attention of a running model, including layers of other libraries.
 
 Three hooks see every attention of a Keras model on TensorFlow:
 
@@ -96,7 +96,7 @@ class Session:
         return self.observe(weights, lambda: SoftmaxAttention(layer, weights, scores, mask))
 
     def observe(self, output: Any, describe: Callable[[], ObservedAttention]) -> Any:
-        """Reports an attention of the chosen layers; returns the output that the model goes on with."""
+        """Reports an attention of the chosen layers; returns the output for the model to use."""
         from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
         if not self.frames or in_symbolic_scope():  # Keras only infers shapes

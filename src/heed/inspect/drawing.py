@@ -211,7 +211,7 @@ def _describe_accuracy(levels: int) -> str:
     errors = [f"{weight:.2f} by at most {error:.1g}" for weight, error in worst.items()]
     return (
         f"Weights are rounded: {', '.join(errors)}. "
-        "Colours follow their square root, so that weak ones can be seen."
+        "Colours follow their square root, which makes weak weights visible."
     )
 
 
