@@ -24,6 +24,7 @@ FLOORS = {
     "_keras": 1,
     "_npz": 1,
     "_numbers": 1,
+    "_patching": 1,
     "ops": 2,
     "layers": 3,
     "models": 4,

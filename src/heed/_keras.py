@@ -1,4 +1,4 @@
-"""Finds parts of Keras that have no public name and have moved between versions."""
+"""Finds modules of Keras that have no public name and that moved between versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BACKEND = "keras.src.backend.tensorflow"
 
 
 def backend_module(name: str) -> ModuleType:
-    """A module of Keras' TensorFlow backend with the functions that `keras.ops` calls.
+    """Imports a module of Keras' TensorFlow backend, whose functions `keras.ops` calls.
 
     Keras 3.16 moved these modules into a folder `ops`.
 
@@ -19,7 +19,7 @@ def backend_module(name: str) -> ModuleType:
         name: "core", "nn" or "numpy".
 
     Raises:
-        ImportError: if the module is in neither place.
+        ImportError: if the module is in neither folder.
     """
     places = f"{_BACKEND}.ops.{name}", f"{_BACKEND}.{name}"
     for place in places:
@@ -27,12 +27,12 @@ def backend_module(name: str) -> ModuleType:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name is None or not place.startswith(error.name):
-                raise  # the module is there, but not what it imports
+                raise  # the module exists, but one of its imports fails
     raise ImportError(f"expected the module {' or '.join(places)}, found neither")
 
 
 def recurrent_backend() -> Any:
-    """What Keras' recurrent layers call `rnn`, `lstm` and `gru` of: a module of its own since Keras 3.16."""
+    """The module whose `rnn`, `lstm` and `gru` Keras' recurrent layers call; a module of its own since Keras 3.16."""
     from keras.src import backend
 
     return backend.rnn if inspect.ismodule(backend.rnn) else backend

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import inspect
 import itertools
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -243,6 +245,12 @@ def model(**options: Any) -> keras.Model:
     return keras.Model(inputs, MultiHeadAttention(2, 4, **options)(inputs, inputs))
 
 
+def runs_on_heed(one: keras.Model) -> bool:
+    with Counted() as counted:
+        one(randoms((2, 5, 8))[0])
+    return counted.of == {"MultiHeadAttention": 1}
+
+
 def test_one_model_alone() -> None:
     one, other = model(), model()
     x = randoms((2, 5, 8))[0]
@@ -268,11 +276,13 @@ def test_one_model_as_a_context_and_twice() -> None:
     with heed.accelerate(one):
         with heed.accelerate(one):
             pass
-        assert "call" in vars(one.layers[-1])
+        assert runs_on_heed(one)
         with heed.accelerate(other):
             pass
+        assert runs_on_heed(one)
+        assert not runs_on_heed(other)
         assert state() != before
-    assert "call" not in vars(one.layers[-1])
+    assert not runs_on_heed(one)
     assert state() == before
 
 
@@ -283,9 +293,24 @@ def test_a_layer_of_two_accelerated_models() -> None:
     heed.accelerate(one)
     heed.accelerate(other)
     heed.decelerate(one)
-    assert "call" in vars(layer)
+    assert runs_on_heed(one)
+    assert runs_on_heed(other)
     heed.decelerate()
-    assert "call" not in vars(layer)
+    assert not runs_on_heed(other)
+
+
+def test_a_model_that_nobody_holds_is_forgotten() -> None:
+    one = model()
+    one(randoms((2, 5, 8))[0])
+    reference = weakref.ref(one.layers[-1])
+    heed.accelerate(one)
+    del one
+    keras.backend.clear_session()
+    gc.collect()
+    assert reference() is None
+    before = state()
+    heed.decelerate()
+    assert state() != before
 
 
 def test_programs_of_the_model_are_traced_anew() -> None:
@@ -330,9 +355,9 @@ def test_a_module_that_loads_after_heed_was_taken_out_stays_as_it_is(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its import began while heed was in."""
-    patches = [mock.Mock(text="f", **{"problem.return_value": None}) for _ in range(2)]
+    patches = [mock.Mock(label="f", **{"problem.return_value": None}) for _ in range(2)]
     names = {"heed_fake_one": patches[0], "heed_fake_two": patches[1]}
-    targets = dict.fromkeys(names, lambda module: names[module.__name__])
+    targets = dict.fromkeys(names, lambda module: [names[module.__name__]])
     monkeypatch.setattr(_hub, "_TARGETS", targets)
     monkeypatch.syspath_prepend(tmp_path)
     for name in names:

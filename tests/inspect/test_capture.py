@@ -13,7 +13,7 @@ import heed
 from heed import Mask
 from heed._keras import backend_module
 from heed.inspect import Capture, ablate, capture, gradient_times_attention
-from heed.inspect._statistics import statistics_of
+from heed.inspect._statistics import compute_statistics
 from heed.layers import AdditiveAttention, MultiHeadAttention, TransformerEncoderLayer
 from tests import reference
 from tests.inspect.models import (
@@ -251,7 +251,7 @@ def test_a_mask_says_where_queries_stand():
     layer = MultiHeadAttention(2, 4, name="a")
     mask = Mask.causal("bottom_right")
     found = capture(layer, x, call_arguments={"value": y, "attention_mask": mask})
-    by_hand = statistics_of(found.weights["a"], np.arange(2, 5)[None, None])
+    by_hand = compute_statistics(found.weights["a"], np.arange(2, 5)[None, None])
     np.testing.assert_allclose(found.distance["a"], by_hand.distance, rtol=1e-6)
     same = found.weights["a"][:, :, np.arange(3), np.arange(3) + 2]
     np.testing.assert_array_equal(found.on_offset(0)["a"], same)
@@ -364,7 +364,7 @@ def test_pooled_pictures_and_their_exact_statistics(name, size, length, monkeypa
             np.testing.assert_allclose(picture[:, :, i, j], mean, atol=1e-6)
     assert_rows(picture)
     places = np.arange(weights.shape[2])[None, None]
-    by_hand = statistics_of(weights.astype(np.float64), places, [0, 3], [-1, 0, 1])
+    by_hand = compute_statistics(weights.astype(np.float64), places, [0, 3], [-1, 0, 1])
     assert_statistics(found.entropy["a"], by_hand.entropy, "float32")
     assert_statistics(found.distance["a"], by_hand.distance, "float32")
     for token in (0, 3):
@@ -496,7 +496,7 @@ def test_everything_is_put_back_after_an_error():
 
 
 def test_other_threads_see_nothing_of_it():
-    """One captures; another runs the same model meanwhile; a third captures, after the first."""
+    """One captures; another runs the same model meanwhile; a third captures, too."""
     model, x = chain(), sequence()
     plain = np.asarray(model(x))
     inside, go_on = threading.Event(), threading.Event()
@@ -521,7 +521,7 @@ def test_other_threads_see_nothing_of_it():
     np.testing.assert_array_equal(np.asarray(results["first"].outputs), plain)
 
 
-def test_accelerate_in_another_thread_waits_until_the_model_has_run():
+def test_another_thread_accelerates_while_the_model_runs():
     """Both replace functions of Keras."""
     model, x = chain(), sequence()
     inside, go_on = threading.Event(), threading.Event()
@@ -549,11 +549,10 @@ def test_accelerate_in_another_thread_waits_until_the_model_has_run():
     threads[0].start()
     assert inside.wait(60)
     threads[1].start()
-    threads[1].join(0.2)
-    go_on.set()
-    for thread in threads:
-        thread.join(60)
+    threads[1].join(60)
     assert not errors
+    go_on.set()
+    threads[0].join(60)
     assert (keras.layers.Layer.__call__, nn.dot_product_attention) == before
 
 

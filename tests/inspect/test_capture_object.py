@@ -110,11 +110,11 @@ def test_a_layer_whose_keys_are_too_few_is_left_out_of_a_token():
 def test_layers_and_heads_that_are_not_there_list_those_that_are():
     w = random_weights(1, 2, 3, 3)
     capture = Capture({"a": w, "b": w}, {"a": "self", "b": "self"}, heads={"a": [4, 7]})
-    assert capture.head("a", 7) == 1
+    assert capture.head_index("a", 7) == 1
     with pytest.raises(ValueError, match=r"`layer` must be one of 'a', 'b'. Received: layer='c'"):
-        capture.head("c", 0)
+        capture.head_index("c", 0)
     with pytest.raises(ValueError, match=r"`head` must be one of 4, 7 of 'a'. Received: head=0"):
-        capture.head("a", 0)
+        capture.head_index("a", 0)
 
 
 W = random_weights(1, 2, 3, 4)
@@ -129,10 +129,20 @@ W = random_weights(1, 2, 3, 4)
         ({"a": W}, {}, {}, r"`kinds` must name the layers.*\[\], weights of \['a'\]"),
         ({"a": W}, {"a": "both"}, {}, "`kinds` must be one of.*'both' for 'a'"),
         ({"a": W}, {"a": "self"}, {"heads": {"b": [1]}}, r"`heads` must name layers.*\['b'\]"),
-        ({"a": W}, {"a": "self"}, {"heads": {"a": [1]}}, "each of the 2 heads of 'a'"),
-        ({"a": W}, {"a": "self"}, {"heads": {"a": [1, 1]}}, "each of the 2 heads of 'a'"),
+        (
+            {"a": W},
+            {"a": "self"},
+            {"heads": {"a": [1]}},
+            "must be 2 different integers .* of the heads of 'a'",
+        ),
+        (
+            {"a": W},
+            {"a": "self"},
+            {"heads": {"a": [1, 1]}},
+            "must be 2 different integers .* of the heads of 'a'",
+        ),
         ({"a": W}, {"a": "self"}, {"rows": {"a": [0, 1, 3]}}, r"`rows` must be in \[0, 3\)"),
-        ({"a": W}, {"a": "self"}, {"rows": {"a": [0, -1, 2]}}, "each of the 3 rows"),
+        ({"a": W}, {"a": "self"}, {"rows": {"a": [0, -1, 2]}}, "must be 3 different integers"),
         ({"a": W}, {"a": "self"}, {"lengths": {"a": (2, 4)}}, r"\(2, 4\) for 'a'.*3 x 4"),
         ({"a": W}, {"a": "self"}, {"lengths": {"a": (4, 4)}}, r"\(4, 4\) for 'a'.*3 x 4"),
         ({"a": W}, {"a": "self"}, {"starts": {"a": [1, 2]}}, r"`starts` must be .*\[1, 2\]"),

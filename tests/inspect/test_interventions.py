@@ -136,13 +136,13 @@ def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
 
     found = gradient_times_attention(model, inputs, target, call_arguments=arguments)
 
-    from heed.inspect._run import run
+    from heed.inspect._run import run_observed
 
     def scaled(layer, head, factor):
         def look(full, seen, kind):
-            return seen.output + (factor - 1) * (seen.output - seen.without(head))
+            return seen.output + (factor - 1) * (seen.output - seen.drop_head(head))
 
-        return float(target(run(model, inputs, arguments, look, [layer])[0]))
+        return float(target(run_observed(model, inputs, arguments, look, [layer])[0]))
 
     step = 3e-3  # no model has a kink that it could step over
     for layer, contributions in found.items():

@@ -48,9 +48,9 @@ FAULTS = (
     ),
     Fault(
         "what is patched while exporting is patched for other threads too",
-        f"{_EXPORT}/context_patch.py",
-        "(self._replacement if self._here.get() else self._original)",
-        "self._replacement",
+        "src/heed/_patching.py",
+        "(replacement if self._active.get() else original)",
+        "replacement",
         (f"{_OF_EXPORT}/test_recurrence.py",),
     ),
     Fault(

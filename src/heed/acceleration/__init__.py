@@ -1,40 +1,42 @@
-"""Making Keras and KerasHub models that others wrote run on heed's attention.
+"""Runs Keras and KerasHub models on heed's attention.
 
-`accelerate()` replaces what attention in Keras' TensorFlow backend goes through: the op, the four layers, and the
-answer to the question whether a fused attention exists. `decelerate()` puts everything back.
+`accelerate()` patches the attention of Keras' TensorFlow backend: the op, the four layers, and the function that says
+whether a fused attention exists. `decelerate()` undoes it.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
+from heed._patching import Patch
 from heed.acceleration import _models, _switch
 from heed.acceleration._hub import Hub
-from heed.acceleration._patches import Method, changes, check_keras
+from heed.acceleration._patches import changes, check_keras
 from heed.ops.dispatch import explain
-from heed.ops.observe import patching
 
 __all__ = ["Acceleration", "Report", "accelerate", "changes", "decelerate"]
 
-_installed: list[Method] = []
+_lock = threading.RLock()
+_installed: list[Patch] = []
 _keras_hub = Hub()
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is accelerated, and what has happened so far. Print it.
+    """What is accelerated, and which calls ran on heed. Print it.
 
     Attributes:
-        keras: version of Keras.
-        implementation: of heed's ops, "native" or "portable".
-        scope: "everything", or the names of the accelerated models, or "nothing".
-        patched: what of Keras and KerasHub is replaced.
-        calls: how often each layer or op ran on heed since something was accelerated where nothing was. A traced
-            program counts when it is traced.
-        left_to_keras: how often which call was left to Keras, and why.
+        keras: the version of Keras.
+        implementation: the implementation of heed's ops, "native" or "portable".
+        scope: "everything", the names of the accelerated models, or "nothing".
+        patched: the patched functions of Keras and KerasHub.
+        calls: how often each layer or op ran on heed since acceleration began. A traced program counts when it is
+            traced.
+        left_to_keras: how often each call was left to Keras, with the reason.
 
     >>> import heed
     >>> with heed.accelerate() as acceleration:
@@ -64,7 +66,7 @@ class Report:
 
 
 class Acceleration:
-    """What `accelerate` returns: a context that undoes on leaving what that call did.
+    """The result of `accelerate`, and a context manager that undoes this call when it exits.
 
     >>> import heed, keras
     >>> layer = keras.layers.MultiHeadAttention(2, 4)
@@ -87,10 +89,11 @@ class Acceleration:
             self._changed = False
 
     def report(self) -> Report:
-        """What is accelerated now, and what has happened so far."""
+        """Describes what is accelerated now, and which calls ran on heed."""
         models = [f"model {model.name!r}" for model in _models.accelerated]
-        scope = "everything" if _switch.everywhere else ", ".join(sorted(models)) or "nothing"
-        patched = tuple(patch.text for patch in _installed)
+        everywhere = ["everything"] if _switch.enabled_everywhere else []
+        scope = ", ".join(everywhere or sorted(models)) or "nothing"
+        patched = tuple(patch.label for patch in _installed)
         return Report(
             keras.__version__,
             explain().implementation,
@@ -105,25 +108,25 @@ class Acceleration:
 
 
 def accelerate(model: Any = None) -> Acceleration:
-    """Makes attention in Keras and KerasHub models run on heed, on the TensorFlow backend.
+    """Runs the attention of Keras and KerasHub models on heed, with the TensorFlow backend.
 
-    `keras.ops.dot_product_attention`, `keras.layers.MultiHeadAttention`, `GroupQueryAttention`, `Attention` and
-    `AdditiveAttention`, and what reaches them, with or without dropout, masks or scores. Layers that exist already
-    are accelerated too, and KerasHub also if it is imported later. `flash_attention=True` works. Results change only
-    by rounding, and where Keras is wrong: docs/keras.md lists that.
+    Accelerates `keras.ops.dot_product_attention`, `keras.layers.MultiHeadAttention`, `GroupQueryAttention`,
+    `Attention`, `AdditiveAttention` and everything that calls them, with or without dropout, masks or scores. This
+    includes existing layers, and KerasHub even if it is imported later. `flash_attention=True` works. Results differ by
+    rounding, and where Keras is wrong: docs/keras.md lists these cases.
 
-    A program that was traced before stays what it was: call `accelerate` before `fit` or `predict`, or give it the
-    model, whose programs are then traced anew. It holds for all threads.
+    Programs that are already traced do not change: call `accelerate` before `fit` or `predict`, or pass the model,
+    whose programs are then traced again. Acceleration applies to all threads.
 
     Args:
-        model: a Keras model or layer, which alone is accelerated. Default: everything.
+        model: a Keras model or layer to accelerate. Default: everything.
 
     Returns:
-        An `Acceleration`. As a context manager it undoes on leaving what this call did; where the same was
-        accelerated before, that is nothing. `.report()` says what is patched and what ran on heed.
+        An `Acceleration`. As a context manager it undoes this call when it exits, unless the same was accelerated
+        before. `.report()` says what is patched and what ran on heed.
 
     Raises:
-        RuntimeError: if Keras has another backend, or is a version that heed cannot patch; then nothing is changed.
+        RuntimeError: if Keras has another backend, or is a version that heed cannot patch. Nothing is changed then.
         TypeError: if `model` is not a Keras layer or model.
 
     >>> import heed, keras, numpy as np
@@ -136,19 +139,21 @@ def accelerate(model: Any = None) -> Acceleration:
     """
     if model is not None and not isinstance(model, keras.layers.Layer):
         raise TypeError(f"`model` must be a Keras model or layer. Received: model={model!r}")
-    with patching:
+    with _lock:
         if not _installed:
             patches = check_keras()
-            _switch.forget()
+            _switch.reset_counts()
             for patch in patches:
                 patch.install()
             _keras_hub.install()
             _installed.extend(patches)
-        changed = not (_switch.everywhere if model is None else model in _models.accelerated)
+        changed = not (
+            _switch.enabled_everywhere if model is None else model in _models.accelerated
+        )
         if changed and model is None:
-            _switch.everywhere = True
+            _switch.enabled_everywhere = True
         elif changed:
-            _models.wrap(model)
+            _models.add(model)
     return Acceleration(model, changed)
 
 
@@ -156,7 +161,7 @@ def decelerate(model: Any = None) -> None:
     """Undoes `accelerate`.
 
     Args:
-        model: undo it for this model alone. Default: for everything, models too.
+        model: the model to decelerate. Default: everything, including all models.
 
     >>> import heed, keras
     >>> _ = heed.accelerate()
@@ -164,7 +169,7 @@ def decelerate(model: Any = None) -> None:
     >>> heed.accelerate().report().scope, heed.decelerate()
     ('everything', None)
     """
-    with patching:
+    with _lock:
         _undo(model)
         if model is None:
             for other in list(_models.accelerated):
@@ -172,13 +177,13 @@ def decelerate(model: Any = None) -> None:
 
 
 def _undo(model: Any) -> None:
-    with patching:
+    with _lock:
         if model is None:
-            _switch.everywhere = False
+            _switch.enabled_everywhere = False
         elif model in _models.accelerated:
-            _models.unwrap(model)
-        if not _switch.everywhere and not _models.accelerated:
-            for patch in reversed(_installed):
+            _models.remove(model)
+        if not _switch.enabled_everywhere and not _models.accelerated:
+            for patch in (*_installed, _models.patch):
                 patch.uninstall()
             _keras_hub.uninstall()
             _installed.clear()

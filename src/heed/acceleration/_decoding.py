@@ -1,14 +1,14 @@
-"""KerasHub's `generate` without what a token does not need.
+"""Speeds up `generate` of KerasHub.
 
 While a sampler of KerasHub runs its loop
 
-- the cache is `Unstacked`: keys and values of each layer are tensors of their own, and travel through the loop as such;
-- what is written into them is written in place (`keras.ops.slice_update` copies, and asks XLA each time);
-- products of few rows with weights read the weights once (Keras makes them batches of products of one row);
+- the cache consists of `CacheParts`: keys and values of each layer are tensors of their own throughout the loop;
+- new positions are written in place (`keras.ops.slice_update` copies the cache, and compiles with XLA at run time);
+- a product of few rows reads the weights once (Keras computes a batch of products of one row each);
 - keys after the last one that any query may see are not read;
-- `keras.ops.argmax` does not tell 0 from -0.
+- `keras.ops.argmax` treats 0 and -0 as equal.
 
-Models of KerasHub need not know: their code runs as it is. Outside of those loops all of Keras is as it was.
+The code of the models runs unchanged, and Keras is itself outside of these loops.
 """
 
 from __future__ import annotations
@@ -17,43 +17,38 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+import keras
 from keras import ops
 
 from heed._keras import backend_module
+from heed._patching import Function, Patch, Replacement
 from heed.acceleration import _loop, _models, _switch
-from heed.acceleration._patches import Method
-from heed.acceleration._unstacked import Unstacked, is_part_of_cache, part_of_cache
+from heed.acceleration._cache_parts import CacheParts, is_part, mark_as_part
 from heed.ops.dispatch import select_fused_ops, uses_native
-
-Function = Callable[..., Any]
 
 PACKAGE = "keras_hub"
 NAME = f"{PACKAGE}.samplers.Sampler"
-# Where a model reads its cache.
+# The methods of a model that read its cache.
 _READERS = ("call_with_cache", "call_decoder_with_cache")
 
 
-def _on(model: Any) -> bool:
-    return _switch.everywhere or model in _models.accelerated
-
-
 def _reason_to_leave(cache: Any, model: Any) -> str | None:
-    """Why a cache stays as the model made it, or None."""
+    """Why a cache stays one tensor, or None."""
     shape = tuple(getattr(cache, "shape", ()))
     if len(shape) != 6 or shape[1] is None or shape[2] != 2:
         return "a cache that is not one tensor (B, layers, 2, S, N, H)"
     readers = [getattr(type(model), name, None) for name in _READERS]
     for reader in filter(None, readers):
         if not reader.__module__.startswith(f"{PACKAGE}."):
-            return f"{type(model).__name__} reads its cache by itself"
-    return None if any(readers) else "no model is known that reads the cache"
+            return f"{type(model).__name__} reads its cache itself"
+    return None if any(readers) else "no known model reads the cache"
 
 
-def sample(original: Function) -> Function:
+def call_sampler(original: Function) -> Function:
     """`Sampler.__call__`, with the cache in parts."""
     signature = inspect.signature(original)
 
@@ -61,70 +56,69 @@ def sample(original: Function) -> Function:
     def accelerated(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        cache, following = given["cache"], given["next"]
-        if cache is None or not _on(given["model"]):
+        arguments = bound.arguments
+        cache, next_token = arguments["cache"], arguments["next"]
+        if cache is None or not _models.is_enabled_for(arguments["model"]):
             return original(*args, **kwargs)
-        reason = _reason_to_leave(cache, given["model"])
+        reason = _reason_to_leave(cache, arguments["model"])
         if reason:
-            return _switch.leave(NAME, reason, original, *args, **kwargs)
+            return _switch.leave_to_keras(NAME, reason, original, *args, **kwargs)
         _switch.count(NAME)
 
         def step(prompt: Any, parts: Any, index: Any) -> Any:
-            layers = [Unstacked(pair, 1) for pair in parts]
-            logits, hidden, cache = following(prompt, Unstacked(layers, 1), index)
-            return logits, hidden, _parts(cache)
+            layers = [CacheParts(pair, 1) for pair in parts]
+            logits, hidden, cache = next_token(prompt, CacheParts(layers, 1), index)
+            return logits, hidden, _split(cache)
 
-        given["cache"], given["next"] = _parts(cache), step
+        arguments["cache"], arguments["next"] = _split(cache), step
         return original(*bound.args, **bound.kwargs)
 
     return accelerated
 
 
-def _parts(cache: Any) -> tuple[tuple[Any, Any], ...]:
-    """Keys and values of each layer, (B, S, N, H) each."""
-    if not isinstance(cache, Unstacked):
-        cache = Unstacked(ops.unstack(cache, axis=1), 1)
-    layers = (x if isinstance(x, Unstacked) else ops.unstack(x, axis=1) for x in cache.parts)
+def _split(cache: Any) -> tuple[tuple[Any, Any], ...]:
+    """Splits a cache into keys and values of each layer, (B, S, N, H) each."""
+    if not isinstance(cache, CacheParts):
+        cache = CacheParts(ops.unstack(cache, axis=1), 1)
+    layers = (x if isinstance(x, CacheParts) else ops.unstack(x, axis=1) for x in cache.parts)
     return tuple(
-        (layer[:, 0], layer[:, 1]) if isinstance(layer, Unstacked) else tuple(layer)
+        (layer[:, 0], layer[:, 1]) if isinstance(layer, CacheParts) else tuple(layer)
         for layer in layers
     )
 
 
-def generating(original: Function) -> Function:
-    """`CausalLM.make_generate_function`: what it compiles reads no more of the prompts than it must."""
+def make_generate_function(original: Function) -> Function:
+    """`CausalLM.make_generate_function`, which `generate` calls first; patches the class of the model."""
 
     @functools.wraps(original)
     def accelerated(self: Any) -> Any:
-        if self.generate_function is not None or not _on(self):
-            return original(self)
-        step = self.generate_step
-
-        @functools.wraps(step)
-        def with_short_prompts(inputs: Any, stop_token_ids: Any = None) -> Any:
-            if not _on(self) or _reads_all(self, inputs):
-                return step(inputs, stop_token_ids=stop_token_ids)
-            _short.install(type(self))
-            lengths = ops.sum(ops.cast(inputs["padding_mask"], "int32"), axis=-1)
-            with _loop.of_prompt(ops.maximum(ops.min(lengths), 1)):
-                return step(inputs, stop_token_ids=stop_token_ids)
-
-        self.generate_step = with_short_prompts
-        try:
-            return original(self)
-        finally:
-            del self.generate_step
+        if _models.is_enabled_for(self):
+            _patch_prompts(type(self))
+        return original(self)
 
     return accelerated
 
 
-def _reads_all(model: Any, inputs: Any) -> bool:
-    """Whether something may look at what is behind the shortest prompt, or the model's way to read is not known."""
+def generate_step(original: Function) -> Function:
+    """`generate_step` of a model, which reads no more of the prompts than necessary."""
+
+    @functools.wraps(original)
+    def accelerated(self: Any, inputs: Any, stop_token_ids: Any = None) -> Any:
+        if not _models.is_enabled_for(self) or _reads_whole_prompts(self, inputs):
+            return original(self, inputs, stop_token_ids=stop_token_ids)
+        lengths = ops.sum(ops.cast(inputs["padding_mask"], "int32"), axis=-1)
+        with _loop.set_prompt_length(ops.maximum(ops.min(lengths), 1)):
+            return original(self, inputs, stop_token_ids=stop_token_ids)
+
+    return accelerated
+
+
+def _reads_whole_prompts(model: Any, inputs: Any) -> bool:
+    """Whether positions after the shortest prompt may be needed, or the model reads in an unknown way."""
     reader = getattr(type(model), _READERS[0], None)
     sampler = getattr(model, "sampler", None)
     return (
-        not uses_native()  # what others compile may want known lengths
+        not uses_native()  # compilers may need static lengths
         or reader is None
         or not reader.__module__.startswith(f"{PACKAGE}.")
         or tuple(inspect.signature(reader).parameters) != _READ
@@ -135,50 +129,41 @@ def _reads_all(model: Any, inputs: Any) -> bool:
 
 
 _READ = ("self", "token_ids", "cache", "cache_update_index")
+_STEP = ("self", "inputs", "stop_token_ids")
 
 
-def read(original: Function) -> Function:
-    """`call_with_cache` of a model: of the prompts that fill a cache only what all of them have.
+def call_with_cache(original: Function) -> Function:
+    """`call_with_cache` of a model, which fills a cache only up to the end of the shortest prompt.
 
-    The loop begins at the end of the shortest prompt and writes all positions from there on before it reads them.
+    The loop starts there, and writes every later position before it reads it.
     """
 
     @functools.wraps(original)
     def accelerated(self: Any, token_ids: Any, cache: Any, cache_update_index: Any) -> Any:
-        length = _loop.prompt_length()
+        length = _loop.get_prompt_length()
         whole = type(cache_update_index) is int and cache_update_index == 0
-        if length is None or not whole or _loop.active() or _reason_to_leave(cache, self):
+        if length is None or not whole or _loop.is_decoding() or _reason_to_leave(cache, self):
             return original(self, token_ids, cache, cache_update_index)
-        layers = [Unstacked(pair, 1) for pair in _parts(cache)]
-        with _loop.inside():
-            return original(self, token_ids[:, :length], Unstacked(layers, 1), 0)
+        layers = [CacheParts(pair, 1) for pair in _split(cache)]
+        with _loop.enter():
+            return original(self, token_ids[:, :length], CacheParts(layers, 1), 0)
 
     return accelerated
 
 
-class _ShortPrompts:
-    """The patches of `call_with_cache`, of each class of models when one of them first generates."""
-
-    def __init__(self) -> None:
-        self._methods: dict[type, Method] = {}
-
-    def install(self, cls: type) -> None:
-        owner = next(base for base in cls.__mro__ if _READERS[0] in vars(base))
-        if owner not in self._methods:
-            text = f"{PACKAGE}.{owner.__name__}.{_READERS[0]}"
-            replacement = _switch.Replacement(read, _READ)
-            method = Method(owner, _READERS[0], replacement, text, sys.modules[PACKAGE])
-            if method.problem() is None:
-                method.install()
-                self._methods[owner] = method
-
-    def uninstall(self) -> None:
-        for method in self._methods.values():
-            method.uninstall()
-        self._methods.clear()
+# Those of each class of models, installed when one of them first generates.
+prompt_patches: dict[tuple[type, str], Patch] = {}
 
 
-_short = _ShortPrompts()
+def _patch_prompts(cls: type) -> None:
+    for name, make, parameters, package in (
+        ("generate_step", generate_step, _STEP, None),
+        (_READERS[0], call_with_cache, _READ, sys.modules[PACKAGE]),
+    ):
+        owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+        patch = Patch(owner, name, Replacement(make, parameters), package=package)
+        if prompt_patches.setdefault((owner, name), patch) is patch and not patch.problem():
+            patch.install()
 
 
 def run_loop(original: Function) -> Function:
@@ -187,21 +172,21 @@ def run_loop(original: Function) -> Function:
 
     @functools.wraps(original)
     def accelerated(*args: Any, **kwargs: Any) -> Any:
-        if not _on(signature.bind(*args, **kwargs).arguments.get("model")):
+        if not _models.is_enabled_for(signature.bind(*args, **kwargs).arguments.get("model")):
             return original(*args, **kwargs)
-        with _loop.inside():
+        with _loop.enter():
             return original(*args, **kwargs)
 
     return accelerated
 
 
-def in_a_loop(run: Function) -> Callable[[Function], Function]:
-    """The replacement of a function of Keras' backend by one that may give None: then the original computes."""
+def compute_in_loop(run: Function) -> Callable[[Function], Function]:
+    """Makes the replacement of a function of Keras' backend; where `run` returns None, the original computes."""
 
     def make(original: Function) -> Function:
         @functools.wraps(original)
         def accelerated(*args: Any, **kwargs: Any) -> Any:
-            if _loop.active():
+            if _loop.is_decoding():
                 result = run(*args, **kwargs)
                 if result is not None:
                     return result
@@ -213,14 +198,14 @@ def in_a_loop(run: Function) -> Callable[[Function], Function]:
 
 
 def stack(x: Any, axis: int = 0) -> Any | None:
-    """Parts of a cache stay apart."""
-    if isinstance(x, (list, tuple)) and x and all(is_part_of_cache(part) for part in x):
-        return Unstacked(x, axis) if axis >= 0 else None
+    """Keeps parts of a cache apart."""
+    if isinstance(x, (list, tuple)) and x and all(is_part(part) for part in x):
+        return CacheParts(x, axis) if axis >= 0 else None
     return None
 
 
 def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
-    """Positions written in place, along the second axis of tensors that agree in all others."""
+    """Writes positions in place, along the second axis of tensors that agree in all others."""
     inputs, updates = ops.convert_to_tensor(inputs), ops.convert_to_tensor(updates)
     shapes = [(*x.shape[:1], *x.shape[2:]) for x in (inputs, updates)]
     if len(inputs.shape) < 2 or shapes[0] != shapes[1] or None in shapes[0]:
@@ -238,25 +223,25 @@ def slice_update(inputs: Any, start_indices: Any, updates: Any) -> Any | None:
     if len(index.shape):
         return None
     result = select_fused_ops().write(inputs, updates, index)
-    if result is None or not is_part_of_cache(inputs):
+    if result is None or not is_part(inputs):
         return result
-    return part_of_cache(result)
+    return mark_as_part(result)
 
 
 _WRITTEN = ("float32", "float64", "bfloat16", "float16", "int32")
 _MULTIPLIED = _WRITTEN[:4]
 
 
-# Notes on a transposed matrix what it was before: a table of embeddings (N, K), which then is read as it lies.
+# Marks a transposed matrix with its original, a table of embeddings (N, K), which products read without a copy.
 _NOTE = "_heed_transpose_of"
 
 
 def transpose(original: Function) -> Function:
-    """As Keras has it, with the note."""
+    """As in Keras, and marks the result."""
 
     @functools.wraps(original)
     def accelerated(x: Any, axes: Any = None) -> Any:
-        if not _loop.active():
+        if not _loop.is_decoding():
             return original(x, axes=axes)
         x = ops.convert_to_tensor(x)
         result = original(x, axes=axes)
@@ -268,17 +253,17 @@ def transpose(original: Function) -> Function:
 
 
 def matmul(x1: Any, x2: Any) -> Any | None:
-    """Rows (..., K) by weights (K, N)."""
+    """Multiplies rows (..., K) by weights (K, N)."""
     table = getattr(x2, _NOTE, None)
     x1, x2 = ops.convert_to_tensor(x1), ops.convert_to_tensor(x2)
     if len(x1.shape) < 2 or len(x2.shape) != 2:
         return None
     weights = x2 if table is None else table
-    return _product(x1, weights[None], 1, tuple(x2.shape[1:]), table is not None)
+    return _multiply(x1, weights[None], 1, tuple(x2.shape[1:]), table is not None)
 
 
 def einsum(subscripts: str, *operands: Any, **kwargs: Any) -> Any | None:
-    """Rows by weights, where what is summed over comes last in the rows."""
+    """Multiplies rows by weights, if the summed axes come last in the rows."""
     terms = subscripts.replace(" ", "").replace("->", ",").split(",")
     if len(operands) != 2 or kwargs or len(terms) != 3 or "." in subscripts:
         return None
@@ -290,21 +275,21 @@ def einsum(subscripts: str, *operands: Any, **kwargs: Any) -> Any | None:
         return None
     if inner not in weights or None in w.shape or len(set(weights)) < len(weights):
         return None
-    if weights.startswith(inner) and _many_rows(x, len(inner)):
-        return _flat(x, w, len(inner))
+    if weights.startswith(inner) and _has_many_rows(x, len(inner)):
+        return _multiply_flat(x, w, len(inner))
     groups, columns = weights.split(inner)
     sizes = dict(zip(weights, w.shape, strict=True))
     over, under, across = (
         math.prod(sizes[letter] for letter in letters) for letters in (groups, inner, columns)
     )
     shape = tuple(sizes[letter] for letter in outer)
-    return _product(x, ops.reshape(w, (over, under, across)), len(inner), shape)
+    return _multiply(x, ops.reshape(w, (over, under, across)), len(inner), shape)
 
 
-def _product(
+def _multiply(
     x: Any, weights: Any, inner: int, outer: tuple[int, ...], transposed: bool = False
 ) -> Any | None:
-    """(..., *inner) by (G, K, N) as (..., *outer), or None if it is better left to Keras."""
+    """Multiplies (..., *inner) by (G, K, N) to (..., *outer); None if Keras is faster."""
     if None in x.shape or None in weights.shape or x.dtype != weights.dtype:
         return None
     kept = tuple(x.shape[: len(x.shape) - inner])
@@ -315,14 +300,14 @@ def _product(
     return None if y is None else ops.reshape(y, (*kept, *outer))
 
 
-def _many_rows(x: Any, inner: int) -> bool:
-    """Whether they are too many, or too few are known, for the product of few rows."""
+def _has_many_rows(x: Any, inner: int) -> bool:
+    """Whether there are too many rows, or unknown numbers of them, for the product of few rows."""
     kept = x.shape[: len(x.shape) - inner]
     return None in kept or math.prod(kept) > 16
 
 
-def _flat(x: Any, weights: Any, inner: int) -> Any:
-    """(..., *inner) by (*inner, *outer) as one product of two matrices, in place of one for each item of a batch."""
+def _multiply_flat(x: Any, weights: Any, inner: int) -> Any:
+    """Multiplies (..., *inner) by (*inner, *outer) as two matrices, not one product for each item of a batch."""
     kept, outer = ops.shape(x)[: len(x.shape) - inner], tuple(weights.shape[inner:])
     under = math.prod(weights.shape[:inner])
     rows = ops.reshape(x, (-1, under))
@@ -330,66 +315,44 @@ def _flat(x: Any, weights: Any, inner: int) -> Any:
 
 
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any | None:
-    """Along the last axis."""
+    """Computes it along the last axis."""
     x = ops.convert_to_tensor(x)
     if keepdims or axis not in (-1, len(x.shape) - 1) or x.dtype.name not in _MULTIPLIED:
         return None
     return select_fused_ops().argmax(x)
 
 
-class Decoding(Method):
-    """All of it, as one patch of KerasHub's samplers."""
-
-    def __init__(self, causal_lm: ModuleType, package: ModuleType) -> None:
-        core, numpy = (backend_module(name) for name in ("core", "numpy"))
-        sampler = getattr(sys.modules.get(f"{PACKAGE}.src.samplers.sampler"), "Sampler", None)
-        replace = _switch.Replacement
-        loop = ("self", "cond", "body", "model", "loop_vars", "maximum_iterations")
-        call = "self next prompt cache index mask stop_token_ids hidden_states model kwargs"
-        self._methods = [
-            Method(sampler, "__call__", replace(sample, tuple(call.split())), NAME, package),
-            Method(sampler, "run_loop", replace(run_loop, loop), f"{NAME}.run_loop", package),
-            Method(
-                getattr(causal_lm, "CausalLM", None),
-                "make_generate_function",
-                replace(generating, ("self",)),
-                f"{PACKAGE}.models.CausalLM.make_generate_function",
-                package,
-            ),
-            Method(
-                numpy,
-                "transpose",
-                replace(transpose, ("x", "axes")),
-                "keras.ops.transpose",
-            ),
-            *(
-                Method(owner, run.__name__, _replacement(run), f"keras.ops.{run.__name__}")
-                for owner, run in (
-                    (core, slice_update),
-                    (numpy, stack),
-                    (numpy, matmul),
-                    (numpy, einsum),
-                    (numpy, argmax),
-                )
-            ),
-        ]
-        self.text = f"{NAME} (its loop: the cache, and products of few rows)"
-
-    def problem(self) -> str | None:
-        """Why one of them cannot be replaced, or None."""
-        return next(filter(None, (method.problem() for method in self._methods)), None)
-
-    def install(self) -> None:
-        """Puts all replacements in."""
-        for method in self._methods:
-            method.install()
-
-    def uninstall(self) -> None:
-        """Takes them out."""
-        _short.uninstall()
-        for method in reversed(self._methods):
-            method.uninstall()
+def decoding_patches(causal_lm: ModuleType, package: ModuleType) -> list[Patch]:
+    """The patches of KerasHub's samplers, and of the functions of Keras that run in their loop."""
+    core, numpy = (backend_module(name) for name in ("core", "numpy"))
+    sampler = getattr(sys.modules.get(f"{PACKAGE}.src.samplers.sampler"), "Sampler", None)
+    model, make = getattr(causal_lm, "CausalLM", None), "make_generate_function"
+    in_loop = ((core, slice_update), *((numpy, run) for run in (stack, matmul, einsum, argmax)))
+    return [
+        Patch(sampler, "__call__", Replacement(call_sampler, _SAMPLE), NAME, package),
+        Patch(sampler, "run_loop", Replacement(run_loop, _LOOP), f"{NAME}.run_loop", package),
+        Patch(
+            model,
+            make,
+            Replacement(make_generate_function, ("self",)),
+            f"{PACKAGE}.models.CausalLM.{make}",
+            package,
+        ),
+        _patch_op(numpy, "transpose", transpose, ("x", "axes")),
+        *(
+            _patch_op(owner, run.__name__, compute_in_loop(run), inspect.signature(run).parameters)
+            for owner, run in in_loop
+        ),
+    ]
 
 
-def _replacement(run: Function) -> _switch.Replacement:
-    return _switch.Replacement(in_a_loop(run), tuple(inspect.signature(run).parameters))
+_SAMPLE = tuple(
+    "self next prompt cache index mask stop_token_ids hidden_states model kwargs".split()
+)
+_LOOP = ("self", "cond", "body", "model", "loop_vars", "maximum_iterations")
+
+
+def _patch_op(
+    owner: ModuleType, name: str, make: Callable[[Function], Function], parameters: Iterable[str]
+) -> Patch:
+    return Patch(owner, name, Replacement(make, tuple(parameters)), f"keras.ops.{name}", keras)

@@ -1,147 +1,152 @@
-"""KerasHub, whose models ask whether a fused attention exists, and on TensorFlow were told that none does.
+"""Patches KerasHub, whose models do not use fused attention on TensorFlow.
 
-Some want a GPU or TPU besides, and T5 computes its attention by itself. Each is patched when its module is loaded,
-which may be before or after.
+Most models call a function that says whether a fused attention exists; some also require a GPU or TPU; T5 computes its
+attention itself. Modules may load before or after `heed.accelerate`.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.abc
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from heed._patching import Patch, Replacement
 from heed.acceleration import _switch, _t5
-from heed.acceleration._decoding import Decoding
-from heed.acceleration._patches import Function, Method
+from heed.acceleration._decoding import decoding_patches, prompt_patches
 
 _PACKAGE = "keras_hub"
 
 
 def fused_attention_op_available(original: Callable[..., bool]) -> Callable[..., bool]:
-    """The question that most models ask."""
+    """The function that most models call."""
 
     @functools.wraps(original)
     def accelerated() -> bool:
-        return _switch.active() or original()
+        return _switch.is_enabled() or original()
 
     return accelerated
 
 
 def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]:
-    """The method by which some layers decide, which wants a GPU or TPU; their fused op has no dropout."""
+    """The method of layers that require a GPU or TPU; their fused op has no dropout."""
 
     @functools.wraps(original)
     def accelerated(self: Any) -> bool:
-        if not _switch.active():
+        if not _switch.is_enabled():
             return original(self)
         if self.dropout:
-            return _switch.leave(f"{_PACKAGE}.{type(self).__name__}", "dropout", original, self)
+            name = f"{_PACKAGE}.{type(self).__name__}"
+            return _switch.leave_to_keras(name, "dropout", original, self)
         return True
 
     return accelerated
 
 
-_QUESTION = _switch.Replacement(fused_attention_op_available, ())
-_DECISION = _switch.Replacement(use_fused_attention_op, ("self",))
-
-
-def _method(
-    cls: str, name: str, replacement: _switch.Replacement
-) -> Callable[[ModuleType], Method]:
-    """What makes the patch of a method of a class in a module."""
-    text = f"{_PACKAGE}.{cls}.{name}"
-
-    def make(module: ModuleType) -> Method:
-        owner = getattr(module, cls, None)
-        return Method(owner, name, replacement, text, sys.modules[_PACKAGE])
-
-    return make
-
-
-def _question(module: ModuleType) -> Method:
-    """In all modules: every model has a copy of the function's name."""
-    name = "fused_attention_op_available"
-    text = f"{module.__name__}.{name}"
-    return Function(module, name, _QUESTION, text, sys.modules[_PACKAGE])
-
-
-def _decoding(module: ModuleType) -> Method:
-    """The loop of all samplers."""
-    return Decoding(module, sys.modules[_PACKAGE])
-
-
 _MODELS = f"{_PACKAGE}.src.models"
-_DECIDING = {
+_CHOOSING = {
     "gemma.gemma_attention": "CachedGemmaAttention",
     "gemma3.gemma3_attention": "CachedGemma3Attention",
     "gemma4.gemma4_attention": "Gemma4TextAttention",
     "mixtral.mixtral_attention": "CachedMixtralAttention",
     "qwen_moe.qwen_moe_attention": "QwenMoeAttention",
 }
-# What is patched: the module, and what makes its patch.
-_TARGETS: dict[str, Callable[[ModuleType], Method]] = {
-    f"{_MODELS}.t5.t5_multi_head_attention": _method("T5MultiHeadAttention", "call", _t5.call),
+_MakePatches = Callable[[ModuleType], list[Patch]]
+
+
+def _patch_method(cls: str, name: str, replacement: Replacement) -> _MakePatches:
+    """Returns a function that makes the patch for a method of a class in a module."""
+    label = f"{_PACKAGE}.{cls}.{name}"
+
+    def make(module: ModuleType) -> list[Patch]:
+        owner = getattr(module, cls, None)
+        return [Patch(owner, name, replacement, label, sys.modules[_PACKAGE])]
+
+    return make
+
+
+def _patch_availability(module: ModuleType) -> list[Patch]:
+    """Makes the patch of the function that most models call, each of which has imported it by name."""
+    name, replacement = (
+        "fused_attention_op_available",
+        Replacement(fused_attention_op_available, ()),
+    )
+    label = f"{module.__name__}.{name}"
+    return [Patch(module, name, replacement, label, sys.modules[_PACKAGE], copies=True)]
+
+
+# Functions that make the patches of each module.
+_TARGETS: dict[str, _MakePatches] = {
+    f"{_MODELS}.t5.t5_multi_head_attention": _patch_method(
+        "T5MultiHeadAttention", "call", _t5.call
+    ),
     **{
-        f"{_MODELS}.{module}": _method(cls, "_use_fused_attention_op", _DECISION)
-        for module, cls in _DECIDING.items()
+        f"{_MODELS}.{module}": _patch_method(
+            cls, "_use_fused_attention_op", Replacement(use_fused_attention_op, ("self",))
+        )
+        for module, cls in _CHOOSING.items()
     },
-    f"{_PACKAGE}.src.models.causal_lm": _decoding,
-    f"{_PACKAGE}.src.utils.keras_utils": _question,
+    f"{_MODELS}.causal_lm": lambda module: decoding_patches(module, sys.modules[_PACKAGE]),
+    f"{_PACKAGE}.src.utils.keras_utils": _patch_availability,
 }
 
 
 class Hub(importlib.abc.MetaPathFinder):
-    """Patches KerasHub: at once where it is loaded, else right when it loads."""
+    """Patches the modules of KerasHub: at once if they are loaded, otherwise when they load."""
 
     def __init__(self) -> None:
-        self._patches: dict[str, Method] = {}
+        self._patches: dict[str, list[Patch]] = {}
         self._problems: dict[str, str] = {}
 
     @property
     def state(self) -> tuple[str, ...]:
-        """For a report: what is patched, or why not."""
+        """The patches and the problems, for a report."""
         if _PACKAGE not in sys.modules:
             return ("KerasHub is not loaded; it will be patched when it is",)
-        found = {**{name: patch.text for name, patch in self._patches.items()}, **self._problems}
-        return tuple(found[name] for name in _TARGETS if name in found)
+        labels = {name: [patch.label for patch in self._patches[name]] for name in self._patches}
+        labels |= {name: [problem] for name, problem in self._problems.items()}
+        return tuple(label for name in _TARGETS for label in labels.get(name, ()))
 
     def install(self) -> None:
-        """Patches KerasHub now, and what of it is not loaded yet when it comes."""
+        """Patches the modules that are loaded, and the others when they load."""
         sys.meta_path.insert(0, self)
         for name in _TARGETS:
             if name in sys.modules:
                 self.patch(sys.modules[name])
 
     def uninstall(self) -> None:
-        """Undoes it."""
+        """Undoes `install`."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        for patch in self._patches.values():
+        for patch in itertools.chain(prompt_patches.values(), *self._patches.values()):
             patch.uninstall()
+        prompt_patches.clear()
         self._patches.clear()
         self._problems.clear()
 
     def patch(self, module: ModuleType) -> None:
-        """Patches one module of KerasHub; where it is not as expected it stays as it is."""
+        """Patches one module, or notes why it cannot be."""
+        name = module.__name__
         try:
-            patch = _TARGETS[module.__name__](module)
-            problem = patch.problem()
-        except ImportError as error:  # of what it needs of Keras
+            patches = _TARGETS[name](module)
+            problem = next(filter(None, (patch.problem() for patch in patches)), None)
+        except ImportError as error:  # of a module of Keras
             problem = str(error)
         if problem:
-            self._problems[module.__name__] = f"{module.__name__} stays as it is: {problem}"
+            self._problems[name] = f"{name} stays as it is: {problem}"
             return
-        patch.install()
-        self._patches[module.__name__] = patch
+        for patch in patches:
+            patch.install()
+        self._patches[name] = patches
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, with a loader that patches."""
+        """The spec of the other finders, with a loader that patches the module."""
         if fullname not in _TARGETS:
             return None
         for finder in sys.meta_path:

@@ -1,20 +1,20 @@
-"""`keras.layers.MultiHeadAttention` and `GroupQueryAttention` on heed's op.
+"""Runs `keras.layers.MultiHeadAttention` and `GroupQueryAttention` on heed's op.
 
-`_compute_attention` attends with projected tensors; subclasses that project by themselves
-call it. `call` is replaced for its masks: it joins the explicit ones with those that the tensors carry, never builds
-causal or window masks, and leaves grouped heads as they are. `compute_output_spec` gets the shape of the scores right.
+Replaces three methods. `_compute_attention` attends with projected tensors, also for subclasses that project
+themselves. `call` joins explicit masks with those of the tensors, builds no causal or window masks, and does not repeat
+grouped heads. `compute_output_spec` returns the right shape of the scores.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from keras import KerasTensor, ops
 from keras.layers import GroupQueryAttention, MultiHeadAttention
 
+from heed._patching import Function, Replacement
 from heed.acceleration import _loop, _switch
 from heed.layers import masks
 from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head
@@ -22,7 +22,7 @@ from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
 
-# A subclass that overrides one of these has its own idea of attention.
+# A subclass that overrides one of these defines another attention.
 _OWN = (
     "_build_attention",
     "_compute_attention_mask",
@@ -42,8 +42,8 @@ def _name(layer: Any) -> str:
     return f"keras.layers.{'MultiHead' if multi else 'GroupQuery'}Attention"
 
 
-def _overridden(layer: Any, *names: str) -> str | None:
-    """The first of these methods that the layer does not have from Keras' class."""
+def _find_override(layer: Any, *names: str) -> str | None:
+    """Why a layer stays on Keras, or None: it overrides one of these methods."""
     base = _family(layer)
     for name in names:
         if getattr(type(layer), name, None) is not getattr(base, name, None):
@@ -52,7 +52,7 @@ def _overridden(layer: Any, *names: str) -> str | None:
 
 
 def _option(layer: Any, *names: str) -> Any:
-    """An argument of the constructor: the two classes keep it with and without an underscore."""
+    """An argument of the constructor, which the two classes store with and without an underscore."""
     for name in names:
         for attribute in (f"_{name}", name):
             if hasattr(layer, attribute):
@@ -65,20 +65,20 @@ def _axes(layer: Any, rank: int) -> AttentionAxes:
 
 
 def is_training(training: bool | None) -> bool:
-    """Whether dropout is on: as said, else as the layers around this one were told."""
+    """Whether dropout is on, by the argument or else by the enclosing layers' call."""
     if training is None:
         from keras.src.backend.common import global_state
 
-        around = global_state.get_global_attribute("current_call_ctx")
-        training = getattr(around, "training", None)
+        context = global_state.get_global_attribute("current_call_ctx")
+        training = getattr(context, "training", None)
     return bool(training)
 
 
 def _leave_call(self: Any, **_: Any) -> str | None:
-    return _overridden(self, "_compute_attention", *_OWN)
+    return _find_override(self, "_compute_attention", *_OWN)
 
 
-@_switch.replacement(_name, _leave_call)
+@_switch.make_replacement(_name, _leave_call)
 def call(
     self: Any,
     query: Any,
@@ -93,9 +93,7 @@ def call(
     use_causal_mask: bool,
 ) -> Any:
     """`call` of either class."""
-    if hasattr(
-        self, "_return_attention_scores"
-    ):  # Keras' shapes and `_compute_attention` look there
+    if hasattr(self, "_return_attention_scores"):  # for Keras' shape inference
         self._return_attention_scores = return_attention_scores
     _check_widths(self, query=query, value=value, key=value if key is None else key)
     axes, wanted = _axes(self, len(query.shape)), Wanted.of(return_attention_scores)
@@ -114,16 +112,16 @@ def call(
     return (output, scores) if wanted else output
 
 
-def _with_shape_of_scores(original: Callable[..., Any]) -> Callable[..., Any]:
+def _correct_scores_shape(original: Function) -> Function:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def accelerated(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
-        if not _switch.active() or not given.get("return_attention_scores"):
+        arguments = signature.bind(*args, **kwargs).arguments
+        if not _switch.is_enabled() or not arguments.get("return_attention_scores"):
             return result
-        layer, query, value = (given[name] for name in ("self", "query", "value"))
+        layer, query, value = (arguments[name] for name in ("self", "query", "value"))
         axes = _axes(layer, len(query.shape))
         shape = axes.scores_shape(tuple(query.shape), tuple(value.shape), layer.num_heads)
         return result[0], KerasTensor(shape, dtype=result[1].dtype)
@@ -132,17 +130,17 @@ def _with_shape_of_scores(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Of `MultiHeadAttention`.
-compute_output_spec = _switch.Replacement(_with_shape_of_scores, call.required)
+compute_output_spec = Replacement(_correct_scores_shape, call.required)
 
 
 def _leave_projected(self: Any, **_: Any) -> str | None:
-    reason = _overridden(self, *_OWN)
+    reason = _find_override(self, *_OWN)
     if reason is None and (_option(self, "dropout") or 0.0) >= 1:
-        return "dropout of everything"
+        return "a dropout rate of 1"
     return reason
 
 
-@_switch.replacement(_name, _leave_projected)
+@_switch.make_replacement(_name, _leave_projected)
 def compute_attention(
     self: Any,
     query: Any,
@@ -153,15 +151,15 @@ def compute_attention(
     return_attention_scores: bool | None = None,
     use_causal_mask: bool = False,
 ) -> Any:
-    """`_compute_attention` of either class, for a subclass, or Keras' own `call`, that has projected.
+    """`_compute_attention` of either class, for callers that have projected their inputs.
 
-    That of `GroupQueryAttention` is told elsewhere that the scores are wanted.
+    `GroupQueryAttention` passes `return_attention_scores` through an attribute of the layer.
     """
     if return_attention_scores is None:
         return_attention_scores = self._return_attention_scores
     axes, wanted = _axes(self, len(query.shape) - 1), Wanted.of(return_attention_scores)
     mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
-    mask = _loop.visible(mask, query) if axes.trivial else mask
+    mask = _loop.limit_keys(mask, query) if axes.trivial else mask
     mask = masks.join(mask, masks.structure(use_causal_mask, None))
     return _attend(self, axes, training, wanted, query, key, value, mask)
 
@@ -176,7 +174,7 @@ def _attend(
     value: Any,
     mask: Mask | None,
 ) -> tuple[Any, Any]:
-    """The heads (B, T, N, V), and the scores before dropout, as Keras returns them, or None."""
+    """Returns the heads (B, T, N, V), and the scores before dropout, as Keras does, or None."""
     rate = _option(layer, "dropout")
     heads, scores = many_heads(
         axes,
@@ -193,7 +191,7 @@ def _attend(
 
 
 def _check_widths(layer: Any, **inputs: Any) -> None:
-    """Says which input has another width than when the layer was built."""
+    """Raises an error if the width of an input is not that of the built layer."""
     projections = {name: getattr(layer, f"_{name}_dense") for name in inputs}
     built_widths(
         {name: tuple(x.shape) for name, x in inputs.items()},

@@ -1,10 +1,9 @@
-"""`keras.ops.dot_product_attention` on heed's op."""
+"""Runs `keras.ops.dot_product_attention` on heed's op."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,6 +11,7 @@ from keras import ops
 from keras.backend import result_type, standardize_dtype
 
 from heed._numbers import real
+from heed._patching import Function, Replacement
 from heed.acceleration import _loop, _switch
 from heed.layers.masks import to_bool
 from heed.ops import dot_product_attention
@@ -27,10 +27,10 @@ def _reason_to_leave(query: Any, key: Any, value: Any, **_: Any) -> str | None:
             f"query.shape={shapes[0]}, key.shape={shapes[1]}, value.shape={shapes[2]}."
         )
     unknown = any(None in shape[2:] for shape in shapes)
-    return "heads or features of unknown number" if unknown else None
+    return "unknown numbers of heads or features" if unknown else None
 
 
-@_switch.replacement(NAME, _reason_to_leave)
+@_switch.make_replacement(NAME, _reason_to_leave)
 def backend_op(
     query: Any,
     key: Any,
@@ -42,20 +42,22 @@ def backend_op(
     flash_attention: bool | None,
     attn_logits_soft_cap: float | None,
 ) -> Any:
-    """What the TensorFlow backend of Keras computes the op with."""
+    """The function of Keras' TensorFlow backend that computes the op."""
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     dtype = result_type(*(standardize_dtype(x.dtype) for x in (query, key, value)))
     query, key, value = (ops.cast(x, dtype) for x in (query, key, value))
     if (number := real(scale)) is not None:
         scale = number
-    elif scale is not None:  # a tensor; the product must not lose digits or overflow
+    elif (
+        scale is not None
+    ):  # a tensor: multiplied in float32, which keeps digits and does not overflow
         wide = result_type(dtype, "float32")
         query, scale = ops.cast(query, wide) * ops.cast(scale, wide), 1.0
     output = dot_product_attention(
         query,
         key,
         value,
-        mask=None if mask is None else _loop.visible(to_bool(mask, "mask"), query),
+        mask=None if mask is None else _loop.limit_keys(to_bool(mask, "mask"), query),
         bias=None if bias is None else ops.convert_to_tensor(bias, dtype=dtype),
         is_causal=is_causal,
         scale=scale,
@@ -64,8 +66,8 @@ def backend_op(
     return ops.cast(output, dtype)
 
 
-def _with_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The soft-cap is what Keras refuses on TensorFlow."""
+def _accept_soft_cap(original: Function) -> Function:
+    """Accepts a soft-cap, which Keras rejects on TensorFlow."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -73,12 +75,12 @@ def _with_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         options = bound.arguments
-        if options["attn_logits_soft_cap"] is None or not _switch.active():
+        if options["attn_logits_soft_cap"] is None or not _switch.is_enabled():
             return original(*args, **kwargs)
         from keras.src.ops.nn import DotProductAttention
 
         inputs = tuple(options.pop(name) for name in ("query", "key", "value"))
-        # From 3.12 on all of its options are the constructor's, before only `is_causal`.
+        # Since Keras 3.12 the constructor takes all options, before only `is_causal`.
         static = set(options) & set(inspect.signature(DotProductAttention).parameters)
         op = DotProductAttention(**{name: options.pop(name) for name in static})
         symbolic = any(map(keras.utils.is_keras_tensor, inputs))
@@ -87,5 +89,5 @@ def _with_soft_cap(original: Callable[..., Any]) -> Callable[..., Any]:
     return accelerated
 
 
-# The op itself.
-public_op = _switch.Replacement(_with_soft_cap, backend_op.required)
+# The public op.
+public_op = Replacement(_accept_soft_cap, backend_op.required)

@@ -1,24 +1,20 @@
-"""What of Keras is replaced, whether this version allows it, and putting it in and taking it out."""
+"""The functions of Keras that heed replaces, and checks that the installed version allows it."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import pathlib
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import keras
 from keras.layers import Attention, GroupQueryAttention, MultiHeadAttention
 
 from heed._keras import backend_module
-from heed.acceleration import _multi_head, _op, _single_head, _switch
+from heed._patching import Patch, Replacement
+from heed.acceleration import _multi_head, _op, _single_head
 
-_PUBLIC = {GroupQueryAttention: "GroupQueryAttention"}  # which is not its `__name__`
-# What a constructor may take. A new argument may be a new way to attend, which the replacement would ignore.
+# The known arguments of constructors. A new one may change the attention, and the replacement would ignore it.
 _COMMON = (
     "self dropout use_bias sliding_window flash_attention kernel_initializer bias_initializer kernel_regularizer "
     "bias_regularizer activity_regularizer kernel_constraint bias_constraint use_gate seed kwargs"
@@ -28,7 +24,7 @@ _CONSTRUCTORS = {
     GroupQueryAttention: "head_dim num_query_heads num_key_value_heads".split(),
     Attention: "use_scale score_mode".split(),
 }
-# Attributes that the replacements read, by the method that sets them.
+# Attributes that the replacements read, by the method that sets or reads them in Keras.
 _ATTRIBUTES = {
     MultiHeadAttention: {
         "__init__": "_inverse_sqrt_key_dim _attention_axes _dropout",
@@ -48,82 +44,13 @@ _ATTRIBUTES = {
 }
 
 
-@dataclass
-class Method:
-    """An attribute of a class or module, replaced.
-
-    Attributes:
-        owner, name: the attribute.
-        replacement: what takes its place.
-        text: its name for a report.
-        package: where the original must come from.
-    """
-
-    owner: Any
-    name: str
-    replacement: _switch.Replacement
-    text: str
-    package: ModuleType = keras
-    _original: Any = field(default=None, repr=False)
-    _replaced_by: Any = field(default=None, repr=False)
-
-    def problem(self) -> str | None:
-        """Why the original cannot be replaced, or None."""
-        original: Any = self._original or getattr(self.owner, self.name, None)
-        code = getattr(inspect.unwrap(original), "__code__", None)
-        if code is None:
-            found = "nothing" if original is None else repr(original)
-            return f"{self.text}: expected a function, found {found}"
-        source = pathlib.Path(code.co_filename)
-        folder = pathlib.Path(self.package.__file__ or "").parent
-        if hasattr(original, "__wrapped__") or folder not in source.parents:
-            own = f"{self.package.__name__}'s own function"
-            return f"{self.text}: expected {own}, found one that replaced it, of {source}"
-        required, optional = self.replacement.required, self.replacement.optional
-        names = tuple(inspect.signature(original).parameters)
-        if names != (*required, *(name for name in optional if name in names)):
-            return f"{self.text}: expected the parameters {required}, found {names}"
-        return None
-
-    def install(self) -> None:
-        """Puts the replacement in, unless it is there or below what another library put there since."""
-        if self._replaced_by is None:
-            self._original = getattr(self.owner, self.name)
-            self._replaced_by = self.replacement.make(self._original)
-            self._replace(self._original, self._replaced_by)
-
-    def uninstall(self) -> None:
-        """Takes it out; where another library has wrapped it since, it stays and passes calls on."""
-        if getattr(self.owner, self.name) is self._replaced_by:
-            self._replace(self._replaced_by, self._original)
-            self._original = self._replaced_by = None
-
-    def _replace(self, old: Any, new: Any) -> None:
-        setattr(self.owner, self.name, new)
-
-
-class Function(Method):
-    """A function of a module, replaced in each loaded module that has it under its name.
-
-    `from keras.ops import dot_product_attention` makes a copy of the name, which a new attribute of the owner would
-    not reach. A call that is under way goes on with what it began.
-    """
-
-    def _replace(self, old: Any, new: Any) -> None:
-        for module in tuple(sys.modules.values()):
-            names = getattr(
-                module, "__dict__", {}
-            )  # not `getattr`: some modules load others when asked
-            if names.get(self.name) is old:
-                names[self.name] = new
-
-
 @functools.cache
-def keras_patches() -> list[Method]:
-    """Everything that is replaced in Keras, in the order in which a report names it."""
+def keras_patches() -> list[Patch]:
+    """All patches of Keras, in the order of a report."""
     from keras.src.ops import nn as ops_nn
 
-    layers: list[tuple[type, str, _switch.Replacement]] = [
+    name = "dot_product_attention"
+    layers: list[tuple[type, str, Replacement]] = [
         (MultiHeadAttention, "call", _multi_head.call),
         (MultiHeadAttention, "_compute_attention", _multi_head.compute_attention),
         (MultiHeadAttention, "compute_output_spec", _multi_head.compute_output_spec),
@@ -132,21 +59,26 @@ def keras_patches() -> list[Method]:
         (Attention, "call", _single_head.call),
     ]
     return [
-        Method(backend_module("nn"), "dot_product_attention", _op.backend_op, _op.NAME),
-        Function(ops_nn, "dot_product_attention", _op.public_op, f"{_op.NAME} (soft-cap)"),
+        Patch(backend_module("nn"), name, _op.backend_op, _op.NAME, keras),
+        Patch(ops_nn, name, _op.public_op, f"{_op.NAME} (soft-cap)", keras, copies=True),
         *(
-            Method(cls, name, made, f"keras.layers.{_PUBLIC.get(cls, cls.__name__)}.{name}")
-            for cls, name, made in layers
+            Patch(cls, name, replacement, f"{_public_name(cls)}.{name}", keras)
+            for cls, name, replacement in layers
         ),
     ]
 
 
-def _changes(patches: list[Method]) -> Iterator[str]:
-    """What of Keras is not as the replacements need it."""
+def _public_name(cls: type) -> str:
+    name = "GroupQueryAttention" if cls is GroupQueryAttention else cls.__name__
+    return f"keras.layers.{name}"
+
+
+def _changes(patches: list[Patch]) -> Iterator[str]:
+    """Describes each difference from the Keras that the replacements expect."""
     yield from filter(None, (patch.problem() for patch in patches))
-    for cls, own in _CONSTRUCTORS.items():
-        layer = f"keras.layers.{_PUBLIC.get(cls, cls.__name__)}"
-        new = set(inspect.signature(cls.__init__).parameters) - {*_COMMON, *own}
+    for cls, arguments in _CONSTRUCTORS.items():
+        layer = _public_name(cls)
+        new = set(inspect.signature(cls.__init__).parameters) - {*_COMMON, *arguments}
         if new:
             yield f"{layer}: expected no new arguments, found {', '.join(sorted(new))}"
         for name, attributes in _ATTRIBUTES[cls].items():
@@ -159,18 +91,18 @@ def _changes(patches: list[Method]) -> Iterator[str]:
 
 
 def changes() -> list[str]:
-    """What of the installed Keras is not as the replacements need it; empty if it can be accelerated."""
+    """Describes how the installed Keras differs from what heed expects; empty if it can be accelerated."""
     try:
         return list(_changes(keras_patches()))
     except ImportError as error:
         return [str(error)]
 
 
-def check_keras() -> list[Method]:
-    """The patches for the installed Keras.
+def check_keras() -> list[Patch]:
+    """Returns the patches for the installed Keras.
 
     Raises:
-        RuntimeError: if Keras runs on another backend than TensorFlow, or is a version in which something has moved.
+        RuntimeError: if Keras has another backend than TensorFlow, or is a version that heed cannot patch.
     """
     if keras.config.backend() != "tensorflow":
         raise RuntimeError(

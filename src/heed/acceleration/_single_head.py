@@ -1,4 +1,4 @@
-"""`keras.layers.Attention` and `AdditiveAttention` on heed's ops."""
+"""Runs `keras.layers.Attention` and `AdditiveAttention` on heed's ops."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def _reason_to_leave(self: Any, inputs: Any, mask: Any, **_: Any) -> str | None:
             return f"{type(self).__name__} overrides `{name}`"
     query, *others = (tuple(x.shape) for x in inputs)
     if len(query) < 3 or any(shape[:-2] != query[:-2] for shape in others):
-        return "inputs of different leading dimensions"
+        return "inputs with different leading dimensions"
     masked = any(x is not None for x in mask or ())
     if len(query) > 3 and (masked or None in query[1:-2]):
-        return "masks, or unknown dimensions, of inputs with more than three dimensions"
+        return "masks or unknown dimensions with inputs of more than three dimensions"
     if any(shape[-1] is None for shape in (query, *others)):
         return "an unknown number of features"
-    return "dropout of everything" if self.dropout >= 1 else None
+    return "a dropout rate of 1" if self.dropout >= 1 else None
 
 
-@_switch.replacement(_name, _reason_to_leave)
+@_switch.make_replacement(_name, _reason_to_leave)
 def call(
     self: Any,
     inputs: Any,
@@ -49,52 +49,52 @@ def call(
     use_causal_mask: bool,
 ) -> Any:
     """`call` of `Attention`, which `AdditiveAttention` inherits."""
-    if hasattr(self, "_return_attention_scores"):  # what Keras' shapes look at before 3.12
+    if hasattr(self, "_return_attention_scores"):  # which shape inference reads before Keras 3.12
         self._return_attention_scores = return_attention_scores
     query, value, key = inputs[0], inputs[1], inputs[-1 if len(inputs) == 3 else 1]
     rows, columns = (mask[0], mask[1]) if mask else (None, None)
     rows = None if rows is None else masks.to_bool(rows, "mask")
-    seen = masks.join(_columns(columns), masks.structure(use_causal_mask, None))
-    leading, query, key, value = _flat(query, key, value)
-    query, key, score = _scoring(self, query, key)
+    visible = masks.join(_key_mask(columns), masks.structure(use_causal_mask, None))
+    leading, query, key, value = _flatten(query, key, value)
+    query, key, score = _prepare_scores(self, query, key)
     output, scores = one_head(
         query,
         key,
         value,
         return_attention_scores,
-        mask=masks.join(seen, masks.padding(rows, None, heads=False)),
-        # The rows that `mask[0]` hides have an output of 0, but as in Keras they have scores.
-        scores_mask=seen,
+        mask=masks.join(visible, masks.padding(rows, None, heads=False)),
+        # As in Keras, rows that `mask[0]` hides have an output of 0, but still have scores.
+        scores_mask=visible,
         **score,
         **dropping(self.dropout, training, self),
     )
     if not return_attention_scores:
-        return _unflat(output, leading)
-    return _unflat(output, leading), _unflat(ops.cast(scores, self.compute_dtype), leading)
+        return _unflatten(output, leading)
+    return _unflatten(output, leading), _unflatten(ops.cast(scores, self.compute_dtype), leading)
 
 
-def _flat(*inputs: Any) -> tuple[Any, ...]:
-    """The leading dimensions, and the inputs with them as one."""
+def _flatten(*inputs: Any) -> tuple[Any, ...]:
+    """Returns the leading dimensions, and the inputs with these merged into one."""
     leading = ops.shape(inputs[0])[:-2]
     if len(leading) == 1:
         return leading, *inputs
     return leading, *(ops.reshape(x, (-1, *ops.shape(x)[-2:])) for x in inputs)
 
 
-def _unflat(x: Any, leading: Any) -> Any:
+def _unflatten(x: Any, leading: Any) -> Any:
     return x if len(leading) == 1 else ops.reshape(x, (*leading, *ops.shape(x)[-2:]))
 
 
-def _columns(mask: Any) -> Mask | None:
-    """`mask[1]`, (B, S) or already (B, T or 1, S), as a mask over (B, T, S)."""
+def _key_mask(mask: Any) -> Mask | None:
+    """Converts `mask[1]`, (B, S) or (B, T or 1, S), to a mask over (B, T, S)."""
     if mask is None:
         return None
     mask = masks.to_bool(mask, "mask")
     return Mask.dense(mask[:, None] if len(mask.shape) == 2 else mask)
 
 
-def _scoring(layer: Any, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Query and key with the layer's scales, which are variables, multiplied in, and how they score."""
+def _prepare_scores(layer: Any, query: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Multiplies query and key by the layer's learned scales; returns them with the options of the score."""
     scale = None if layer.scale is None else ops.cast(layer.scale, query.dtype)
     if isinstance(layer, AdditiveAttention):
         ones = ops.ones(query.shape[-1:], query.dtype)

@@ -1,8 +1,8 @@
-"""KerasHub's T5, which computes its attention by itself, on heed's op.
+"""Runs KerasHub's T5, which computes its attention itself, on heed's op.
 
-A stack of T5 learns one bias, which its first layer makes, joins with the mask (masked scores get -1e9) and hands on
-to the other layers. The replacement hands on the same tensor, with the two parts as a note on it: a layer that finds
-the note reads the parts, of which the bias is the same for all items and the mask is boolean.
+The first layer of a T5 stack computes the bias of all layers, adds -1e9 to it where the mask hides a score, and passes
+it on. The replacement passes on the same tensor and attaches its two parts: a bias that all entries of the batch share,
+and a boolean mask. Later layers read the parts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NOTE = "_heed_bias_and_mask"
 
 def _reason_to_leave(self: Any, cache: Any, cache_update_index: Any, **_: Any) -> str | None:
     if cache is None and cache_update_index is not None:
-        return "a cache index without a cache"  # for which KerasHub has a message
-    return "dropout of everything" if self.dropout_layer.rate >= 1 else None
+        return "a cache index without a cache"  # KerasHub raises an error
+    return "a dropout rate of 1" if self.dropout_layer.rate >= 1 else None
 
 
-@_switch.replacement(NAME, _reason_to_leave)
+@_switch.make_replacement(NAME, _reason_to_leave)
 def call(
     self: Any,
     hidden_states: Any,
@@ -38,12 +38,12 @@ def call(
     training: bool | None,
 ) -> Any:
     """`call` of KerasHub's layer."""
-    query = _heads(self, self.query_projector(hidden_states))
+    query = _split_heads(self, self.query_projector(hidden_states))
     source = hidden_states if key_value_states is None else key_value_states
-    key, value, cache = _keys_and_values(self, source, cache, cache_update_index)
+    key, value, cache = _compute_keys_and_values(self, source, cache, cache_update_index)
     if position_bias is None:
-        bias, mask = _bias(self, query, key, cache_update_index), _over_heads(mask)
-        position_bias = _joined(self, bias, mask, query, key)
+        bias, mask = _compute_bias(self, query, key, cache_update_index), _add_heads_axis(mask)
+        position_bias = _join(self, bias, mask, query, key)
     else:
         bias, mask = getattr(position_bias, _NOTE, (position_bias, None))
     rate = self.dropout_layer.rate
@@ -53,17 +53,19 @@ def call(
     return self.output_projector(output), position_bias, cache
 
 
-def _heads(layer: Any, x: Any) -> Any:
-    """(B, T, N * H) as (B, T, N, H)."""
+def _split_heads(layer: Any, x: Any) -> Any:
+    """Splits (B, T, N * H) into (B, T, N, H)."""
     return ops.reshape(x, (*ops.shape(x)[:2], layer.num_heads, layer.key_value_dim))
 
 
-def _keys_and_values(layer: Any, source: Any, cache: Any, index: Any) -> tuple[Any, Any, Any]:
-    """Keys and values (B, S, N, H), and the cache with them."""
+def _compute_keys_and_values(
+    layer: Any, source: Any, cache: Any, index: Any
+) -> tuple[Any, Any, Any]:
+    """Computes keys and values (B, S, N, H), and the updated cache."""
     if cache is not None and index is None:
         return cache[:, 0], cache[:, 1], cache
-    key = _heads(layer, layer.key_projector(source))
-    value = _heads(layer, layer.value_projector(source))
+    key = _split_heads(layer, layer.key_projector(source))
+    value = _split_heads(layer, layer.value_projector(source))
     if cache is None:
         return key, value, None
     start = [0, index, 0, 0]
@@ -71,21 +73,21 @@ def _keys_and_values(layer: Any, source: Any, cache: Any, index: Any) -> tuple[A
     return key, value, ops.stack((key, value), axis=1)
 
 
-def _bias(layer: Any, query: Any, key: Any, index: Any) -> Any:
-    """(1, N, T, S), or None in a layer that has none."""
+def _compute_bias(layer: Any, query: Any, key: Any, index: Any) -> Any:
+    """The bias (1, N, T, S), or None in a layer without one."""
     if not layer.use_relative_attention_bias:
         return None
     start = 0 if index is None else index
     return layer.compute_bias(ops.shape(query)[1], ops.shape(key)[1], query_start_index=start)
 
 
-def _over_heads(mask: Any) -> Any:
-    """(B, T, S) as booleans (B, 1, T, S)."""
+def _add_heads_axis(mask: Any) -> Any:
+    """Converts (B, T, S) to booleans (B, 1, T, S)."""
     return None if mask is None else ops.cast(mask, "bool")[:, None]
 
 
-def _joined(layer: Any, bias: Any, mask: Any, query: Any, key: Any) -> Any:
-    """What KerasHub's layer returns as its bias, with the note."""
+def _join(layer: Any, bias: Any, mask: Any, query: Any, key: Any) -> Any:
+    """Joins bias and mask as KerasHub does, and attaches the two parts."""
     joined = bias
     if bias is None:
         shape = (1, layer.num_heads, ops.shape(query)[1], ops.shape(key)[1])

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from heed._keras import backend_module
-from heed.export.context_patch import ContextPatch
+from heed._patching import ContextPatch, activate
 
 
-@contextlib.contextmanager
-def plain_operations() -> Iterator[None]:
+def plain_operations() -> AbstractContextManager[None]:
     """Meanwhile `x[:, None]` is a slice, if there is something to cut, and an axis; and `ops.searchsorted` a count."""
-    with contextlib.ExitStack() as stack:
-        for patch in _patches():
-            stack.enter_context(patch.active())
-        yield
+    return activate(_patches())
 
 
 @functools.cache

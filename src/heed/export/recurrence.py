@@ -5,25 +5,21 @@ Keras keeps inputs and outputs of a loop in lists of tensors, TensorFlow's own, 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from heed._keras import recurrent_backend
-from heed.export.context_patch import ContextPatch
+from heed._patching import ContextPatch, activate
 
 
-@contextlib.contextmanager
-def plain_loops() -> Iterator[None]:
-    """Meanwhile LSTM, GRU, SimpleRNN, RNN and Bidirectional are traced to a loop over plain tensors."""
-    with contextlib.ExitStack() as stack:
-        for patch in _patches():
-            stack.enter_context(patch.active())
-        yield
+def plain_loops() -> AbstractContextManager[None]:
+    """Traces LSTM, GRU, SimpleRNN, RNN and Bidirectional to a loop over plain tensors, in this thread or task."""
+    return activate(_patches())
 
 
 @functools.cache
@@ -31,7 +27,7 @@ def _patches() -> list[ContextPatch]:
     backend = recurrent_backend()
     return [
         ContextPatch(backend, "rnn", _make_rnn),
-        # Layers that are told so take the generic way, `rnn`.
+        # Keras' layers then fall back to `rnn`.
         *(ContextPatch(backend, name, lambda _: _not_implemented) for name in ("lstm", "gru")),
     ]
 

@@ -1,4 +1,4 @@
-"""Seeing attention: what each head looks at, as numbers and pictures, without changing a result."""
+"""Inspects attention: what each head attends to, as metrics and plots, without changing a result."""
 
 from heed.inspect._capture import Capture
 from heed.inspect._interventions import Ablation, HeadCost, ablate, gradient_times_attention

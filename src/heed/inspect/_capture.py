@@ -1,4 +1,4 @@
-"""`Capture`: the attention weights of a model, layer by layer, and what they amount to."""
+"""`Capture`: the attention weights of a model by layer, with statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from heed._npz import read_npz
 from heed.inspect import _names
-from heed.inspect._statistics import RowStatistics, statistics_of
+from heed.inspect._statistics import RowStatistics, compute_statistics
 
 Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.int64]
@@ -24,35 +24,36 @@ _FORMAT = "heed capture 1"
 class Capture:
     """Attention weights by layer name, in the order in which the model ran the layers.
 
-    `heed.inspect.capture` makes one from a model; the constructor makes one from plain arrays, so that the pictures,
-    the measures and the page serve weights from anywhere. It never changes, and its arrays are read-only.
+    `heed.inspect.capture` makes one from a model. The constructor makes one from plain arrays, so that plots, measures
+    and the page work with weights from anywhere. A capture is immutable, and its arrays are read-only.
 
-    A layer's picture is whole, or holds some rows of some heads, or is pooled: then each cell stands for `cells[name]`
-    queries and keys, a weight is the mean over the cell's queries (over those that attend to something) of the sum
-    over its keys, and rows sum to 1 or 0 as ever. Entropy, distance and shares are of the weights themselves, for all
-    T queries, whatever the picture holds.
+    The picture of a layer is whole, holds some rows of some heads, or is pooled. In a pooled picture, a cell stands for
+    `cells[name]` queries and keys: its weight is the sum over its keys, averaged over those of its queries that attend
+    to any key, so rows still sum to 1 or 0. Entropy, distance and shares always describe the weights themselves, for
+    all T queries.
 
     Args:
-        weights: by layer name (B, N, T, S), floating-point, the weights or the picture; N and T count what is held.
-        kinds: by layer name "self", "causal" (self-attention that sees no later key) or "cross".
-        heads: by layer name which heads the second axis is. Default: 0, 1, ...
-        rows: by layer name which queries the third axis is. Default: all, or the first of each cell.
-        starts: by layer name at which key position query 0 stands, an integer or one for each entry of the batch, (B,).
+        weights: the weights or the picture, floating-point (B, N, T, S) by layer name; N and T count the captured
+            heads and rows.
+        kinds: "self", "causal" (self-attention that sees no later key) or "cross", by layer name.
+        heads: the head numbers along the second axis, by layer name. Default: 0, 1, ...
+        rows: the query positions along the third axis, by layer name. Default: all, or the first of each cell.
+        starts: the key position of query 0, an integer or one for each entry of the batch (B,), by layer name.
             Default: 0.
-        lengths: by layer name the real (T, S). Default: the shape of the weights. Where it differs from that and no
+        lengths: the real (T, S) by layer name. Default: the shape of the weights. If it differs from the shape and no
             rows are given, the picture is pooled.
-        statistics: by layer name a `RowStatistics` of all T queries. Default: computed, which takes all the weights.
-        outputs: what the model returned, or None. It is not saved.
+        statistics: a `RowStatistics` of all T queries by layer name. Default: computed, which needs all weights.
+        outputs: the outputs of the model, or None. They are not saved.
 
     Attributes:
-        names: of the layers, a tuple.
-        weights, kinds, heads, rows, lengths, starts, outputs: as given, complete.
-        cells: by layer name how many queries and keys one weight stands for, (1, 1) where it is not pooled.
-        entropy: by layer name (B, N, T), -sum_j w_ij ln w_ij, in nats.
-        distance: by layer name (B, N, T), sum_j w_ij |start + i - j|, in positions.
+        names: the names of the layers, a tuple.
+        weights, kinds, heads, rows, lengths, starts, outputs: the arguments, with defaults filled in.
+        cells: how many queries and keys one weight stands for, by layer name; (1, 1) unless pooled.
+        entropy: -sum_j w_ij ln w_ij, in nats, (B, N, T) by layer name.
+        distance: sum_j w_ij |start + i - j|, in positions, (B, N, T) by layer name.
 
     Raises:
-        ValueError, TypeError: for arrays that do not fit each other.
+        ValueError, TypeError: if arrays do not fit each other.
 
     Example:
         >>> import numpy as np
@@ -97,86 +98,88 @@ class Capture:
                 raise ValueError(
                     f"`{option}` must name layers of `weights`, {sorted(weights)}. Received: {sorted(unknown)}"
                 )
-        self._hold(
+        self._set_layers(
             [
-                Layer(name, x, kinds[name], **{key: by.get(name) for key, by in options.items()})
+                CapturedLayer(
+                    name, x, kinds[name], **{key: by.get(name) for key, by in options.items()}
+                )
                 for name, x in weights.items()
             ],
             outputs,
         )
 
     @classmethod
-    def _of(cls, layers: Iterable[Layer], outputs: Any = None) -> Capture:
-        """A capture of layers that are checked already."""
-        made = cls.__new__(cls)
-        made._hold(layers, outputs)
-        return made
+    def _of(cls, layers: Iterable[CapturedLayer], outputs: Any = None) -> Capture:
+        """A capture of layers that have been checked."""
+        capture = cls.__new__(cls)
+        capture._set_layers(layers, outputs)
+        return capture
 
-    def _hold(self, layers: Iterable[Layer], outputs: Any) -> None:
+    def _set_layers(self, layers: Iterable[CapturedLayer], outputs: Any) -> None:
         self._layers = {layer.name: layer for layer in layers}
         if not self._layers:
             raise ValueError("`weights` must hold at least one layer. Received: weights={}")
         self.names: tuple[str, ...] = tuple(self._layers)
-        self.weights: Mapping[str, Floats] = self._each(lambda layer: layer.weights)
-        self.kinds: Mapping[str, str] = self._each(lambda layer: layer.kind)
-        self.heads: Mapping[str, tuple[int, ...]] = self._each(lambda layer: layer.heads)
-        self.rows: Mapping[str, tuple[int, ...]] = self._each(lambda layer: layer.rows)
-        self.lengths: Mapping[str, tuple[int, int]] = self._each(lambda layer: layer.lengths)
-        self.cells: Mapping[str, tuple[int, int]] = self._each(lambda layer: layer.cells)
-        self.starts: Mapping[str, Integers] = self._each(lambda layer: layer.starts)
+        self.weights: Mapping[str, Floats] = self._by_layer(lambda layer: layer.weights)
+        self.kinds: Mapping[str, str] = self._by_layer(lambda layer: layer.kind)
+        self.heads: Mapping[str, tuple[int, ...]] = self._by_layer(lambda layer: layer.heads)
+        self.rows: Mapping[str, tuple[int, ...]] = self._by_layer(lambda layer: layer.rows)
+        self.lengths: Mapping[str, tuple[int, int]] = self._by_layer(lambda layer: layer.lengths)
+        self.cells: Mapping[str, tuple[int, int]] = self._by_layer(lambda layer: layer.cells)
+        self.starts: Mapping[str, Integers] = self._by_layer(lambda layer: layer.starts)
         self.outputs = outputs
 
-    def _each(self, of: Callable[[Layer], Any]) -> Mapping[str, Any]:
-        return MappingProxyType({name: of(layer) for name, layer in self._layers.items()})
+    def _by_layer(self, read: Callable[[CapturedLayer], Any]) -> Mapping[str, Any]:
+        return MappingProxyType({name: read(layer) for name, layer in self._layers.items()})
 
     def is_whole(self, name: str) -> bool:
-        """Whether the layer's weights are there for every query and key, of the heads that were captured."""
+        """Whether the capture holds a weight for each query and key of the layer."""
         return self._layers[name].whole
 
     @property
     def entropy(self) -> Mapping[str, Floats]:
         """See the class."""
-        return self._each(lambda layer: layer.statistics.entropy)
+        return self._by_layer(lambda layer: layer.statistics.entropy)
 
     @property
     def distance(self) -> Mapping[str, Floats]:
         """See the class."""
-        return self._each(lambda layer: layer.statistics.distance)
+        return self._by_layer(lambda layer: layer.statistics.distance)
 
     def on_token(self, token: int) -> Mapping[str, Floats]:
-        """How much of its weight each query gives one key: by layer name (B, N, T).
+        """The weight that each query gives one key, (B, N, T) by layer name.
 
         Args:
-            token: which key, >= 0. Layers whose key is shorter are left out.
+            token: the position of the key, >= 0. Layers with fewer keys are left out.
 
         Raises:
-            ValueError: if no layer has such a key; or where the weights are not all there, if the key was not among
-                the `tokens` of the capture.
+            ValueError: if no layer has such a key, or if a picture is not whole and the key was not among the
+                `tokens` of the capture.
         """
-        token = _names.whole("token", token)
+        token = _names.to_integer("token", token)
         longest = max(length for _, length in self.lengths.values())
         if not 0 <= token < longest:
             raise ValueError(f"`token` must be in [0, {longest}). Received: token={token}")
         return MappingProxyType(
             {
-                name: layer.share("tokens", token)
+                name: layer.get_share("tokens", token)
                 for name, layer in self._layers.items()
                 if token < layer.lengths[1]
             }
         )
 
     def on_offset(self, offset: int) -> Mapping[str, Floats]:
-        """How much of its weight query i gives the key at its own position plus `offset`: by layer name (B, N, T).
+        """The weight that each query gives the key at its own position plus `offset`, (B, N, T) by layer name.
 
         Args:
-            offset: -1 for the previous token, 0 for the token itself, 1 for the next one. A query whose key at this
-                offset does not exist has 0.
+            offset: -1 for the previous token, 0 for the token itself, 1 for the next one. The weight is 0 where no
+                key has this position.
 
         Raises:
-            ValueError: where the weights are not all there, if the offset was not captured: -1, 0 and 1 always are.
+            ValueError: if a picture is not whole and the offset is not -1, 0 or 1, which are always captured.
         """
-        offset = _names.whole("offset", offset)
-        return self._each(lambda layer: layer.share("offsets", offset))
+        offset = _names.to_integer("offset", offset)
+        return self._by_layer(lambda layer: layer.get_share("offsets", offset))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -191,11 +194,11 @@ class Capture:
         lines = [f"<Capture of {len(self)} layer{'s' if len(self) > 1 else ''}"]
         return "\n".join([*lines, *(f"  {layer!r}" for layer in self._layers.values())]) + ">"
 
-    def layer(self, name: str) -> str:
-        """The name itself, checked.
+    def check_layer(self, name: str) -> str:
+        """Returns the name if the capture has this layer.
 
         Raises:
-            ValueError: for a layer that is not there; lists those that are.
+            ValueError: if it does not; the message lists the layers.
         """
         if name not in self.weights:
             raise ValueError(
@@ -203,13 +206,13 @@ class Capture:
             )
         return name
 
-    def head(self, name: str, head: int) -> int:
-        """Where the head `head` of the layer `name` stands on the second axis of its weights.
+    def head_index(self, name: str, head: int) -> int:
+        """The index of a head along the second axis of the layer's weights.
 
         Raises:
-            ValueError: for a layer or head that is not there; lists those that are.
+            ValueError: if the layer or the head does not exist; the message lists those that do.
         """
-        heads = self.heads[self.layer(name)]
+        heads = self.heads[self.check_layer(name)]
         if isinstance(head, bool) or head not in heads:
             raise ValueError(
                 f"`head` must be one of {', '.join(map(str, heads))} of {name!r}. "
@@ -218,13 +221,13 @@ class Capture:
         return heads.index(head)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything but the outputs into one .npz file, which NumPy alone can read too.
+        """Writes everything but the outputs to one .npz file, which plain NumPy can read.
 
         Args:
-            path: of the file; an existing one is replaced.
+            path: the file; an existing one is replaced.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the file cannot be written.
 
         >>> import numpy as np, os, tempfile
         >>> capture = Capture({"a": np.full((1, 1, 2, 2), 0.5)}, {"a": "self"})
@@ -236,26 +239,26 @@ class Capture:
         entries: dict[str, Any] = {"format": np.array(_FORMAT), "names": np.array(self.names)}
         for number, layer in enumerate(self._layers.values()):
             entries |= {f"{number}/{part}": x for part, x in layer.to_arrays().items()}
-        # Given a name, NumPy would add .npz to it.
+        # NumPy would append .npz to a name.
         with open(path, "wb") as file:
             np.savez(file, **entries)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Capture:
-        """Reads what `save` wrote. Nothing in the file is executed.
+        """Reads a file that `save` wrote. Nothing in it is executed.
 
         Raises:
             OSError: if the file cannot be read.
-            ValueError: if it is not such a file, or is damaged.
+            ValueError: if the file is of another format or damaged.
         """
         try:
             entries = read_npz(path)
             if "format" not in entries:
-                raise ValueError("it does not say that it is a capture of heed")
+                raise ValueError("it has no format entry of a heed capture")
             if str(entries["format"]) != _FORMAT:
                 raise ValueError(f"its format is {str(entries['format'])!r}, not {_FORMAT!r}")
             layers = [
-                Layer.from_arrays(str(name), f"{number}/", entries)
+                CapturedLayer.from_arrays(str(name), f"{number}/", entries)
                 for number, name in enumerate(entries["names"])
             ]
             return cls._of(layers)
@@ -265,24 +268,29 @@ class Capture:
             ) from error
 
 
-def weights_of(capture: Capture, name: str, heads: Sequence[int] | None, example: int) -> Floats:
-    """What is held of some heads of a layer, or of all, for one entry of the batch: (heads, rows, columns).
+def select_weights(
+    capture: Capture, name: str, heads: Sequence[int] | None, example: int
+) -> Floats:
+    """The weights of some or all heads of a layer for one entry of the batch, (heads, rows, columns).
 
     Raises:
         TypeError: if `example` is not an integer.
-        ValueError: for a layer, head or entry that is not there; says what there is.
+        ValueError: if the layer, head or entry does not exist; the message says which do.
     """
-    weights, number = capture.weights[capture.layer(name)], _names.whole("example", example)
+    weights, number = (
+        capture.weights[capture.check_layer(name)],
+        _names.to_integer("example", example),
+    )
     if not 0 <= number < len(weights):
         raise ValueError(
             f"`example` must be in [0, {len(weights)}), the batch of {name!r}. Received: example={example}"
         )
-    chosen = slice(None) if heads is None else [capture.head(name, head) for head in heads]
+    chosen = slice(None) if heads is None else [capture.head_index(name, head) for head in heads]
     return weights[number, chosen]
 
 
-class Layer:
-    """One layer of a `Capture`, checked; arguments and attributes are those of `Capture`, of this layer alone."""
+class CapturedLayer:
+    """One layer of a `Capture`; checks its arguments, which are those of `Capture`, for one layer."""
 
     def __init__(
         self,
@@ -304,17 +312,17 @@ class Layer:
         if kind not in KINDS:
             raise ValueError(f"`kinds` must be one of {KINDS}. Received: {kind!r} for {name!r}")
         self.name, self.kind = name, kind
-        self.weights: Floats = array.view()  # the caller's own array stays as it is
+        self.weights: Floats = array.view()  # leaves the caller's array writable
         self.weights.flags.writeable = False
         B, N, *size = array.shape
         T, S = (int(n) for n in (size if lengths is None else lengths))
         self.lengths = T, S
         self._limited = rows is not None and (len(rows) != T or tuple(rows) != tuple(range(T)))
-        self.cells = _cell(name, self.lengths, (T, size[1]) if self._limited else tuple(size))
+        self.cells = _cell_sizes(name, self.lengths, (T, size[1]) if self._limited else tuple(size))
         self.whole = not self._limited and self.cells == (1, 1)
-        self.heads = _labels("heads", name, range(N) if heads is None else heads, N, None)
+        self.heads = _check_labels("heads", name, range(N) if heads is None else heads, N, None)
         default = range(0, T, self.cells[0])
-        self.rows = _labels("rows", name, default if rows is None else rows, size[0], T)
+        self.rows = _check_labels("rows", name, default if rows is None else rows, size[0], T)
         start = np.atleast_1d(np.asarray(0 if starts is None else starts))
         if start.dtype.kind not in "iu" or start.shape not in ((1,), (B,)):
             raise ValueError(
@@ -332,28 +340,28 @@ class Layer:
 
     @property
     def statistics(self) -> RowStatistics:
-        """Those of all T queries, computed when they are first asked for."""
+        """The statistics of all T queries, computed on first use."""
         if self._statistics is None:
-            self._statistics = self._computed("statistics")
+            self._statistics = self._compute("statistics")
         return self._statistics
 
-    def share(self, kind: str, which: int) -> Floats:
+    def get_share(self, kind: str, which: int) -> Floats:
         """The statistic "tokens" or "offsets" of one token or offset."""
         if which not in getattr(self.statistics, kind):
-            added = self._computed(f"{kind[:-1]} {which}", **{kind: (which,)})
-            self._statistics = self.statistics.joined(added)
+            added = self._compute(f"{kind[:-1]} {which}", **{kind: (which,)})
+            self._statistics = self.statistics.merge(added)
         return getattr(self.statistics, kind)[which]
 
-    def _computed(self, wanted: str, **chosen: Sequence[int]) -> RowStatistics:
-        """Statistics of all weights, or an error that says why they do not give what is wanted."""
+    def _compute(self, wanted: str, **chosen: Sequence[int]) -> RowStatistics:
+        """Computes statistics of a whole picture; raises an error that names `wanted` for any other."""
         if not self.whole:
-            held = "of some rows only" if self._limited else "pooled"
+            part = "of some rows only" if self._limited else "pooled"
             raise ValueError(
                 f"The {wanted} of {self.name!r} must have been captured: name it in capture(..., tokens=[...]), or "
-                f"capture the layer whole (size=None). Received: a picture that is {held}"
+                f"capture the layer whole (size=None). Received: a picture that is {part}"
             )
         places = np.arange(self.lengths[0]) + self.starts.reshape((-1, 1, 1))
-        return statistics_of(self.weights, places, **chosen)
+        return compute_statistics(self.weights, places, **chosen)
 
     def __repr__(self) -> str:
         B, N, *size = self.weights.shape
@@ -366,7 +374,7 @@ class Layer:
         return f"{self.name}: {self.kind}, {B} x {N} heads x {T} x {S}{held}"
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """By name, for a file."""
+        """The arrays by name, for a file."""
         arrays = {
             "kind": np.array(self.kind),
             "weights": self.weights,
@@ -381,8 +389,10 @@ class Layer:
         return arrays
 
     @classmethod
-    def from_arrays(cls, name: str, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Layer:
-        """From what `to_arrays` gave, with a prefix to each name."""
+    def from_arrays(
+        cls, name: str, prefix: str, arrays: Mapping[str, NDArray[Any]]
+    ) -> CapturedLayer:
+        """The inverse of `to_arrays`, with a prefix to each name."""
         rest = {key.removeprefix(prefix): x for key, x in arrays.items() if key.startswith(prefix)}
         weights, starts, kind = rest.pop("weights"), rest.pop("starts"), str(rest.pop("kind"))
         lists = {key: rest.pop(key).tolist() for key in ("heads", "lengths", "rows") if key in rest}
@@ -390,13 +400,13 @@ class Layer:
         return cls(name, weights, kind, starts=starts, statistics=statistics, **lists)
 
 
-def _labels(
+def _check_labels(
     option: str, name: str, given: Sequence[int], count: int, limit: int | None
 ) -> tuple[int, ...]:
     labels = tuple(map(int, given))
     if len(labels) != count or min(labels, default=0) < 0 or len(set(labels)) != count:
         raise ValueError(
-            f"`{option}` must say for each of the {count} {option} of {name!r} which one it is. "
+            f"`{option}` must be {count} different integers >= 0, one for each of the {option} of {name!r}. "
             f"Received: {option}={labels}"
         )
     if limit is not None and max(labels, default=0) >= max(limit, 1):
@@ -406,12 +416,12 @@ def _labels(
     return labels
 
 
-def _cell(name: str, length: tuple[int, int], size: tuple[int, ...]) -> tuple[int, int]:
-    """How many queries and keys a weight stands for."""
+def _cell_sizes(name: str, length: tuple[int, int], size: tuple[int, ...]) -> tuple[int, int]:
+    """How many queries and keys one weight stands for."""
     T, S = (max(1, -(-n // max(1, k))) for n, k in zip(length, size, strict=True))
     if size != (-(-length[0] // T), -(-length[1] // S)):
         raise ValueError(
-            "`lengths` must be the (T, S) that the weights have, or that they are pooled from in equal cells. "
+            "`lengths` must be the (T, S) of the weights, or those that equal cells were pooled from. "
             f"Received: lengths={length} for {name!r}, whose weights are {size[0]} x {size[1]}"
         )
     return T, S

@@ -1,4 +1,4 @@
-"""What heads do to a result: switching them off, and the gradient of a result by their weights."""
+"""How heads affect a result: ablation, and gradients with respect to attention weights."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.inspect._run import run
-from heed.inspect._seen import Seen
-from heed.inspect._watch import Look
+from heed.inspect._observed import ObservedAttention
+from heed.inspect._run import run_observed
+from heed.inspect._watch import Observer
 from heed.ops.backends import current
 
 Floats = NDArray[np.floating[Any]]
 
 
 class HeadCost(NamedTuple):
-    """What switching off one head costs."""
+    """The cost of ablating one head."""
 
     layer: str
     head: int
@@ -27,11 +27,11 @@ class HeadCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Ablation:
-    """What `ablate` found.
+    """The result of `ablate`.
 
     Attributes:
         baseline: the metric of the whole model.
-        costs: by layer name (N,), the metric without the head less the baseline.
+        costs: the metric without each head minus the baseline, (N,) by layer name.
 
     >>> Ablation(1.0, {"a": np.array([0.5, -0.25])}).ranking[0]
     HeadCost(layer='a', head=0, cost=0.5)
@@ -42,7 +42,7 @@ class Ablation:
 
     @property
     def ranking(self) -> list[HeadCost]:
-        """All heads, the one that costs most first."""
+        """All heads, the most costly first."""
         found = [
             HeadCost(name, head, float(cost))
             for name, costs in self.costs.items()
@@ -65,15 +65,15 @@ def ablate(
     layers: Sequence[str] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> Ablation:
-    """Switches off each head in turn and says what that costs. The model is never changed.
+    """Measures what each head contributes by switching it off. The model itself does not change.
 
-    A head that is switched off gives 0 to the output projection. Its cost is metric(outputs without it) -
-    metric(outputs), so let the metric be a loss: where larger is better, negate it.
+    A head that is off gives 0 to the output projection. Its cost is metric(outputs without it) - metric(outputs), so
+    the metric should be a loss; negate a metric where larger is better.
 
     Args:
         model, inputs, call_arguments: as for `capture`; it runs once, and once more for each head.
-        metric: of the model's outputs, a number.
-        layers: names of attention layers, as for `capture`. Default: all. A layer that is called twice counts as two.
+        metric: takes the model's outputs and returns a number.
+        layers: names of attention layers, as for `capture`. Default: all. A layer called twice counts as two.
 
     Returns:
         An `Ablation`, with `ranking`.
@@ -94,26 +94,28 @@ def ablate(
     """
     heads: dict[str, int] = {}
 
-    def count(full: str, seen: Seen, kind: str) -> None:
-        heads[full] = seen.sizes[1]
+    def count(full: str, attention: ObservedAttention, kind: str) -> None:
+        heads[full] = attention.sizes[1]
 
-    outputs, names = run(model, inputs, call_arguments, count, layers)
-    baseline = _number(metric(outputs))
+    outputs, names = run_observed(model, inputs, call_arguments, count, layers)
+    baseline = _to_number(metric(outputs))
     costs = {}
     for full, number in heads.items():
         without = [
-            _number(metric(run(model, inputs, call_arguments, _switch_off(full, head))[0]))
+            _to_number(
+                metric(run_observed(model, inputs, call_arguments, _disable_head(full, head))[0])
+            )
             for head in range(number)
         ]
         costs[names[full]] = np.array(without) - baseline
     return Ablation(baseline, costs)
 
 
-def _switch_off(target: str, head: int) -> Look:
-    return lambda full, seen, kind: seen.without(head) if full == target else None
+def _disable_head(target: str, head: int) -> Observer:
+    return lambda full, attention, kind: attention.drop_head(head) if full == target else None
 
 
-def _number(value: Any) -> float:
+def _to_number(value: Any) -> float:
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "fiu":
         raise ValueError(
@@ -130,16 +132,16 @@ def gradient_times_attention(
     layers: Sequence[str] | None = None,
     call_arguments: Mapping[str, Any] | None = None,
 ) -> dict[str, Floats]:
-    """How much each weight contributes to a number that is computed from the outputs, to first order.
+    """The contribution of each weight to a scalar function of the outputs, to first order.
 
     contribution_bnij = w_bnij dL/dw_bnij
 
     Args:
         model, inputs, layers, call_arguments: as for `capture`.
-        target: of the model's outputs, a scalar tensor L, such as the logit of one class of one entry.
+        target: takes the model's outputs and returns a scalar tensor L, such as the logit of one class of one entry.
 
     Returns:
-        By layer name (B, N, T, S), signed; every weight of every head is held. 0 where L does not depend on a weight.
+        By layer name (B, N, T, S), signed, for every weight of every head. 0 where L does not depend on a weight.
 
     Raises:
         ValueError, TypeError: as `capture`, or if L is not a scalar tensor.
@@ -156,14 +158,14 @@ def gradient_times_attention(
     >>> bool(np.isclose(found.sum(), model(values)[0, 2, 3], atol=1e-5)), float(abs(found[0, 0, 0]).max())
     (True, 0.0)
     """
-    found: dict[str, list[Seen]] = {}  # several where single states ask
+    found: dict[str, list[ObservedAttention]] = {}  # several for a recurrent decoder
 
-    def take(full: str, seen: Seen, kind: str) -> None:
-        tape.watch(seen.output)
-        found.setdefault(full, []).append(seen)
+    def take(full: str, attention: ObservedAttention, kind: str) -> None:
+        tape.watch(attention.output)
+        found.setdefault(full, []).append(attention)
 
     with current().gradient_tape() as tape:
-        outputs, names = run(model, inputs, call_arguments, take, layers)
+        outputs, names = run_observed(model, inputs, call_arguments, take, layers)
         value = target(outputs)
     if tuple(getattr(value, "shape", (0,))) != ():
         raise ValueError(f"`target` must return a scalar tensor. Received: {value!r}")
@@ -171,12 +173,12 @@ def gradient_times_attention(
     gradients = tape.gradient(value, outputs_of, unconnected_gradients="zero")
     return {
         names[full]: np.concatenate(
-            [_contributions(*both) for both in zip(steps, gradients[full], strict=True)], axis=2
+            [_multiply_gradient(*both) for both in zip(steps, gradients[full], strict=True)], axis=2
         )
         for full, steps in found.items()
     }
 
 
-def _contributions(seen: Seen, gradient: Any) -> Floats:
-    _, N, T, _ = seen.sizes
-    return seen.weights(range(T), range(N)) * seen.weights_gradient(gradient)
+def _multiply_gradient(attention: ObservedAttention, gradient: Any) -> Floats:
+    _, N, T, _ = attention.sizes
+    return attention.compute_weights(range(T), range(N)) * attention.compute_gradient(gradient)

@@ -1,4 +1,4 @@
-"""Measures of heads, from captured weights."""
+"""Measures of heads, computed from captured weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heed.inspect._capture import Capture
 
 Floats = NDArray[np.floating[Any]]
 
-# By name how each is computed, and what its numbers are.
+# The function and the unit of each measure.
 MEASURES: dict[str, tuple[Callable[[Capture], Mapping[str, Floats]], str]] = {
     "entropy": (lambda capture: capture.entropy, "entropy (nats)"),
     "distance": (lambda capture: capture.distance, "mean distance (positions)"),
@@ -25,23 +25,23 @@ MEASURES: dict[str, tuple[Callable[[Capture], Mapping[str, Floats]], str]] = {
 
 
 def by_head(capture: Capture, measure: str, *, where: Any = None) -> dict[str, Floats]:
-    """One number for each head: the mean of a measure over all queries that attend to something.
+    """One number for each head: the mean of a measure over all queries that attend to any key.
 
     Args:
-        capture: what to measure; pooled pictures and chosen rows do not matter.
-        measure: "entropy" in nats, "distance" in positions, or the share of the weight that goes to the "first" token,
-            the "previous" one, the "same" and the "next".
-        where: (B, T) booleans, which queries count, such as those that are not padding. Default: all. Layers with
-            another T count all theirs.
+        capture: the weights; pooled pictures and chosen rows give the same numbers as whole ones.
+        measure: "entropy" in nats, "distance" in positions, or the share of the weight on the "first", "previous",
+            "same" or "next" token.
+        where: (B, T) booleans, the queries that count, such as those that are not padding. Default: all. Layers with
+            another T count all of theirs.
 
     Returns:
-        By layer name (N,): numbers, NaN where no query counts.
+        (N,) numbers by layer name, NaN where no query counts.
 
     Raises:
-        ValueError: for another measure, or if `where` fits no layer.
+        ValueError: if the measure is unknown, or `where` fits no layer.
 
     >>> import numpy as np
-    >>> weights = np.eye(4)[[0, 0, 1, 2]][None, None]  # each token looks at the previous one
+    >>> weights = np.eye(4)[[0, 0, 1, 2]][None, None]  # each token attends to the previous one
     >>> float(by_head(Capture({"a": weights}, {"a": "causal"}), "previous")["a"][0])
     0.75
     """
@@ -57,11 +57,11 @@ def by_head(capture: Capture, measure: str, *, where: Any = None) -> dict[str, F
             f"`where` must have the shape (B, T) of a layer, {possible}. "
             f"Received: where.shape={given.shape}"
         )
-    of, _ = MEASURES[measure]
+    compute, _ = MEASURES[measure]
     near, far = capture.on_offset(0), capture.distance
     means = {}
-    for name, values in of(capture).items():
-        # Weight is either at the query's own place or at some distance.
+    for name, values in compute(capture).items():
+        # A row with any weight has it at the query's own position or at a distance.
         counts = (near[name] > 0) | (far[name] > 0)
         if given is not None and given.shape == shapes[name]:
             counts &= given[:, None]
@@ -75,29 +75,29 @@ def head_similarity(capture: Capture, layer: str, other: str | None = None) -> F
     """How alike the heads of a layer, or of two layers, distribute their weight.
 
     similarity_nm = 1 - mean_i JS(w_ni, w_mi) / ln 2, with the Jensen-Shannon divergence
-    JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2 of the rows i that attend to something in both.
+    JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, over the rows i that attend to any key in both.
 
     Args:
-        capture: the weights. Of a pooled picture, its rows are compared.
+        capture: the weights. The rows of a pooled picture are compared as they are.
         layer: name of a layer.
-        other: name of another one, with pictures of the same size. Default: `layer`.
+        other: name of another layer, with a picture of the same size. Default: `layer`.
 
     Returns:
-        (N, N of the other), in [0, 1]: 1 for heads that look at the same, 0 for heads that share no key; NaN where no
-        row attends to something in both.
+        (N, N of the other), in [0, 1]: 1 for identical weights, 0 for heads that share no key; NaN where no row attends
+        to any key in both.
 
     Raises:
-        ValueError: for layers that are not there, or whose pictures differ in size.
+        ValueError: if a layer does not exist, or the pictures differ in size.
 
-    Source: Clark et al., "What Does BERT Look At?", 2019, section 6, which sums JS where this takes the mean.
+    Source: Clark et al., "What Does BERT Look At?", 2019, section 6, which sums JS instead of averaging it.
 
     >>> import numpy as np
     >>> weights = np.stack([np.eye(3), np.eye(3), np.eye(3)[::-1]])[None]
     >>> head_similarity(Capture({"a": weights}, {"a": "self"}), "a").round(2).tolist()
     [[1.0, 1.0, 0.33], [1.0, 1.0, 0.33], [0.33, 0.33, 1.0]]
     """
-    one = capture.weights[capture.layer(layer)]
-    two = one if other is None else capture.weights[capture.layer(other)]
+    one = capture.weights[capture.check_layer(layer)]
+    two = one if other is None else capture.weights[capture.check_layer(other)]
     if one.shape[0] != two.shape[0] or one.shape[2:] != two.shape[2:]:
         raise ValueError(
             "`other` must have weights of the same B, T and S as `layer`. "
@@ -121,23 +121,23 @@ def _entropy(p: Floats) -> Floats:
 def rollout(
     capture: Capture, layers: Sequence[str] | None = None, *, residual: float = 0.5
 ) -> dict[str, Floats]:
-    """Attention rollout: how much of each input token reaches each position after a layer.
+    """Attention rollout: how much of each input token reaches each position after each layer.
 
     R_l = A_l R_(l-1), with A_l = (1 - residual) mean_n W_ln + residual I and R_0 = I. A row of W that attends to
-    nothing passes on what it is.
+    nothing keeps its own token.
 
     Args:
         capture: whole weights of all heads (`capture(..., size=None)`).
-        layers: names of self-attention layers, in the order in which they run. Default: all, where the capture has no
+        layers: names of self-attention layers in running order. Default: all layers of a capture without
             cross-attention.
-        residual: the share of the connection around the attention, in [0, 1]. Default 0.5.
+        residual: the share of the residual connection, in [0, 1]. Default 0.5.
 
     Returns:
-        By layer name (B, T, T), float64; rows sum to 1.
+        (B, T, T) by layer name, float64; rows sum to 1.
 
     Raises:
-        ValueError: for layers of cross-attention, of different T, pooled or with chosen rows; for `residual` out of
-            range.
+        ValueError: if a layer is cross-attention, pooled or has chosen rows, if layers differ in T, or if `residual` is
+            out of range.
 
     Source: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020 (their W_att is the mean
         over the heads of W).
@@ -150,13 +150,13 @@ def rollout(
     """
     if not 0 <= residual <= 1:
         raise ValueError(f"`residual` must be in [0, 1]. Received: residual={residual}")
-    names = [capture.layer(name) for name in (capture.names if layers is None else layers)]
+    names = [capture.check_layer(name) for name in (capture.names if layers is None else layers)]
     for name in names:
         if capture.kinds[name] == "cross" or not capture.is_whole(name):
-            held = "cross-attention" if capture.kinds[name] == "cross" else "not whole"
+            state = "cross-attention" if capture.kinds[name] == "cross" else "not whole"
             raise ValueError(
                 "`layers` must name self-attention of one sequence, captured whole (size=None). "
-                f"Received: {name!r}, which is {held}"
+                f"Received: {name!r}, which is {state}"
             )
     shapes = {capture.weights[name].shape[::2] for name in names}
     if len(shapes) != 1:

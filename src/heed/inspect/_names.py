@@ -1,4 +1,4 @@
-"""Names of attention layers: that of the layer itself, after those of the layers around it."""
+"""Names of attention layers: the path through the enclosing layers, as "block_1/attention"."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from heed._numbers import integer
 
 
-def full_name(path: Sequence[str], others: Collection[str]) -> str:
-    """The names on the way to a layer, joined; with _1, _2, ... where the layer was called before."""
+def make_full_name(path: Sequence[str], others: Collection[str]) -> str:
+    """Joins the names on the path to a layer, and appends _1, _2, ... if the layer was called before."""
     full = name = "/".join(path)
     number = 0
     while full in others:
@@ -18,17 +18,17 @@ def full_name(path: Sequence[str], others: Collection[str]) -> str:
     return full
 
 
-def answers(given: str, full: str) -> bool:
-    """Whether what a user calls a layer is its full name, or the end of it."""
+def matches(given: str, full: str) -> bool:
+    """Whether a name that a user gave is the full name or its end."""
     return full == given or full.endswith(f"/{given}")
 
 
-def short_names(fulls: Sequence[str]) -> list[str]:
-    """The full names without the layers around all of them.
+def shorten_names(fulls: Sequence[str]) -> list[str]:
+    """Removes the leading layers that all full names share.
 
-    >>> short_names(["model/encoder/block_0/attention", "model/encoder/block_1/attention"])
+    >>> shorten_names(["model/encoder/block_0/attention", "model/encoder/block_1/attention"])
     ['block_0/attention', 'block_1/attention']
-    >>> short_names(["model/attention"])
+    >>> shorten_names(["model/attention"])
     ['attention']
     """
     parts = [full.split("/") for full in fulls]
@@ -38,25 +38,25 @@ def short_names(fulls: Sequence[str]) -> list[str]:
     return ["/".join(x[shared:]) for x in parts]
 
 
-def check(option: str, given: Iterable[str], fulls: Sequence[str]) -> None:
-    """Checks that each name is that of a layer.
+def check_names(option: str, given: Iterable[str], fulls: Sequence[str]) -> None:
+    """Checks that each name matches a layer.
 
     Raises:
-        ValueError: if one is not; lists the layers that there are.
+        ValueError: if one does not; the message lists the layers.
     """
     for name in given:
-        if not any(answers(name, full) for full in fulls):
+        if not any(matches(name, full) for full in fulls):
             raise ValueError(
                 f"`{option}` must name attention layers of the model: "
-                f"{', '.join(map(repr, short_names(fulls)))}. Received: {name!r}"
+                f"{', '.join(map(repr, shorten_names(fulls)))}. Received: {name!r}"
             )
 
 
-def whole(option: str, value: Any) -> int:
-    """The value of an option as an int.
+def to_integer(option: str, value: Any) -> int:
+    """Returns the value of an option as an int.
 
     Raises:
-        TypeError: if it is no integer.
+        TypeError: if it is not an integer.
     """
     number = integer(value)
     if number is None:

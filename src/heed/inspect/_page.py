@@ -1,4 +1,4 @@
-"""`page`: one HTML file that shows every head, and where each token looks."""
+"""`page`: one HTML file that shows every head and the attention of every token."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from heed.inspect.drawing import Tokens, drawing_of, drawing_parts, fill, json_i
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Page:
-    """What `page` returns; a notebook shows it.
+    """The result of `page`; a notebook displays it.
 
     Args:
         html: the whole page.
-        path: where it was written, or None.
+        path: the file, or None.
     """
 
     html: str
@@ -29,7 +29,7 @@ class Page:
         return f"<Page of {len(self.html):,} characters{where}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the page in a frame of its own, so that neither touches the other."""
+        """For notebooks: the page in a frame, isolated from the notebook."""
         return (
             '<iframe title="Attention" sandbox="allow-scripts" style="width: 100%; height: 760px; border: 0" '
             f'srcdoc="{html.escape(self.html)}"></iframe>'
@@ -45,36 +45,35 @@ def page(
     example: int = 0,
     title: str = "Attention",
 ) -> Page:
-    """Writes one HTML file that shows every head, and where each token looks.
+    """Writes one HTML file that shows every head and the attention of every token.
 
-    The file needs no network, no server and no library: it opens in any browser of 2023 or newer, from disk or by mail.
-    What one line in a notebook returns is shown there.
+    The file needs no network, no server and no library: it opens in any browser since 2023. A notebook displays the
+    returned page.
 
     Args:
-        capture: what `heed.inspect.capture` returned, or a `Capture` of your own arrays. Of long sequences capture some
-            heads or rows, or a pooled picture: the file grows with the weights it holds.
-        tokens: a string for each query (T of them), which for self-attention are the keys too. In a model with an
-            encoder and a decoder, the decoder's. Or by layer name the tokens of the layer, or the pair of those of its
-            queries and those of its keys.
-        path: of the file; an existing one is replaced. None writes none.
-        key_tokens: a string for each key (S of them) of cross-attention. Layers of self-attention that see later
-            tokens have these on both axes (they are the encoder's), unless only `tokens` has their length.
-        example: which one of the batch, in [0, B).
+        capture: the result of `heed.inspect.capture`, or a `Capture` of your own arrays. The file grows with the
+            weights, so capture some heads or rows of long sequences, or a pooled picture.
+        tokens: T strings, one for each query, and in self-attention also for each key; for an encoder-decoder model,
+            the decoder's. Or a mapping from layer names to tokens, or to pairs of query and key tokens.
+        path: the file; an existing one is replaced. None: no file.
+        key_tokens: S strings, one for each key of cross-attention. Bidirectional self-attention has these on both axes,
+            because it is the encoder's, unless only `tokens` has its length.
+        example: which entry of the batch, in [0, B).
         title: a line above the page.
 
     Returns:
-        A `Page`, with the text as `.html`.
+        A `Page`, whose text is `.html`.
 
     Raises:
-        ValueError: if the numbers of tokens are not those of the axes (the message says both), for an example or layer
-            that is not there, weights outside 0 to 1, and more weights than a browser can hold (2^28).
-        TypeError: for tokens that are no strings.
+        ValueError: if the number of tokens is not that of an axis, if an example or layer does not exist, if weights
+            are outside of [0, 1], or if there are more than a browser can hold (2^28).
+        TypeError: if tokens are not strings.
         OSError: if the file cannot be written.
 
     Numerics:
-        A weight is kept as its square root in 255 steps: w is off by at most sqrt(w) / 255 + 4e-6. Where the file would
-        be over 2 MB, in 127 or 63 steps; the page says which error it has. Twelve layers of twelve heads on 128 tokens
-        take less than 2 MB, however the weights are spread.
+        The page stores the square root of a weight in 255 steps, with an error of w of at most sqrt(w) / 255 + 4e-6. It
+        uses 127 or 63 steps if the file would exceed 2 MB, and states its error. Twelve layers of twelve heads with 128
+        tokens always take less than 2 MB.
 
     Example:
         >>> import numpy as np
@@ -95,7 +94,7 @@ def page(
         "data": json_in_html(data),
     }
     text = fill(read_part("page.html"), parts)
-    # Half of a surrogate pair, as cutting text in bytes leaves, cannot be written.
+    # Half of a surrogate pair, left by cutting text into bytes, cannot be encoded.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if path is not None:
         path = Path(path)

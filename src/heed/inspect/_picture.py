@@ -1,4 +1,4 @@
-"""A picture of one attention, whole, in part or pooled, and exact statistics of it, in bounded memory."""
+"""A picture of one attention (whole, partial or pooled) and its exact statistics, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,45 +8,49 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.inspect._seen import Rows
-from heed.inspect._statistics import RowStatistics, joined_rows, statistics_of
+from heed.inspect._observed import WeightRows
+from heed.inspect._statistics import RowStatistics, compute_statistics, join_rows
 
 Floats = NDArray[np.floating[Any]]
 
 OFFSETS = (-1, 0, 1)  # of `on_offset`, for every capture
 _BLOCK = 2**21  # numbers of a block of weights, 8 MiB of float32
-_FEW = 8  # cells of up to as many keys are summed quicker key by key
+_FEW = 8  # cells of at most this many keys are summed faster key by key
 
 
-def picture_of(
-    seen: Rows,
+def compute_picture(
+    attention: WeightRows,
     heads: Sequence[int],
     rows: Sequence[int] | None,
     size: int | None,
     tokens: Sequence[int],
 ) -> tuple[Floats, RowStatistics]:
-    """Goes once through all weights of these heads.
+    """Computes the picture and the statistics of some heads in one pass over their weights.
 
     Args:
-        seen: the attention.
+        attention: the attention.
         heads: which heads.
-        rows: which queries; None for all.
-        size: the most rows and columns of the picture, or None; without effect on chosen rows.
+        rows: which queries; None for all of them.
+        size: the maximum of rows and columns of the picture, or None. Ignored if `rows` are given.
         tokens: which keys to report.
 
     Returns:
-        The picture (B, heads, rows, S), or pooled; and the statistics of all T queries.
+        The picture, (B, heads, rows, S) or pooled, and the statistics of all T queries.
     """
-    B, _, T, S = seen.sizes
-    cells = (1, 1) if rows is not None or size is None else (_cell(T, size), _cell(S, size))
+    B, _, T, S = attention.sizes
+    cells = (
+        (1, 1)
+        if rows is not None or size is None
+        else (_cell_length(T, size), _cell_length(S, size))
+    )
     chosen = None if rows is None else np.asarray(rows)
     shape = (B, len(heads), -(-T // cells[0]) if chosen is None else len(chosen), -(-S // cells[1]))
     picture, attending = np.zeros(shape, np.float32), np.zeros(shape[:3], np.int64)
     parts: list[RowStatistics] = []
-    step = max(1, _BLOCK // max(1, B * len(heads) * S * seen.numbers_per_weight))
+    step = max(1, _BLOCK // max(1, B * len(heads) * S * attention.numbers_per_weight))
     for begin in range(0, max(T, 1), step):
         span = range(begin, min(T, begin + step))
-        block = seen.weights(span, heads)
+        block = attention.compute_weights(span, heads)
         if begin == 0:
             picture = picture.astype(block.dtype)  # float64 for a model of float64
         if chosen is not None:
@@ -56,17 +60,17 @@ def picture_of(
             picture[:, :, span.start : span.stop] = block
         else:
             _pool(picture, attending, span, block, cells)
-        places = np.arange(span.start, span.stop) + seen.start.reshape((-1, 1, 1))
-        parts.append(statistics_of(block, places, tokens, OFFSETS))
+        places = np.arange(span.start, span.stop) + attention.start.reshape((-1, 1, 1))
+        parts.append(compute_statistics(block, places, tokens, OFFSETS))
     if cells != (1, 1):
         picture /= np.maximum(attending, 1)[..., None]
-    return picture, joined_rows(parts)
+    return picture, join_rows(parts)
 
 
-def _cell(length: int, size: int) -> int:
-    """How many positions a cell holds, so that at most `size` of them cover the length."""
+def _cell_length(length: int, size: int) -> int:
+    """The positions in a cell, so that at most `size` cells cover the length."""
     count = -(-length // max(1, -(-length // size)))
-    # From the number of cells, as a `Capture` tells it.
+    # Derived from the number of cells, as `Capture` does.
     return max(1, -(-length // max(1, count)))
 
 
@@ -77,7 +81,7 @@ def _pool(
     block: Floats,
     cells: tuple[int, int],
 ) -> None:
-    """Adds the rows of a block to their cells, and counts those that attend to something."""
+    """Adds the rows of a block to their cells, and counts the rows that attend to any key."""
     keys = _sum_keys(block, cells[1])
     counts = keys.sum(-1) != 0  # NaN counts
     f = cells[0]
@@ -88,7 +92,7 @@ def _pool(
 
 
 def _sum_keys(block: Floats, cell: int) -> Floats:
-    """(B, n, t, S) to (B, n, t, cells): the sums over `cell` keys each, fewer in the last."""
+    """Sums (B, n, t, S) over `cell` keys each, fewer in the last: (B, n, t, cells)."""
     if cell > _FEW:
         return np.add.reduceat(block, np.arange(0, block.shape[3], cell), axis=3)
     total = block[..., ::cell].copy()

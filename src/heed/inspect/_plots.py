@@ -1,4 +1,4 @@
-"""Pictures of captured attention, as matplotlib figures that no global state knows of."""
+"""Plots of captured attention, as matplotlib figures outside of pyplot's global state."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._figure import new_figure
-from heed.inspect._capture import Capture, weights_of
+from heed.inspect._capture import Capture, select_weights
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import MEASURES, by_head
 
 Floats = NDArray[np.floating[Any]]
 
-# One hue from light to dark, and two that meet in white: both read the same for every kind of colour vision, the first
-# also in print.
+# One hue from light to dark, and two hues that meet in white. Both work for all kinds of colour vision, the first also
+# in print.
 _WEIGHTS, _SIGNED = "Blues", "PuOr_r"
 _MUTED, _INK = "#5b6670", "#1b2126"
 _TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)
-_MOST_LABELS = 160  # positions beyond which only some are labelled
-_FEW = 16  # tokens that are named beside small panels
-_FOG = (0.6, 0.64, 0.67)  # grey, so that black, white and colours come out of it alike
+_MOST_LABELS = 160  # longer axes label only some positions
+_FEW = 16  # small panels label at most this many tokens
+_FOG = (0.6, 0.64, 0.67)  # grey hides black, white and colours alike
 
 
 def plot_heads(
@@ -35,22 +35,21 @@ def plot_heads(
     key_tokens: Sequence[Any] | None = None,
     example: int = 0,
 ) -> Any:
-    """All heads of one layer, side by side on one scale, each with its mean entropy.
+    """Plots all heads of one layer side by side on one scale, each with its mean entropy.
 
     Args:
         capture: the weights.
         layer: name of a layer.
         heads: which of its heads. Default: all that were captured.
-        tokens, key_tokens: T and S tokens, written where there are at most 16. Default for self-attention: the keys'
-            are the queries'.
-        example: which one of the batch, in [0, B).
+        tokens, key_tokens: T and S tokens, shown if there are at most 16. Self-attention needs only `tokens`.
+        example: which entry of the batch, in [0, B).
 
     Returns:
         A `matplotlib.figure.Figure`, for `savefig("heads.png")` or `("heads.svg")`; notebooks show it.
 
     Raises:
-        ValueError: for a layer, head or entry that is not there, with those that are; for another number of tokens.
-        ImportError: without matplotlib.
+        ValueError: if a layer, head or entry does not exist (the message lists those that do), or tokens do not fit.
+        ImportError: if matplotlib is missing.
 
     >>> import numpy as np
     >>> weights = np.stack([np.eye(5), np.full((5, 5), 0.2)])[None]
@@ -58,9 +57,9 @@ def plot_heads(
     >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
     ['head 0', 'head 1']
     """
-    pictures = weights_of(capture, layer, heads, example)
+    pictures = select_weights(capture, layer, heads, example)
     chosen = capture.heads[layer] if heads is None else tuple(heads)
-    rows, columns = _labels(capture, layer, tokens=tokens, key_tokens=key_tokens)
+    rows, columns = _make_labels(capture, layer, tokens=tokens, key_tokens=key_tokens)
     count = len(chosen)
     across = min(count, 4 if count <= 12 else 6 if count <= 24 else 8)
     down = math.ceil(count / max(1, across))
@@ -76,13 +75,13 @@ def plot_heads(
     for axes in grid.ravel()[count:]:
         axes.set_visible(False)
     for axes, head, picture in zip(grid.ravel(), chosen, pictures, strict=False):
-        nats = entropy[capture.head(layer, head)].mean()
-        image = _panel(axes, picture, most)
+        nats = entropy[capture.head_index(layer, head)].mean()
+        image = _draw_panel(axes, picture, most)
         axes.set_title(f"head {head}", fontsize=8, loc="left", pad=3)
         axes.set_title(f"{nats:.2f} nats", fontsize=7, loc="right", pad=3, color=_MUTED)
         _label_axis(axes.xaxis, columns if small else [], 6.5, rotation=90)
         _label_axis(axes.yaxis, rows if small else [], 6.5)
-    _colour_bar(figure, image, grid)
+    _add_colour_bar(figure, image, grid)
     figure.suptitle(f"{layer}  ({capture.kinds[layer]})", fontsize=10, x=0.01, ha="left")
     return figure
 
@@ -96,15 +95,15 @@ def plot_map(
     key_tokens: Sequence[Any] | None = None,
     example: int = 0,
 ) -> Any:
-    """One head, with the tokens on both axes: a row says where its token looks.
+    """Plots one head with the tokens on both axes: a row shows what its token attends to.
 
-    The picture grows with the tokens, so that 100 of them can be read.
+    The plot grows with the number of tokens, so that 100 are still readable.
 
     Args:
         capture: the weights.
         layer, head: which head.
-        tokens, key_tokens: T and S tokens. Default: the positions; for self-attention the keys' are the queries'.
-        example: which one of the batch, in [0, B).
+        tokens, key_tokens: T and S tokens. Default: the positions. Self-attention needs only `tokens`.
+        example: which entry of the batch, in [0, B).
 
     Returns, Raises: as `plot_heads`.
 
@@ -113,9 +112,9 @@ def plot_map(
     >>> plot_map(capture, "a", 0, tokens=["the", "same", "token"]).axes[0].get_title(loc="left")
     'a, head 0'
     """
-    (picture,) = weights_of(capture, layer, [head], example)
-    labels = _labels(capture, layer, tokens=tokens, key_tokens=key_tokens)
-    return _map(picture, labels, f"{layer}, head {head}", ("reads: query", "read: key"))
+    (picture,) = select_weights(capture, layer, [head], example)
+    labels = _make_labels(capture, layer, tokens=tokens, key_tokens=key_tokens)
+    return _draw_map(picture, labels, f"{layer}, head {head}", ("reads: query", "read: key"))
 
 
 def plot_alignment(
@@ -127,30 +126,30 @@ def plot_alignment(
     head: int | None = None,
     example: int = 0,
 ) -> Any:
-    """Which source tokens the decoder read when it wrote each target token; a ring marks the one it read most.
+    """Plots which source tokens a decoder read for each target token; a ring marks the strongest.
 
     Args:
         capture: the weights of a decoder.
-        source: S tokens, what was read.
-        target: T tokens, what was written: row t of the weights led to target[t].
-        layer: name of a layer. Default: the mean over all layers of cross-attention.
-        head: which head. Default: the mean over all.
-        example: which one of the batch, in [0, B).
+        source: the S tokens that the decoder read.
+        target: the T tokens that it wrote: row t of the weights led to target[t].
+        layer: name of a layer. Default: the mean of all cross-attention layers.
+        head: which head. Default: the mean of all.
+        example: which entry of the batch, in [0, B).
 
-    Returns, Raises: as `plot_heads`, and ValueError for a capture without cross-attention.
+    Returns, Raises: as `plot_heads`, and ValueError if the capture has no cross-attention.
 
     >>> import numpy as np
     >>> capture = Capture({"cross": np.eye(2)[None, None]}, {"cross": "cross"})
     >>> plot_alignment(capture, ["Guten", "Tag"], ["good", "day"]).axes[0].get_title(loc="left")
     'cross, mean of 1 head'
     """
-    layers, labels = _cross_attention(capture, source, target, layer, head, example)
+    layers, labels = _select_cross_attention(capture, source, target, layer, head, example)
     mean = np.mean(np.concatenate(list(layers.values())), axis=0)
-    of = _mean_of(sum(map(len, layers.values())))
+    of = _describe_mean(sum(map(len, layers.values())))
     of = of if head is None else f"head {head}" + (f", {of}" if len(layers) > 1 else "")
     where = next(iter(layers)) if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
     sides = ("written: target", "read: source")
-    figure = _map(mean, labels, f"{where}, {of}", sides, cell=0.3)
+    figure = _draw_map(mean, labels, f"{where}, {of}", sides, cell=0.3)
     reading = np.flatnonzero(mean.sum(1) > 0)
     figure.axes[0].scatter(
         mean[reading].argmax(1),
@@ -171,14 +170,14 @@ def plot_cross_attention(
     title: str = "",
     example: int = 0,
 ) -> Any:
-    """Where a decoder looked in one picture: the mean of all heads and, beside it, each head of each layer.
+    """Plots all cross-attention of a decoder: the mean of all heads, and beside it each head of each layer.
 
     Args:
         capture: the weights of a decoder; every layer of cross-attention is drawn.
-        source: S tokens, what was read.
-        target: T tokens, what was written: row t of the weights led to target[t].
-        title: a line above the picture.
-        example: which one of the batch, in [0, B).
+        source: the S tokens that the decoder read.
+        target: the T tokens that it wrote: row t of the weights led to target[t].
+        title: a line above the plot.
+        example: which entry of the batch, in [0, B).
 
     Returns, Raises: as `plot_alignment`.
 
@@ -188,9 +187,9 @@ def plot_cross_attention(
     >>> [axes.get_title() for axes in figure.axes[:2]]
     ['mean of all heads', 'head 1']
     """
-    layers, (rows, columns) = _cross_attention(capture, source, target, None, None, example)
+    layers, (rows, columns) = _select_cross_attention(capture, source, target, None, None, example)
     T, S, heads = len(rows), len(columns), max(map(len, layers.values()))
-    # Sizes in inches from the numbers of cells and the labels, so that these never overlap.
+    # Sizes in inches follow from the numbers of cells and the labels, which never overlap.
     widest = max(map(len, columns), default=1)
     mean_width = 2.2 + S * max(0.42, 0.1 * widest + 0.06)
     heads_width = heads * min(2.2, max(1.0, 0.2 * S))
@@ -199,7 +198,7 @@ def plot_cross_attention(
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
 
     axes = left.subplots()
-    image = _panel(axes, np.mean(np.concatenate(list(layers.values())), axis=0), 1.0)
+    image = _draw_panel(axes, np.mean(np.concatenate(list(layers.values())), axis=0), 1.0)
     axes.set_title("mean of all heads", fontsize=9)
     _label_axis(axes.xaxis, columns, 10)
     _label_axis(axes.yaxis, rows, 10)
@@ -212,11 +211,11 @@ def plot_cross_attention(
         for axes in line[len(pictures) :]:
             axes.set_visible(False)
         for head, (axes, picture) in enumerate(zip(line, pictures, strict=False), 1):
-            _panel(axes, picture, 1.0)
+            _draw_panel(axes, picture, 1.0)
             axes.set_title(f"head {head}", fontsize=9)
             _label_axis(axes.xaxis, columns if widest <= 2 and S <= 10 else [], 6)
             _label_axis(axes.yaxis, [], 6)
-    _colour_bar(figure, image, grid)
+    _add_colour_bar(figure, image, grid)
     return figure
 
 
@@ -231,26 +230,26 @@ def plot_image_attention(
     grid: tuple[int, int] | None = None,
     example: int = 0,
 ) -> Any:
-    """Where on an image attention is: a panel for each token that was written, or for one query a panel for each head.
+    """Plots attention over an image: a panel for each token that was written, or for each head of one query.
 
-    Keys are the patches of the image, row by row. Fog lies on a patch, the thicker the less it is looked at; a frame
-    marks the one that is looked at most. With `tokens` this shows what a decoder read for each word of a caption, by
-    the mean of all heads; with `query=0` where the heads of a class token look. Such a token may stand before the
-    patches, as one more key; what is given to it lies nowhere on the image, so each panel tells how much does.
+    Keys are the patches of the image, row by row. Fog covers patches with little weight, and a frame marks the patch
+    with the most. With `tokens`, the plot shows what a decoder read for each word of a caption, averaged over heads;
+    with `query=0`, what each head of a class token attends to. One more key may precede the patches, a class token:
+    then each panel says which share of the weight is on the image.
 
     Args:
         capture: the weights of all keys.
-        layer: name of a layer. None: the mean over all layers of cross-attention.
-        image: (height, width), (height, width, 1) or (height, width, 3) numbers; bytes, or floats in [0, 1], show as
-            they are, other floats from their least, in black, to their greatest.
+        layer: name of a layer. None: the mean of all cross-attention layers.
+        image: (height, width), (height, width, 1) or (height, width, 3): bytes, or floats in [0, 1]. Other floats are
+            rescaled from their minimum, black, to their maximum.
         tokens: T tokens: row t of the weights led to tokens[t]. Default: the numbers of the rows.
-        query: which row, to see its heads one by one; then `tokens` have no effect.
+        query: a row, to see its heads one by one; `tokens` are ignored then.
         heads: which heads. Default: all that were captured.
-        grid: numbers of rows and of columns of patches. Default: those for which patches are squares.
-        example: which one of the batch, in [0, B).
+        grid: numbers of rows and columns of patches. Default: those that make square patches.
+        example: which entry of the batch, in [0, B).
 
-    Returns, Raises: as `plot_alignment`, and ValueError for an image of another shape, a query that is not there, or if
-        the keys are not that many patches.
+    Returns, Raises: as `plot_alignment`, and ValueError if the image has another shape, the query does not exist, or
+        the number of patches is not that of the keys.
 
     >>> import numpy as np
     >>> capture = Capture({"cross": np.full((1, 2, 3, 4), 0.25)}, {"cross": "cross"})
@@ -258,19 +257,19 @@ def plot_image_attention(
     >>> [axes.get_title(loc="left") for axes in figure.axes[:4]]
     ['image', 'a', 'red', 'circle']
     """
-    pixels = _pixels(image)
-    layers = _layers(capture, layer, heads, example)
+    pixels = _to_pixels(image)
+    layers = _select_layers(capture, layer, heads, example)
     name = next(iter(layers))
     where = name if len(layers) == 1 else f"{len(layers)} layers of cross-attention"
     if capture.cells[name] != (1, 1):
         raise ValueError(
-            "`capture` must hold each weight by itself: inspect.capture(..., size=None). "
+            "`capture` must not be pooled: inspect.capture(..., size=None). "
             f"Received: {name!r} pooled to cells of {capture.cells[name]}"
         )
     if query is None:
         weights = np.mean(np.concatenate(list(layers.values())), axis=0)
-        titles, _ = _labels(capture, name, tokens=tokens, key_tokens=None)
-        of = _mean_of(sum(map(len, layers.values())))
+        titles, _ = _make_labels(capture, name, tokens=tokens, key_tokens=None)
+        of = _describe_mean(sum(map(len, layers.values())))
     elif len(layers) > 1 or query not in capture.rows[name]:
         raise ValueError(
             f"`query` must be one of the rows of one `layer`, {', '.join(map(str, capture.rows[name]))}. "
@@ -280,7 +279,7 @@ def plot_image_attention(
         weights = layers[name][:, capture.rows[name].index(query)]
         titles = [f"head {head}" for head in (capture.heads[name] if heads is None else heads)]
         of = f"query {query}"
-    (rows, columns), first = _grid(capture.lengths[name][1], pixels.shape, grid)
+    (rows, columns), first = _find_grid(capture.lengths[name][1], pixels.shape, grid)
     maps = weights[:, first:].reshape(-1, rows, columns)
 
     height, width = pixels.shape[:2]
@@ -317,7 +316,7 @@ def plot_image_attention(
                 size = (width / columns, height / rows)
                 axes.add_patch(Rectangle(corner, *size, fill=False, ec="#d95f02", lw=1.2))
     if drawn is not None:
-        _colour_bar(figure, drawn, grid_of_axes)
+        _add_colour_bar(figure, drawn, grid_of_axes)
     figure.suptitle(f"{where}, {of}", fontsize=10, x=0.01, ha="left")
     return figure
 
@@ -329,19 +328,19 @@ def plot_model(
     where: Any = None,
     label: str | None = None,
 ) -> Any:
-    """Layers against heads, coloured by a measure: which head does what.
+    """Plots layers against heads, coloured by a measure.
 
     Args:
-        source: a `Capture`; or an `Ablation`, drawn by what each head costs; or by layer name (N,), any numbers.
-        measure, where: of a capture, as for `by_head`.
-        label: what the numbers are. Default: from the measure.
+        source: a `Capture`; an `Ablation`, which is coloured by cost; or any (N,) numbers by layer name.
+        measure, where: for a capture, as for `by_head`.
+        label: the name of the numbers. Default: that of the measure.
 
     Returns:
         As `plot_heads`.
 
     Raises:
-        ValueError: as `by_head`; for numbers of another shape.
-        ImportError: without matplotlib.
+        ValueError: as `by_head`, or if numbers have another shape.
+        ImportError: if matplotlib is missing.
 
     >>> figure = plot_model({"layer_1": [0.1, 0.9], "layer_2": [0.5, 0.2]}, label="importance")
     >>> [text.get_text() for text in figure.axes[0].texts]
@@ -369,8 +368,8 @@ def plot_model(
     known = table[np.isfinite(table)]
     most = float(np.max(np.abs(known), initial=0.0)) or 1.0
     digits = max(0, (2 if most >= 1 else 1) - math.floor(math.log10(most)))
-    image = _panel(axes, table, most, even=True)
-    axes.set_facecolor("#f4f5f7")  # a layer with fewer heads
+    image = _draw_panel(axes, table, most, linear=True)
+    axes.set_facecolor("#f4f5f7")  # cells that fewer heads leave empty
     for (i, j), x in np.ndenumerate(table):
         if np.isfinite(x):
             dark = abs(x) > 0.6 * most
@@ -387,29 +386,29 @@ def plot_model(
     _label_axis(axes.yaxis, list(numbers), 8)
     axes.set_xlabel("head", fontsize=8, color=_MUTED)
     axes.spines[:].set_visible(False)
-    _colour_bar(figure, image, axes, label)
+    _add_colour_bar(figure, image, axes, label)
     return figure
 
 
-def _map(
+def _draw_map(
     picture: Floats,
     labels: tuple[list[str], list[str]],
     title: str,
     sides: tuple[str, str],
     cell: float = 0.24,
 ) -> Any:
-    """One large picture, with a label at every row and column, and what the sides are."""
+    """Draws one large map with labels on both axes."""
     rows, columns = labels
     T, S = picture.shape
     longest = max(T, S, 1)
     cell = max(0.135, cell - 0.0016 * longest) if longest <= 160 else 21.6 / longest
     size = min(9.0, max(5.0, cell * 50))
-    letter = size / 72 * 0.62  # about the width of a letter, in inches
+    letter = size / 72 * 0.62  # approximate width of a letter in inches
     left, top = (0.35 + letter * max(map(len, x), default=1) for x in (rows, columns))
     width = max(2.0, cell * S + 1.1, 0.085 * len(title))
     figure = new_figure(left + width, top + max(1.4, cell * T) + 0.8)
     axes = figure.add_subplot()
-    image = _panel(axes, picture)
+    image = _draw_panel(axes, picture)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("bottom")
     upright = max(map(len, columns), default=0) <= 2
@@ -418,11 +417,11 @@ def _map(
     axes.set_ylabel(sides[0], fontsize=8, color=_MUTED)
     axes.set_xlabel(sides[1], fontsize=8, color=_MUTED)
     axes.set_title(title, fontsize=10, loc="left", pad=8)
-    _colour_bar(figure, image, axes)
+    _add_colour_bar(figure, image, axes)
     return figure
 
 
-def _cross_attention(
+def _select_cross_attention(
     capture: Capture,
     source: Sequence[Any],
     target: Sequence[Any],
@@ -430,23 +429,23 @@ def _cross_attention(
     head: int | None,
     example: int,
 ) -> tuple[dict[str, Floats], tuple[list[str], list[str]]]:
-    """`_layers`, and `_labels`."""
-    layers = _layers(capture, layer, None if head is None else [head], example)
-    return layers, _labels(capture, next(iter(layers)), target=target, source=source)
+    """Returns `_select_layers` and `_make_labels`."""
+    layers = _select_layers(capture, layer, None if head is None else [head], example)
+    return layers, _make_labels(capture, next(iter(layers)), target=target, source=source)
 
 
-def _layers(
+def _select_layers(
     capture: Capture, layer: str | None, heads: Sequence[int] | None, example: int
 ) -> dict[str, Floats]:
-    """By layer name the weights (heads, T, S) of one layer or all of cross-attention."""
+    """The weights (heads, T, S) of one layer, or of all cross-attention, by layer name."""
     names = [name for name in capture if capture.kinds[name] == "cross"]
-    names = names if layer is None else [capture.layer(layer)]
+    names = names if layer is None else [capture.check_layer(layer)]
     if not names:
         raise ValueError(
             "`capture` must have a layer of cross-attention, or `layer` must be given. "
             f"Received: {', '.join(f'{name!r} ({kind})' for name, kind in capture.kinds.items())}"
         )
-    layers = {name: weights_of(capture, name, heads, example) for name in names}
+    layers = {name: select_weights(capture, name, heads, example) for name in names}
     lengths = [capture.lengths[name] for name in names]
     if len({x.shape[1:] for x in layers.values()}) > 1 or len(set(lengths)) > 1:
         raise ValueError(
@@ -456,12 +455,12 @@ def _layers(
     return layers
 
 
-def _mean_of(count: int) -> str:
+def _describe_mean(count: int) -> str:
     return f"mean of {count} head{'s' if count > 1 else ''}"
 
 
-def _pixels(image: Any) -> Floats:
-    """(height, width), or with colours (height, width, 3), from 0 to 1."""
+def _to_pixels(image: Any) -> Floats:
+    """Converts an image to (height, width), or (height, width, 3) with colours, in [0, 1]."""
     array = np.asarray(image)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
@@ -478,10 +477,10 @@ def _pixels(image: Any) -> Floats:
     return pixels
 
 
-def _grid(
+def _find_grid(
     keys: int, shape: Sequence[int], grid: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int]:
-    """Rows and columns of an image's patches, and how many keys stand before them: one at most."""
+    """Rows and columns of an image's patches, and the number of keys before them, 0 or 1."""
     for first, patches in enumerate((keys, keys - 1)):
         rows = round((max(patches, 0) * shape[0] / shape[1]) ** 0.5)
         columns = patches // max(rows, 1)
@@ -492,12 +491,12 @@ def _grid(
             return (rows, columns), first
     raise ValueError(
         "`grid` must be the rows and columns of patches, as many as there are keys, or one fewer (None only for "
-        f"patches that are squares). Received: grid={grid}, {keys} keys, image.shape={tuple(shape)}"
+        f"square patches). Received: grid={grid}, {keys} keys, image.shape={tuple(shape)}"
     )
 
 
-def _shown(token: Any) -> str:
-    """A token as people read it: marks of spaces go, what has no shape of its own gets one."""
+def _format_token(token: Any) -> str:
+    """A readable token: without the space marks of tokenizers, with visible whitespace."""
     text = str(token)
     for mark in ("▁", "Ġ", "##"):
         text = text.removeprefix(mark) or "␣"
@@ -505,19 +504,19 @@ def _shown(token: Any) -> str:
     return text if text.strip() else "␣"
 
 
-def _labels(
+def _make_labels(
     capture: Capture, layer: str, **tokens: Sequence[Any] | None
 ) -> tuple[list[str], list[str]]:
-    """What stands at the rows and columns of a layer's picture.
+    """The labels of the rows and columns of a layer's picture.
 
     Args:
-        capture: what was captured.
-        layer: a name in it.
-        tokens: by the name of the argument, those of all queries and those of all keys. Default: their numbers; for
-            self-attention the keys' are the queries'.
+        capture: the weights.
+        layer: name of a layer.
+        tokens: the tokens of all queries and of all keys, by argument name. Default: their positions; the keys of
+            self-attention have the tokens of the queries.
 
     Raises:
-        ValueError: if there are more or fewer tokens than positions.
+        ValueError: if the number of tokens is not that of the positions.
     """
     T, S = capture.lengths[layer]
     (option, queries), (key_option, keys) = tokens.items()
@@ -532,27 +531,27 @@ def _labels(
                 f"`{option}` must be a list of {length} tokens, one for each position. "
                 f"Received: {len(tokens)}{' characters' if isinstance(tokens, str) else ''}"
             )
-        return [_shown(tokens[place]) for place in places]
+        return [_format_token(tokens[place]) for place in places]
 
     columns = range(0, S, capture.cells[layer][1])
     return side(option, queries, T, capture.rows[layer]), side(key_option, keys, S, columns)
 
 
-def _panel(axes: Any, numbers: Floats, most: float | None = None, even: bool = False) -> Any:
-    """Draws numbers (rows, columns); colours grow with their square root, so that small weights show.
+def _draw_panel(axes: Any, numbers: Floats, most: float | None = None, linear: bool = False) -> Any:
+    """Draws numbers (rows, columns). Colours follow the square root, which makes small weights visible.
 
     Args:
-        axes: where.
-        numbers: drawn signed if some are negative.
-        most: the darkest one. Default: the largest.
-        even: whether colours grow with the numbers themselves, as they do where these are signed.
+        axes: the axes.
+        numbers: drawn with a signed scale if any is negative.
+        most: the number with the darkest colour. Default: the largest.
+        linear: whether colours follow the numbers themselves, as signed ones always do.
     """
     from matplotlib.colors import Normalize, PowerNorm
 
     signed = bool(np.nanmin(numbers, initial=0.0) < 0)
     most = most or float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
     low = -most if signed else 0.0
-    norm = Normalize(low, most) if signed or even else PowerNorm(0.5, low, most)
+    norm = Normalize(low, most) if signed or linear else PowerNorm(0.5, low, most)
     colours = _SIGNED if signed else _WEIGHTS
     image = axes.imshow(numbers, colours, norm, aspect="auto", interpolation="nearest")
     axes.tick_params(length=0)
@@ -562,16 +561,16 @@ def _panel(axes: Any, numbers: Floats, most: float | None = None, even: bool = F
 
 
 def _label_axis(axis: Any, texts: Sequence[str], size: float, **options: Any) -> None:
-    """Labels positions 0, 1, ...: all, or so many that they do not touch."""
+    """Labels positions 0, 1, ..., or every n-th if there are too many."""
     step = max(1, -(-len(texts) // _MOST_LABELS))
-    # A token may hold dollar signs, which would be formulas.
+    # Dollar signs in a token must not become formulas.
     axis.set_ticks(
         range(0, len(texts), step), texts[::step], fontsize=size, parse_math=False, **options
     )
 
 
-def _colour_bar(figure: Any, image: Any, axes: Any, label: str | None = None) -> None:
-    """A scale as wide as a letter is high, however large the picture; that of weights has a few rounded numbers."""
+def _add_colour_bar(figure: Any, image: Any, axes: Any, label: str | None = None) -> None:
+    """Adds a narrow colour bar of fixed width; a bar of weights has a few round ticks."""
     width, height = figure.get_size_inches()
     bar = figure.colorbar(
         image, ax=axes, fraction=0.3 / width, pad=0.12 / width, aspect=height / 0.16

@@ -1,4 +1,4 @@
-"""`capture`: the attention weights of a model, from one run that it does not change."""
+"""`capture`: the attention weights of a model, from one run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from heed._numbers import check_integer
 from heed.inspect import _names
-from heed.inspect._capture import Capture, Layer
-from heed.inspect._picture import picture_of
-from heed.inspect._seen import Rows, Seen, States
-from heed.inspect._watch import Look, Session, is_attention, watch
+from heed.inspect._capture import Capture, CapturedLayer
+from heed.inspect._observed import ObservedAttention, StepwiseAttention, WeightRows
+from heed.inspect._picture import compute_picture
+from heed.inspect._watch import Observer, Session, is_attention, watch
 
-Some = Sequence[int] | Mapping[str, Sequence[int]] | None
+Selection = Sequence[int] | Mapping[str, Sequence[int]] | None
 
 
 def capture(
@@ -24,42 +24,42 @@ def capture(
     inputs: Any,
     *,
     layers: Sequence[str] | None = None,
-    heads: Some = None,
-    rows: Some = None,
+    heads: Selection = None,
+    rows: Selection = None,
     size: int | None = 512,
     tokens: Sequence[int] = (0,),
     call_arguments: Mapping[str, Any] | None = None,
 ) -> Capture:
     """Runs a model once, as `model(inputs, training=False)`, and returns the weights of every attention in it.
 
-    The model computes what it always does, bit by bit; the weights are taken, or computed beside it, in blocks. It
-    sees heed's layers and ops, the attention layers of Keras and KerasHub, accelerated or not, and whatever layer
-    calls `keras.ops.dot_product_attention`, or `keras.ops.softmax` in a class with "Attention" in its name. What the
-    states (B, D) of a recurrent decoder ask a layer, one after the other, is one attention of T queries.
+    The outputs stay the same, bit by bit: weights are read from the layer, or recomputed in blocks. Captures heed's
+    layers and ops, the attention layers of Keras and KerasHub, accelerated or not, and every layer that calls
+    `keras.ops.dot_product_attention`, or `keras.ops.softmax` in a class with "Attention" in its name. The T steps of
+    a recurrent decoder, each with a query (B, D), count as one attention of T queries.
 
     Args:
         model: a Keras model or layer.
         inputs: its first argument.
-        layers: names of attention layers: the name of the layer itself, or with those of the layers around it, as
-            "block_1/attention". Default: all.
+        layers: names of attention layers, with or without the enclosing layers, as "block_1/attention" or
+            "attention". Default: all.
         heads: which heads, integers in [0, N), of every layer, or by layer name. Default: all.
         rows: which queries, integers in [0, T), of every layer, or by layer name. Default: all.
-        size: a picture longer or wider than this is pooled to at most this (see `Capture`), unless `rows` are given.
-            None: never. With the default, 12 layers of 12 heads at T = S = 1024 take 151 MB a batch entry.
-        tokens: for which keys `on_token` is to work where a picture is not whole. Keys beyond S are left out.
+        size: larger pictures are pooled to at most `size` rows and columns (see `Capture`), unless `rows` are given.
+            None: no pooling. With the default, 12 layers of 12 heads at T = S = 1024 take 151 MB a batch entry.
+        tokens: the keys that `on_token` supports where a picture is not whole. Keys beyond S are ignored.
         call_arguments: further arguments of the call, by name.
 
     Returns:
         A `Capture`, with `outputs`.
 
     Raises:
-        ValueError: for a model without attention; for layers that are not there, with the names of those that are;
-            for heads, rows or tokens out of range.
+        ValueError: if the model has no attention, if a layer does not exist (the message lists those that do), or if
+            heads, rows or tokens are out of range.
         TypeError: if `model` is not a Keras layer.
         RuntimeError: if Keras does not run on TensorFlow, or a layer runs inside a `tf.function`.
 
-    Numerics: weights are float32 (float64 for float64); those that a layer of Keras holds itself have its precision.
-        A row that may attend to nothing is 0, also where Keras attends evenly to everything.
+    Numerics: weights are float32 (float64 for float64). Weights that a Keras layer computes itself have its precision.
+        A row that may attend to nothing is 0, even where Keras attends uniformly to all keys.
 
     >>> import keras, numpy as np
     >>> x = keras.Input((6, 8))
@@ -73,55 +73,55 @@ def capture(
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     size = check_integer("size", size, least=1, optional=True)
-    taken: dict[str, dict[str, Any]] = {}
-    states: dict[str, list[Seen]] = {}
+    captured: dict[str, dict[str, Any]] = {}
+    steps: dict[str, list[ObservedAttention]] = {}
 
-    def draw(full: str, seen: Rows) -> None:
-        _, N, T, S = seen.sizes
-        chosen_heads = _chosen("heads", heads, full, N) or tuple(range(N))
-        chosen_rows = _chosen("rows", rows, full, T)
-        keys = [token for token in _integers("tokens", tokens, None, full) if token < S]
-        picture, statistics = picture_of(seen, chosen_heads, chosen_rows, size, keys)
-        taken[full] |= {
+    def draw(full: str, attention: WeightRows) -> None:
+        _, N, T, S = attention.sizes
+        chosen_heads = _select("heads", heads, full, N) or tuple(range(N))
+        chosen_rows = _select("rows", rows, full, T)
+        keys = [token for token in _check_integers("tokens", tokens, None, full) if token < S]
+        picture, statistics = compute_picture(attention, chosen_heads, chosen_rows, size, keys)
+        captured[full] |= {
             "weights": picture,
             "heads": chosen_heads,
             "rows": chosen_rows,
             "lengths": (T, S),
-            "starts": seen.start,
+            "starts": attention.start,
             "statistics": statistics,
         }
 
-    def take(full: str, seen: Seen, kind: str) -> None:
-        taken.setdefault(full, {"kind": kind})
-        if seen.sizes[2] == 1:  # there may be more of them: they are drawn when all have been seen
-            states.setdefault(full, []).append(seen)
+    def take(full: str, attention: ObservedAttention, kind: str) -> None:
+        captured.setdefault(full, {"kind": kind})
+        if attention.sizes[2] == 1:  # perhaps a step of a recurrent decoder, drawn with the others
+            steps.setdefault(full, []).append(attention)
         else:
-            draw(full, seen)
+            draw(full, attention)
 
-    outputs, names = run(model, inputs, call_arguments, take, layers)
-    for full, steps in states.items():
-        draw(full, States(steps))
+    outputs, names = run_observed(model, inputs, call_arguments, take, layers)
+    for full, attentions in steps.items():
+        draw(full, StepwiseAttention(attentions))
     for option, given in (("heads", heads), ("rows", rows)):
         if isinstance(given, Mapping):
-            _names.check(option, given, list(names))
-    return Capture._of([Layer(names[full], **x) for full, x in taken.items()], outputs)
+            _names.check_names(option, given, list(names))
+    return Capture._of([CapturedLayer(names[full], **x) for full, x in captured.items()], outputs)
 
 
-def run(
+def run_observed(
     model: Any,
     inputs: Any,
     call_arguments: Mapping[str, Any] | None,
-    look: Look,
+    observer: Observer,
     layers: Sequence[str] | None = None,
 ) -> tuple[Any, dict[str, str]]:
-    """Runs a model while `look` sees its attention.
+    """Runs a model and reports its attention to `observer`.
 
     Args:
         model, inputs, call_arguments, layers: as for `capture`.
-        look: is shown each attention of the chosen layers.
+        observer: gets each attention of the chosen layers.
 
     Returns:
-        What the model does; and by the full name of each attention that ran the name that people see.
+        The outputs of the model, and the short name of each attention that ran by its full name.
 
     Raises:
         ValueError, TypeError: as `capture`.
@@ -133,14 +133,14 @@ def run(
             raise TypeError(f"`layers` must be a list of names. Received: layers={layers!r}")
         if not layers:
             raise ValueError(f"`layers` must not be empty. Received: layers={layers!r}")
-    with watch(look, layers) as session:
+    with watch(observer, layers) as session:
         outputs = model(inputs, training=False, **(call_arguments or {}))
-    missed = _missed(model, session)
+    missed = _find_missed(model, session)
     if not session.names:
         known = f"; it has {', '.join(missed)}" if missed else ""
         raise ValueError(
             "`model` must have attention that runs through heed, keras.ops or the attention layers of Keras and "
-            f"KerasHub, outside of a tf.function. Received: {model.name!r}, which ran none that can be seen{known}"
+            f"KerasHub, outside of a tf.function. Received: {model.name!r}, which ran none that can be captured{known}"
         )
     if missed:
         warnings.warn(
@@ -148,28 +148,28 @@ def run(
             "been traced before, or compute weights without heed and keras.ops.",
             stacklevel=3,
         )
-    _names.check("layers", layers or (), session.names)
-    return outputs, dict(zip(session.names, _names.short_names(session.names), strict=True))
+    _names.check_names("layers", layers or (), session.names)
+    return outputs, dict(zip(session.names, _names.shorten_names(session.names), strict=True))
 
 
-def _missed(model: Any, session: Session) -> list[str]:
-    """Names of layers that look like attention, and in which none was seen."""
+def _find_missed(model: Any, session: Session) -> list[str]:
+    """Names of layers that look like attention but reported none."""
     layers = [model, *model._flatten_layers(include_self=False)]
     return [
         f"{layer.name!r} ({type(layer).__name__})"
         for layer in layers
-        if is_attention(layer) and id(layer) not in session.with_attention
+        if is_attention(layer) and layer not in session.with_attention
     ]
 
 
-def _chosen(option: str, given: Some, full: str, limit: int) -> tuple[int, ...] | None:
-    """The heads or rows of one layer, or None for all."""
+def _select(option: str, given: Selection, full: str, limit: int) -> tuple[int, ...] | None:
+    """The chosen heads or rows of one layer; None for all."""
     if isinstance(given, Mapping):
-        given = next((x for name, x in given.items() if _names.answers(name, full)), None)
-    return None if given is None else _integers(option, given, limit, full)
+        given = next((x for name, x in given.items() if _names.matches(name, full)), None)
+    return None if given is None else _check_integers(option, given, limit, full)
 
 
-def _integers(option: str, given: Any, limit: int | None, full: str) -> tuple[int, ...]:
+def _check_integers(option: str, given: Any, limit: int | None, full: str) -> tuple[int, ...]:
     array = np.asarray(given)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(f"`{option}` must be a list of integers. Received: {option}={given!r}")

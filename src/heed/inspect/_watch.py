@@ -1,13 +1,13 @@
-"""Looking on while a model runs: which layer computes which attention, whoever wrote it.
+"""Observes the attention of a running model, including layers of other libraries.
 
-Three places see every attention of a Keras model on TensorFlow:
+Three hooks see every attention of a Keras model on TensorFlow:
 
-- heed's ops show what they compute to whoever watches (heed's layers, accelerated Keras);
-- `keras.ops.dot_product_attention` ends in one function of the backend;
-- other layers hold the weights themselves: they come out of a softmax inside a layer that is an attention.
+- heed's ops report their calls to a watcher (heed's layers, accelerated Keras);
+- `keras.ops.dot_product_attention` calls one function of the backend;
+- all other layers compute their weights with a softmax inside a layer that is an attention.
 
-And `keras.layers.Layer.__call__` tells inside which layers that happens. Three functions are wrapped while a model
-runs, for the thread that runs it; what they compute is computed as ever.
+`keras.layers.Layer.__call__` tells which layer is running. While a model runs, three functions of Keras are patched for
+its thread; they compute what they always do.
 """
 
 from __future__ import annotations
@@ -23,20 +23,26 @@ import keras
 import numpy as np
 
 from heed._keras import backend_module
+from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
-from heed.inspect._seen import FusedAttention, Seen, SoftmaxWeights, keras_attention
-from heed.ops.observe import patching, set_watcher
+from heed.inspect._observed import (
+    FusedAttention,
+    ObservedAttention,
+    SoftmaxAttention,
+    observe_keras_attention,
+)
+from heed.ops.observe import set_watcher
 from heed.ops.spec import AttentionSpec, Tensors
 
-# Arguments by which layers of the world take what they read besides their own sequence.
+# Names of arguments that hold another sequence than the layer's own.
 _SOURCES = ("key_value", "encoder", "encoded", "context", "memory")
-# Is shown the full name of each attention, what was seen, and "self", "causal" or "cross"; what it returns goes on in
-# place of the output, None for the output itself. Where single states ask, it is shown each step, under one name.
-Look = Callable[[str, Seen, str], Any]
+# Gets the full name of each attention, the attention, and "self", "causal" or "cross". What it returns replaces the
+# output, unless it is None. The steps of a recurrent decoder come one by one, under one name.
+Observer = Callable[[str, ObservedAttention, str], Any]
 
 
 class Frame(NamedTuple):
-    """One layer that is being called."""
+    """A layer that is being called."""
 
     layer: Any
     args: tuple[Any, ...]
@@ -44,17 +50,17 @@ class Frame(NamedTuple):
 
 
 class Session:
-    """What happens while one model runs."""
+    """The observation of one run of a model."""
 
-    def __init__(self, look: Look, layers: Sequence[str] | None) -> None:
-        self.look, self.layers = look, layers
+    def __init__(self, observer: Observer, layers: Sequence[str] | None) -> None:
+        self.observer, self.layers = observer, layers
         self.frames: list[Frame] = []
         self.names: list[str] = []  # of all attentions that ran
-        self.states: dict[tuple[Any, ...], str] = {}  # names of those that single states ask
-        self.with_attention: set[int] = set()  # ids of the layers around them
+        self.steps: dict[tuple[Any, ...], str] = {}  # names of those that single steps call
+        self.with_attention: set[Any] = set()  # the layers around them
 
-    def layer(self, original: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """`keras.layers.Layer.__call__`; where the layer is the softmax of an attention, it gives the weights."""
+    def call_layer(self, original: Function, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """`keras.layers.Layer.__call__`; a softmax layer inside an attention gives weights."""
         self.frames.append(Frame(layer, args, kwargs))
         try:
             output = original(layer, *args, **kwargs)
@@ -63,37 +69,37 @@ class Session:
         if not isinstance(layer, keras.layers.Softmax):
             return output
         mask = args[1] if len(args) > 1 else kwargs.get("mask")
-        return self.held(args[0] if args else kwargs["inputs"], output, mask)
+        return self.observe_softmax(args[0] if args else kwargs["inputs"], output, mask)
 
-    def softmax(self, original: Callable[..., Any], x: Any, axis: Any = -1) -> Any:
+    def call_softmax(self, original: Function, x: Any, axis: Any = -1) -> Any:
         """The backend's softmax."""
         weights = original(x, axis=axis)
-        return self.held(x, weights) if axis in (-1, len(x.shape) - 1) else weights
+        return self.observe_softmax(x, weights) if axis in (-1, len(x.shape) - 1) else weights
 
-    def fused(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """The backend's attention, unless heed computes it and has shown it already."""
+    def call_attention(self, original: Function, /, *args: Any, **kwargs: Any) -> Any:
+        """The backend's attention, unless it runs on heed's op, which reports itself."""
         before = len(self.names)
         output = original(*args, **kwargs)
         if len(self.names) != before:
             return output
-        return self.show(output, lambda: keras_attention(output, *args, **kwargs))
+        return self.observe(output, lambda: observe_keras_attention(output, *args, **kwargs))
 
-    def heed(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
+    def observe_op(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
         """An attention of heed's ops."""
-        return self.show(output, lambda: FusedAttention(output, spec, tensors))
+        return self.observe(output, lambda: FusedAttention(output, spec, tensors))
 
-    def held(self, scores: Any, weights: Any, mask: Any = None) -> Any:
-        """Weights that a layer holds."""
+    def observe_softmax(self, scores: Any, weights: Any, mask: Any = None) -> Any:
+        """The result of a softmax, which may be the weights of an attention."""
         layer = self.frames[-1].layer if self.frames else None
         if not is_attention(layer) or len(weights.shape) < 3:
             return weights
-        return self.show(weights, lambda: SoftmaxWeights(layer, weights, scores, mask))
+        return self.observe(weights, lambda: SoftmaxAttention(layer, weights, scores, mask))
 
-    def show(self, output: Any, describe: Callable[[], Seen]) -> Any:
-        """Shows an attention of the chosen layers; returns the output that goes on."""
+    def observe(self, output: Any, describe: Callable[[], ObservedAttention]) -> Any:
+        """Reports an attention of the chosen layers; returns the output for the model to use."""
         from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-        if not self.frames or in_symbolic_scope():  # where Keras only works out shapes
+        if not self.frames or in_symbolic_scope():  # Keras only infers shapes
             return output
         path = [frame.layer.name for frame in self.frames]
         if not hasattr(output, "numpy"):
@@ -102,44 +108,41 @@ class Session:
                 "the model without it, or first tf.config.run_functions_eagerly(True). "
                 f"Received: a symbolic tensor inside {'/'.join(path)}"
             )
-        seen = describe()
-        name = self.name(path[1:] or path, seen)
-        self.with_attention.update(id(frame.layer) for frame in self.frames)
-        if self.layers is not None and not any(_names.answers(x, name) for x in self.layers):
+        attention = describe()
+        name = self.choose_name(path[1:] or path, attention)
+        self.with_attention.update(frame.layer for frame in self.frames)
+        if self.layers is not None and not any(_names.matches(x, name) for x in self.layers):
             return output
         cross = _is_cross(self.frames[-1])
-        kind = "cross" if cross else "causal" if seen.causal else "self"
-        replaced = self.look(name, seen, kind)
+        kind = "cross" if cross else "causal" if attention.causal else "self"
+        replaced = self.observer(name, attention, kind)
         return output if replaced is None else replaced
 
-    def name(self, path: Sequence[str], seen: Seen) -> str:
-        """A name for what was seen: one of its own, or that of the single states (B, D) that asked this layer before.
-
-        A recurrent decoder asks at each step; all of its steps are one attention.
-        """
+    def choose_name(self, path: Sequence[str], attention: ObservedAttention) -> str:
+        """A new name, or that of the earlier steps of a recurrent decoder, whose query is (B, D)."""
         frame = self.frames[-1]
-        query = _arguments(frame).get("query")
-        key = (id(frame.layer), *path, *seen.sizes)
-        single = query is not None and len(query.shape) == 2
-        if single and key in self.states:
-            return self.states[key]
-        name = _names.full_name(path, self.names)
+        query = _bind_arguments(frame).get("query")
+        key = (frame.layer, *path, *attention.sizes)
+        single_step = query is not None and len(query.shape) == 2
+        if single_step and key in self.steps:
+            return self.steps[key]
+        name = _names.make_full_name(path, self.names)
         self.names.append(name)
-        if single:
-            self.states[key] = name
+        if single_step:
+            self.steps[key] = name
         return name
 
 
-_session: ContextVar[Session | None] = ContextVar("heed_inspect_session", default=None)
+_session: ContextVar[Session] = ContextVar("heed_inspect_session")
 
 
 @contextmanager
-def watch(look: Look, layers: Sequence[str] | None) -> Iterator[Session]:
-    """Shows `look` each attention that Keras layers, called by this thread, compute meanwhile.
+def watch(observer: Observer, layers: Sequence[str] | None) -> Iterator[Session]:
+    """Reports each attention that Keras layers compute in this thread.
 
     Args:
-        look: what looks on.
-        layers: which layers it is shown, by their full names or the ends of them; None for all.
+        observer: gets the attentions.
+        layers: full names, or the ends of full names, of the layers to report; None for all.
 
     Raises:
         RuntimeError: if Keras has another backend than TensorFlow.
@@ -149,63 +152,50 @@ def watch(look: Look, layers: Sequence[str] | None) -> Iterator[Session]:
             "heed.inspect needs Keras on its TensorFlow backend. "
             f"Received: keras.config.backend()={keras.config.backend()!r}"
         )
+    session = Session(observer, layers)
+    with set_here(_session, session), set_watcher(session.observe_op), activate(_patches()):
+        yield session
+
+
+@functools.cache
+def _patches() -> list[ContextPatch]:
+    def patch(owner: Any, name: str, method: Function) -> ContextPatch:
+        def make(original: Function) -> Function:
+            return lambda *args, **kwargs: method(_session.get(), original, *args, **kwargs)
+
+        return ContextPatch(owner, name, make)
+
     nn = backend_module("nn")
-    session = Session(look, layers)
-    with patching, set_watcher(session.heed):
-        token = _session.set(session)
-        try:
-            with (
-                _wrapped(keras.layers.Layer, "__call__", Session.layer),
-                _wrapped(nn, "softmax", Session.softmax),
-                _wrapped(nn, "dot_product_attention", Session.fused),
-            ):
-                yield session
-        finally:
-            _session.reset(token)
-
-
-@contextmanager
-def _wrapped(owner: Any, name: str, watched: Callable[..., Any]) -> Iterator[None]:
-    """Has a thread that watches call `watched`, with its session and the function that is there, instead of that."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        session = _session.get()
-        if session is None:
-            return original(*args, **kwargs)
-        return watched(session, original, *args, **kwargs)
-
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+    return [
+        patch(keras.layers.Layer, "__call__", Session.call_layer),
+        patch(nn, "softmax", Session.call_softmax),
+        patch(nn, "dot_product_attention", Session.call_attention),
+    ]
 
 
 def is_attention(layer: Any) -> bool:
-    """Whether a softmax inside this layer gives attention weights: by the name of its class, or of one above it."""
-    return any("attention" in kind.__name__.lower() for kind in type(layer).__mro__)
+    """Whether a softmax inside this layer gives attention weights, by the name of its class or of a base class."""
+    return any("attention" in cls.__name__.lower() for cls in type(layer).__mro__)
 
 
 def _is_cross(frame: Frame) -> bool:
-    """Whether the layer reads another sequence than that of its queries."""
-    given = _arguments(frame)
-    if "query" in given:
-        others = [given[name] for name in ("value", "key") if given.get(name) is not None]
-        # Without a value the layer reads what was projected before: a cache of another sequence.
-        return not others or not all(_same(given["query"], x) for x in others)
-    first = next(iter(given.values()), None)
+    """Whether the layer reads another sequence than its own."""
+    arguments = _bind_arguments(frame)
+    if "query" in arguments:
+        others = [arguments[name] for name in ("value", "key") if arguments.get(name) is not None]
+        # Without a value, the layer reads a cache of keys and values projected from another sequence.
+        return not others or not all(_is_same(arguments["query"], x) for x in others)
+    first = next(iter(arguments.values()), None)
     if isinstance(first, (list, tuple)):
-        return not all(_same(first[0], x) for x in first[1:])
+        return not all(_is_same(first[0], x) for x in first[1:])
     return any(
         x is not None and any(word in name for word in _SOURCES) and "mask" not in name
-        for name, x in given.items()
+        for name, x in arguments.items()
     )
 
 
-def _arguments(frame: Frame) -> dict[str, Any]:
-    """The arguments of a call by their names, as far as they can be told."""
+def _bind_arguments(frame: Frame) -> dict[str, Any]:
+    """The arguments of a call by name; empty if the signature is unknown."""
     try:
         bound = inspect.signature(frame.layer.call).bind_partial(*frame.args, **frame.kwargs)
     except (TypeError, ValueError):
@@ -213,7 +203,7 @@ def _arguments(frame: Frame) -> dict[str, Any]:
     return bound.arguments
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if tuple(one.shape) != tuple(other.shape):

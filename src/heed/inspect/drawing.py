@@ -1,6 +1,6 @@
-"""What a page that shows attention is made of: the weights as its script reads them, and the script.
+"""The parts of a page that shows attention: encoded weights, and the script that draws them.
 
-`heed.inspect.page` writes one to a file; the page of `heed serve` asks for new weights while it is open.
+`heed.inspect.page` writes a file; the page of `heed serve` fetches new weights while it is open.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.inspect._capture import Capture, weights_of
+from heed.inspect._capture import Capture, select_weights
 
 Tokens = Sequence[str] | Mapping[str, Sequence[str] | tuple[Sequence[str], Sequence[str]]]
 
 _FILES = Path(__file__).parent / "_page_files"
-# The files that draw, in the order in which they stand in a script.
+# The files of the script, in order.
 _DRAWING = ("data.js", "heads.js", "lines.js", "matrix.js", "show.js")
 
 # A code c stands for the weight (c / levels)^2. Rows sum to 1, so the mean of the squared codes of S keys is at most
-# levels^2 / S, and however the weights are spread a code takes at most log2(levels) + 1.05 - log2(S) / 2 bits: 4.6 for
-# 127 levels and 128 keys. Fewer levels only where the page would not be small with more.
+# levels^2 / S. Whatever the weights, a code takes at most log2(levels) + 1.05 - log2(S) / 2 bits: 4.6 for 127 levels
+# and 128 keys. A page uses the first number of levels that keeps it small.
 _LEVELS = (255, 127, 63)
-_SMALL = 1_900_000  # characters of base64; the rest of a page takes less than 0.1 MB
-_MOST = 1 << 28  # weights; browsers hold no more text than this many take
+_SMALL = 1_900_000  # characters of base64; the rest of a page is below 0.1 MB
+_MOST = 1 << 28  # weights, limited by the text that browsers can hold
 
 
 def drawing_parts() -> dict[str, str]:
-    """The style, the elements and the script that show attention, as text to be put into a page.
+    """Returns the style, the elements and the script that show attention, as text for a page.
 
     Returns:
-        "style", CSS; "view", the elements; "drawing", a script with `unpacked(data)`, which reads what `drawing_of`
+        "style", CSS; "view", the elements; "drawing", a script with `unpack(data)`, which decodes what `drawing_of`
         returns, and `show(data)`, which fills the elements with it.
     """
     return {
@@ -47,12 +47,12 @@ def drawing_parts() -> dict[str, str]:
 
 
 def read_part(name: str) -> str:
-    """The text of one of the files of a page."""
+    """Reads one of the files of a page."""
     return (_FILES / name).read_text(encoding="utf-8")
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """A template with each `{{name}}` replaced, in one go: text that looks like a placeholder stays what it is.
+    """Replaces each `{{name}}` of a template in one pass, so that inserted text is never replaced.
 
     Example:
         >>> fill("<p>{{a}}{{b}}", {"a": "{{b}}", "b": "!"})
@@ -67,14 +67,14 @@ def drawing_of(
     key_tokens: Sequence[str] | None = None,
     example: int = 0,
 ) -> dict[str, Any]:
-    """What the script reads: a description that JSON can hold, and the codes of all weights.
+    """Returns the input of the script: a JSON-ready description and the codes of all weights.
 
     Args:
         capture, tokens, key_tokens, example: as for `page`.
 
     Returns:
-        `{"levels": int, "sequences": [[label, ...], ...], "layers": [{"name", "kind", "heads", "rows", "keys" (which
-        of the sequences), "rowPositions", "keyPositions", "offset"}, ...], "note": how exact it is, "weights": the
+        `{"levels": int, "sequences": [[label, ...], ...], "layers": [{"name", "kind", "heads", "rows", "keys"
+        (indices of sequences), "rowPositions", "keyPositions", "offset"}, ...], "note": the accuracy, "weights":
         base64 of the deflated codes of all layers, each (N, T, S)}`.
 
     Raises:
@@ -83,13 +83,13 @@ def drawing_of(
     sequences: dict[tuple[str, ...], int] = {}
     layers, weights = [], []
     for name in capture.names:
-        picture = _example(capture, name, example)
-        queries, keys = _axes(capture, name, tokens, key_tokens)
+        picture = _select_example(capture, name, example)
+        queries, keys = _select_tokens(capture, name, tokens, key_tokens)
         cells, (T, S) = capture.cells[name], capture.lengths[name]
         rows = capture.rows[name]
         columns = range(0, S, cells[1])
         last_rows = [min(row + cells[0], T) - 1 for row in rows]
-        labels = (_labels(queries, rows, cells[0]), _labels(keys, columns, cells[1]))
+        labels = (_make_labels(queries, rows, cells[0]), _make_labels(keys, columns, cells[1]))
         which = [sequences.setdefault(side, len(sequences)) for side in labels]
         layers.append(
             {
@@ -112,18 +112,18 @@ def drawing_of(
         )
     if count == 0:
         raise ValueError("`capture` must hold at least one weight. Received: none")
-    levels, text = _compressed(weights)
+    levels, text = _compress(weights)
     return {
         "levels": levels,
         "sequences": list(map(list, sequences)),
         "layers": layers,
-        "note": _note(levels),
+        "note": _describe_accuracy(levels),
         "weights": text,
     }
 
 
-def _example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
-    picture = np.asarray(weights_of(capture, name, None, example), np.float32)
+def _select_example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
+    picture = np.asarray(select_weights(capture, name, None, example), np.float32)
     lowest, highest = picture.min(initial=0.0), picture.max(initial=0.0)
     if not (lowest >= 0 and highest <= 1.001):  # NaN too
         raise ValueError(
@@ -132,10 +132,10 @@ def _example(capture: Capture, name: str, example: int) -> NDArray[np.float32]:
     return picture
 
 
-def _axes(
+def _select_tokens(
     capture: Capture, name: str, tokens: Tokens, key_tokens: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """The tokens of the layer's T queries and S keys."""
+    """Selects the tokens of the layer's T queries and S keys."""
     T, S = capture.lengths[name]
     kind = capture.kinds[name]
     if isinstance(tokens, Mapping):
@@ -150,23 +150,25 @@ def _axes(
         own = tokens[name]
         paired = len(own) == 2 and not any(isinstance(side, str) for side in own)
         queries, keys = own if paired else (own, own)
-        said = (f"tokens[{name!r}]", f"tokens[{name!r}]")
+        arguments = (f"tokens[{name!r}]", f"tokens[{name!r}]")
     else:
-        queries, keys, said = tokens, tokens, ("tokens", "tokens")
+        queries, keys, arguments = tokens, tokens, ("tokens", "tokens")
         if kind == "cross":
             if key_tokens is None:
                 raise ValueError(
                     f"`key_tokens` must be given: {name!r} is cross-attention, from {T} tokens to {S} others. "
                     "Received: key_tokens=None"
                 )
-            keys, said = key_tokens, ("tokens", "key_tokens")
+            keys, arguments = key_tokens, ("tokens", "key_tokens")
         elif kind == "self" and key_tokens is not None and not len(tokens) == T != len(key_tokens):
-            # The encoder's, unless only the decoder's tokens have this length.
-            queries, keys, said = key_tokens, key_tokens, ("key_tokens", "key_tokens")
-    return _checked(queries, T, said[0], name, "queries"), _checked(keys, S, said[1], name, "keys")
+            # This is the encoder, unless only the decoder's tokens have this length.
+            queries, keys, arguments = key_tokens, key_tokens, ("key_tokens", "key_tokens")
+    return _check_tokens(queries, T, arguments[0], name, "queries"), _check_tokens(
+        keys, S, arguments[1], name, "keys"
+    )
 
 
-def _checked(tokens: Any, count: int, argument: str, name: str, axis: str) -> list[str]:
+def _check_tokens(tokens: Any, count: int, argument: str, name: str, axis: str) -> list[str]:
     if isinstance(tokens, (str, bytes)):
         raise TypeError(f"`{argument}` must be a list of strings. Received: {tokens!r}")
     found = list(tokens)
@@ -181,19 +183,19 @@ def _checked(tokens: Any, count: int, argument: str, name: str, axis: str) -> li
     return found
 
 
-def _labels(tokens: list[str], starts: Sequence[int], cell: int) -> tuple[str, ...]:
-    """The tokens that rows or columns stand for: each its own, or the first and last of its cell."""
+def _make_labels(tokens: list[str], starts: Sequence[int], cell: int) -> tuple[str, ...]:
+    """Labels of rows or columns: one token, or the first and last token of a cell."""
     if cell == 1:
         return tuple(tokens[start] for start in starts)
     parts = [tokens[start : start + cell] for start in starts]
     return tuple(part[0] if len(part) == 1 else f"{part[0]} … {part[-1]}" for part in parts)
 
 
-def _compressed(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
-    """The number of levels, and the base64 of the deflated codes."""
+def _compress(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
+    """Returns the number of levels, and base64 of the deflated codes."""
     levels, text = 0, ""
     for levels in _LEVELS:
-        # Weights repeat in runs of nothing only: looking for more takes 30 times as long and makes more of it.
+        # Only zeros come in runs: a search for other repetitions takes 30 times as long and compresses less.
         packer = zlib.compressobj(strategy=zlib.Z_RLE)
         codes = (np.rint(np.sqrt(picture) * levels).astype(np.uint8) for picture in weights)
         packed = [packer.compress(code.tobytes()) for code in codes]
@@ -203,18 +205,18 @@ def _compressed(weights: Sequence[NDArray[np.float32]]) -> tuple[int, str]:
     return levels, text
 
 
-def _note(levels: int) -> str:
-    """How exact the page is, for people."""
+def _describe_accuracy(levels: int) -> str:
+    """Describes the accuracy of the page."""
     worst = {weight: weight**0.5 / levels + 1 / (4 * levels**2) for weight in (1.0, 0.1, 0.01)}
-    said = [f"{weight:.2f} by at most {error:.1g}" for weight, error in worst.items()]
+    errors = [f"{weight:.2f} by at most {error:.1g}" for weight, error in worst.items()]
     return (
-        f"Weights are rounded: {', '.join(said)}. "
-        "Colours follow their square root, so that weak ones can be seen."
+        f"Weights are rounded: {', '.join(errors)}. "
+        "Colours follow their square root, which makes weak weights visible."
     )
 
 
 def json_in_html(value: Any) -> str:
-    r"""JSON that can stand in a <script> element, whatever text it holds.
+    r"""Encodes JSON for a <script> element, whatever text it contains.
 
     Example:
         >>> json_in_html("</script><!--")

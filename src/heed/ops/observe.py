@@ -5,7 +5,6 @@ Without a watcher it costs one look at a context variable.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,9 +14,6 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 # Gets the spec, the operands and the output of an attention; returns the output to go on with.
 Watcher = Callable[[AttentionSpec, Tensors, Any], Any]
-
-# Held while functions of Keras are replaced and restored.
-patching = threading.RLock()
 
 _watcher: ContextVar[Watcher | None] = ContextVar("heed_watcher", default=None)
 

@@ -1,23 +1,23 @@
-// What the page shows: heads with their weights as codes, and how codes turn into colours.
+// Data and colours: heads with their weights as codes, and the colours of codes.
 //
-// A code c stands for the weight (c / levels)^2, so colours, which follow the codes, show weak weights too.
+// A code c stands for the weight (c / levels)^2. Colours follow the codes, which makes weak weights visible.
 
 const $ = (id) => document.getElementById(id);
 const KINDS = { self: "self-attention", causal: "causal self-attention", cross: "cross-attention" };
 
-// An element with properties, and attributes where the name is that of one.
+// Makes an element; names of attributes (role, aria-*, data-*) become attributes, other names properties.
 function element(kind, properties, ...children) {
-  const made = document.createElement(kind);
+  const node = document.createElement(kind);
   for (const [name, value] of Object.entries(properties)) {
-    if (/^(role$|aria-|data-)/.test(name)) made.setAttribute(name, value);
-    else made[name] = value;
+    if (/^(role$|aria-|data-)/.test(name)) node.setAttribute(name, value);
+    else node[name] = value;
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
-// The context of a canvas that is empty, and as large as it is shown; lengths are in points.
-function cleared(canvas) {
+// Clears a canvas, resizes it to its size on the screen, and returns its context; lengths are in CSS pixels.
+function clearCanvas(canvas) {
   const ratio = devicePixelRatio || 1, context = canvas.getContext("2d");
   canvas.width = Math.round(canvas.clientWidth * ratio);
   canvas.height = Math.round(canvas.clientHeight * ratio);
@@ -27,8 +27,8 @@ function cleared(canvas) {
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// A drawing as `heed.inspect.drawing.drawing_of` made it, with its heads as codes.
-async function unpacked(data) {
+// Decodes the result of `heed.inspect.drawing.drawing_of` into heads with codes.
+async function unpack(data) {
   const text = atob(data.weights), packed = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -52,7 +52,7 @@ async function unpacked(data) {
   return data;
 }
 
-// Names without the whole folders that all of them begin or end with.
+// Returns a function that removes the leading and trailing folders that all names share.
 function labels(names) {
   const parts = names.map((name) => name.split("/")), shortest = Math.min(...parts.map((p) => p.length)) - 1;
   const shared = (i) => names.length > 1 && parts.every((p) => p.at(i) === parts[0].at(i));
@@ -62,13 +62,13 @@ function labels(names) {
   return (name) => name.split("/").slice(first, name.split("/").length - last).join("/");
 }
 
-// The weights of a head with rows and columns halved some times: each cell is the highest of those that it stands
-// for, so that no strong weight is lost where a screen has fewer points than there are tokens.
-function pooled(head, down, across) {
+// The codes of a head with rows and columns halved `down` and `across` times. A cell is the maximum of its parts, so that
+// strong weights stay visible when a screen has fewer pixels than there are tokens.
+function pool(head, down, across) {
   if (!down && !across) return head.whole;
   const key = `${down} ${across}`;
   if (!head.pooled.has(key)) {
-    const { codes, T, S } = across ? pooled(head, down, across - 1) : pooled(head, down - 1, 0);
+    const { codes, T, S } = across ? pool(head, down, across - 1) : pool(head, down - 1, 0);
     const [t, s] = across ? [T, (S + 1) >> 1] : [(T + 1) >> 1, S], small = new Uint8Array(t * s);
     for (let i = 0; i < T; i++) {
       for (let j = 0, to = (across ? i : i >> 1) * s, from = i * S; j < S; j++) {
@@ -83,14 +83,14 @@ function pooled(head, down, across) {
 
 const codeAt = (head, i, j) => head.whole.codes[i * head.whole.S + j];
 
-// Whether a causal layer cannot see any of the keys from j on from any of the rows up to i.
-function unseen(layer, i, j) {
+// Whether a causal layer hides all keys from j on from all rows up to i.
+function isHidden(layer, i, j) {
   const row = layer.rowPositions ? layer.rowPositions[i] : i;
   const key = layer.keyPositions ? layer.keyPositions[j] : j;
   return key > row + layer.offset;
 }
 
-// cividis (Nunez, Anderton and Renslow 2018): the same order of light and dark for all colour vision.
+// cividis (Nunez, Anderton and Renslow 2018), which works for all kinds of colour vision.
 const STOPS = ["00224e", "013271", "2f426d", "48526c", "5e636f", "727374", "878478", "9d9576", "b6a96f", "cebc63", "e7d150", "fee838"]
   .map((hex) => [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16)));
 
@@ -99,7 +99,7 @@ function colour(share) {
   return STOPS[i].map((c, k) => Math.round(c + f * (STOPS[i + 1][k] - c)));
 }
 
-// A pixel for each code; codes below the threshold look like 0.
+// The pixel of each code; codes below the threshold look like 0.
 function paints(highest, threshold) {
   return Uint32Array.from({ length: 256 }, (_, code) => {
     const [r, g, b] = colour(code < threshold ? 0 : code / Math.max(1, highest));
@@ -107,10 +107,10 @@ function paints(highest, threshold) {
   });
 }
 
-// A picture of width x height pixels: column x shows key x0 + x / sx, row y shows row y0 + y / sy.
+// An image of width x height pixels: column x shows key x0 + x / sx, row y shows row y0 + y / sy.
 function raster(context, head, width, height, x0, y0, sx, sy, table) {
   const [down, across] = [sy, sx].map((scale) => Math.ceil(-Math.log2(Math.min(scale, 1)) - 1e-9));
-  const { codes, T, S } = pooled(head, down, across), whole = head.whole;
+  const { codes, T, S } = pool(head, down, across), whole = head.whole;
   const image = context.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
   const columns = Int32Array.from({ length: width }, (_, x) => Math.floor(x0 + (x + 0.5) / sx) >> across);
   const causal = head.layer.kind === "causal";
@@ -122,15 +122,15 @@ function raster(context, head, width, height, x0, y0, sx, sy, table) {
       const j = columns[x];
       if (j < 0 || j >= S) continue;
       const code = codes[i * S + j];
-      if (code === 0 && causal && unseen(head.layer, last, j << across)) continue; // stays transparent
+      if (code === 0 && causal && isHidden(head.layer, last, j << across)) continue; // stays transparent
       pixels[y * width + x] = table[code];
     }
   }
   return image;
 }
 
-// A token as it can be seen and told from others.
-function shown(token) {
+// A token with visible whitespace.
+function formatToken(token) {
   const text = token.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
   return text.trim() === "" ? "␣".repeat(Math.max(1, text.length)) : text;
 }

@@ -2,12 +2,12 @@
 
 function makeHeads(data, state, select, changed, kept) {
   const grid = $("grid"), most = Math.max(...data.layers.map((layer) => layer.heads.length));
-  // As many points for a thumbnail as leave room for all of them.
+  // The size of a thumbnail leaves room for all of them.
   const size = Math.max(26, Math.min(64, Math.floor(390 / most), Math.floor(560 / data.layers.length)));
   const buttons = [];
 
   const numbersOf = (heads) => [...new Set(heads.map((head) => head.number))].sort((a, b) => a - b);
-  // By filter what it asks of a head, and its choices.
+  // For each filter, the property of a head that it compares, and its choices.
   const filters = {
     layer: [(head) => head.l, data.layers.map((layer, l) => [l, layer.name])],
     head: [(head) => head.number, numbersOf(data.heads).map((n) => [n, n + 1])],
@@ -60,7 +60,7 @@ function makeHeads(data, state, select, changed, kept) {
     }
   }
 
-  // A few at a time: a model of many heads on long sequences must not hold the page up.
+  // Draws a few at a time, so that many heads on long sequences do not block the page.
   let drawing = 0;
   function draw() {
     const turn = ++drawing, waiting = [...buttons], pixels = Math.round(size * Math.min(2, devicePixelRatio || 1));

@@ -1,6 +1,6 @@
-// One head as two columns of tokens, with lines from those that look to those that are looked at.
+// One head as two columns of tokens, with lines from queries to keys.
 
-const MOST_LINES = 1500; // at once, the strongest
+const MOST_LINES = 1500; // the strongest
 
 function makeLines(data, state, focus, pin) {
   const canvas = document.querySelector("#lines canvas"), scroller = $("scroller");
@@ -12,7 +12,7 @@ function makeLines(data, state, focus, pin) {
     if (listed[side] === tokens) return;
     listed[side] = tokens;
     const items = tokens.map((token, i) => element("li", {
-      textContent: shown(token), title: token, dir: "auto", tabIndex: i === 0 ? 0 : -1,
+      textContent: formatToken(token), title: token, dir: "auto", tabIndex: i === 0 ? 0 : -1,
       role: "option", "aria-selected": "false", "data-side": side, "data-i": i,
     }));
     lists[side].replaceChildren(...items);
@@ -37,7 +37,7 @@ function makeLines(data, state, focus, pin) {
   }
 
   function draw(active) {
-    const context = cleared(canvas), width = canvas.clientWidth, height = canvas.clientHeight;
+    const context = clearCanvas(canvas), width = canvas.clientWidth, height = canvas.clientHeight;
     const side = active && active.row === undefined ? "key" : "row", tint = css(`--${side}-tint`);
     mark(active);
     const column = lists.row.getBoundingClientRect().width, right = scroller.clientWidth - column, top = scroller.scrollTop;
@@ -70,7 +70,7 @@ function makeLines(data, state, focus, pin) {
       context.bezierCurveTo(column + bend, y, right - bend, z, right, z);
       context.stroke();
       if (!active) continue;
-      // Where a token looks, behind the token: as long as the weight is high.
+      // A bar behind the other token, as long as the weight.
       const other = side === "key" ? y : z, weight = (code / data.levels) ** 2, length = Math.max(2, column * weight);
       context.fillStyle = `rgba(${tint}, ${0.12 + 0.22 * share})`;
       box(side === "key" ? column - length : right, other, length);
@@ -117,7 +117,7 @@ function makeLines(data, state, focus, pin) {
   }
 
   new ResizeObserver(() => state.redraw()).observe(canvas);
-  // Scrolls a token into view, if it is not.
+  // Scrolls a token into view.
   function reveal({ row, key }) {
     const i = row === undefined ? key : row, y = TOP + i * HEIGHT - scroller.scrollTop;
     if (y < 0 || y + HEIGHT > scroller.clientHeight) scroller.scrollTop += y - scroller.clientHeight / 2;

@@ -1,18 +1,17 @@
-// One head as a matrix that can be moved and zoomed, so that it serves ten tokens and ten thousand.
+// One head as a matrix with panning and zooming, for ten tokens or ten thousand.
 
 function makeMatrix(data, state, focus, pin) {
-  const canvas = document.querySelector("#matrix canvas"), WIDEST = 38; // points of a cell
-  let LEFT = 0, TOP = 0, longest = 0; // room for labels, and the longest of a key
-  let view = null; // the first column and row in view, and how much larger than fitted cells are
+  const canvas = document.querySelector("#matrix canvas"), WIDEST = 38; // pixels of a cell
+  let LEFT = 0, TOP = 0, longest = 0; // space for labels, and the longest label of a key
+  let view = null; // the first visible column and row, and the zoom relative to a fitted view
   let cursor = null;
 
   const size = () => ({ width: Math.max(20, canvas.clientWidth - LEFT), height: Math.max(20, canvas.clientHeight - TOP - 34) });
   const shape = () => state.head.whole;
   const font = (weight) => `${weight} 12px ${css("font-family")}`;
 
-  // The width and height of a cell, in points, when all are in view: square, unless a few rows or columns among many
-  // others would then be too thin to see.
-  function fitted() {
+  // The width and height of a cell when all are visible: square, unless that makes a few long rows or columns too thin.
+  function fitCells() {
     const { width, height } = size(), { T, S } = shape(), cell = Math.min(width / S, height / T, WIDEST);
     const thin = Math.max(T, S) > 4 * Math.min(T, S) ? Math.max(cell, 14) : cell;
     return [Math.min(width / S, thin), Math.min(height / T, thin)];
@@ -22,14 +21,14 @@ function makeMatrix(data, state, focus, pin) {
     view = cursor = null;
     const context = canvas.getContext("2d"), { rowTokens, keyTokens } = state.head.layer;
     context.font = font(600);
-    const widest = (tokens) => tokens.reduce((most, token) => Math.max(most, context.measureText(shown(token)).width), 0);
+    const widest = (tokens) => tokens.reduce((most, token) => Math.max(most, context.measureText(formatToken(token)).width), 0);
     LEFT = Math.ceil(Math.min(110, widest(rowTokens))) + 12;
     longest = widest(keyTokens);
     TOP = Math.ceil(Math.min(110, longest)) + 12;
   }
 
-  function bounded() {
-    const { width, height } = size(), { T, S } = shape(), least = fitted();
+  function clampView() {
+    const { width, height } = size(), { T, S } = shape(), least = fitCells();
     view ||= { x: 0, y: 0, zoom: 1 };
     view.zoom = Math.max(1, Math.min(view.zoom, WIDEST / Math.min(...least)));
     [view.sx, view.sy] = least.map((cell) => Math.min(WIDEST, cell * view.zoom));
@@ -38,29 +37,29 @@ function makeMatrix(data, state, focus, pin) {
     return view;
   }
 
-  // About a place in the matrix, that stays where it is; 0 shows all.
+  // Zooms about a fixed point of the matrix; 0 shows all.
   function zoom(by, [x, y] = [size().width / 2, size().height / 2]) {
     if (!by) fit();
-    const before = { ...bounded() };
+    const before = { ...clampView() };
     view.zoom *= by || 1;
-    const now = bounded();
+    const now = clampView();
     now.x = before.x + x / before.sx - x / now.sx;
     now.y = before.y + y / before.sy - y / now.sy;
     state.redraw();
   }
 
   function draw(active) {
-    const ratio = devicePixelRatio || 1, context = cleared(canvas), { T, S } = shape(), { x, y, sx, sy } = bounded();
+    const ratio = devicePixelRatio || 1, context = clearCanvas(canvas), { T, S } = shape(), { x, y, sx, sy } = clampView();
     const { width, height } = size(), w = Math.min(width, (S - x) * sx), h = Math.min(height, (T - y) * sy);
     const W = Math.max(1, Math.round(w * ratio)), H = Math.max(1, Math.round(h * ratio));
     const image = raster(context, state.head, W, H, x, y, sx * ratio, sy * ratio, state.paint(state.head));
     context.putImageData(image, Math.round(LEFT * ratio), Math.round(TOP * ratio));
     context.textBaseline = "middle";
-    // Labels that fit: each token, or every second, fifth ... one.
+    // Labels every token, or every second, fifth, ... as space allows.
     const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
     const layer = state.head.layer, on = active || {}, muted = css("--muted"), plain = font(400), bold = font(600);
     const label = (text, room) => {
-      let cut = shown(text);
+      let cut = formatToken(text);
       if (context.measureText(cut).width <= room) return cut;
       while (cut && context.measureText(`${cut}…`).width > room) cut = cut.slice(0, -1);
       return `${cut}…`;
@@ -93,7 +92,7 @@ function makeMatrix(data, state, focus, pin) {
     context.beginPath();
     context.rect(LEFT - 1, TOP - 1, w + 2, h + 2);
     context.clip();
-    // A light line between two dark ones is seen on every colour of the map.
+    // A light line between two dark ones is visible on every colour of the map.
     const frame = (a, b, c, d) => {
       for (const [colour, line] of [["rgba(0, 0, 0, 0.75)", 3], ["#ffffff", 1.25]]) {
         context.strokeStyle = colour;
@@ -111,9 +110,9 @@ function makeMatrix(data, state, focus, pin) {
   }
 
   function cell(event) {
-    const { x, y, sx, sy } = bounded(), { T, S } = shape(), [px, py] = place(event);
+    const { x, y, sx, sy } = clampView(), { T, S } = shape(), [px, py] = place(event);
     const key = Math.floor(x + px / sx), row = Math.floor(y + py / sy);
-    // Over the labels of one axis: all of that token.
+    // Over the labels of an axis: the whole row or column of the token.
     if (px < 0 && py < 0) return null;
     if (row >= T || key >= S || py > size().height || px > size().width) return null;
     return px < 0 ? { row } : py < 0 ? { key } : { row, key };
@@ -121,7 +120,7 @@ function makeMatrix(data, state, focus, pin) {
 
   let drag = null;
   canvas.addEventListener("pointerdown", (event) => {
-    drag = { x: event.clientX, y: event.clientY, view: { ...bounded() }, moved: false };
+    drag = { x: event.clientX, y: event.clientY, view: { ...clampView() }, moved: false };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
@@ -148,7 +147,7 @@ function makeMatrix(data, state, focus, pin) {
   }, { passive: false });
 
   function follow({ row, key }) {
-    const { width, height } = size(), { sx, sy } = bounded();
+    const { width, height } = size(), { sx, sy } = clampView();
     if (key !== undefined) view.x = Math.min(key, Math.max(view.x, key + 1 - width / sx));
     if (row !== undefined) view.y = Math.min(row, Math.max(view.y, row + 1 - height / sy));
   }

@@ -1,7 +1,7 @@
-// What is chosen, what is said of it, and the start.
+// The state of the view, its readout, and the start.
 
-// Fills the elements of the view, which nothing has filled yet. Returns `kept`, which gives what a person has chosen, for
-// another `show` with newly made elements, and `end`, for before the elements are removed.
+// Fills the empty elements of the view. Returns `kept`, which gives the choices of the user for another `show` with new
+// elements, and `end`, to call before the elements are removed.
 function show(data, kept = {}) {
   const usual = data.heads.find((head) => head.layer.kind === "cross") || data.heads[0];
   const chosen = data.heads.find((head) => head.layer.name === kept.layer && head.number === kept.number);
@@ -74,7 +74,7 @@ function show(data, kept = {}) {
   function say() {
     const active = state.hovered || state.pinned, out = $("readout"), { layer } = state.head, { T, S } = state.head.whole;
     const weight = (code) => number((code / data.levels) ** 2);
-    const bold = (text) => element("b", { textContent: shown(text), dir: "auto" });
+    const bold = (text) => element("b", { textContent: formatToken(text), dir: "auto" });
     out.replaceChildren();
     if (!active) {
       out.append("Point at a token to see where it looks, or press Tab and use the arrow keys.");
@@ -89,9 +89,9 @@ function show(data, kept = {}) {
       .filter(([code]) => code >= Math.max(1, state.threshold)).sort((a, b) => b[0] - a[0]);
     const token = bold(byRow ? layer.rowTokens[active.row] : layer.keyTokens[active.key]);
     put(token, byRow ? " looks at" : " is looked at by", found.length ? "" : " nothing");
-    // Not those that are as good as nothing beside the strongest.
+    // Leaves out weights that are negligible beside the strongest.
     for (const [code, i] of found.slice(0, MOST_SAID).filter(([code]) => code > found[0][0] / 16)) {
-      const name = element("i", { textContent: shown(tokens[i]), dir: "auto" });
+      const name = element("i", { textContent: formatToken(tokens[i]), dir: "auto" });
       out.append(element("span", { className: "value" }, name, " ", element("span", { textContent: weight(code) })));
     }
   }

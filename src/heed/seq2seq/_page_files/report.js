@@ -81,7 +81,7 @@ let turns = 0;
 // Opens the drawing of a sentence below it and closes the one that is open.
 async function open(button, article, attention) {
   const again = opened && opened.button === button, turn = ++turns;
-  const data = again ? null : await unpacked(attention);
+  const data = again ? null : await unpack(attention);
   if (turn !== turns) return;
   if (opened) {
     kept = opened.drawn.kept();

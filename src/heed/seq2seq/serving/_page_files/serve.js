@@ -23,7 +23,7 @@ function clear() {
 
 // Makes the elements of a drawing anew and fills them; what was chosen before stays chosen.
 async function stage(attention) {
-  const turn = ++staged, data = attention && await unpacked(attention);
+  const turn = ++staged, data = attention && await unpack(attention);
   if (turn !== staged) return;
   if (drawn) {
     kept = drawn.kept();
@@ -39,7 +39,7 @@ async function stage(attention) {
 function list(translations) {
   found = translations;
   $("translations").replaceChildren(...found.map((one, i) => element("li", {
-    textContent: shown(one.text), title: one.score === undefined ? "" : `score ${one.score.toFixed(2)}`,
+    textContent: formatToken(one.text), title: one.score === undefined ? "" : `score ${one.score.toFixed(2)}`,
     dir: "auto", tabIndex: i === 0 ? 0 : -1, role: "option", "aria-selected": String(i === 0), "data-i": i,
   })));
 }

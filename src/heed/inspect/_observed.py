@@ -1,4 +1,4 @@
-"""One attention of a running model: its weights, row by row, and what becomes of its output."""
+"""One attention of a running model: its weights, row by row, and its output."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from heed.ops.spec import AttentionSpec, DotScore, Tensors
 
 Floats = NDArray[np.floating[Any]]
 
-# Scores below are those of hidden pairs: Keras and KerasHub put in or add -1e9, -3e4 or -65504 in float16.
+# Pairs with scores below these are hidden: Keras and KerasHub set or add -1e9, or in float16 -3e4 or -65504.
 _HIDDEN = {"float16": -2e4}
 _FAR_BELOW = -1e8
 
 
-class Rows(Protocol):
+class WeightRows(Protocol):
     """The weights of an attention, row by row.
 
     Attributes:
         sizes: (B, N, T, S).
-        start: the key position at which query 0 stands, () or (B,).
-        numbers_per_weight: how many numbers are held to compute one.
+        start: the key position of query 0, () or (B,).
+        numbers_per_weight: how many numbers computing one weight holds in memory.
     """
 
     sizes: tuple[int, int, int, int]
     start: NDArray[np.int64]
     numbers_per_weight: int
 
-    def weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """(B, len(heads), len(rows), S), float32 or float64; rows sum to 1, or to 0 where they see nothing."""
+    def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
+        """(B, len(heads), len(rows), S), float32 or float64; rows sum to 1, or 0 if they see no key."""
         ...
 
 
-class Seen(Rows, Protocol):
+class ObservedAttention(WeightRows, Protocol):
     """One attention.
 
     Attributes:
-        output: the tensor that goes on: what it returns, or the weights themselves.
+        output: the tensor that the model uses next: the result, or the weights themselves.
     """
 
     output: Any
 
     @property
     def causal(self) -> bool:
-        """Whether queries see no later key."""
+        """Whether no query sees a later key."""
         ...
 
-    def without(self, head: int) -> Any:
-        """The output with this head giving nothing."""
+    def drop_head(self, head: int) -> Any:
+        """The output with this head set to 0."""
         ...
 
-    def weights_gradient(self, gradient: Any) -> Floats:
-        """(B, N, T, S), from the gradient of the output."""
+    def compute_gradient(self, gradient: Any) -> Floats:
+        """dL/dw, (B, N, T, S), from the gradient of the output."""
         ...
 
 
 class FusedAttention:
-    """An attention whose weights nobody held: they are computed anew, block by block."""
+    """An attention that keeps no weights: they are recomputed, block by block."""
 
     def __init__(self, output: Any, spec: AttentionSpec, tensors: Tensors) -> None:
         self.output = output
@@ -78,7 +78,7 @@ class FusedAttention:
 
     @property
     def causal(self) -> bool:
-        """See `Seen`."""
+        """See `ObservedAttention`."""
         mask = self._spec.mask
         return mask is not None and any(map(self._hides_the_future, mask.rules))
 
@@ -87,8 +87,8 @@ class FusedAttention:
             return rule.hides_future
         return _is_lower_triangle(np.asarray(rule.dense), self.sizes)
 
-    def weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """See `Seen`."""
+    def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
+        """See `ObservedAttention`."""
         every = tuple(heads) == tuple(range(self.sizes[1]))
         chosen = None if every else list(heads)
         return ops.convert_to_numpy(
@@ -97,49 +97,49 @@ class FusedAttention:
             )
         )
 
-    def without(self, head: int) -> Any:
-        """See `Seen`."""
+    def drop_head(self, head: int) -> Any:
+        """See `ObservedAttention`."""
         axis = self._spec.heads_axis
         if axis is None:
             return ops.zeros_like(self.output)
-        return _without(self.output, head, axis)
+        return _zero_head(self.output, head, axis)
 
-    def weights_gradient(self, gradient: Any) -> Floats:
-        """See `Seen`: dL/dw_ij = dL/do_i . v_j."""
+    def compute_gradient(self, gradient: Any) -> Floats:
+        """See `ObservedAttention`: dL/dw_ij = dL/do_i . v_j."""
         gradient, value = self._heads_first(gradient), self._heads_first(self._tensors.value)
         value = ops.repeat(value, self.sizes[1] // value.shape[1], axis=1)
         return np.asarray(ops.matmul(gradient, ops.transpose(value, (0, 1, 3, 2))))
 
     def _heads_first(self, x: Any) -> Any:
-        """(B, N, T, V), wide."""
-        x = _wide(x)
+        """(B, N, T, V), at least float32."""
+        x = _widen(x)
         axis = self._spec.heads_axis
         if axis is None:
             return x[:, None]
         return ops.transpose(x, (0, 2, 1, 3)) if axis == 2 else x
 
 
-class States:
-    """The attention of single states, one after the other, as that of a sequence of T queries.
+class StepwiseAttention:
+    """The attention of a recurrent decoder: T steps of one query each.
 
     Args:
-        steps: what each of them asked, of sizes (B, N, 1, S).
+        steps: the attention of each step, with sizes (B, N, 1, S).
     """
 
-    def __init__(self, steps: Sequence[Seen]) -> None:
+    def __init__(self, steps: Sequence[ObservedAttention]) -> None:
         self._steps = steps
         B, N, _, S = steps[0].sizes
         self.sizes = (B, N, len(steps), S)
         self.start = steps[0].start
         self.numbers_per_weight = steps[0].numbers_per_weight
 
-    def weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """See `Rows`."""
-        each = [self._steps[row].weights(range(1), heads) for row in rows]
+    def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
+        """See `WeightRows`."""
+        each = [self._steps[row].compute_weights(range(1), heads) for row in rows]
         return np.concatenate(each, axis=2)
 
 
-def keras_attention(
+def observe_keras_attention(
     output: Any,
     query: Any,
     key: Any,
@@ -151,7 +151,7 @@ def keras_attention(
     flash_attention: bool | None = None,
     attn_logits_soft_cap: float | None = None,
 ) -> FusedAttention:
-    """What the attention of Keras' TensorFlow backend has computed, from its arguments."""
+    """Describes a call of the attention function of Keras' TensorFlow backend."""
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     spec, tensors = dot_product(
         query,
@@ -170,14 +170,14 @@ def keras_attention(
     return FusedAttention(output, spec, tensors)
 
 
-class SoftmaxWeights:
-    """Weights that a layer of Keras holds itself: what its softmax returned.
+class SoftmaxAttention:
+    """An attention whose weights come out of a softmax in the layer.
 
     Args:
-        layer: whose they are.
-        weights: (B, N, T, S), with other axes for batch, heads or positions as the layer has them.
-        scores: what went into the softmax.
-        mask: what the softmax was told to hide, broadcastable to the scores, or None.
+        layer: the layer.
+        weights: (B, N, T, S), or with more axes for batch and positions, or without one for heads.
+        scores: the input of the softmax.
+        mask: the mask of the softmax, broadcastable to the scores, or None.
     """
 
     start = np.zeros((), np.int64)
@@ -193,7 +193,7 @@ class SoftmaxWeights:
 
     @property
     def causal(self) -> bool:
-        """See `Seen`."""
+        """See `ObservedAttention`."""
         T, S = self.sizes[2:]
         if T != S:
             return False
@@ -202,29 +202,29 @@ class SoftmaxWeights:
         )
         return _is_lower_triangle(~hidden, self.sizes)
 
-    def weights(self, rows: range, heads: Sequence[int]) -> Floats:
-        """See `Seen`."""
+    def compute_weights(self, rows: range, heads: Sequence[int]) -> Floats:
+        """See `ObservedAttention`."""
         part = slice(rows.start, rows.stop)
         weights = self._part(self.output, part)
-        seen = ops.logical_not(self._hidden(self._part(self._scores, part), part))
-        # A row that sees nothing comes out of some softmaxes as an even spread.
-        weights = ops.where(ops.any(seen, axis=-1, keepdims=True), weights, 0.0)
-        return ops.take(_wide(weights), list(heads), axis=1).numpy()
+        visible = ops.logical_not(self._hidden(self._part(self._scores, part), part))
+        # Some softmaxes give a row without visible keys uniform weights.
+        weights = ops.where(ops.any(visible, axis=-1, keepdims=True), weights, 0.0)
+        return ops.take(_widen(weights), list(heads), axis=1).numpy()
 
-    def without(self, head: int) -> Any:
-        """See `Seen`."""
+    def drop_head(self, head: int) -> Any:
+        """See `ObservedAttention`."""
         shape = self.output.shape
-        return ops.reshape(_without(ops.reshape(self.output, self.sizes), head, 1), shape)
+        return ops.reshape(_zero_head(ops.reshape(self.output, self.sizes), head, 1), shape)
 
-    def weights_gradient(self, gradient: Any) -> Floats:
-        """See `Seen`."""
-        return np.asarray(_wide(ops.reshape(gradient, self.sizes)))
+    def compute_gradient(self, gradient: Any) -> Floats:
+        """See `ObservedAttention`."""
+        return np.asarray(_widen(ops.reshape(gradient, self.sizes)))
 
     def _part(self, x: Any, rows: slice) -> Any:
         return ops.reshape(x, self.sizes)[:, :, rows]
 
     def _hidden(self, scores: Any, rows: slice) -> Any:
-        """Which pairs of these rows of scores (b, n, t, S) do not count."""
+        """Which pairs of these rows of scores (b, n, t, S) are hidden."""
         limit = _HIDDEN.get(str(ops.dtype(scores)), _FAR_BELOW)
         hidden = ops.less_equal(scores, limit)
         if self._mask is None:
@@ -234,12 +234,12 @@ class SoftmaxWeights:
         return ops.logical_or(hidden, ops.logical_not(mask))
 
 
-def _wide(x: Any) -> Any:
-    """In float32, or float64."""
+def _widen(x: Any) -> Any:
+    """Casts to float32, unless it is float64."""
     return x if "float64" in str(x.dtype) else ops.cast(x, "float32")
 
 
-def _without(x: Any, head: int, axis: int) -> Any:
+def _zero_head(x: Any, head: int, axis: int) -> Any:
     shape = [1] * len(x.shape)
     shape[axis] = x.shape[axis]
     kept = ops.reshape(ops.not_equal(ops.arange(x.shape[axis]), head), shape)
@@ -247,7 +247,7 @@ def _without(x: Any, head: int, axis: int) -> Any:
 
 
 def _is_lower_triangle(mask: NDArray[np.bool_], sizes: tuple[int, int, int, int]) -> bool:
-    """Whether a mask (..., T, S) hides every key behind the query's own place."""
+    """Whether a mask (..., T, S) hides every key after the query's own position."""
     T, S = sizes[2:]
     if mask.shape[-2:] != (T, S) or T != S or T < 2:
         return False
