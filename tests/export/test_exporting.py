@@ -213,7 +213,10 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
             {"format": "saved_model", "precision": "int8"},
             "`precision` of saved_model must be float32",
         ),
-        ({"format": "onnx", "implementation": "native"}, "in a SavedModel alone"),
+        (
+            {"format": "onnx", "implementation": "native"},
+            "`implementation` goes with SavedModel alone",
+        ),
         ({"format": "saved_model", "implementation": "auto"}, "must be portable or native"),
         ({"format": []}, r"`format` must be one of .* Received: \[\]"),
         ({"format": "onnx", "opset": 23.0}, "`opset` must be from 17 to 24. Received: opset=23.0"),

@@ -7,6 +7,7 @@ model.bin, config.json and the vocabularies. In these the tokens stand in the or
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 from heed._install import how_to_install
 from heed._numbers import check_integer
 from heed.export.errors import ExportError
+from heed.export.formats import FORMATS, ExportJob
 from heed.layers import TransformerDecoderLayer
 from heed.models import LanguageModel, Transformer, TransformerEncoder
 from heed.models.config import TokensConfig
 from heed.ops import alibi_slopes, relative_position_buckets, sinusoidal_positions
 
-QUANTIZATIONS = ("float32", "float16", "bfloat16", "int8")
+QUANTIZATIONS = FORMATS["ctranslate2"].precisions
 _OTHERS = "saved_model, litert and onnx can"
 _UNKNOWN = "<unk>"
 # What Keras calls an activation, and what CTranslate2 does.
@@ -35,7 +37,23 @@ _ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
+# The config's fields that a folder can hold; any other must have its default.
+_FIELDS = {
+    *("source_vocabulary_size", "target_vocabulary_size", "vocabulary_size", "max_length"),
+    *("pad_id", "start_id", "end_id", "tie_embeddings", "share_embeddings"),
+    *("encoder_layers", "decoder_layers", "layers", "dropout", "attention_dropout", "position"),
+    *("width", "num_heads", "num_key_value_heads", "key_dim", "value_dim", "qk_norm", "use_bias"),
+    *("feed_forward_width", "activation", "gated", "norm_first", "normalization"),
+}
 _Array = NDArray[np.float32]
+
+
+def write_artefact(job: ExportJob, folder: Path) -> list[str]:
+    """Writes the model folder, whose tokens have the names of a run's. See `ExportFormat`."""
+    sides = () if job.shipment is None else ("source", "target")
+    tokens = {f"{side}_tokens": each_once(job.shipment.tokens[side]) for side in sides}
+    write(job.model, folder, quantization=job.precision, **tokens)
+    return []
 
 
 def write(
@@ -113,11 +131,10 @@ def _beyond(model: Any) -> Iterator[str]:
     config: TokensConfig = model.config
     if isinstance(model, Transformer) and not isinstance(model.encoder, TransformerEncoder):
         yield f"encoder={type(model.encoder).__name__}"
-    for name in ("soft_cap", "sliding_window"):
-        if getattr(config, name) is not None:
-            yield f"{name}={getattr(config, name)!r}"
-    if config.sinks:
-        yield f"sinks={config.sinks}"
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name not in _FIELDS and value != field.default:
+            yield f"{field.name}={value!r}"
     # Its cross-attention normalises all heads together.
     if config.qk_norm and isinstance(model, Transformer):
         yield f"qk_norm={config.qk_norm}"
@@ -233,8 +250,8 @@ def _set_attention(spec: Any, attention: Any, norm: Any) -> None:
     if output.bias is not None:
         spec.linear[-1].bias = _array(output.bias)
     if hasattr(spec, "q_norm"):
-        _set_norm(spec.q_norm, attention._query_norm)
-        _set_norm(spec.k_norm, attention._key_norm)
+        _set_norm(spec.q_norm, attention.query_norm)
+        _set_norm(spec.k_norm, attention.key_norm)
 
 
 def _set_heads(spec: Any, projections: Sequence[Any]) -> None:

@@ -10,17 +10,17 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from heed.export.errors import ExportError
+from heed.export.formats import FORMATS, ExportJob
 from heed.export.programs import SERVE, Program
 
 FILE = "model.tflite"
-Precision = Literal["float32", "float16", "int8"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
+PRECISIONS = FORMATS["litert"].precisions
 
 # With samples these alone become products of integers. Eight bits for all else would hold either the number that hides
 # a score or the scores, so that attention would come out as a plain mean; and tables get the range of what is computed
@@ -35,11 +35,17 @@ _MOST_BYTES = 2**31
 _BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 
+def write_artefact(job: ExportJob, folder: pathlib.Path) -> list[str]:
+    """Writes `model.tflite`. See `ExportFormat`."""
+    write(job.programs, folder, precision=job.precision, **job.options)
+    return []
+
+
 def write(
     programs: Sequence[Program],
     folder: str | os.PathLike[str],
     *,
-    precision: Precision = "float32",
+    precision: str = "float32",
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Writes `model.tflite`, in which each program is a signature of its own name.
@@ -109,7 +115,7 @@ def operators(file: str | os.PathLike[str] | bytes) -> list[str]:
 
 
 def _converted(
-    converter: Any, precision: Precision, samples: Sequence[Mapping[str, np.ndarray]] | None
+    converter: Any, precision: str, samples: Sequence[Mapping[str, np.ndarray]] | None
 ) -> bytes:
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
     if precision != "float32":
@@ -128,10 +134,10 @@ def _converted(
     return bytes(convert.mlir_quantize(measured, denylisted_ops=others))
 
 
-def _check_size(functions: Mapping[str, Any], precision: Precision) -> None:
+def _check_size(functions: Mapping[str, Any], precision: str) -> None:
     """Raises an error unless the weights have room in one file."""
-    weights = {id(x): x for function in functions.values() for x in function.graph.variables}
-    size = _BYTES[precision] * sum(x.shape.num_elements() for x in weights.values())
+    weights = {x.ref() for function in functions.values() for x in function.graph.variables}
+    size = _BYTES[precision] * sum(x.deref().shape.num_elements() for x in weights)
     if size >= _MOST_BYTES:
         raise ExportError(
             f"A .tflite holds less than {_MOST_BYTES:,} bytes. Received: weights of {size:,} bytes in {precision}. "
@@ -140,7 +146,7 @@ def _check_size(functions: Mapping[str, Any], precision: Precision) -> None:
 
 
 def _samples(
-    calibration: Sequence[Mapping[str, Any]], programs: Sequence[Program], precision: Precision
+    calibration: Sequence[Mapping[str, Any]], programs: Sequence[Program], precision: str
 ) -> list[dict[str, np.ndarray]]:
     """The samples as arrays of the program's types."""
     if precision != "int8":

@@ -13,16 +13,23 @@ from typing import Any
 import onnx
 
 from heed.export.errors import ExportError
+from heed.export.formats import FORMATS, ExportJob
 from heed.export.onnx.converter import OPSETS, convert
 from heed.export.onnx.ops.attention import marked
 from heed.ops.backends.tensorflow import exportable
 
-__all__ = ["OPSETS", "PRECISIONS", "write"]
+__all__ = ["OPSETS", "PRECISIONS", "write", "write_artefact"]
 
-PRECISIONS = ("float32", "float16")
+PRECISIONS = FORMATS["onnx"].precisions
 # Files of protocol buffers end at 2**31 bytes; what is no weight has its room too.
 _LARGEST = 2_000_000_000
 _FILES = {"serve": "model.onnx"}
+
+
+def write_artefact(job: ExportJob, folder: Path) -> list[str]:
+    """Writes an ONNX file for each program. See `ExportFormat`."""
+    write(job.programs, folder, precision=job.precision, **job.options)
+    return []
 
 
 def write(

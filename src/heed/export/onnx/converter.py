@@ -66,7 +66,7 @@ def convert(
     names = sorted(function.structured_input_signature[1])
     graph = function.graph
     weights = {
-        id(variable.handle): Value(
+        variable.handle.ref(): Value(
             _dtype(variable.dtype),
             tuple(variable.shape),
             builder.weight(_plain(variable.name), variable.numpy()),
@@ -89,8 +89,8 @@ def convert(
     for outside, inside in graph.captures:
         if outside.dtype != tf.resource:
             known[inside.name] = _captured(outside)
-        elif id(outside) in weights:
-            known[inside.name] = weights[id(outside)]
+        elif outside.ref() in weights:
+            known[inside.name] = weights[outside.ref()]
     converter = Converter(builder)
     results = converter.graph(graph, known, graph.outputs)
     outputs = []
@@ -279,7 +279,7 @@ def _unknown(op: Op) -> str:
 
 def _in_order(variables: Any) -> list[Any]:
     """Each variable once."""
-    return list({id(variable.handle): variable for variable in variables}.values())
+    return list({variable.handle.ref(): variable for variable in variables}.values())
 
 
 def _captured(tensor: Any) -> Value:

@@ -63,11 +63,11 @@ def _found(
     if len(joined.input) != 2 or joined.input[0] not in inputs:
         return None
     index = nodes.index(attention)
-    own = {id(attention), id(turned)}
+    outputs = {turned.output[0], joined.output[0]}
     before = (
         node
         for node in nodes[:index]
-        if {turned.output[0], joined.output[0]} & set(names_read(node)) and id(node) not in own
+        if node is not turned and outputs.intersection(names_read(node))
     )
     after = (node for node in nodes[index + 1 :] if turned.output[0] in names_read(node))
     return (
@@ -81,7 +81,7 @@ def _joined(
     nodes: list[onnx.NodeProto], attention: onnx.NodeProto, whole: list[_Whole], unique: Unique
 ) -> list[onnx.NodeProto]:
     """The nodes with an `attention` that joins."""
-    instead: dict[int, list[onnx.NodeProto]] = {}
+    instead: dict[str, list[onnx.NodeProto]] = {}  # by the first output of the node that goes
     behind: list[onnx.NodeProto] = []
     attention.input.extend([""] * (4 - len(attention.input)))
     for place, (joined, turned), name in zip((1, 2), whole, ("key", "value"), strict=True):
@@ -94,15 +94,17 @@ def _joined(
         attention.input.append(past)
         attention.output.append(unique(f"{attention.name}/present_{name}"))
         behind.append(_transposed(attention.output[-1], joined.output[0]))
-        instead[id(joined)] = []
-        instead[id(turned)] = parts
+        instead[joined.output[0]] = []
+        instead[turned.output[0]] = parts
         for node in nodes:
             if node.op_type == "Shape" and node.input[0] == turned.output[0]:
-                instead[id(node)] = _lengths(node, past, new, 2, unique)
+                instead[node.output[0]] = _lengths(node, past, new, 2, unique)
             elif node.op_type == "Shape" and node.input[0] == joined.output[0]:
-                instead[id(node)] = _lengths(node, joined.input[0], joined.input[1], 1, unique)
-    instead[id(attention)] = [attention, *behind]
-    return [new for node in nodes for new in instead.get(id(node), [node])]
+                instead[node.output[0]] = _lengths(
+                    node, joined.input[0], joined.input[1], 1, unique
+                )
+    instead[attention.output[0]] = [attention, *behind]
+    return [new for node in nodes for new in instead.get(node.output[0], [node])]
 
 
 def _transposed(x: str, name: str) -> onnx.NodeProto:
