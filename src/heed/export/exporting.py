@@ -25,10 +25,10 @@ from heed.models import Decodable
 
 @runtime_checkable
 class Shippable(Protocol):
-    """A run: it gives its trained model with tokens and samples."""
+    """What stands for a trained model that decodes, with its tokens: a run."""
 
     def shipment(self) -> Any:
-        """The model and its tokens, a `heed.seq2seq.shipping.Shipment`."""
+        """What there is to export, see `heed.seq2seq.shipping.Shipment`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Element by element: arithmetic, comparisons, activations, dtypes."""
+"""Elementwise operations: arithmetic, comparisons, activations, dtypes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from heed.export.onnx.builder import Builder
-from heed.export.onnx.registry import Converted, Op, converts, same
+from heed.export.onnx.registry import Converted, Op, converts
 
-# One node each, of the same inputs.
+# Operations that become one node with the same inputs.
 _ALIKE = {
     "Abs": "Abs",
     "Acos": "Acos",
@@ -64,20 +64,15 @@ def _alike(op: Op, g: Builder) -> Converted:
 
 @converts(
     *("CheckNumerics", "EnsureShape", "Identity", "PlaceholderWithDefault", "PreventGradient"),
-    *("Snapshot", "StopGradient"),
+    *("ReadVariableOp", "Snapshot", "StopGradient"),
 )
-def _same(op: Op, g: Builder) -> Converted:
-    return same(op, g)
+def _same(op: Op, _: Builder) -> Converted:
+    return op.inputs[0]
 
 
 @converts("IdentityN")
-def _all_the_same(op: Op, _: Builder) -> Converted:
+def _same_all(op: Op, _: Builder) -> Converted:
     return op.inputs if len(op.dtypes) != 1 else op.inputs[0]
-
-
-@converts("ReadVariableOp")
-def _read(op: Op, g: Builder) -> Converted:
-    return same(op, g)
 
 
 def _number(op: Op, value: float) -> np.ndarray:
@@ -93,7 +88,7 @@ def _add_n(op: Op, g: Builder) -> Converted:
 @converts("BiasAdd")
 def _bias_add(op: Op, g: Builder) -> Converted:
     if op.attribute("data_format") == b"NCHW":
-        raise op.refused("channels must come last")
+        raise op.error("channels must come last")
     return g.node("Add", *op.inputs)
 
 
@@ -178,14 +173,14 @@ def _softmax(op: Op, g: Builder) -> Converted:
 @converts("Select", "SelectV2")
 def _select(op: Op, g: Builder) -> Converted:
     if op.kind == "Select" and op.rank(0) not in (0, op.rank(1)):
-        raise op.refused("its condition must have as many axes as what it chooses from")
+        raise op.error("its condition must have as many axes as what it chooses from")
     condition, x, y = op.inputs
     return g.where(condition, x, y, op.dtype)
 
 
 @converts("Mul")
 def _mul(op: Op, g: Builder) -> Converted:
-    """A product with 1 / sqrt(x) is a quotient: so runtimes know a normalisation, and make one step of it."""
+    """Makes a product with 1 / sqrt(x) a quotient, so that runtimes recognise and fuse normalisations."""
     for x, other in (op.inputs, op.inputs[::-1]):
         root = g.roots.get(other.name)
         if root is not None:
