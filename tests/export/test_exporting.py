@@ -1,4 +1,4 @@
-"""Exporting as a whole: what is written, checked, refused, and left alone."""
+"""Whole exports: files, checks, refused options, and runs that stay unchanged."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def transformer(**options):
 
 
 def answers_in_this_process(folder, given, needs_heed):
-    """`verify._answers` without a process of its own, which costs seconds to load TensorFlow."""
+    """`verify._answers` without a process of its own, which takes seconds to load TensorFlow."""
     with tempfile.TemporaryDirectory() as temporary:
         question, answer = Path(temporary) / "given.npz", Path(temporary) / "found.npz"
         np.savez(question, **given)
@@ -65,13 +65,13 @@ def answers_in_this_process(folder, given, needs_heed):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Artefacts are run in this process: for tests of what they answer, not of what they need."""
+    """Runs artefacts in this process, for tests of their outputs."""
     monkeypatch.setattr(verify, "_answers", answers_in_this_process)
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The classifier in ONNX, by a relative path that looks like an option: run without heed."""
+    """The classifier in ONNX, run without heed, at a relative path that looks like an option."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("export")
         patch.chdir(folder)
@@ -88,7 +88,7 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
         "tokens": {"shape": [None, None], "dtype": "int32"}
     }
     assert manifest["checked"]["largest_difference"] == exported.agreement.largest_difference
-    # Nothing but checksums says that the files are whole, so all of them have one.
+    # All files need checksums: only these show damage.
     on_disk = {
         path.relative_to(exported.path).as_posix()
         for path in exported.path.rglob("*")
@@ -128,7 +128,7 @@ def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
     assert done.agreement.samples == 20
     assert done.agreement.same == 1
     asked = ["7", "1,234", "9 9", "0005"]
-    model = runner.Model(done.path)  # what run.py does; that it needs no heed `export` has seen
+    model = runner.Model(done.path)  # `export` has run it without heed
     assert [model.text(text) for text in asked] == Translator(finished_run)(asked)
     with pytest.raises(SystemExit, match="numbers from 0 to 999,999"):
         model.text("x1")
@@ -146,7 +146,7 @@ def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
 def test_the_command_makes_what_can_be_tried(
     format, out, finished_run, tmp_path, monkeypatch, capsys
 ):
-    """From another folder, by a relative path of the run too."""
+    """Works from another folder, with a relative path of the run."""
     monkeypatch.setattr(shipping, "_SAMPLES", 20)
     monkeypatch.chdir(tmp_path)
     Path("a run").symlink_to(finished_run.path)
@@ -163,7 +163,7 @@ def test_the_command_makes_what_can_be_tried(
         "linked",
         Path(out).parts[0],
     }
-    # The line that it ends with is one for a shell.
+    # The last line has a command for a shell.
     words = shlex.split(said.splitlines()[-1].partition("try it: ")[2])
     assert words[0] == "python"
     asked = subprocess.run(
@@ -289,7 +289,7 @@ def test_a_model_that_answers_with_nan_is_named_as_such(tmp_path):
 
 
 def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, monkeypatch, capsys):
-    """A folder in a file; one that may only be read (for root, who may write anywhere, the system says so)."""
+    """`out` lies in a file, or in a read-only folder (simulated, since root can write anywhere)."""
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError, match="file"):
         export(dense(), tmp_path / "file" / "model", format="saved_model")
@@ -308,7 +308,7 @@ def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, monkeypatch
 
 
 def test_files_of_models_are_neither_read_nor_run(tmp_path, monkeypatch, capsys):
-    """Whatever is in a .keras, `export` takes a model or a run: Keras' own checks stand before it."""
+    """`export` takes models and runs; it opens no .keras files."""
     monkeypatch.chdir(tmp_path)
     planted = tmp_path / "planted"
     x = keras.Input((2,))
