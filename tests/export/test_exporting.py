@@ -360,15 +360,16 @@ def test_what_is_there_stays(tmp_path):
 def test_an_artefact_that_disagrees_is_no_artefact(tmp_path, monkeypatch, here):
     from heed.export import saved_model
 
-    model, write = dense(), saved_model.write
+    model, write = dense(), saved_model.write_artefact
 
-    def wrong(programs, folder, **options):
+    def wrong(job, folder):
         kept = model.get_weights()
         model.set_weights([x * 1.01 for x in kept])
-        write(programs, folder, **options)
+        notes = write(job, folder)
         model.set_weights(kept)
+        return notes
 
-    monkeypatch.setattr(saved_model, "write", wrong)
+    monkeypatch.setattr(saved_model, "write_artefact", wrong)
     with pytest.raises(ExportError, match="does not do what the model does: 8 samples: largest"):
         export(model, tmp_path / "model", format="saved_model")
     assert not list(tmp_path.iterdir())
@@ -381,7 +382,7 @@ def test_a_full_disk_is_one_short_line(tmp_path, monkeypatch):
         message = "{{node x}} /x/part-0; No space left on device [Op:SaveV2]"
         raise tf.errors.ResourceExhaustedError(None, None, message)
 
-    monkeypatch.setattr(saved_model, "write", full)
+    monkeypatch.setattr(saved_model, "write_artefact", full)
     with pytest.raises(ExportError, match=r"model cannot be written: No space left on device$"):
         export(dense(), tmp_path / "model", format="saved_model")
     assert not list(tmp_path.iterdir())

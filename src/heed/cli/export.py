@@ -21,7 +21,7 @@ _OPTIONS = [
 def add_export(parser: Parser) -> None:
     """The arguments of `heed export`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    runtimes = "; ".join(f"{one.name}: for {one.runs_on}" for one in FORMATS.values())
+    runtimes = "; ".join(f"{x.name}: {x.takes}, for {x.runs_on}" for x in FORMATS.values())
     parser.add_argument("--format", required=True, choices=list(FORMATS), help=runtimes)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     precisions = "; ".join(f"{x.name}: {', '.join(x.precisions)}" for x in FORMATS.values())

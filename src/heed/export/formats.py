@@ -10,25 +10,18 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from heed.export.programs import Program
 
 
-@dataclasses.dataclass(frozen=True)
-class FormatOption:
-    """An argument of `export` that only some formats take.
-
-    Attributes:
-        name: the argument.
-        help: its line in the command line's help.
-        type: of its value on the command line and in manifests; None if only Python can pass it.
-    """
+class FormatOption(NamedTuple):
+    """An argument of `export` that only some formats take."""
 
     name: str
-    help: str
-    type: Callable[[str], Any] | None = str
+    help: str  # for the command line
+    type: Callable[[str], Any] | None = str  # on the command line; None if only Python can pass it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +35,8 @@ class ExportFormat:
     Attributes:
         name: the name in Python, on the command line and in manifests.
         title: the name in docs and messages.
-        runs_on: where it runs.
         takes: the models that it can hold.
+        runs_on: where it runs.
         precisions: how it can store weights.
         packages: what writing and running it imports beside TensorFlow, all of it in the extra `export`.
         options: the arguments of `export` that it takes beside those of all formats.
@@ -51,8 +44,8 @@ class ExportFormat:
 
     name: str
     title: str
-    runs_on: str
     takes: str
+    runs_on: str
     precisions: tuple[str, ...]
     packages: tuple[str, ...] = ()
     options: tuple[FormatOption, ...] = ()
@@ -67,38 +60,28 @@ class ExportFormat:
         return any(option.name == name for option in self.options)
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportJob:
-    """A model, and how to write it.
-
-    Attributes:
-        model: the model.
-        programs: its programs, see `heed.export.programs.programs_of`.
-        shipment: the tokens and files of a run, see `heed.seq2seq.shipping.Shipment`; None for other models.
-        format: the format.
-        precision: how to store weights, one of the format's precisions.
-        options: the values of the format's own options, by name.
-        longest: the most tokens of a target.
-    """
+class ExportJob(NamedTuple):
+    """A model, and how to write it."""
 
     model: Any
     programs: Sequence[Program]
-    shipment: Any
+    shipment: Any  # a run's `heed.seq2seq.shipping.Shipment`, None for other models
     format: ExportFormat
     precision: str
-    options: Mapping[str, Any]
-    longest: int
+    options: Mapping[str, Any]  # the values of the format's own options
+    longest: int  # the most tokens of a target
 
 
+_LOOPLESS = "every model without loops over lists"
 FORMATS = {
     entry.name: entry
     for entry in (
         ExportFormat(
             "saved_model",
             "SavedModel",
-            runs_on="TensorFlow 2.16 and newer, TensorFlow Serving",
-            takes="every model",
-            precisions=("float32",),
+            "every model",
+            "TensorFlow 2.16 and newer, TensorFlow Serving",
+            ("float32",),
             options=(
                 FormatOption("implementation", "portable (default), or native, which needs heed"),
             ),
@@ -106,32 +89,28 @@ FORMATS = {
         ExportFormat(
             "litert",
             "LiteRT",
-            runs_on="phones, small computers, browsers",
-            takes="every model without loops over lists",
-            precisions=("float32", "float16", "int8"),
-            packages=("ai_edge_litert",),
-            options=(FormatOption("calibration", "samples of the inputs, for int8", type=None),),
+            _LOOPLESS,
+            "phones, small computers, browsers",
+            ("float32", "float16", "int8"),
+            ("ai_edge_litert",),
+            (FormatOption("calibration", "samples of the inputs, for int8", None),),
         ),
         ExportFormat(
             "onnx",
             "ONNX",
-            runs_on="onnxruntime and other runtimes",
-            takes="every model without loops over lists",
-            precisions=("float32", "float16"),
-            packages=("onnx", "onnxruntime"),
-            options=(
-                FormatOption(
-                    "opset", "17 to 24; from 23 (default) on, attention is one node", type=int
-                ),
-            ),
+            _LOOPLESS,
+            "onnxruntime and other runtimes",
+            ("float32", "float16"),
+            ("onnx", "onnxruntime"),
+            (FormatOption("opset", "17 to 24; from 23 (default) on, attention is one node", int),),
         ),
         ExportFormat(
             "ctranslate2",
             "CTranslate2",
-            runs_on="CTranslate2's C++ and Python servers",
-            takes="Transformer and LanguageModel",
-            precisions=("float32", "float16", "bfloat16", "int8"),
-            packages=("ctranslate2",),
+            "Transformer and LanguageModel",
+            "CTranslate2's C++ and Python servers",
+            ("float32", "float16", "bfloat16", "int8"),
+            ("ctranslate2",),
         ),
     )
 }

@@ -172,9 +172,8 @@ def _conversion_error(error: Exception, noise: str, functions: Mapping[str, Any]
     if not places:
         places = {next(filter(None, match)): "" for match in _NAMED.findall(text)}
     if not places:
-        return ExportError(
-            f"LiteRT's converter failed: {_first_line(error)}. Nearest: a SavedModel"
-        )
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+        return ExportError(f"LiteRT's converter failed: {line}. Nearest: a SavedModel")
     name, place = min(places.items())
     layer = place.rpartition("/")[0]
     where = f"{name} in {layer}" if layer else name
@@ -210,11 +209,6 @@ def _other_float(functions: Mapping[str, Any]) -> str | None:
         nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
         found |= {tf.as_dtype(node.attr["T"].type).name for node in nodes if node.op in products}
     return min(found - {"float32"}, default=None)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200].rstrip(".")
 
 
 @contextlib.contextmanager

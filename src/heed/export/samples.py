@@ -115,23 +115,23 @@ def _draw(model: Any, program: Program) -> dict[str, NDArray[Any]]:
     if "source" not in program.inputs and isinstance(model, Decodable):
         # Only the number of rows matters to a language model.
         return {"source": np.zeros((1, 1), np.int32)}
-    size, found = _vocabulary(model), {}
+    size, found = _smallest_vocabulary(model), {}
     for name, spec in program.inputs.items():
         shape = [_ROWS, *(_LENGTH if n is None else n for n in spec.shape[1:])]
         ends = random.integers(1, shape[-1] + 1, (_ROWS, *[1] * (len(shape) - 1)))
-        there = np.broadcast_to(np.arange(shape[-1]) < ends, shape)
+        real = np.broadcast_to(np.arange(shape[-1]) < ends, shape)
         x: NDArray[Any]
         if spec.dtype.is_floating:
             x = random.normal(size=shape)
         elif spec.dtype.is_bool or "mask" in name:
-            x = there
+            x = real
         else:
-            x = np.where(there, random.integers(min(4, size - 1), size, shape), 0)
+            x = np.where(real, random.integers(min(4, size - 1), size, shape), 0)
         found[name] = np.asarray(x, spec.dtype.as_numpy_dtype)
     return found
 
 
-def _vocabulary(model: Any) -> int:
+def _smallest_vocabulary(model: Any) -> int:
     """The size of the smallest vocabulary of a model, 2 if it has none."""
     names = ("input_dim", "vocabulary_size")
     found = (getattr(layer, name, None) for layer in model._flatten_layers() for name in names)

@@ -99,9 +99,9 @@ def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = Fa
     found = _answers(folder, samples.inputs, needs_heed)
     seconds = float(found.pop("seconds"))
     largest = relative = same = None
-    compared = [name for name in samples.answers if name != "tokens" and name in found]
-    if compared:
-        pairs = [(samples.answers[name], found[name]) for name in compared]
+    names = [name for name in samples.answers if name != "tokens" and name in found]
+    if names:
+        pairs = [(samples.answers[name], found[name]) for name in names]
         if any(ours.shape != theirs.shape for ours, theirs in pairs):
             shapes = "; ".join(f"{ours.shape} and {theirs.shape}" for ours, theirs in pairs)
             raise ExportError(f"the exported model gives other shapes: {shapes}")
@@ -116,18 +116,12 @@ def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = Fa
         same = float(np.mean(np.all(samples.answers["tokens"] == found["tokens"], axis=1)))
     took = (1_000 * x / samples.count for x in (seconds, samples.seconds))
     agreement = Agreement(samples.count, largest, relative, same, *took)
-    # Written so that a NaN fails.
-    fits = (
-        relative <= TOLERANCES[precision]
-        if relative is not None
-        else (same is not None and same >= _SAME[precision])
-    )
+    if relative is not None:
+        fits = relative <= TOLERANCES[precision]  # False for NaN
+        bound = f"{TOLERANCES[precision]:g} of their size"
+    else:
+        fits, bound = same is not None and same >= _SAME[precision], "the same tokens"
     if not fits:
-        bound = (
-            f"{TOLERANCES[precision]:g} of their size"
-            if relative is not None
-            else "the same tokens"
-        )
         raise ExportError(
             f"the exported model does not do what the model does: {agreement} ({precision} allows {bound})"
         )

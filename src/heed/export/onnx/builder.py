@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import tensorflow as tf
 
 Shape = tuple[int | None, ...] | None
 
@@ -191,6 +192,18 @@ class Builder:
         if all(isinstance(x, np.ndarray) for x in parts):
             return np.concatenate(parts, axis)  # type: ignore[arg-type]
         return self.node("Concat", *parts, axis=axis)
+
+
+def dtype_of(tensor: Any) -> Any:
+    """NumPy's dtype of a TensorFlow tensor; object if it holds no numbers."""
+    if tensor.dtype in (tf.resource, tf.variant, tf.string):
+        return np.dtype(object)
+    return np.dtype(tensor.dtype.as_numpy_dtype)
+
+
+def shape_of(tensor: Any) -> Shape:
+    """The shape of a TensorFlow tensor."""
+    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
 
 
 def element_type(dtype: Any) -> int:

@@ -20,7 +20,7 @@ from heed import __version__
 from heed._numbers import integer
 from heed.export.errors import ExportError
 from heed.export.onnx import ops  # noqa: F401  (registers the converters)
-from heed.export.onnx.builder import Builder, Shape, Value, element_type
+from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of
 from heed.export.onnx.past import join_past
 from heed.export.onnx.reading import names_read, select_needed
 from heed.export.onnx.registry import Op, converter_of
@@ -68,7 +68,7 @@ def convert(
     variables = {variable.handle.ref(): variable for variable in graph.variables}
     weights = {
         handle: Value(
-            _dtype(variable.dtype),
+            dtype_of(variable),
             tuple(variable.shape),
             builder.weight(variable.name.split(":")[0], variable.numpy()),
         )
@@ -79,7 +79,7 @@ def convert(
     for wish, tensor in zip(names, graph.inputs, strict=False):
         if tensor.dtype == tf.string:
             raise ExportError(f"ONNX: the input `{wish}` is text; give the model ids")
-        value = Value(_dtype(tensor.dtype), _shape(tensor), builder.unique(wish))
+        value = Value(dtype_of(tensor), shape_of(tensor), builder.unique(wish))
         known[tensor.name] = value
         inputs.append(_describe(value, wish))
     output_names = [
@@ -100,7 +100,7 @@ def convert(
         builder.nodes.append(
             onnx.helper.make_node("Identity", [builder.input(value)], [own], name=f"output/{own}")
         )
-        outputs.append(_describe(Value(_dtype(tensor.dtype), _shape(tensor), own), own))
+        outputs.append(_describe(Value(dtype_of(tensor), shape_of(tensor), own), own))
     nodes = select_needed(builder.all_nodes, output_names)
     nodes = join_past(nodes, {x.name for x in inputs}, builder.unique)
     used = {name for node in nodes for name in names_read(node)}
@@ -155,16 +155,7 @@ class Converter:
 
     def _operation(self, operation: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """The names of its outputs, with their values."""
-        op = Op(
-            operation.type,
-            operation.name,
-            [values.get(x.name) for x in operation.inputs],
-            [_dtype(x.dtype) for x in operation.outputs],
-            [_shape(x) for x in operation.outputs],
-            operation.get_attr,
-            self,
-            operation,
-        )
+        op = Op(operation, [values.get(x.name) for x in operation.inputs], self)
         if reason := _unsupported_reason(op):
             raise op.error(reason)
         found = _fold(op)
@@ -275,19 +266,6 @@ def _unsupported_reason(op: Op) -> str:
     if op.kind != "Const" and converter_of(op.kind) is None:
         return "heed has no ONNX form of this operation; SavedModel takes every layer"
     return ""
-
-
-def _dtype(dtype: Any) -> Any:
-    """NumPy's dtype; object for a tensor that holds no numbers."""
-    return (
-        np.dtype(object)
-        if dtype in (tf.resource, tf.variant, tf.string)
-        else np.dtype(dtype.as_numpy_dtype)
-    )
-
-
-def _shape(tensor: Any) -> Shape:
-    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
 
 
 def _describe(value: Value, name: str) -> onnx.ValueInfoProto:

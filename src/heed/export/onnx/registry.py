@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from heed.export.errors import ExportError
-from heed.export.onnx.builder import Builder, Shape
+from heed.export.onnx.builder import Builder, Shape, dtype_of, shape_of
 
 
-@dataclass
 class Op:
     """An operation of a TensorFlow graph, with its inputs in ONNX.
 
-    Attributes:
-        kind: its type in TensorFlow, as "MatMul".
-        name: its name, which begins with that of its layer.
-        inputs: its inputs.
-        dtypes: the dtypes of its outputs.
-        shapes: the shapes of its outputs, as far as they are known.
-        attribute: a function that returns an attribute by name.
-        converter: the converter of its graph.
+    Args:
         source: the operation itself.
+        inputs: the values of its inputs.
+        converter: the converter of its graph.
     """
 
-    kind: str
-    name: str
-    inputs: list[Any]
-    dtypes: list[Any]
-    shapes: list[Shape]
-    attribute: Callable[[str], Any]
-    converter: Any
-    source: Any
+    def __init__(self, source: Any, inputs: list[Any], converter: Any) -> None:
+        self.source, self.inputs, self.converter = source, inputs, converter
+        self.kind: str = source.type  # as "MatMul"
+        self.name: str = source.name  # begins with the name of its layer
+        self.attribute: Callable[[str], Any] = source.get_attr
+        self.dtypes = [dtype_of(x) for x in source.outputs]
+        self.shapes: list[Shape] = [shape_of(x) for x in source.outputs]
 
     @property
     def dtype(self) -> np.dtype:
@@ -80,20 +72,26 @@ class Op:
 
 # The outputs of a converted operation: a name, a value or a constant (`Input`), or a list of several.
 Converted = Any
-_CONVERTERS: dict[str, Callable[[Op, Builder], Any]] = {}
+Convert = Callable[[Op, Builder], Converted]
+_CONVERTERS: dict[str, Convert] = {}
 
 
-def converts(*kinds: str) -> Callable[[Callable[[Op, Builder], Any]], Callable[[Op, Builder], Any]]:
-    """Registers a function `function(op, builder)`, which returns the converted outputs, for these kinds."""
+def register(functions: Mapping[str, Convert]) -> None:
+    """Registers functions of an operation and a builder, which return the converted outputs, by kind."""
+    _CONVERTERS.update(functions)
 
-    def register(function: Callable[[Op, Builder], Any]) -> Callable[[Op, Builder], Any]:
-        _CONVERTERS.update(dict.fromkeys(kinds, function))
+
+def converts(*kinds: str) -> Callable[[Convert], Convert]:
+    """Registers the decorated function for these kinds."""
+
+    def decorate(function: Convert) -> Convert:
+        register(dict.fromkeys(kinds, function))
         return function
 
-    return register
+    return decorate
 
 
-def converter_of(kind: str) -> Callable[[Op, Builder], Any] | None:
+def converter_of(kind: str) -> Convert | None:
     """The function that converts operations of this kind, if there is one."""
     return _CONVERTERS.get(kind)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from heed.export.onnx.builder import Builder, Value, element_type
+from heed.export.onnx.builder import Builder, Value, element_type, shape_of
 from heed.export.onnx.ops.attention import attend
 from heed.export.onnx.registry import Converted, Op, converts
 
@@ -57,7 +57,7 @@ def _while(op: Op, g: Builder) -> Converted:
         known: list[Any] = list(op.inputs)
         for i in carried:
             given = op.inputs[i]
-            shape = _shape(body.inputs[i])
+            shape = shape_of(body.inputs[i])
             known[i] = Value(given.dtype, shape, g.unique(f"{place}/carried_{i}"))
             inputs.append(
                 onnx.helper.make_tensor_value_info(known[i].name, element_type(given.dtype), shape)
@@ -68,7 +68,7 @@ def _while(op: Op, g: Builder) -> Converted:
         going = op.converter.call(condition, whole)[0]
         outputs = [_output(g, going, np.dtype(bool), ())]
         outputs += [
-            _output(g, after[i], op.inputs[i].dtype, _shape(body.inputs[i])) for i in carried
+            _output(g, after[i], op.inputs[i].dtype, shape_of(body.inputs[i])) for i in carried
         ]
     g.place = place
     graph = onnx.helper.make_graph(nodes, "body", inputs, outputs)
@@ -89,10 +89,6 @@ def _is_unchanged(given: Any, result: Any) -> bool:
     while result is not given and result.op.type == "Identity":
         result = result.op.inputs[0]
     return result is given
-
-
-def _shape(tensor: Any) -> Any:
-    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
 
 
 def _output(g: Builder, x: Any, dtype: Any, shape: Any) -> onnx.ValueInfoProto:

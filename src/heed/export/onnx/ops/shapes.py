@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from heed.export.onnx.builder import Builder, Input, Value
-from heed.export.onnx.registry import Converted, Op, converts
+from heed.export.onnx.registry import Convert, Converted, Op, converts, register
 
 
 def shape_input(op: Op, g: Builder, index: int) -> Input:
@@ -27,14 +27,16 @@ def _shapes(op: Op, g: Builder) -> Converted:
     ]
 
 
-@converts("Size")
-def _size(op: Op, g: Builder) -> Converted:
-    return g.narrow(g.node("Size", op.inputs[0]), op.dtype)
-
-
-@converts("Rank")
-def _rank(op: Op, _: Builder) -> Converted:
-    return np.array(op.rank())
+_EXPRESSIONS: dict[str, Convert] = {
+    "BroadcastTo": lambda op, g: g.node("Expand", op.inputs[0], shape_input(op, g, 1)),
+    "ExpandDims": lambda op, g: g.node("Unsqueeze", op.inputs[0], [op.axis(1, op.rank() + 1)]),
+    "Fill": lambda op, g: g.node("Expand", op.inputs[1], shape_input(op, g, 0)),
+    "Range": lambda op, g: g.node("Range", *op.inputs),
+    "Rank": lambda op, _: np.array(op.rank()),
+    "Size": lambda op, g: g.narrow(g.node("Size", op.inputs[0]), op.dtype),
+    "Tile": lambda op, g: g.node("Tile", op.inputs[0], shape_input(op, g, 1)),
+}
+register(_EXPRESSIONS)
 
 
 @converts("Reshape")
@@ -47,11 +49,6 @@ def _reshape(op: Op, g: Builder) -> Converted:
     if wanted.constant is not None:
         return g.node("Reshape", x, wanted.constant.astype(np.int64), allowzero=1)
     return g.node("Reshape", x, shape_input(op, g, 1), allowzero=1)
-
-
-@converts("BroadcastTo")
-def _broadcast(op: Op, g: Builder) -> Converted:
-    return g.node("Expand", op.inputs[0], shape_input(op, g, 1))
 
 
 @converts("BroadcastArgs")
@@ -67,21 +64,6 @@ def _broadcast_shape(op: Op, g: Builder) -> Converted:
     )
     whole = g.node("Where", g.node("Equal", one, np.array(1, np.int64)), other, one)
     return g.narrow(whole, op.dtype)
-
-
-@converts("Fill")
-def _fill(op: Op, g: Builder) -> Converted:
-    return g.node("Expand", op.inputs[1], shape_input(op, g, 0))
-
-
-@converts("Tile")
-def _tile(op: Op, g: Builder) -> Converted:
-    return g.node("Tile", op.inputs[0], shape_input(op, g, 1))
-
-
-@converts("ExpandDims")
-def _expand_dims(op: Op, g: Builder) -> Converted:
-    return g.node("Unsqueeze", op.inputs[0], [op.axis(1, op.rank() + 1)])
 
 
 @converts("Squeeze")
@@ -160,11 +142,6 @@ def _split(op: Op, g: Builder) -> Converted:
             each = g.node("Div", length, [count])
             sizes = g.node("Expand", each, [count])
     return g.node("Split", x, sizes, outputs=count, axis=axis)
-
-
-@converts("Range")
-def _range(op: Op, g: Builder) -> Converted:
-    return g.node("Range", *op.inputs)
 
 
 @converts("Pad", "PadV2", "MirrorPad")
