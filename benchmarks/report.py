@@ -77,11 +77,11 @@ def describe_run(record: Record) -> str:
     ).rstrip("\n")
 
 
-def bar_table(bars: list[Bar], times: Results) -> str:
+def bar_table(chosen: list[Bar], times: Results) -> str:
     """For each bar heed's time, the peer's, their ratio, and whether the bar is met."""
     header = ["case", "to beat", "heed, ms", "peer, ms", "ratio", "bar", "met"]
     rows = []
-    for bar in bars:
+    for bar in chosen:
         verdict = judge(bar, times)
         rows.append(
             [

@@ -208,7 +208,7 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     tokens = to_ids([words for words, _ in held_out], ids, config)
     labels = to_labels(held_out)
     names = labels != NO_ROLE
-    shown = max(range(len(held_out)), key=lambda row: len(set(held_out[row][1])))
+    example = max(range(len(held_out)), key=lambda row: len(set(held_out[row][1])))
     few_tokens, few_labels = (
         to_ids([words for words, _ in labelled], ids, config),
         to_labels(labelled),
@@ -226,16 +226,16 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
         scores[name] = float((predicted == labels)[names].mean())
         print(f"{name:<13} {scores[name]:.1%} of the names are right")
         if encoder is not None:
-            for place in np.flatnonzero(names[shown])[:12]:
-                role, wanted = predicted[shown, place], labels[shown, place]
+            for place in np.flatnonzero(names[example])[:12]:
+                role, wanted = predicted[example, place], labels[example, place]
                 wrong = "" if role == wanted else f"(is {ROLES[wanted]})"
-                print(f"    {held_out[shown][0][place - 1]:<14} {ROLES[role]:<10} {wrong}")
+                print(f"    {held_out[example][0][place - 1]:<14} {ROLES[role]:<10} {wrong}")
     for reach in (0, 2):
         share = bag_of_words(labelled, held_out, reach)
         print(f"logistic regression on the word and {reach} on each side: {share:.1%}")
 
-    found = inspect.capture(taggers["fine-tuned"], tokens[shown : shown + 1, :30])
-    words = ["start", *held_out[shown][0][:29]]
+    found = inspect.capture(taggers["fine-tuned"], tokens[example : example + 1, :30])
+    words = ["start", *held_out[example][0][:29]]
     figure = inspect.plot_map(found, "layer_1/attention", 0, tokens=words)
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder) / "pretraining.png")

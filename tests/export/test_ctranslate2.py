@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -307,6 +308,16 @@ def test_what_cannot_be_said_is_refused_by_its_name(
     with pytest.raises(ExportError, match=f"^CTranslate2 has no form of {message}: {ending}"):
         export.write(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_new_option_is_refused_by_its_name() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class NewConfig(TransformerConfig):
+        new: bool = dataclasses.field(default=False, kw_only=True)
+
+    for value, expected in ((False, []), (True, ["new=True"])):
+        model = Transformer(NewConfig(**SIZES, new=value))
+        assert list(export._unsupported_options(model)) == expected
 
 
 def test_a_value_width_that_is_the_heads_own_is_none_too_many(tmp_path: Path) -> None:

@@ -370,7 +370,7 @@ def test_an_artefact_that_disagrees_is_no_artefact(tmp_path, monkeypatch, here):
         return notes
 
     monkeypatch.setattr(saved_model, "write_artefact", wrong)
-    with pytest.raises(ExportError, match="does not do what the model does: 8 samples: largest"):
+    with pytest.raises(ExportError, match="differs from the original: 8 samples: largest"):
         export(model, tmp_path / "model", format="saved_model")
     assert not list(tmp_path.iterdir())
 

@@ -51,7 +51,9 @@ _Array = NDArray[np.float32]
 def write_artefact(job: ExportJob, folder: Path) -> list[str]:
     """Writes a model folder with the names of a run's tokens. See `ExportFormat`."""
     sides = () if job.shipment is None else ("source", "target")
-    tokens = {f"{side}_tokens": make_unique(job.shipment.tokens[side]) for side in sides}
+    tokens: dict[str, Any] = {
+        f"{side}_tokens": make_unique(job.shipment.tokens[side]) for side in sides
+    }
     write(job.model, folder, quantization=job.precision, **tokens)
     return []
 

@@ -21,7 +21,7 @@ class FormatOption(NamedTuple):
 
     name: str
     help: str  # for the command line
-    type: Callable[[str], Any] | None = str  # on the command line; None if only Python can pass it
+    type: Any = str  # of its value on the command line; None if only Python can pass it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -123,7 +123,7 @@ def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = Fa
         fits, bound = same is not None and same >= _SAME[precision], "the same tokens"
     if not fits:
         raise ExportError(
-            f"the exported model does not do what the model does: {agreement} ({precision} allows {bound})"
+            f"the exported model differs from the original: {agreement} ({precision} allows {bound})"
         )
     return agreement
 
@@ -140,7 +140,7 @@ def _answers(folder: Path, inputs: Arrays, needs_heed: bool) -> dict[str, NDArra
             [*words, str(question), str(answer)], capture_output=True, text=True, cwd=temporary
         )
         if done.returncode or not answer.exists():
-            lines = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
+            lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
             raise ExportError(f"the exported model does not run: {lines[-1]}")
         with np.load(answer) as arrays:
             return dict(arrays)

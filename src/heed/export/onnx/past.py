@@ -96,7 +96,8 @@ def _replace_joins(
             if node.op_type == "Shape" and node.input[0] == transpose.output[0]:
                 instead[node.output[0]] = _add_lengths(node, past, new, 2, unique)
             elif node.op_type == "Shape" and node.input[0] == concat.output[0]:
-                instead[node.output[0]] = _add_lengths(node, *concat.input, 1, unique)
+                first, second = concat.input
+                instead[node.output[0]] = _add_lengths(node, first, second, 1, unique)
     instead[attention.output[0]] = [attention, *present]
     return [new for node in nodes for new in instead.get(node.output[0], [node])]
 

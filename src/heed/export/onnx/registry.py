@@ -46,7 +46,7 @@ class Op:
         """
         found = self.inputs[index].rank
         if found is None:
-            raise self.error("the number of axes of what it reads is not known")
+            raise self.error("the number of axes of its input is not known")
         return found
 
     def constant(self, index: int) -> np.ndarray:
@@ -94,8 +94,3 @@ def converts(*kinds: str) -> Callable[[Convert], Convert]:
 def converter_of(kind: str) -> Convert | None:
     """The function that converts operations of this kind, if there is one."""
     return _CONVERTERS.get(kind)
-
-
-def kinds() -> set[str]:
-    """The kinds of operations that can be converted."""
-    return set(_CONVERTERS)

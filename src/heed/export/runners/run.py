@@ -56,7 +56,8 @@ class Model:
             return self.programs["generate"](prompt=nothing, max_length=int(longest))["tokens"]
         step = self._steps(source)
         tokens = np.full((len(source), 1), ids["start"], np.int32)
-        going, steps = np.ones(len(source), bool), []
+        going = np.ones(len(source), bool)
+        steps: list[np.ndarray] = []
         while len(steps) < longest and going.any():
             logits = step(tokens)
             logits[:, [ids["pad"], ids["start"]]] = -np.inf

@@ -141,7 +141,7 @@ def _floor_mod(op: Op, g: Builder) -> Converted:
 @converts("Select", "SelectV2")
 def _select(op: Op, g: Builder) -> Converted:
     if op.kind == "Select" and op.rank(0) not in (0, op.rank(1)):
-        raise op.error("its condition must have as many axes as what it chooses from")
+        raise op.error("its condition must have as many axes as its values")
     condition, x, y = op.inputs
     return g.where(condition, x, y, op.dtype)
 

@@ -82,7 +82,7 @@ def _pool(op: Op, g: Builder) -> Converted:
 @converts("FusedBatchNormV3")
 def _batch_normalization(op: Op, g: Builder) -> Converted:
     if op.attribute("is_training"):
-        raise op.error("it is that of training")
+        raise op.error("it is in training mode")
     if op.attribute("data_format") != b"NHWC":
         raise op.error("channels must come last")
     found = _channels_first(
