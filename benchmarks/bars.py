@@ -1,4 +1,4 @@
-"""The bars that heed sets itself: against whom, and by how much."""
+"""The bars that heed sets itself: the peers, and by how much to beat them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ADDITIVE = ("additive-naive", "additive-keras")
 
 @dataclass(frozen=True)
 class Bar:
-    """How many times heed's time a peer's has to be.
+    """A bar on the ratio of a peer's time to heed's.
 
     Args:
-        case: what heed computes.
-        peers: of several the quickest counts.
-        at_least: the ratio peer's time / heed's time.
+        case: the case that heed computes.
+        peers: the peers, of which the fastest counts.
+        at_least: the least ratio, peer's time / heed's time.
     """
 
     case: Case
@@ -29,7 +29,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """How many MiB heed may add to its process, beyond inputs and gradients."""
+    """A bar on the MiB that heed adds to its process beyond inputs and gradients."""
 
     case: Case
     below: float
@@ -37,7 +37,7 @@ class MemoryBar:
 
 @dataclass(frozen=True)
 class MemoryShareBar:
-    """What share of the memory that a peer adds heed may add."""
+    """A bar on the memory that heed adds, as a share of a peer's."""
 
     case: Case
     peer: str
@@ -46,12 +46,13 @@ class MemoryShareBar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a bar; None where it was not measured.
+    """The result of a bar; None for values that were not measured.
 
     Args:
-        heed: seconds.
-        peer: the quickest peer.
-        seconds: the quickest peer's.
+        bar: the bar.
+        heed: heed's seconds.
+        peer: the fastest peer.
+        seconds: the fastest peer's seconds.
     """
 
     bar: Bar
@@ -66,7 +67,7 @@ class Verdict:
 
     @property
     def met(self) -> bool | None:
-        """Whether the ratio is at least that of the bar."""
+        """Whether the ratio reaches the bar."""
         return None if self.ratio is None else self.ratio >= self.bar.at_least
 
 
@@ -110,13 +111,13 @@ MODEL_MEMORY_BARS = [MemoryShareBar(MODEL_BARS[2].case, "keras-model", 0.5)]
 
 MODELS = "models"
 MODEL_SUITE = Suite(
-    "whole Keras models, stock and accelerated, and whether the bars for them are met",
+    "whole Keras models, stock and accelerated, against their bars",
     [bar.case for bar in MODEL_BARS],
     [bar.case for bar in MODEL_MEMORY_BARS],
     ("heed-model", "keras-model", "model-rest"),
 )
 
-# Whole texts by one model, whose weights are the same on all sides; and a step of its training.
+# Decoding whole texts with one model, the same weights on all sides; and a step of its training.
 CTRANSLATE2 = ("ctranslate2", "ctranslate2-together")
 TRAINING = (
     "keras-training",
@@ -137,7 +138,7 @@ SEQ2SEQ_BARS = [
 ]
 SEQ2SEQ = "seq2seq"
 SEQ2SEQ_SUITE = Suite(
-    "an encoder-decoder writes whole texts and is trained, and whether the bars for that are met",
+    "an encoder-decoder model decodes whole texts and is trained, against its bars",
     [bar.case for bar in SEQ2SEQ_BARS],
     [],
     ("heed-generate", *CTRANSLATE2, "heed-training", *TRAINING, "heed-gpt2", "hub-gpt2"),
@@ -145,7 +146,7 @@ SEQ2SEQ_SUITE = Suite(
 
 NAME = "bars"
 SUITE = Suite(
-    "the bars that heed sets itself, and whether they are met",
+    "heed against the bars that it sets itself",
     list(dict.fromkeys(bar.case for bar in BARS)),
     [bar.case for bar in MEMORY_BARS],
 )
@@ -162,21 +163,21 @@ OWN = {
 
 
 def sides_of(case: Case) -> tuple[str, ...]:
-    """The side of heed and whom it is measured against on a case."""
+    """The side of heed for a case, and the peers of its bars."""
     own = OWN[case.kind]
     return (own, *dict.fromkeys(peer for bar in BARS if bar.case == case for peer in bar.peers))
 
 
-def judge(bar: Bar, timed: Results) -> Verdict:
-    """Compares what was measured with a bar."""
-    by_side: dict[str, Result] = next((sides for case, sides in timed if case == bar.case), {})
+def judge(bar: Bar, times: Results) -> Verdict:
+    """Compares measured times with a bar."""
+    by_side: dict[str, Result] = next((sides for case, sides in times if case == bar.case), {})
     seconds = {name: median(by_side[name], by_side) for name in bar.peers if name in by_side}
     known = {name: value for name, value in seconds.items() if value is not None}
-    quickest = min(known, key=lambda name: known[name], default=None)
+    fastest = min(known, key=lambda name: known[name], default=None)
     own = by_side.get(OWN[bar.case.kind])
     return Verdict(
         bar,
         None if own is None else median(own, by_side),
-        quickest,
-        None if quickest is None else known[quickest],
+        fastest,
+        None if fastest is None else known[fastest],
     )

@@ -1,4 +1,4 @@
-"""What is measured: one attention, its shapes and its kind; and the suites of them."""
+"""The cases, each one attention with its shapes and options, and the suites of cases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 SIZES = {"float32": 4, "bfloat16": 2}
 MODEL_LAYERS = 4
-# Of the suite "options": see `peers/heed_option.py`.
+# Options of the suite "options"; see `peers/heed_option.py`.
 OPTIONS = (
     "causal", "window", "padding", "segments", "dense", "bias", "alibi", "soft-cap", "dropout"
 )  # fmt: skip
@@ -24,22 +24,21 @@ class Case:
         length: T.
         head_dim: H and V; U and V for additive attention.
         causal: whether query i sees only keys j <= i.
-        backward: whether the gradients of all inputs are computed too.
-        kind: "dot-product", "additive", "layer": self-attention of width N*H with projections, "model": a
-            Transformer of that width with four layers, a decoder if causal, else an encoder, whose backward is a
-            training step; or "generate": an encoder and a decoder of that width with three layers each, which write
-            T tokens for each text of S, never ending before; or "training": a training step of such a model on texts
-            of S and T tokens; or "continue": a GPT-2 of that width with four layers, which writes T tokens after
-            each prompt of S.
-        keys: S, where it is not T.
-        key_heads: K, where it is not N.
-        window: how many keys a query of a causal attention sees, up to itself; None for all.
+        backward: whether to compute the gradients of all inputs too.
+        kind: "dot-product"; "additive"; "layer", self-attention of width N*H with projections; "model", a Transformer
+            of that width with four layers, a decoder if causal, else an encoder, whose backward is a training step;
+            "generate", an encoder and a decoder of that width with three layers each, which decode T tokens for each
+            text of S without ending early; "training", a training step of such a model on texts of S and T tokens; or
+            "continue", a GPT-2 of that width with four layers, which decodes T tokens after each prompt of S.
+        keys: S; None for T.
+        key_heads: K; None for N.
+        window: the number of keys that a query of a causal attention sees, itself included; None for all.
         padded: whether the items have fewer valid keys than S, see `key_lengths`.
         dtype: "float32" or "bfloat16".
-        chain: how many are computed in a row, in one graph where a side has graphs, each with the output of the one
-            before as its query. The time is then that of one more: calling the graph is not in it.
-        beams: of kind "generate": how many hypotheses a beam search keeps; 1 is greedy.
-        weights: of kind "generate": what weights are kept in, "float32" or "int8".
+        chain: the number of attentions in a row, in one graph for sides with graphs, each with the output of the one
+            before as its query. The time is then that of one more, without the call of the graph.
+        beams: for "generate", the number of hypotheses of a beam search; 1 is greedy.
+        weights: for "generate", how weights are stored, "float32" or "int8".
     """
 
     batch: int
@@ -71,7 +70,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As in the tables, for instance `causal fwd (1, 8, 4096, 64)`."""
+        """The name in tables, such as `causal fwd (1, 8, 4096, 64)`."""
         words = [
             f"one of {self.chain}:" if self.chain > 1 else "",
             "additive" if self.kind == "additive" else "",
@@ -115,7 +114,7 @@ class Case:
 
     @property
     def key_lengths(self) -> list[int]:
-        """Valid keys of each item: evenly from a quarter of S to all where the case is padded."""
+        """Valid keys of each item: all, or for a padded case from a quarter of S to all, evenly spaced."""
         if not self.padded or self.batch == 1:
             return [self.key_length] * self.batch
         least = max(1, self.key_length // 4)
@@ -126,21 +125,23 @@ class Case:
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of its matrix products, by convention as if nothing was masked."""
+        """Floating-point operations of the matrix products, by convention without regard to masks."""
         forward = 4.0 * self.batch * self.heads * self.length * self.key_length * self.head_dim
         return forward * (3.5 if self.backward else 1.0)
 
     @property
     def score_bytes(self) -> int:
-        """Size of the float32 tensor that heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
+        """Size of the float32 score tensor, which heed never builds: (B, N, T, S); (B, T, S, U) for additive."""
         units = self.head_dim if self.kind == "additive" else self.heads
         return self.batch * self.length * self.key_length * units * 4
 
     @property
     def score_tensors(self) -> int:
-        """How many of these a side that builds them holds at a time, with gradients and masks."""
+        """The number of score tensors that a side which builds them holds at a time, gradients and masks included."""
         if self.kind == "model" and self.backward:
-            return 3 * MODEL_LAYERS + 1  # a layer keeps its weights, before and after dropout
+            return (
+                3 * MODEL_LAYERS + 1
+            )  # each layer keeps attention weights before and after dropout
         return 7
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,18 +155,18 @@ def _pair(query: int, key: int | None) -> str:
 
 @dataclass(frozen=True)
 class Suite:
-    """Cases that are run together.
+    """Cases that run together.
 
     Args:
-        what: in one line.
-        timed: cases whose time is measured.
-        weighed: cases whose peak memory is measured.
-        peers: the sides by name; None for all that compute the kind of a case.
+        description: one line.
+        times: the cases to measure the time of.
+        memory: the cases to measure the peak memory of.
+        peers: the sides by name; None for all that compute a case's kind.
     """
 
-    what: str
-    timed: list[Case]
-    weighed: list[Case]
+    description: str
+    times: list[Case]
+    memory: list[Case]
     peers: tuple[str, ...] | None = None
 
 
@@ -188,7 +189,7 @@ def _two(batch: int, heads: int, length: int, head_dim: int, **options: Any) -> 
 LONG = [Case(1, 8, 2**power, 64, backward=True) for power in range(9, 16)]
 LAYERS = _four(2, 8, 512, 64, kind="layer") + _four(1, 8, 4096, 64, kind="layer")
 
-# A GPT-2 of width 768 that goes on with prompts, for a while and until its cache is long.
+# A GPT-2 of width 768 continues prompts, by a few tokens and until its cache is long.
 CONTINUED = [Case(8, 12, new, 64, keys=32, kind="continue") for new in (64, 480)]
 
 SUITES = {
@@ -214,7 +215,7 @@ SUITES = {
         [],
     ),
     "long": Suite(
-        "sequences of 512 to 32768, forward and backward: the picture",
+        "sequences of 512 to 32768, forward and backward, for the plot",
         LONG,
         LONG,
         ("heed", "heed-portable", "torch", "jax", "naive"),
@@ -234,13 +235,13 @@ SUITES = {
         [],
     ),
     "calls": Suite(
-        "what a call costs around its kernel: tiny attentions in a graph, and called one by one",
+        "overhead of a call: tiny attentions in a graph, and called one by one",
         [Case(1, 1, 8, 8, chain=50), Case(1, 8, 8, 64, chain=50)],
         [],
         ("heed", "heed-eager", "torch", "naive", "matmul"),
     ),
     "options": Suite(
-        "each option alone beside the plain attention, for each pair of query and key that it leaves",
+        "each option against plain attention, per visible pair of query and key",
         [*_two(2, 8, 1024, 64), *_two(2, 8, 1024, 64, dtype="bfloat16")],
         [],
         ("heed", *OPTION_SIDES),
@@ -255,7 +256,7 @@ SUITES = {
         [Case(4, 1, 512, 256, kind="additive", backward=True)],
     ),
     "generate": Suite(
-        "whole texts, greedily: three layers of encoder and decoder, a vocabulary of 8,000",
+        "greedy decoding of whole texts: three layers of encoder and decoder, a vocabulary of 8,000",
         [
             Case(64, 4, 32, 64, keys=32, kind="generate"),
             Case(1, 4, 32, 64, keys=32, kind="generate"),
@@ -271,7 +272,7 @@ SUITES = {
         LAYERS[-2:],
     ),
     "quick": Suite(
-        "something small of each kind: a trial",
+        "a small case of each kind, as a trial",
         [
             *_four(1, 4, 256, 64),
             Case(1, 4, 256, 64, causal=True, window=32),

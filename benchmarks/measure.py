@@ -1,4 +1,4 @@
-"""Runs the sides against each other: own processes, alternated, many short rounds."""
+"""Measures the sides against each other, each in its own process, alternating in many short rounds."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from benchmarks.cases import Case
 from benchmarks.peers import THREADS, Peer
 from benchmarks.results import Result
 
-# A round is as many calls as fit, at least one: long enough for the clock, short enough that a
-# burst of somebody else's work falls on few rounds.
+# A round is as many calls as fit, at least one: long enough for the clock, short enough that a burst of other work
+# on the machine disturbs few rounds.
 ROUND_SECONDS = 0.03
-# Rounds of slow sides end when each side has had this long, but not before the least number.
+# Slow cases stop after this time for each side, but not before the least number of rounds.
 CASE_SECONDS = 10.0
 LEAST_ROUNDS = 3
-# How far a side's result may be from heed's, as a part of the largest value: a wrong mask or scale
-# is far beyond it, another order of summation far below.
+# The largest difference of a side's result from heed's, relative to the largest value: a wrong mask or scale is far
+# above, another order of summation far below.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2}
 
 
 class UnavailableError(Exception):
-    """A side that cannot run: its package is missing, or it fails on the case."""
+    """The side cannot run: its package is missing, or it fails on the case."""
 
 
 class Side:
     """A peer's process, which computes one case after another.
 
     Args:
-        peer: which.
-        threads: how many it computes with.
+        peer: the peer.
+        threads: the number of its threads.
     """
 
     def __init__(self, peer: Peer, threads: int = 2) -> None:
@@ -65,20 +65,20 @@ class Side:
             env=environment,
             cwd=Path(__file__).parents[1],
         )
-        # Libraries take seconds to load: the sides load theirs at the same time.
+        # Libraries take seconds to load; so all sides load at the same time.
         self._send(do="load")
         self._loaded = False
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def ask(self, **order: Any) -> dict[str, Any]:
         """Sends one order and waits for its answer.
 
         Raises:
-            UnavailableError: if the process has ended or answers with an error.
+            UnavailableError: if the process has ended or reports an error.
         """
         if not self._loaded:
             self._loaded = True
@@ -89,7 +89,7 @@ class Side:
     def _send(self, **order: Any) -> None:
         if self._process.stdin is None:
             raise RuntimeError("the process has no pipes")
-        # If the process has ended there will be no answer, which is found out when it is read.
+        # If the process has ended, reading its answer will tell.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
@@ -122,10 +122,10 @@ Start = Callable[[Peer], Side]
 
 
 class Sides:
-    """The processes of a run, each started when it is first needed. A context: they end with it.
+    """The processes of a run, started on first use. A context manager, which ends them.
 
     Args:
-        start: makes a side's process.
+        start: starts a side's process.
     """
 
     def __init__(self, start: Start = Side) -> None:
@@ -155,13 +155,13 @@ def time_case(
 ) -> dict[str, Result]:
     """Times all sides on one case, alternating their processes round by round.
 
-    A side whose first results are not those of heed is not timed.
+    Sides whose first results differ from heed's are not timed.
 
     Args:
-        case: what to compute.
-        peers: the sides by name; the first that is heed is what the others are compared with.
-        rounds: samples of each side; fewer, where a call takes seconds.
-        processes: where the sides run.
+        case: the case.
+        peers: the sides by name; the others are compared with the first that is heed.
+        rounds: the number of samples of each side; fewer if a call takes seconds.
+        processes: the processes of the sides.
 
     Returns:
         A result for each side.
@@ -175,7 +175,7 @@ def time_case(
     rounds = min(rounds, max(LEAST_ROUNDS, int(CASE_SECONDS / slowest)))
     calls = {name: max(1, int(ROUND_SECONDS / once)) for name, once in seconds.items()}
     for number in range(rounds):
-        # Every other round the other way round: no side always follows the same neighbour.
+        # Reversed every other round, so that no side always follows the same neighbour.
         for name in list(calls)[:: 1 if number % 2 == 0 else -1]:
             if results[name].problem is not None:
                 continue
@@ -190,67 +190,69 @@ def time_case(
 
 
 def _prepare(case: Case, sides: dict[str, Side], results: dict[str, Result]) -> dict[str, float]:
-    """Warms all sides up and compares what they give with heed's.
+    """Warms all sides up and compares their results with heed's.
 
     Returns:
-        Seconds of a call of each side that can be timed.
+        The seconds of a call for each side that can be timed.
     """
     seconds = {}
     own = next(name for name, side in sides.items() if side.peer.is_heed)
     with tempfile.TemporaryDirectory(prefix="heed-benchmark-") as folder:
         file = Path(folder) / "results.npz"
 
-        def run(name: str, what: Case) -> tuple[float, list[np.ndarray]]:
-            answer = sides[name].ask(do="prepare", case=what.to_dict(), results=str(file))
+        def run(name: str, case: Case) -> tuple[float, list[np.ndarray]]:
+            answer = sides[name].ask(do="prepare", case=case.to_dict(), results=str(file))
             with np.load(file) as arrays:
                 return answer["seconds"], [arrays[key] for key in arrays.files]
 
         expected = {}
         try:
-            # heed's own case last: that is the one that it is timed on.
-            for what in {side.peer.computes(case) for side in sides.values()} - {case}:
-                _, expected[what] = run(own, what)
+            # The case itself comes last, because the process is timed on the last one.
+            for other in {side.peer.computes(case) for side in sides.values()} - {case}:
+                _, expected[other] = run(own, other)
             seconds[own], expected[case] = run(own, case)
         except UnavailableError as error:
             results[own].problem = str(error)
         for name, side in sides.items():
             if name == own:
                 continue
-            what = side.peer.computes(case)
-            results[name].instead = what.name if what != case else None
-            if what not in expected:
+            other = side.peer.computes(case)
+            results[name].instead = other.name if other != case else None
+            if other not in expected:
                 results[name].problem = f"there is no result of {own} to compare with"
                 continue
             try:
-                once, arrays = run(name, what)
+                once, arrays = run(name, other)
             except UnavailableError as error:
                 results[name].problem = str(error)
                 continue
             if not side.peer.is_limit:
-                results[name].problem = difference(arrays, expected[what], case.dtype)
+                results[name].problem = describe_difference(arrays, expected[other], case.dtype)
             if results[name].problem is None:
                 seconds[name] = once
     return seconds
 
 
-def difference(actual: list[np.ndarray], expected: list[np.ndarray], dtype: str) -> str | None:
-    """How results differ from what is expected; None where they are equal but for rounding.
+def describe_difference(
+    actual: list[np.ndarray], expected: list[np.ndarray], dtype: str
+) -> str | None:
+    """Describes how results differ from the expected ones; None if only by rounding.
 
     Args:
         actual: output and gradients.
-        expected: the same of heed.
-        dtype: what they were computed in.
+        expected: heed's output and gradients.
+        dtype: the dtype of the computation.
     """
     shapes, wanted = ([array.shape for array in arrays] for arrays in (actual, expected))
     if shapes != wanted:
         return f"its results have shapes {shapes}, heed's {wanted}"
-    # Gradients are measured by the largest of all: that of a key's bias is 0 but for rounding.
-    for what, first, last in (("output", 0, 1), ("gradients", 1, len(expected))):
+    # Gradients are compared relative to the largest of all: that of a key's bias is 0 but for rounding.
+    for name, first, last in (("output", 0, 1), ("gradients", 1, len(expected))):
         pairs = list(zip(actual[first:last], expected[first:last], strict=True))
         error = _largest(one - other for one, other in pairs)
         size = _largest(other for _, other in pairs)
-        if not error <= TOLERANCE[dtype] * size:  # also where it is NaN
-            return f"its {what} differs from heed's by {error:.3g}, where the largest is {size:.3g}"
+        if not error <= TOLERANCE[dtype] * size:  # also true for NaN
+            return f"its {name} differs from heed's by {error:.3g}, where the largest is {size:.3g}"
     return None
 
 
@@ -258,19 +260,19 @@ def _largest(arrays: Iterable[np.ndarray]) -> float:
     return float(np.max([np.max(np.abs(array), initial=0.0) for array in arrays], initial=0.0))
 
 
-def memory_case(case: Case, peers: dict[str, Peer], start: Start = Side) -> dict[str, Result]:
-    """Measures the peak memory that each side adds on one case, each in a fresh process.
+def measure_memory(case: Case, peers: dict[str, Peer], start: Start = Side) -> dict[str, Result]:
+    """Measures the peak memory that each side adds for one case, each in a new process.
 
     Args:
-        case: what to compute.
+        case: the case.
         peers: the sides by name.
-        start: makes a side's process.
+        start: starts a side's process.
 
     Returns:
         A result for each side.
     """
     results = {}
-    # The same kind at a small size brings in the libraries' own memory.
+    # A small case of the same kind loads the libraries first.
     keys = None if case.keys is None else 64
     warm_up = dataclasses.replace(case, batch=1, heads=1, key_heads=None, length=64, keys=keys)
     for name, peer in peers.items():
@@ -289,7 +291,7 @@ def memory_case(case: Case, peers: dict[str, Peer], start: Start = Side) -> dict
 
 
 def too_large(peer: Peer, case: Case) -> str | None:
-    """Why a side that builds the scores is left out: it would take the machine's memory."""
+    """Why a side that builds the scores cannot run: it would need more memory than is free."""
     needed = case.score_tensors * case.score_bytes
     free = _free_bytes()
     if not peer.builds_scores or free is None or needed < free:
@@ -298,7 +300,7 @@ def too_large(peer: Peer, case: Case) -> str | None:
 
 
 def _free_bytes() -> int | None:
-    """Memory that programs can still have; None where the system does not say."""
+    """The memory that is available; None if the system does not tell."""
     file = Path("/proc/meminfo")
     if not file.exists():
         return None

@@ -1,4 +1,4 @@
-"""The picture of a run: time and memory over the length of the sequence."""
+"""Plots the time and memory of a run over the length of the sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.peers import PEERS
 from benchmarks.results import Record, Results, median
 
-# Okabe and Ito's colours, which colour-blind people can tell apart; the markers differ too.
+# Okabe and Ito's colours, which colour-blind people can distinguish; the markers differ too.
 STYLES = {
     "heed": ("#0072B2", "o", "-"),
     "heed-portable": ("#56B4E9", "s", "--"),
@@ -27,19 +27,19 @@ def draw(record: Record, path: Path) -> Path:
 
 
 def figure(record: Record) -> Any:
-    """A line for each side over T, on logarithmic axes: time on the left, memory on the right.
+    """Plots a line for each side over T, on logarithmic axes: time on the left, memory on the right.
 
     Args:
-        record: a run of cases that differ in T alone.
+        record: a run of cases that differ only in T.
 
     Raises:
-        ValueError: if a run has cases that differ in more than T, or fewer than two.
+        ValueError: if the cases differ in more than T, or there are fewer than two.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     about = record.about
-    case = _alike(record)
+    case = _common_case(record)
     canvas = Figure(figsize=(11, 5.2), layout="constrained", dpi=150)
     FigureCanvasAgg(canvas)
     left, right = canvas.subplots(1, 2)
@@ -50,12 +50,12 @@ def figure(record: Record) -> Any:
         fontsize=13,
         fontweight="bold",
     )
-    _panel(left, _times(record.timed), "Time of a call, milliseconds")
-    _panel(right, _memory(record.weighed), "Peak memory beyond inputs and gradients, MiB")
+    _plot(left, _time_lines(record.times), "Time of a call, milliseconds")
+    _plot(right, _memory_lines(record.memory), "Peak memory beyond inputs and gradients, MiB")
     left.legend(loc="upper left", frameon=False)
-    results = [result for _, by_side in record.timed for result in by_side.values()]
+    results = [result for _, by_side in record.times for result in by_side.values()]
     too_large = any(result.problem and "GiB of memory" in result.problem for result in results)
-    ends = "; a line ends where the side needs more memory than the machine has"
+    ends = "; a line ends if the side needs more memory than the machine has"
     canvas.supxlabel(
         f"{about['processor']}, {about['threads']} threads, {about['day']}{ends if too_large else ''}",
         fontsize=8,
@@ -67,9 +67,9 @@ def figure(record: Record) -> Any:
 Lines = dict[str, list[tuple[int, float]]]
 
 
-def _alike(record: Record) -> Any:
-    """The one case that all are, but for T."""
-    cases = [case for case, _ in [*record.timed, *record.weighed]]
+def _common_case(record: Record) -> Any:
+    """The first of the cases, which differ only in T."""
+    cases = [case for case, _ in [*record.times, *record.memory]]
     kinds = {tuple({**case.to_dict(), "length": 0}.items()) for case in cases}
     if len(kinds) != 1 or len({case.length for case in cases}) < 2:
         raise ValueError(
@@ -79,9 +79,9 @@ def _alike(record: Record) -> Any:
     return cases[0]
 
 
-def _times(timed: Results) -> Lines:
+def _time_lines(times: Results) -> Lines:
     lines: Lines = {}
-    for case, by_side in timed:
+    for case, by_side in times:
         for name, result in by_side.items():
             seconds = median(result, by_side)
             if seconds is not None:
@@ -89,9 +89,9 @@ def _times(timed: Results) -> Lines:
     return lines
 
 
-def _memory(weighed: Results) -> Lines:
+def _memory_lines(memory: Results) -> Lines:
     lines: Lines = {}
-    for case, by_side in weighed:
+    for case, by_side in memory:
         for name, result in by_side.items():
             if result.added_mib is not None:
                 # A logarithmic axis has no 0.
@@ -99,7 +99,7 @@ def _memory(weighed: Results) -> Lines:
     return lines
 
 
-def _panel(axes: Any, lines: Lines, label: str) -> None:
+def _plot(axes: Any, lines: Lines, label: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for name, points in lines.items():

@@ -1,9 +1,9 @@
-"""How long `generate` takes to read prompts, by the engine and in the graph, in this heed and in another.
+"""Measures how long `generate` takes to read prompts, with the engine and in the graph, in this heed and another.
 
     python -m benchmarks.prompts [--before PYTHON]
 
-Prompts of 256 tokens and one token after them, of a language model of four layers and width 256; the best of several
-calls, the sides taking turns in processes of their own.
+A language model with four layers and width 256 reads prompts of 256 tokens and generates one token. The best of several
+calls counts; the sides take turns in processes of their own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ROOT = Path(__file__).parents[1]
 
 
 def measure() -> dict[str, float]:
-    """Milliseconds of each way and batch, in this process."""
+    """Measures the milliseconds of each way and batch size, in this process."""
     from heed.models import LanguageModel, LanguageModelConfig, engine, generate
 
     config = LanguageModelConfig(1000, layers=4, width=256, num_heads=8, feed_forward_width=1024)
-    model, rng, found = LanguageModel(config), np.random.default_rng(0), {}
-    by_itself = engine.unsupported_reasons
+    model, rng, results = LanguageModel(config), np.random.default_rng(0), {}
+    original = engine.unsupported_reasons
     for way in WAYS:
-        reasons = ["it is timed in the graph"]
-        engine.unsupported_reasons = by_itself if way == "engine" else lambda *_, r=reasons: r
+        reasons = ["the graph is timed"]
+        engine.unsupported_reasons = original if way == "engine" else lambda *_, r=reasons: r
         for batch in BATCHES:
             prompt = rng.integers(3, 1000, (batch, LENGTH)).astype("int32")
             times = []
@@ -38,12 +38,12 @@ def measure() -> dict[str, float]:
                 begin = time.perf_counter()
                 np.asarray(generate(model, prompt=prompt, max_length=LENGTH + 1))
                 times.append(1e3 * (time.perf_counter() - begin))
-            found[f"{way}, {batch} x {LENGTH} tokens"] = min(times)
-    return found
+            results[f"{way}, {batch} x {LENGTH} tokens"] = min(times)
+    return results
 
 
-def elsewhere(python: str) -> dict[str, float]:
-    """The same in a process of this interpreter."""
+def measure_with(python: str) -> dict[str, float]:
+    """Measures in a process of this interpreter."""
     command = [python, str(Path(__file__)), "--one"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return {name: float(value) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     best: dict[str, dict[str, float]] = {name: {} for name in sides}
     for _ in range(TURNS):
         for name, python in sides.items():
-            for case, value in elsewhere(python).items():
+            for case, value in measure_with(python).items():
                 best[name][case] = min(value, best[name].get(case, value))
     columns = [*(f"{name}, ms" for name in sides), *(["ratio"] if options.before else [])]
     print(f"| time of | {' | '.join(columns)} |")

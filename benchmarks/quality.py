@@ -1,13 +1,13 @@
-"""How well heed's Transformer translates beside the same model of stock Keras layers and of torch's nn.Transformer.
+"""Compares the translations of heed's Transformer with those of stock Keras layers and of torch's nn.Transformer.
 
     python -m benchmarks.quality [--to de] [--steps 6000] [--seeds 0 1 2] [--sides heed keras torch]
 
-The text is what `heed data catalogs` finds on this machine; one in four of its full sentences is held out, chosen by a
-hash, at most 1,000. Each side is a process of its own and trains the tiny preset, its first weights drawn by its own
-generator, on the same batches with the same rates: the same tokens in the same order. None stops early. All translate
-greedily. Two sides are compared by paired bootstrap resampling. That knows of the chance in the sentences, not of the
-chance in the first weights, which is as large: give several seeds, and the difference of the means comes with an
-interval that knows of both. What a folder holds already is not trained again.
+The text is what `heed data catalogs` finds on this machine. One in four of its full sentences is held out, chosen by
+a hash, at most 1,000. Each side trains the tiny preset in its own process, with initial weights from its own
+generator, on the same batches with the same learning rates. None stops early, and all decode greedily. Pairs of sides
+are compared by paired bootstrap resampling, which covers the chance in the sentences but not that in the initial
+weights, which is as large. With several seeds, the difference of the means has an interval that covers both. Results
+that the folder holds already are kept.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ SAMPLES = 1_000
 
 
 def main() -> None:
-    """Makes the text, trains all sides, and compares them."""
+    """Writes the text, trains all sides, and compares them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--to", default="de", help="language of the translations (de)")
-    parser.add_argument("--steps", type=int, default=6_000, help="of training (6000)")
+    parser.add_argument("--steps", type=int, default=6_000, help="training steps (6000)")
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0], help="of batches and weights (0)"
+        "--seeds", type=int, nargs="+", default=[0], help="seeds of batches and weights (0)"
     )
     parser.add_argument("--sides", nargs="+", choices=list(TRANSLATORS), default=list(TRANSLATORS))
-    parser.add_argument("--folder", type=Path, help="where text, run and answers are left")
+    parser.add_argument("--folder", type=Path, help="folder to keep text, runs and translations")
     parser.add_argument("--side", nargs=3, metavar="WORD", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side is not None:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def write_text(language: str, folder: Path) -> None:
-    """pairs.tsv to train on and test.tsv to judge by."""
+    """Writes pairs.tsv for training and test.tsv for the comparison."""
     pairs = catalogs.pairs(language)
     keys = digests([source for source, _ in pairs]).tolist()
     full = [
@@ -76,18 +76,17 @@ def write_text(language: str, folder: Path) -> None:
 
 
 def train_and_translate(side: str, run: str, out: str) -> None:
-    """One side, in this process: the translations of the held-out sentences and how long training took."""
+    """Trains one side in this process; writes its translations of the held-out sentences and its training time."""
     folder = RunFolder.open(run)
     items = folder.task().evaluation_items()
     began = time.monotonic()
-    found = importlib.import_module(TRANSLATORS[side]).translate(folder, [i.ids for i in items])
-    said = folder.task().decode(found)
-    seconds = time.monotonic() - began
-    Path(out).write_text(json.dumps({"said": said, "seconds": seconds}), encoding="utf-8")
+    ids = importlib.import_module(TRANSLATORS[side]).translate(folder, [i.ids for i in items])
+    results = {"texts": folder.task().decode(ids), "seconds": time.monotonic() - began}
+    Path(out).write_text(json.dumps(results), encoding="utf-8")
 
 
 def compare_sides(options: argparse.Namespace, folder: Path) -> None:
-    """Trains each side, and says how well it translates and how far from heed."""
+    """Trains each side, and prints how well it translates and how it differs from heed."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(options.to, folder)
     task = TextTask.create(
@@ -95,21 +94,23 @@ def compare_sides(options: argparse.Namespace, folder: Path) -> None:
     )
     items = task.evaluation_items()
     print(f"{platform.processor() or platform.machine()}; {task.description}", flush=True)
-    print(f"{len(items):,} full sentences to judge by; {options.steps:,} steps of 64 pairs")
-    found: dict[str, list[Evaluation]] = {side: [] for side in options.sides}
+    print(f"{len(items):,} held-out sentences; {options.steps:,} steps of 64 pairs")
+    results: dict[str, list[Evaluation]] = {side: [] for side in options.sides}
     for seed in options.seeds:
-        run = run_of(folder / f"run-{seed}", task, options.steps, seed)
-        for side, evaluations in found.items():
-            evaluations.append(evaluation(side, run, items, folder / f"{side}-{seed}.json"))
+        run = open_run(folder / f"run-{seed}", task, options.steps, seed)
+        for side, evaluations in results.items():
+            evaluations.append(evaluate_side(side, run, items, folder / f"{side}-{seed}.json"))
             print(f"seed {seed}, {side}: {evaluations[-1].seconds:.0f} s", flush=True)
-        tell(f"seed {seed}", {side: evaluations[-1] for side, evaluations in found.items()})
+        latest = {side: evaluations[-1] for side, evaluations in results.items()}
+        print_comparisons(f"seed {seed}", latest)
     if len(options.seeds) > 1:
-        for side in (name for name in found if name != "heed" and "heed" in found):
-            print(f"all seeds, {side} and heed: {over_seeds(found[side], found['heed'])}")
+        for side in (name for name in results if name != "heed" and "heed" in results):
+            comparison = compare_over_seeds(results[side], results["heed"])
+            print(f"all seeds, {side} and heed: {comparison}")
 
 
-def run_of(path: Path, task: TextTask, steps: int, seed: int) -> RunFolder:
-    """The run of a seed, as it is there or new."""
+def open_run(path: Path, task: TextTask, steps: int, seed: int) -> RunFolder:
+    """Opens the run of a seed, or starts a new one."""
     if path.exists():
         run = RunFolder.open(path)
         if run.options.steps != steps:
@@ -120,31 +121,36 @@ def run_of(path: Path, task: TextTask, steps: int, seed: int) -> RunFolder:
     )
 
 
-def evaluation(side: str, run: RunFolder, items: Sequence[Item], out: Path) -> Evaluation:
-    """What one side, in a process of its own, makes of the items."""
+def evaluate_side(side: str, run: RunFolder, items: Sequence[Item], out: Path) -> Evaluation:
+    """Trains and evaluates one side in a process of its own, unless `out` has its results."""
     if not out.exists():
         words = ("--side", side, str(run.path), str(out))
         subprocess.run([sys.executable, "-m", "benchmarks.quality", *words], cwd=ROOT, check=True)
-    found = json.loads(out.read_text(encoding="utf-8"))
+    results = json.loads(out.read_text(encoding="utf-8"))
     answers = [
-        Answer(item.text, said, item.reference, "text")
-        for item, said in zip(items, found["said"], strict=True)
+        Answer(item.text, text, item.reference, "text")
+        for item, text in zip(items, results["texts"], strict=True)
     ]
-    return Evaluation(answers, found["seconds"])
+    return Evaluation(answers, results["seconds"])
 
 
-def over_seeds(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> str:
-    """The mean BLEU of two sides over their seeds, and between which bounds the difference is, 95 times in 100.
+def compare_over_seeds(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> str:
+    """The mean BLEU of two sides over their seeds, and the 95% interval of the difference.
 
-    Sentences are drawn anew for both sides together, seeds for each by itself, as the first weights are.
+    The bootstrap resamples sentences for both sides together, and seeds for each side alone, as initial weights are
+    independent.
     """
     rng = np.random.default_rng(0)
-    sides = [np.stack([ngrams(one) for one in evaluations]) for evaluations in (first, second)]
-    means = [np.mean([bleu(counts.sum(axis=0)) for counts in side]) for side in sides]
+    sides = [
+        np.stack([count_ngrams(one) for one in evaluations]) for evaluations in (first, second)
+    ]
+    means = [np.mean([compute_bleu(counts.sum(axis=0)) for counts in side]) for side in sides]
     differences = []
     for _ in range(SAMPLES):
         sentences = rng.integers(sides[0].shape[1], size=sides[0].shape[1])
-        scores = [[bleu(counts) for counts in side[:, sentences].sum(axis=1)] for side in sides]
+        scores = [
+            [compute_bleu(counts) for counts in side[:, sentences].sum(axis=1)] for side in sides
+        ]
         one, other = (np.mean(rng.choice(of_side, len(of_side))) for of_side in scores)
         differences.append(other - one)
     low, high = np.percentile(differences, [2.5, 97.5])
@@ -152,21 +158,22 @@ def over_seeds(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> str
     return f"BLEU {means[0]:.1f} and {means[1]:.1f}: {difference:+.1f}, between {low:+.1f} and {high:+.1f}"
 
 
-def ngrams(evaluation: Evaluation) -> NDArray[np.int64]:
-    """(N, 10): of each answer the n-grams of 1 to 4 words that are right, how many there are, and both lengths."""
+def count_ngrams(evaluation: Evaluation) -> NDArray[np.int64]:
+    """(N, 10): for each answer the numbers of right and of all n-grams of 1 to 4 words, and both lengths."""
     metric = sacrebleu.BLEU(effective_order=True)
     found = [metric.sentence_score(one.said, [one.reference]) for one in evaluation.answers]
     return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in found])
 
 
-def bleu(counts: NDArray[np.int64]) -> float:
+def compute_bleu(counts: NDArray[np.int64]) -> float:
     """The BLEU of a text, from the sum of its sentences' counts."""
-    *grams, said, wanted = counts.tolist()
-    return float(sacrebleu.BLEU.compute_bleu(grams[:4], grams[4:], said, wanted).score)
+    *ngrams, length, reference_length = counts.tolist()
+    score = sacrebleu.BLEU.compute_bleu(ngrams[:4], ngrams[4:], length, reference_length)
+    return float(score.score)
 
 
-def tell(title: str, evaluations: Mapping[str, Evaluation]) -> None:
-    """Prints how far heed is from each other side, if it is among them."""
+def print_comparisons(title: str, evaluations: Mapping[str, Evaluation]) -> None:
+    """Prints how heed differs from each other side, if it is among them."""
     for side in (name for name in evaluations if name != "heed" and "heed" in evaluations):
         for one in compare(evaluations[side], evaluations["heed"]):
             print(f"{title}, {side} and heed: {one}", flush=True)

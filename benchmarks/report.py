@@ -1,4 +1,4 @@
-"""The tables of a run, and where they go in a page."""
+"""Writes the tables of a run, and puts them into a page."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ MARKS = {True: "yes", False: "**no**", None: "not measured"}
 
 
 def tables(record: Record) -> str:
-    """All tables of a run and how it was made. Markdown."""
-    with_itself = any(PEERS[name].is_variant for name in _names(record.timed + record.weighed))
-    if record.suite == bars.NAME and not with_itself:
-        parts = [bar_table(BARS, record.timed), memory_bar_table(record.weighed)]
-    elif record.suite == bars.SEQ2SEQ and not with_itself:
-        parts = [bar_table(SEQ2SEQ_BARS, record.timed)]
-    elif record.suite == bars.MODELS and not with_itself:
-        parts = [model_table(record.timed), model_memory_table(record.weighed)]
+    """All tables of a run, and how it was made, in Markdown."""
+    has_variants = any(PEERS[name].is_variant for name in _names(record.times + record.memory))
+    if record.suite == bars.NAME and not has_variants:
+        parts = [bar_table(BARS, record.times), memory_bar_table(record.memory)]
+    elif record.suite == bars.SEQ2SEQ and not has_variants:
+        parts = [bar_table(SEQ2SEQ_BARS, record.times)]
+    elif record.suite == bars.MODELS and not has_variants:
+        parts = [model_table(record.times), model_memory_table(record.memory)]
     else:
         parts = []
         for kind, shape in SHAPE.items():
-            timed = [entry for entry in record.timed if entry[0].kind == kind]
-            weighed = [entry for entry in record.weighed if entry[0].kind == kind]
-            parts += [time_table(timed, shape)] if timed else []
-            parts += [memory_table(weighed, shape)] if weighed else []
-    notes = _notes(record.timed) + _notes(record.weighed)
-    return "\n\n".join([*parts, *notes, made_by(record)])
+            times = [entry for entry in record.times if entry[0].kind == kind]
+            memory = [entry for entry in record.memory if entry[0].kind == kind]
+            parts += [time_table(times, shape)] if times else []
+            parts += [memory_table(memory, shape)] if memory else []
+    notes = _notes(record.times) + _notes(record.memory)
+    return "\n\n".join([*parts, *notes, describe_run(record)])
 
 
-def made_by(record: Record) -> str:
-    """Command, machine, versions, and how quiet the machine was."""
+def describe_run(record: Record) -> str:
+    """The command, machine and versions, and how many samples were disturbed."""
     about = record.about
     total, aside, kept = record.samples()
     packages = [f"heed {about['heed']}" + (f" at {about['commit']}" if about["commit"] else "")]
@@ -67,22 +67,22 @@ def made_by(record: Record) -> str:
             ("Python", "python"),
         )
     ]
-    samples = f" Of {total} samples {aside} were set aside as disturbed" if total else ""
+    samples = f" Of {total} samples, {aside} were set aside as disturbed" if total else ""
     if samples:
-        samples += f", {kept} count although they were.\n" if kept else ".\n"
+        samples += f"; {kept} others were disturbed but count.\n" if kept else ".\n"
     return (
         f"`{about['command']}` on {about['day']}; {about['processor']}, {about['cores']} cores, "
-        f"{about['threads']} threads each; heed's implementation: {about['implementation']} "
+        f"{about['threads']} threads per side; heed's implementation: {about['implementation']} "
         f"({about['instruction_set']}); {', '.join(packages)}.{samples}"
     ).rstrip("\n")
 
 
-def bar_table(kept: list[Bar], timed: Results) -> str:
-    """Each bar: heed's time, the time to beat, their ratio, and whether the bar is met."""
+def bar_table(chosen: list[Bar], times: Results) -> str:
+    """For each bar heed's time, the peer's, their ratio, and whether the bar is met."""
     header = ["case", "to beat", "heed, ms", "peer, ms", "ratio", "bar", "met"]
     rows = []
-    for bar in kept:
-        verdict = judge(bar, timed)
+    for bar in chosen:
+        verdict = judge(bar, times)
         rows.append(
             [
                 bar.case.name,
@@ -98,7 +98,7 @@ def bar_table(kept: list[Bar], timed: Results) -> str:
 
 
 def _to_beat(verdict: Verdict) -> str:
-    """The peer and, where it computed another case than heed, which kind."""
+    """The peer, with a remark if it computed another case."""
     names = [verdict.peer] if verdict.peer else list(verdict.bar.peers)
     title = " or ".join(PEERS[name].title for name in names)
     if all(PEERS[name].is_limit for name in verdict.bar.peers):
@@ -109,9 +109,9 @@ def _to_beat(verdict: Verdict) -> str:
     return title
 
 
-def memory_bar_table(weighed: Results) -> str:
-    """Each bar on memory and whether it is met."""
-    by_case = dict(weighed)
+def memory_bar_table(memory: Results) -> str:
+    """For each bar on memory, whether it is met."""
+    by_case = dict(memory)
     rows = []
     for bar in MEMORY_BARS:
         own = by_case.get(bar.case, {}).get("heed", Result())
@@ -121,15 +121,15 @@ def memory_bar_table(weighed: Results) -> str:
     return _markdown(["memory of case", "heed, MiB added", "bar", "met"], rows)
 
 
-def model_table(timed: Results) -> str:
-    """Each bar on whole models, and the share of attention in their time: what is gone without it."""
+def model_table(times: Results) -> str:
+    """For each bar on whole models, whether it is met, and the share of attention in the models' time."""
     own, peer, rest = bars.MODEL_SUITE.peers or ()
     header = ["model (B, N, T, H)", f"{PEERS[own].title}, ms", f"{PEERS[peer].title}, ms"]
     header += ["ratio", "bar", "met", "attention's share: accelerated", "stock"]
-    by_case = dict(timed)
+    by_case = dict(times)
     rows = []
     for bar in MODEL_BARS:
-        verdict = judge(bar, timed)
+        verdict = judge(bar, times)
         without = _seconds(rest, by_case.get(bar.case, {}))
         rows.append(
             [
@@ -149,9 +149,9 @@ def _share(without: float | None, whole: float | None) -> str:
     return f"{max(0.0, 1 - without / whole):.0%}" if without and whole else "-"
 
 
-def model_memory_table(weighed: Results) -> str:
-    """Each bar on the share of a peer's memory, and whether it is met."""
-    by_case = dict(weighed)
+def model_memory_table(memory: Results) -> str:
+    """For each bar on the share of a peer's memory, whether it is met."""
+    by_case = dict(memory)
     rows = []
     for bar in MODEL_MEMORY_BARS:
         sides = by_case.get(bar.case, {})
@@ -159,9 +159,9 @@ def model_memory_table(weighed: Results) -> str:
         known = own.added_mib is not None and peer.added_mib is not None
         share = own.added_mib / peer.added_mib if known else None  # type: ignore[operator]
         met = None if share is None else share < bar.below
-        # Rounded up: what is shown as 0.49 is at most that.
-        shown = "-" if share is None else f"{math.ceil(share * 100) / 100:.2f}"
-        cells = [bar.case.name, _mebibytes(own), _mebibytes(peer), shown]
+        # Rounded up, so that 0.49 means at most 0.49.
+        rounded = "-" if share is None else f"{math.ceil(share * 100) / 100:.2f}"
+        cells = [bar.case.name, _mebibytes(own), _mebibytes(peer), rounded]
         rows.append([*cells, f"below {bar.below:g}", MARKS[met]])
     header = [
         "memory of model",
@@ -175,7 +175,7 @@ def model_memory_table(weighed: Results) -> str:
 
 
 def time_table(results: Results, shape: str) -> str:
-    """Milliseconds of heed, and of each peer with the ratio peer / heed. Markdown."""
+    """Milliseconds of heed, and of each peer with the ratio peer / heed, in Markdown."""
     names = _names(results)
     own = next(name for name in names if PEERS[name].is_heed)
     header = [f"time of {shape}", f"{PEERS[own].title}, ms"]
@@ -199,7 +199,7 @@ def time_table(results: Results, shape: str) -> str:
 
 
 def memory_table(results: Results, shape: str) -> str:
-    """MiB that each side adds to its process beyond inputs and gradients. Markdown."""
+    """MiB that each side adds to its process beyond inputs and gradients, in Markdown."""
     names = _names(results)
     header = [f"memory of {shape}", *(f"{PEERS[name].title}, MiB" for name in names)]
     rows = [
@@ -209,8 +209,8 @@ def memory_table(results: Results, shape: str) -> str:
     return _markdown(header, rows)
 
 
-def in_short(by_side: dict[str, Result]) -> str:
-    """All sides of one case in one line."""
+def summarize(by_side: dict[str, Result]) -> str:
+    """The results of all sides of one case in one line."""
     figures = []
     for name, result in by_side.items():
         seconds = median(result, by_side)
@@ -226,8 +226,8 @@ def fill(page: str, name: str, text: str) -> str:
 
     Args:
         page: Markdown with `<!-- figures: NAME -->` and `<!-- end of figures: NAME -->`.
-        name: of the suite.
-        text: what shall stand between them.
+        name: the suite.
+        text: the tables.
 
     Raises:
         ValueError: if the page does not have both lines, once each.
@@ -257,7 +257,7 @@ def _seconds(name: str, by_side: dict[str, Result]) -> float | None:
 
 
 def _notes(results: Results) -> list[str]:
-    """A paragraph for each side that computed something else, or has no figure."""
+    """A paragraph for each side that computed another case, or has no result."""
     lines: dict[str, list[str]] = {}
     for case, by_side in results:
         for name, result in by_side.items():
@@ -265,7 +265,7 @@ def _notes(results: Results) -> list[str]:
             if result.problem:
                 lines.setdefault(f"{title}: {result.problem}", []).append(case.name)
             elif result.instead:
-                text = f"\\* {title} cannot compute this; timed in its place: {result.instead}"
+                text = f"\\* {title} cannot compute this; timed instead: {result.instead}"
                 lines.setdefault(text, []).append(case.name)
     return [f"{text} [{'; '.join(cases)}]" for text, cases in lines.items()]
 
@@ -281,12 +281,12 @@ def _mebibytes(result: Result) -> str:
 
 
 def _ratio(ratio: float | None) -> str:
-    """Rounded down: what is shown as 1.20 is at least 1.2."""
+    """Rounded down, so that 1.20 means at least 1.2."""
     return f"{math.floor(ratio * 100) / 100:.2f}" if ratio is not None else "-"
 
 
 def _markdown(header: list[str], rows: list[list[str]], texts: int = 1) -> str:
-    """A table whose first columns are texts, and whose others are figures."""
+    """A table whose first `texts` columns are left-aligned texts, and whose others are numbers."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
     def line(cells: list[str]) -> str:

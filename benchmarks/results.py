@@ -1,4 +1,4 @@
-"""What a run gave: samples, which of them count, and the same as JSON."""
+"""The results of a run: samples, which of them count, and their JSON file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from typing import Any
 
 from benchmarks.cases import Case
 
-# A sample whose probe took this many times the case's quickest probe is set aside as disturbed.
+# A sample is disturbed if its probe took this many times the case's fastest probe.
 DISTURBED = 1.4
 
 
 @dataclass
 class Result:
-    """What one side did on one case.
+    """The result of one side on one case.
 
     Args:
-        samples: seconds a call, one for each round.
-        probes: seconds of the probe beside each sample.
+        samples: seconds per call, one for each round.
+        probes: seconds of the probe of each sample.
         added_mib: peak memory beyond inputs and gradients, for memory cases.
-        instead: the case that the side computed in place of the one asked for.
-        problem: why there is no figure.
+        instead: the name of the case that the side computed instead.
+        problem: why there is no result.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -41,13 +41,13 @@ class Result:
     problem: str | None = None
 
     def undisturbed(self, quickest: float) -> list[float]:
-        """The samples beside which the probe was quick; at least the better half of all."""
+        """The samples with fast probes; at least the better half of all."""
         pairs = sorted(zip(self.probes, self.samples, strict=True))
         kept = max(len(pairs) - self.disturbed(quickest), (len(pairs) + 1) // 2)
         return [sample for _, sample in pairs[:kept]]
 
     def disturbed(self, quickest: float) -> int:
-        """How many samples have a slow probe."""
+        """The number of samples with slow probes."""
         return sum(probe > DISTURBED * quickest for probe in self.probes)
 
 
@@ -55,12 +55,12 @@ Results = list[tuple[Case, dict[str, Result]]]
 
 
 def quickest_probe(by_side: dict[str, Result]) -> float:
-    """Seconds of the probe on the undisturbed machine: the best of a case's."""
+    """The fastest probe of a case, in seconds: that of the undisturbed machine."""
     return min((probe for result in by_side.values() for probe in result.probes), default=0.0)
 
 
 def median(result: Result, by_side: dict[str, Result]) -> float | None:
-    """The median of a side's undisturbed samples, in seconds; None where there is none."""
+    """The median of a side's undisturbed samples, in seconds; None without samples."""
     if not result.samples:
         return None
     return statistics.median(result.undisturbed(quickest_probe(by_side)))
@@ -71,24 +71,24 @@ class Record:
     """One run of one suite.
 
     Args:
-        suite: its name.
+        suite: the name of the suite.
         about: machine, versions, command, day.
-        timed: times by case and side.
-        weighed: memory by case and side.
+        times: times by case and side.
+        memory: memory by case and side.
     """
 
     suite: str
     about: dict[str, Any]
-    timed: Results = field(default_factory=list)
-    weighed: Results = field(default_factory=list)
+    times: Results = field(default_factory=list)
+    memory: Results = field(default_factory=list)
 
     def add(self, where: str, case: Case, by_side: dict[str, Result]) -> None:
-        """Puts in a case's results, in the place of earlier ones of that case.
+        """Adds a case's results, or replaces earlier ones.
 
         Args:
-            where: "timed" or "weighed".
-            case: what was computed.
-            by_side: results of the sides.
+            where: "times" or "memory".
+            case: the case.
+            by_side: the results of the sides.
         """
         results: Results = getattr(self, where)
         for place, (known, _) in enumerate(results):
@@ -97,11 +97,11 @@ class Record:
                 return
         results.append((case, by_side))
 
-    def continues(self, earlier: Record) -> None:
-        """Takes over what an earlier run measured.
+    def take_over(self, earlier: Record) -> None:
+        """Takes over the results of an earlier run.
 
         Raises:
-            ValueError: if that was another machine or another number of threads.
+            ValueError: if the machine or the number of threads was another one.
         """
         for key in ("processor", "cores", "threads"):
             if earlier.about[key] != self.about[key]:
@@ -112,12 +112,12 @@ class Record:
         for key in ("command", "day", "commit"):
             before, now = str(earlier.about[key]), str(self.about[key])
             self.about[key] = before if now in before else f"{before}, {now}"
-        self.timed, self.weighed = earlier.timed, earlier.weighed
+        self.times, self.memory = earlier.times, earlier.memory
 
     def samples(self) -> tuple[int, int, int]:
-        """How many samples there are, were set aside, and count although disturbed."""
+        """The numbers of all samples, of those set aside as disturbed, and of disturbed ones that still count."""
         total = aside = kept = 0
-        for _, by_side in self.timed:
+        for _, by_side in self.times:
             quickest = quickest_probe(by_side)
             for result in by_side.values():
                 left_out = len(result.samples) - len(result.undisturbed(quickest))
@@ -130,7 +130,7 @@ class Record:
         """Writes everything as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         record: dict[str, Any] = {"suite": self.suite, "about": self.about}
-        for where in ("timed", "weighed"):
+        for where in ("times", "memory"):
             record[where] = [_to_json(*entry) for entry in getattr(self, where)]
         path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
@@ -141,8 +141,8 @@ class Record:
         return cls(
             record["suite"],
             record["about"],
-            [_from_json(entry) for entry in record["timed"]],
-            [_from_json(entry) for entry in record["weighed"]],
+            [_from_json(entry) for entry in record["times"]],
+            [_from_json(entry) for entry in record["memory"]],
         )
 
 
@@ -162,9 +162,9 @@ def _from_json(entry: dict[str, Any]) -> tuple[Case, dict[str, Result]]:
     return Case(**entry["case"]), sides
 
 
-def about(command: str, threads: int) -> dict[str, Any]:
-    """What is run, and on what: processor, cores, versions, day."""
-    # In a process of its own: this one needs no TensorFlow, and none of its threads and messages.
+def describe_environment(command: str, threads: int) -> dict[str, Any]:
+    """The command, day, processor, cores and versions."""
+    # In a process of its own, so that this one does not load TensorFlow.
     code = "import json, heed; print(json.dumps(heed.info()))"
     info = subprocess.run(
         [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -191,7 +191,7 @@ def about(command: str, threads: int) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Which state of the sources, or "" outside a git checkout."""
+    """The commit of the sources, or "" outside a git checkout."""
     answer = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,

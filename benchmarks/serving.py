@@ -1,15 +1,13 @@
-"""How `heed serve` bears many clients: throughput, latency and memory beside those of one request at a time.
+"""Measures throughput, latency and memory of `heed serve` with many clients, and with one request at a time.
 
     python -m benchmarks.serving [RUN] [--clients 32] [--requests 10000]
 
-The server is a process of its own, as is the program that asks; both share the machine's cores. Each request is one
-short text of the run's held-out pairs, on a connection that stays open. Without RUN a small run on numbers is trained
-first.
+Server and clients are two processes, which share the machine's cores. Each request is a short text from the run's
+held-out pairs, on a connection that stays open. Without RUN, a small run on numbers is trained first.
 
-- one at a time: the next request is sent when the answer to the last is there.
-- all at once: every client does that, none pauses; the server is as busy as it can be.
-- paced: the clients together send twice and four times as many a second as one at a time gets answered, at random
-  times.
+- one at a time: each request is sent after the answer to the last.
+- all at once: all clients do so without a pause; the server is fully loaded.
+- paced: the clients together send two and four times the rate of one at a time, at random times.
 """
 
 from __future__ import annotations
@@ -32,19 +30,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 ALONE, TEXTS, LONGEST = 500, 200, 60
-FASTER, SLOWER = 4.0, 3.0  # what is wanted of throughput, and of the 99th percentile of latency
+FASTER, SLOWER = 4.0, 3.0  # the bars on throughput and on the 99th percentile of latency
 ROOT = Path(__file__).parents[1]
 
 
 @dataclass
 class Figures:
-    """Of one way to ask.
+    """The results of one way of sending requests.
 
     Attributes:
         seconds: from the first request to the last answer.
-        latencies: seconds of each request.
-        statuses: how many answers had which.
-        wrong: how many answers were not what the text gets by itself.
+        latencies: the seconds of each request.
+        statuses: the number of answers with each status.
+        wrong: the number of answers that differ from that to a single request.
     """
 
     seconds: float = 0.0
@@ -54,10 +52,10 @@ class Figures:
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return len(self.latencies) / self.seconds
 
-    def share(self, percent: int) -> float:
+    def percentile(self, percent: int) -> float:
         """A percentile of the latencies, in milliseconds."""
         return 1e3 * statistics.quantiles(self.latencies, n=100)[percent - 1]
 
@@ -69,14 +67,14 @@ class Client:
         self._where = urlsplit(url)
 
     async def open(self) -> Client:
-        """The client itself, connected."""
+        """Connects; returns the client."""
         self._reader, self._writer = await asyncio.open_connection(
             self._where.hostname, self._where.port
         )
         return self
 
     async def ask(self, text: str) -> tuple[int, str]:
-        """The status, and the translation or what was said instead of it."""
+        """The status, and the translation or the error."""
         body = json.dumps({"texts": [text]}).encode()
         self._writer.write(
             b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -99,11 +97,11 @@ async def ask_all(
     """Asks for each text once.
 
     Args:
-        url: of the server.
-        texts: what to translate.
-        clients: how many connections share them.
-        known: what each text gives; texts that it lacks are added.
-        rate: requests a second of all clients together, at random times; None: as soon as the last is answered.
+        url: the server.
+        texts: the texts to translate.
+        clients: the number of connections that share them.
+        known: the translations; new ones are added.
+        rate: requests per second of all clients together, at random times; None sends each after the last answer.
     """
     figures, queue = Figures(), iter(texts)
     opened = [await Client(url).open() for _ in range(clients)]
@@ -113,10 +111,10 @@ async def ask_all(
         free = due = time.perf_counter()
         for text in queue:
             due = free if rate is None else due + pause.expovariate(rate / clients)
-            sent = due  # one that had to wait for its connection has waited, too
+            sent = due  # waiting for the connection counts
             if due > free:
                 await asyncio.sleep(due - free)
-                sent = time.perf_counter()  # that a timer is late is not the server's doing
+                sent = time.perf_counter()  # a late timer does not count
             status, answer = await client.ask(text)
             free = time.perf_counter()
             figures.latencies.append(free - sent)
@@ -133,7 +131,7 @@ async def ask_all(
 
 @contextmanager
 def serving(run: Path) -> Iterator[tuple[str, int]]:
-    """The address and the process of a server of a run."""
+    """Starts a server of a run; gives its address and process id."""
     command = [sys.executable, "-m", "heed", "serve", str(run), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -146,7 +144,7 @@ def serving(run: Path) -> Iterator[tuple[str, int]]:
 
 
 def memory(process: int) -> float:
-    """What a process has in memory, in MiB."""
+    """The resident memory of a process, in MiB."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -154,7 +152,7 @@ def memory(process: int) -> float:
 
 
 def texts_of(run: Path) -> list[str]:
-    """Short texts that the run never saw."""
+    """Short held-out texts of the run."""
     from heed.seq2seq import RunFolder
 
     found = [item.text for item in RunFolder.open(run).task().evaluation_items() if not item.cut]
@@ -162,14 +160,14 @@ def texts_of(run: Path) -> list[str]:
 
 
 def measure(run: Path, clients: int, requests: int) -> bool:
-    """Prints a table in Markdown and whether the bars are met."""
+    """Prints a table in Markdown; returns whether the bars are met."""
     texts = texts_of(run)
-    turn = list(itertools.islice(itertools.cycle(texts), max(requests, ALONE)))
+    requested = list(itertools.islice(itertools.cycle(texts), max(requests, ALONE)))
     known: dict[str, str] = {}
     with serving(run) as (url, process):
 
         def ask(count: int, clients: int, rate: float | None = None) -> Figures:
-            return asyncio.run(ask_all(url, turn[:count], clients, known, rate))
+            return asyncio.run(ask_all(url, requested[:count], clients, known, rate))
 
         ask(ALONE, 1)
         ask(1000, clients)
@@ -180,30 +178,26 @@ def measure(run: Path, clients: int, requests: int) -> bool:
         after = memory(process)
     ways = {"one at a time": alone, f"{clients} clients, all at once": busy}
     ways |= {f"{clients} clients, paced {times:g} times": one for times, one in paced.items()}
-    print(
-        "| | requests | answers a second | median, ms | 99 %, ms | other than 200 | other texts |"
-    )
+    print("| | requests | answers per second | median, ms | 99 %, ms | errors | wrong texts |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name, found in ways.items():
         bad = sum(count for status, count in found.statuses.items() if status != 200)
         row = [f"{len(found.latencies):,}", f"{found.rate:,.0f}"]
-        row += [f"{found.share(50):.1f}", f"{found.share(99):.1f}", str(bad), str(found.wrong)]
+        row += [f"{found.percentile(50):.1f}", f"{found.percentile(99):.1f}"]
+        row += [str(bad), str(found.wrong)]
         print(f"| {name} | {' | '.join(row)} |")
-    single, faster = alone.share(50), busy.rate / alone.rate
-    slower = {name: found.share(99) / single for name, found in ways.items()}
-    print(f"\nthroughput: {faster:.1f} times that of one at a time (wanted: {FASTER:g})")
-    print(
-        f"99th percentile, in median latencies of one at a time (wanted: below {SLOWER:g}): ",
-        end="",
-    )
-    print(", ".join(f"{value:.1f} {name}" for name, value in slower.items()))
+    single, faster = alone.percentile(50), busy.rate / alone.rate
+    slower = {name: found.percentile(99) / single for name, found in ways.items()}
+    print(f"\nthroughput: {faster:.1f} times that of one at a time (bar: {FASTER:g})")
+    ratios = ", ".join(f"{value:.1f} {name}" for name, value in slower.items())
+    print(f"99th percentile / median of one at a time (bar: below {SLOWER:g}): {ratios}")
     print(f"memory: {before:.0f} MiB, then {after:.0f} MiB")
     right = all(set(one.statuses) == {200} and not one.wrong for one in ways.values())
     return right and faster >= FASTER and [*slower.values()][-1] < SLOWER
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The status is 0 if the bars are met."""
+    """Measures; the status is 0 if the bars are met."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, nargs="?", help="a finished run")
     parser.add_argument("--clients", type=int, default=32)

@@ -1,13 +1,13 @@
-"""One side in its own process: obeys one JSON line at a time. `python -m benchmarks.worker MODULE`.
+"""Runs one side in its own process, by orders in JSON lines: `python -m benchmarks.worker MODULE`.
 
     {"do": "prepare", "case": {...}, "results": "file.npz"}
-                              makes inputs and graph, runs it, writes what it gave  -> {"seconds": 0.021}
+                              makes inputs and graph, runs it, writes the results  -> {"seconds": 0.021}
     {"do": "round", "calls": 3}
-                              seconds of a call, and see `probe`  -> {"seconds": 0.02, "probe": 0.0011}
+                              seconds per call, and of the `Probe`  -> {"seconds": 0.02, "probe": 0.0011}
     {"do": "memory", "case": {...}, "warm_up": {...}}
                               in MiB  -> {"base": 412.0, "peak": 655.1, "gradients": 48.0}
 
-It ends with its standard input. Between lines it sleeps on it: the sides do not disturb each other.
+It ends with its standard input. Between orders it blocks on reading, so that it does not disturb other sides.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from benchmarks.cases import SIZES, Case
 from benchmarks.peers import Prepared, prepare, threads
 
 _STATUS = Path("/proc/self/status")
-# Libraries' idle threads spin for some milliseconds: neither probe nor the next side shall see it.
+# Libraries' idle threads spin for some milliseconds, which must disturb neither the probe nor the next side.
 SETTLE_SECONDS = 0.01
-# A first call that takes as long as this needs no second one to warm up.
+# After a first call as long as this, no second one is needed to warm up.
 SLOW_SECONDS = 2.0
 
 
 class Probe:
-    """A fixed piece of arithmetic on as many cores as a side computes with.
+    """A fixed computation on as many cores as a side uses.
 
-    Beside a sample it tells whether the machine was disturbed: then it takes longer than usual.
+    It takes longer than usual while other work disturbs the machine.
     """
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count)
-        # Small enough for a core's own caches; NumPy lets other threads run meanwhile.
+        # Small enough for a core's own caches. NumPy releases the GIL.
         self._arrays = [np.linspace(-1, 1, 2**15, dtype=np.float32) for _ in range(count)]
         self._results = [np.empty_like(array) for array in self._arrays]
         self.seconds()
 
     def seconds(self) -> float:
-        """Until the last core is done: about a millisecond."""
+        """The seconds until the last core is done, about a millisecond."""
         start = time.perf_counter()
         list(self._pool.map(self._work, self._arrays, self._results))
         return time.perf_counter() - start
@@ -61,8 +61,8 @@ class Probe:
             np.exp(array, out=result)
 
 
-def timed_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float]:
-    """Mean seconds of a call over `calls` in a row, and the slower probe of before and after."""
+def time_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float]:
+    """The mean seconds of `calls` calls in a row, and the slower of the probes before and after."""
     before = probe.seconds()
     seconds = _mean(prepared.run, calls)
     if prepared.base is not None:
@@ -73,7 +73,7 @@ def timed_round(prepared: Prepared, calls: int, probe: Probe) -> dict[str, float
 
 def _mean(run: Callable[[], Any], calls: int) -> float:
     if calls > 1:
-        run()  # the side before has used the caches
+        run()  # the side before has filled the caches
     start = time.perf_counter()
     for _ in range(calls):
         run()
@@ -81,7 +81,7 @@ def _mean(run: Callable[[], Any], calls: int) -> float:
 
 
 def first_runs(prepared: Prepared, results: str | None) -> float:
-    """Runs until it is warm, writes the first results, and returns the seconds of one call."""
+    """Warms up, writes the first results, and returns the seconds of one call."""
     start = time.perf_counter()
     first = prepared.run()
     seconds = time.perf_counter() - start
@@ -97,11 +97,10 @@ def first_runs(prepared: Prepared, results: str | None) -> float:
 
 
 def memory(module: str, case: Case, warm_up: Case) -> dict[str, float]:
-    """Resident memory before and at the peak of one call, and what its gradients take, in MiB.
+    """The resident memory before a call and at its peak, and the size of its gradients, in MiB.
 
-    Libraries load and thread pools start with the small case, before the first figure. The inputs
-    of the case are in both figures. Meant for a fresh process: memory that a process once had, it
-    may use again unseen.
+    The small case loads libraries and starts thread pools before the first measurement. Both measurements include the
+    inputs of the case. Needs a new process, because a process can reuse memory that it had before.
     """
     prepare(module, warm_up).run()
     prepared = prepare(module, case)
@@ -113,18 +112,18 @@ def memory(module: str, case: Case, warm_up: Case) -> dict[str, float]:
 
 
 def _resident() -> float:
-    """MiB resident now; makes the peak start from here where the system can."""
+    """The resident memory now, in MiB; resets the peak if the system allows it."""
     if not _STATUS.exists():
         return _peak()
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
-        return _peak()  # the peak so far counts as the base: never too high a difference
+        return _peak()  # with the peak so far as the base, the difference is never too high
     return _from_status("VmRSS")
 
 
 def _peak() -> float:
-    """MiB resident at most so far."""
+    """The peak of the resident memory so far, in MiB."""
     if _STATUS.exists():
         return _from_status("VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024
@@ -139,13 +138,13 @@ def _from_status(name: str) -> float:
 
 
 def main() -> None:
-    """Answers lines until the input ends."""
+    """Answers orders until the input ends."""
     module = sys.argv[1]
-    # Answers go to the real standard output; whatever libraries print goes to standard error.
+    # Answers go to the real standard output, the output of libraries to standard error.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     count = threads() or os.cpu_count() or 1
-    if hasattr(os, "sched_setaffinity"):  # holds for libraries that have no setting, too
+    if hasattr(os, "sched_setaffinity"):  # also limits libraries without a setting
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
     probe = Probe(count)
     prepared: Prepared | None = None
@@ -165,8 +164,8 @@ def main() -> None:
             elif prepared is None:
                 answer = {"error": "no case is prepared"}
             else:
-                answer = timed_round(prepared, order["calls"], probe)
-        except Exception as error:  # whatever a peer raises is its answer
+                answer = time_round(prepared, order["calls"], probe)
+        except Exception as error:  # any error of a peer is its answer
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
 

@@ -1,1 +1,1 @@
-"""Short runnable scripts, one for each way in which tutorials build an attention."""
+"""Short scripts, one for each way in which tutorials build attention."""

@@ -1,19 +1,17 @@
 """Multi-head self-attention over a bidirectional LSTM, with one projection for each head.
 
-The tutorial puts self-attention on the states of a bidirectional LSTM. Each head has one
-projection that serves as query, key and value; heads may have different widths; what they find is
-concatenated, without a projection of the output.
+The tutorial applies self-attention to the states of a bidirectional LSTM. Each head has one projection that serves as
+query, key and value; heads may have different widths; their outputs are concatenated, without an output projection.
 
 What differs here:
-- It is `heed.layers.MultiHeadAttention` with options, no layer of its own: `shared_projection=True` gives each head one
-  projection (with a bias, as the tutorial's), `output_projection=False` leaves the heads side by side, and `key_dim`
-  names the width of each. No (T, T) scores are kept, whatever the length.
+- The layer is `heed.layers.MultiHeadAttention`: `shared_projection=True` gives each head one projection (with a bias,
+  as in the tutorial), `output_projection=False` only concatenates the heads, and `key_dim` sets the width of each. It
+  never stores (T, T) scores.
 - The embedding's padding mask reaches the attention, so padding is never attended to.
-- The scale is that of each head's own width.
+- Each head is scaled by its own width.
 
-The task: tell whether a made-up review is favourable. It is if it has more good words than bad ones,
-and a "not" turns the word after it around: the LSTM is there for the neighbourhood, the attention for
-the whole.
+The task is to tell whether a made-up review is favourable. It is if it has more good words than bad ones, where a "not"
+reverses the word after it. The LSTM sees the neighbourhood, the attention the whole text.
 
     python examples/attention_over_lstm.py
 """
@@ -41,8 +39,8 @@ def make_model() -> keras.Model:
     attention = layers.MultiHeadAttention(
         3, key_dim=[16, 24, 32], shared_projection=True, output_projection=False
     )
-    found = attention(states, states)  # (B, T, 16 + 24 + 32)
-    pooled = keras.layers.GlobalAveragePooling1D()(found)  # over the real words
+    attended = attention(states, states)  # (B, T, 16 + 24 + 32)
+    pooled = keras.layers.GlobalAveragePooling1D()(attended)  # over the real words
     hidden = keras.layers.Dense(32, activation="relu")(pooled)
     return keras.Model(words, keras.layers.Dense(1, activation="sigmoid")(hidden))
 
@@ -56,12 +54,12 @@ def make_data(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     value = np.isin(words, GOOD).astype(int) - np.isin(words, BAD)
     value[:, 1:] *= np.where(words[:, :-1] == WORDS.index("not"), -1, 1)
     total = value.sum(axis=1)
-    decided = np.flatnonzero(total)[:count]  # reviews without an opinion are left out
+    decided = np.flatnonzero(total)[:count]  # leaves out reviews without an opinion
     return words[decided], (total[decided, None] > 0).astype("float32")
 
 
 def main() -> float:
-    """Trains and returns the share of held-out reviews that are judged rightly."""
+    """Trains and returns the accuracy on held-out reviews."""
     keras.utils.set_random_seed(0)
     model = make_model()
     model.compile(keras.optimizers.Adam(4e-3), "binary_crossentropy", metrics=["accuracy"])
@@ -72,7 +70,7 @@ def main() -> float:
         text = " ".join(WORDS[word] for word in review if word)
         print(f"{'for' if verdict else 'against':<8}", text)
     right = float((judged == (favourable > 0.5)).mean())
-    print(f"judged rightly: {right:.1%} of {len(words)}")
+    print(f"right: {right:.1%} of {len(words)} held-out reviews")
     return right
 
 

@@ -1,16 +1,16 @@
-"""An encoder layer with post-norm, 128 wide, and what it was meant for: digits to the letters of their names.
+"""A post-norm encoder layer of width 128, and its task: spelling digits as the letters of their names.
 
 The tutorial writes scaled dot-product attention, a `MultiHeadAttention(128, 8)`, an encoder layer (post-norm, a
 feed-forward part of 512) and an encoder by hand, compiles the encoder and fits it with a TensorBoard callback. Its task
 is to read a list of digits and spell their names, "[1, 2]" to "o n e t w o".
 
 What differs here:
-- The function, the layers and the model are heed's; the mask says what to attend to, and comes from the embedding.
+- The function, the layers and the model are heed's; the mask comes from the embedding.
 - "[1, 2]" has two digits and "o n e t w o" six letters. An encoder returns as many positions as it reads, so it cannot
-  learn that; an encoder and a decoder can. Layers, width, heads and post-norm are the tutorial's.
-- Early stopping, and an evaluation that counts whole answers: one wrong letter is a wrong answer, and no list of the
-  evaluation was trained on. The learning rate rises first: post-norm wants that.
-- A picture shows which digit was read for each letter.
+  learn this task; an encoder with a decoder can. Layers, width, heads and post-norm are the tutorial's.
+- Training stops early. The evaluation is on held-out lists and counts whole answers, so one wrong letter makes an
+  answer wrong. The learning rate warms up, which post-norm needs.
+- A plot shows which digit the model attends to for each letter.
 
     python examples/digits_to_letters.py [FOLDER FOR THE LOGS AND THE PICTURE]
 """
@@ -29,8 +29,8 @@ from heed.models import Transformer, TransformerConfig, generate
 
 NAMES = "zero one two three four five six seven eight nine".split()
 LETTERS = sorted(set("".join(NAMES)))
-PAD, START, END, FIRST = 0, 1, 2, 3  # digits and letters are numbered from FIRST on
-MOST_DIGITS, MOST_LETTERS = 6, 31  # with the end
+PAD, START, END, FIRST = 0, 1, 2, 3  # digits and letters have ids from FIRST on
+MOST_DIGITS, MOST_LETTERS = 6, 31  # including the end
 
 Data = tuple[dict[str, np.ndarray], np.ndarray]
 
@@ -45,7 +45,7 @@ def one_attention() -> None:
 
 
 def one_layer() -> None:
-    """The tutorial's encoder layer by itself."""
+    """Calls the tutorial's encoder layer."""
     layer = layers.TransformerEncoderLayer(8, 512, norm_first=False)
     states = np.random.default_rng(0).standard_normal((64, 43, 128)).astype("float32")
     print("an encoder layer:", states.shape, "to", tuple(layer(states).shape))
@@ -83,7 +83,7 @@ def rows(sequences: list[list[int]], length: int) -> np.ndarray:
 
 
 def encode(lists: list[list[int]]) -> Data:
-    """What the model reads, source and target from START on, and what it has to say, up to END."""
+    """The model's inputs, source and target from START on, and its labels, up to END."""
     letters = [[FIRST + LETTERS.index(x) for x in spell(digits).split()] for digits in lists]
     source = rows([[FIRST + digit for digit in digits] for digits in lists], MOST_DIGITS)
     target = rows([[START, *row] for row in letters], MOST_LETTERS)
@@ -93,12 +93,12 @@ def encode(lists: list[list[int]]) -> Data:
 
 
 def read(tokens: np.ndarray) -> str:
-    """The letters that a row of tokens means."""
+    """The letters of a row of tokens."""
     return " ".join(LETTERS[token - FIRST] for token in tokens if token >= FIRST)
 
 
 def make_lists(count: int, seed: int = 0) -> list[list[int]]:
-    """So many different lists of 1 to MOST_DIGITS digits, at random."""
+    """Random lists of 1 to MOST_DIGITS digits, all different."""
     generator = np.random.default_rng(seed)
     found: dict[tuple[int, ...], None] = {}
     while len(found) < count:
@@ -109,7 +109,7 @@ def make_lists(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def main(folder: str | Path = "heed-pictures", *, count: int = 12_000) -> float:
-    """Trains and returns the share of held-out lists that are spelled without a mistake."""
+    """Trains and returns the share of held-out lists that are spelled without an error."""
     keras.utils.set_random_seed(0)
     folder = Path(folder)
     one_attention()
@@ -138,7 +138,7 @@ def main(folder: str | Path = "heed-pictures", *, count: int = 12_000) -> float:
     for digits, ours in list(zip(held_out, written, strict=True))[:5]:
         print(digits, "->", ours)
     right = float(np.mean([a == spell(b) for a, b in zip(written, held_out, strict=True)]))
-    print(f"spelled without a mistake: {right:.1%} of {len(held_out)} held-out lists")
+    print(f"spelled without an error: {right:.1%} of {len(held_out)} held-out lists")
 
     example = [4, 0, 7, 4]
     inputs, labels = encode([example])

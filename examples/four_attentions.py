@@ -5,12 +5,12 @@ Bahdanau's additive attention with a decoder's state as its query, multi-head at
 sequence as keys and values (cross-attention). Query, value and units have widths of their own: 50, 60 and 70.
 
 What differs here:
-- Additive attention takes one decoder state (B, D) or a sequence of them (B, T, D), and the shape of what comes back
-  follows; the tutorial's layer gives (B, 1, V) for a single state.
-- A dot product needs as many features in keys as in queries: the tutorial gives it other tensors than the additive one.
-  Here all four get the same, and the keys are projected where dot products need it.
-- Each mask says True = attend, and a row without any key gives 0 instead of an average of padding.
-- The weights are checked: each row sums to 1, or to 0 where nothing is visible.
+- Additive attention takes one decoder state (B, D) or a sequence of them (B, T, D), and returns (B, V) or (B, T, V);
+  the tutorial's layer returns (B, 1, V) for a single state.
+- Dot products need keys as wide as queries, so the tutorial uses other tensors for them. Here all four attentions get
+  the same tensors, and keys are projected for dot products.
+- True means "attend" in every mask, and a row without visible keys gives 0 instead of the mean of padding.
+- The sums of the weights are printed: 1 for each row, or 0 if no key is visible.
 
     python examples/four_attentions.py
 """
@@ -28,8 +28,8 @@ BATCH, QUERIES, KEYS = 4, 5, 7
 QUERY_WIDTH, VALUE_WIDTH, UNITS = 50, 60, 70
 
 
-def tell(name: str, output: Any, weights: Any) -> None:
-    """Prints the shapes and what the rows of weights sum to."""
+def print_row(name: str, output: Any, weights: Any) -> None:
+    """Prints the shapes, and the sums of the rows of weights."""
     sums = np.unique(np.round(np.sum(weights, axis=-1), 4))
     print(
         f"{name:<34} output {tuple(output.shape)!s:<14} weights {tuple(weights.shape)!s:<14}", sums
@@ -37,20 +37,20 @@ def tell(name: str, output: Any, weights: Any) -> None:
 
 
 def main() -> dict[str, Any]:
-    """Calls them all; returns the outputs by name."""
+    """Calls all attentions; returns the outputs by name."""
     keras.utils.set_random_seed(0)
     generator = np.random.default_rng(0)
     query = generator.standard_normal((BATCH, QUERIES, QUERY_WIDTH)).astype("float32")
     value = generator.standard_normal((BATCH, KEYS, VALUE_WIDTH)).astype("float32")
-    state = query[:, 0]  # a single state of a decoder
-    # One sequence of values is complete, one has 3 real positions, one has 1, one has none.
+    state = query[:, 0]  # a single decoder state
+    # The four sequences of values have all, 3, 1 and no real positions.
     real = np.arange(KEYS) < np.array([[KEYS], [3], [1], [0]])
 
     outputs: dict[str, Any] = {}
 
     def show(name: str, layer: Any, *arguments: Any, **options: Any) -> None:
         output, weights = layer(*arguments, return_attention_scores=True, **options)
-        tell(name, output, weights)
+        print_row(name, output, weights)
         outputs[name] = output
 
     dot = layers.DotProductAttention()  # scaled by 1 / sqrt(H), unless told otherwise
@@ -70,10 +70,10 @@ def main() -> dict[str, Any]:
     cross = layers.MultiHeadAttention(num_heads=5, key_dim=10, value_dim=12)
     show("multi-head, cross", cross, query, value)
     show("multi-head, cross, masked", cross, query, value, value_mask=real)
-    # The same mask as a value of its own, which can be combined and drawn.
+    # A `Mask` can be combined with others and drawn.
     mask = Mask.lengths([KEYS, 3, 1, 0]) & Mask.window(1, 1)
     show("multi-head, cross, in a window", cross, query, value, attention_mask=mask)
-    print("what the window leaves of the second item:", mask.draw(QUERIES, KEYS, batch=1), sep="\n")
+    print("the mask of the second item:", mask.draw(QUERIES, KEYS, batch=1), sep="\n")
     return outputs
 
 

@@ -1,18 +1,17 @@
-"""`MultiHeadAttention(h, d_k, d_v, d_model)` by itself, then the Transformer that its readers asked for, on real text.
+"""`MultiHeadAttention(h, d_k, d_v, d_model)`, then the Transformer that the tutorial's readers asked for, on real text.
 
 The tutorial builds one layer, multi-head attention with `h = 8`, `d_k = d_v = 64` and `d_model = 512`, and calls it on
-random tensors. Its readers ask what comes next: how masks get in, what the decoder reads, how it is trained.
+random tensors. Its readers ask for the next steps: masks, the decoder's input, training.
 
 What differs here:
-- The layer is `heed.layers.MultiHeadAttention(h, d_k, d_v, output_shape=d_model)`; d_k and d_v are widths of one head
-  and may differ, and nothing is reshaped by hand.
-- Then comes the whole Transformer, trained to the end: its decoder reads the target moved one place, so that it never
-  sees what it has to say; padding and look-ahead masks are made by the model.
-- It translates: messages of programs, English to German, from the gettext catalogs (.mo) that a usual Linux machine
-  has. Where there are none, dates as people write them become ISO dates. Nothing is downloaded.
-- It is measured on text that it was not trained on: no held-out message is in the training set in other case or with
-  other punctuation, neither its English nor its German. A few minutes of training and some thousand messages make no
-  translator; what it has learned of the words shows all the same.
+- The layer is `heed.layers.MultiHeadAttention(h, d_k, d_v, output_shape=d_model)`; d_k and d_v are the widths of one
+  head and may differ, and nothing is reshaped by hand.
+- A whole Transformer is trained. Its decoder reads the target shifted by one place, so it never sees the token that it
+  predicts; the model makes padding and look-ahead masks.
+- It translates program messages from English to German, from the gettext catalogs (.mo) of most Linux machines. Without
+  any, it turns written dates into ISO dates. Nothing is downloaded.
+- It is evaluated on held-out messages. None has its English or German in the training data, regardless of case and
+  punctuation. A few minutes of training and some thousand messages do not make a translator, but show what it learns.
 
     python examples/translate_messages.py [FOLDER FOR THE PICTURE]
 """
@@ -33,13 +32,13 @@ from heed.models import Transformer, TransformerConfig, generate
 from heed.seq2seq import TaskError, catalogs
 from heed.seq2seq.tokenizer import Tokenizer
 
-LENGTH = 14  # subwords of a message at most
+LENGTH = 14  # the most subwords of a message
 
 Pairs = list[tuple[str, str]]
 
 
 def one_layer() -> None:
-    """The layer with the tutorial's numbers, and with values that are not as wide as keys."""
+    """Calls the layer with the tutorial's sizes, and with narrower values."""
     states = np.random.default_rng(0).random((64, 5, 512), "float32")
     for h, d_k, d_v, d_model in ((8, 64, 64, 512), (8, 64, 32, 512)):
         layer = layers.MultiHeadAttention(h, d_k, d_v, output_shape=d_model)
@@ -49,7 +48,7 @@ def one_layer() -> None:
 
 
 def messages() -> Pairs:
-    """Short messages of this machine's programs, English and German, in lower case; none where it has none."""
+    """Short messages of this machine's programs, English and German, in lower case; [] without catalogs."""
     try:
         found = {source.lower(): target.lower() for source, target in catalogs.pairs("de")}
     except TaskError:
@@ -58,7 +57,7 @@ def messages() -> Pairs:
 
 
 def dates(count: int = 20_000) -> Pairs:
-    """Dates from 1900 to 2099, as people write them and in ISO form."""
+    """Dates from 1900 to 2099, as people write them, and in ISO form."""
     generator = np.random.default_rng(0)
     first = datetime.date(1900, 1, 1)
     days = (datetime.date(2100, 1, 1) - first).days
@@ -72,16 +71,16 @@ def dates(count: int = 20_000) -> Pairs:
 
 
 def split(pairs: Pairs, count: int) -> tuple[Pairs, Pairs]:
-    """What is trained on, and `count` pairs that share neither side with it, but for case and punctuation."""
+    """Training pairs, and `count` held-out pairs that share no text with them, regardless of case and punctuation."""
 
-    def bare(text: str) -> str:
+    def strip(text: str) -> str:
         return "".join(re.findall(r"\w+", text))
 
     order = np.random.default_rng(0).permutation(len(pairs))
     held_out = [pairs[i] for i in order[:count]]
-    sides = [{bare(pair[side]) for pair in held_out} for side in (0, 1)]
+    sides = [{strip(pair[side]) for pair in held_out} for side in (0, 1)]
     rest = [pairs[i] for i in order[count:]]
-    return [p for p in rest if bare(p[0]) not in sides[0] and bare(p[1]) not in sides[1]], held_out
+    return [p for p in rest if all(strip(p[i]) not in sides[i] for i in (0, 1))], held_out
 
 
 def rows(texts: list[str], tokenizer: Tokenizer, length: int) -> np.ndarray:
@@ -125,7 +124,7 @@ def main(folder: str | Path = "heed-pictures", *, epochs: int = 8) -> float:
         keras.optimizers.Adam(rate, beta_2=0.98, clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=config.pad_id),
     )
-    print(f"{len(train)} pairs to train on")
+    print(f"{len(train)} training pairs")
     model.fit({"source": sources, "target": shifted}, targets, 64, epochs, verbose=2)
 
     english, german = (list(side) for side in zip(*held_out, strict=True))
@@ -135,7 +134,7 @@ def main(folder: str | Path = "heed-pictures", *, epochs: int = 8) -> float:
         print(f"{source}\n    {ours}\n    ({wanted})")
     exact = np.mean([a == b for a, b in zip(translated, german, strict=True)])
     bleu = float(sacrebleu.corpus_bleu(translated, [german]).score)
-    print(f"{len(held_out)} held-out pairs: BLEU {bleu:.1f}, exactly as the reference: {exact:.1%}")
+    print(f"{len(held_out)} held-out pairs: BLEU {bleu:.1f}, equal to the reference: {exact:.1%}")
 
     right = [i for i, text in enumerate(translated) if text == german[i]]
     longest = max(right or range(len(german)), key=lambda i: len(german[i]))
@@ -144,7 +143,7 @@ def main(folder: str | Path = "heed-pictures", *, epochs: int = 8) -> float:
 
 
 def draw(model: Transformer, tokenizer: Tokenizer, source: str, target: str, folder: Path) -> None:
-    """A picture of which subwords were read for each that was written."""
+    """Plots which source subwords the model attends to for each target subword."""
     read, written = tokenizer.encode([source, target])
     target_so_far = np.array([[model.config.start_id, *written[:-1]]])
     found = inspect.capture(model, {"source": np.array([read]), "target": target_so_far})

@@ -7,7 +7,7 @@ import pytest
 
 import heed
 from benchmarks.cases import Case
-from benchmarks.measure import difference
+from benchmarks.measure import describe_difference
 from benchmarks.peers import PEERS, _generate, _inputs, _model, _sgemm, prepare
 from tests import reference
 
@@ -76,20 +76,20 @@ TINY = [
 )
 def test_peers_compute_what_the_reference_does(name, case):
     case = PEERS[name].computes(case)
-    assert difference(computed(name, case), expected(case), case.dtype) is None
+    assert describe_difference(computed(name, case), expected(case), case.dtype) is None
 
 
 def test_layers_compute_the_same_from_the_same_weights():
     case = Case(2, 2, 5, 4, kind="layer", causal=True, backward=True)
     heed_layer, keras_layer = (computed(name, case) for name in ("heed-layer", "keras-layer"))
-    assert difference(keras_layer, heed_layer, case.dtype) is None
+    assert describe_difference(keras_layer, heed_layer, case.dtype) is None
     (states,), weights = _inputs.inputs(case), _inputs.layer_weights(case)
     query, key, value = (
         np.einsum("btd,dnh->btnh", states, weights[i]) + weights[i + 1] for i in (0, 2, 4)
     )
     out = reference.dot_product_attention(query, key, value, mask=visible(case)).out
     output = np.einsum("btnh,nhd->btd", out, weights[6]) + weights[7]
-    assert difference(heed_layer[:1], [output], case.dtype) is None
+    assert describe_difference(heed_layer[:1], [output], case.dtype) is None
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_models_compute_the_same(case):
         assert heed.accelerate().report().calls["keras.layers.MultiHeadAttention"] >= 4
     finally:
         heed.decelerate()
-    assert difference(stock, fast, case.dtype) is None
+    assert describe_difference(stock, fast, case.dtype) is None
     # The side without attention is the same model, and attention is what it lacks.
     rest = computed("model-rest", case)
     assert rest[0].shape == stock[0].shape
-    assert difference(rest, fast, case.dtype) is not None
+    assert describe_difference(rest, fast, case.dtype) is not None
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -151,5 +151,5 @@ def test_the_rate_is_that_of_a_right_product(name, monkeypatch):
     monkeypatch.setattr(_sgemm, "SIZE", 32)
     prepared = prepare(PEERS[name].module, Case(1, 2, 8, 4))
     left, right = _sgemm.matrices()
-    assert difference(prepared.arrays(prepared.run()), [left @ right], "float32") is None
+    assert describe_difference(prepared.arrays(prepared.run()), [left @ right], "float32") is None
     assert prepared.portion == 4 * 2 * 8 * 8 * 4 / (2 * 32**3)

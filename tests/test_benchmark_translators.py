@@ -40,7 +40,7 @@ def torch_side():
 
 
 def keras_side():
-    model = keras_layers.models(CONFIG)[2]
+    model = keras_layers.make_models(CONFIG)[2]
     return model.count_params(), keras_logits(model)
 
 
@@ -82,7 +82,7 @@ def test_heeds_learns_as_stock_layers_do(monkeypatch):
     turns = table.reshape(9, 2, -1).swapaxes(1, 2).reshape(9, -1)  # each sine beside its cosine
     monkeypatch.setattr(keras_layers, "sinusoids", lambda *_: turns)
     monkeypatch.setattr(keras.layers, "Dropout", Dropout)
-    stock = keras_layers.models(config)[2]
+    stock = keras_layers.make_models(config)[2]
     variables = in_order_of_stock_layers(heeds.trainable_variables)
     for mine, theirs in zip(variables, stock.trainable_variables, strict=True):
         mine.assign(mine + 0.1 * keras.random.normal(mine.shape, seed=3))  # biases are not 0 then
@@ -121,16 +121,18 @@ def test_a_mean_over_seeds_comes_with_what_it_may_be_by_chance():
 
     one = said(0.5, 0)
     expected = sacrebleu.corpus_bleu([x.said for x in one.answers], [wanted]).score
-    assert quality.bleu(quality.ngrams(one).sum(axis=0)) == pytest.approx(expected)
-    alike = quality.over_seeds(
+    assert quality.compute_bleu(quality.count_ngrams(one).sum(axis=0)) == pytest.approx(expected)
+    alike = quality.compare_over_seeds(
         [said(0.5, n) for n in range(4)], [said(0.5, n) for n in range(4, 8)]
     )
     low, high = (float(x) for x in alike.split("between ")[1].split(" and "))
     assert low < 0 < high
-    better = quality.over_seeds([said(0.3, n) for n in range(4)], [said(0.7, n) for n in range(4)])
+    better = quality.compare_over_seeds(
+        [said(0.3, n) for n in range(4)], [said(0.7, n) for n in range(4)]
+    )
     assert float(better.split("between ")[1].split(" and ")[0]) > 0
     # One seed says nothing of other seeds, many sentences or not; four that differ widen what may be chance.
-    apart = quality.over_seeds([said(x, 0) for x in (0.2, 0.8)], [said(0.5, 0)] * 2)
+    apart = quality.compare_over_seeds([said(x, 0) for x in (0.2, 0.8)], [said(0.5, 0)] * 2)
     low, high = (float(x) for x in apart.split("between ")[1].split(" and "))
     assert high - low > 15
 
@@ -156,7 +158,7 @@ def test_greedy_takes_the_likeliest_until_the_end():
         return logits
 
     rows = [[5, 6, 7, 2], [8, 2], [9, 3, 9, 3, 9]]
-    found = _training.greedy(CONFIG, lambda source: source, next_logits, rows, longest=5)
+    found = _training.decode_greedily(CONFIG, lambda source: source, next_logits, rows, longest=5)
     assert found == [[6, 7, 8, 2, 0], [9, 2, 0, 0, 0], [10, 4, 10, 4, 10]]
 
 

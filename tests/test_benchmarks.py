@@ -14,7 +14,7 @@ import pytest
 
 import heed
 from benchmarks import bars, picture, report
-from benchmarks.__main__ import ALL, main, sides
+from benchmarks.__main__ import ALL, choose_sides, main
 from benchmarks.bars import (
     BARS,
     MEMORY_BARS,
@@ -29,8 +29,8 @@ from benchmarks.measure import (
     Side,
     Sides,
     UnavailableError,
-    difference,
-    memory_case,
+    describe_difference,
+    measure_memory,
     time_case,
     too_large,
 )
@@ -39,12 +39,12 @@ from benchmarks.peers import (
     Peer,
     Prepared,
     heed_option,
-    in_a_row,
     instruction_sets,
+    repeat,
     without_window,
 )
 from benchmarks.results import Record, Result, median
-from benchmarks.worker import timed_round
+from benchmarks.worker import time_round
 from heed import ops
 
 CASE = Case(1, 2, 8, 4)
@@ -167,7 +167,7 @@ def test_a_process_serves_one_case_after_another_until_it_dies(peers):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_is_what_a_call_adds_beyond_its_gradients(peers):
     case = Case(1, 1, 96, 4)
-    results = memory_case(case, peers)
+    results = measure_memory(case, peers)
     assert results["heed"].added_mib < 8
     # The small case (64 MiB) has come and gone before; 96 MiB are added, half a one is gradients.
     assert 80 < results["torch"].added_mib < 112
@@ -195,10 +195,10 @@ def test_a_round_says_how_slow_the_probe_was_at_worst(monkeypatch):
 
     runs = []
     prepared = Prepared(lambda: runs.append(1), list, 1e9)
-    assert timed_round(prepared, 3, Probe(0.1, 0.4))["probe"] == 0.4
-    assert timed_round(prepared, 1, Probe(0.3, 0.2))["probe"] == 0.3
+    assert time_round(prepared, 3, Probe(0.1, 0.4))["probe"] == 0.4
+    assert time_round(prepared, 1, Probe(0.3, 0.2))["probe"] == 0.3
     assert len(runs) == 3 + 1 + 1  # one to warm up where there are several
-    assert timed_round(prepared, 1, Probe(0, 0))["seconds"] > 1  # times the portion
+    assert time_round(prepared, 1, Probe(0, 0))["seconds"] > 1  # times the portion
 
 
 def test_a_chain_tells_the_time_of_one_more():
@@ -210,10 +210,10 @@ def test_a_chain_tells_the_time_of_one_more():
             return 0.1
 
     alone = Prepared.chain(CASE, make, list)
-    assert timed_round(alone, 2, Probe())["seconds"] >= 0.007
+    assert time_round(alone, 2, Probe())["seconds"] >= 0.007
     chain = Prepared.chain(dataclasses.replace(CASE, chain=11), make, list)
-    assert timed_round(chain, 2, Probe())["seconds"] == pytest.approx(0.002, rel=0.3)
-    assert in_a_row(lambda x, y: 2 * x + y, 3)(1, 1) == 15
+    assert time_round(chain, 2, Probe())["seconds"] == pytest.approx(0.002, rel=0.3)
+    assert repeat(lambda x, y: 2 * x + y, 3)(1, 1) == 15
     for wrong in ({"backward": True}, {"kind": "layer"}):
         with pytest.raises(ValueError, match="`chain` must come with the forward pass"):
             Case(1, 2, 8, 4, chain=2, **wrong)
@@ -237,13 +237,17 @@ def test_differences_are_noticed():
     def but(index, value):
         return [value if i == index else array for i, array in enumerate(right)]
 
-    assert difference(right, right, "float32") is None
-    assert difference(but(1, np.full(2, 1e-4)), right, "float32") is None  # beside 50 it is nothing
-    assert "gradients differs" in difference(but(1, np.full(2, 0.1)), right, "float32")
-    assert "output differs" in difference(but(0, np.full((2, 3), 1.001)), right, "float32")
-    assert difference(but(0, np.full((2, 3), 1.001)), right, "bfloat16") is None
-    assert "output differs" in difference(but(0, np.full((2, 3), np.nan)), right, "float32")
-    assert "shapes" in difference(right[:2], right, "float32")
+    assert describe_difference(right, right, "float32") is None
+    assert (
+        describe_difference(but(1, np.full(2, 1e-4)), right, "float32") is None
+    )  # beside 50 it is nothing
+    assert "gradients differs" in describe_difference(but(1, np.full(2, 0.1)), right, "float32")
+    assert "output differs" in describe_difference(but(0, np.full((2, 3), 1.001)), right, "float32")
+    assert describe_difference(but(0, np.full((2, 3), 1.001)), right, "bfloat16") is None
+    assert "output differs" in describe_difference(
+        but(0, np.full((2, 3), np.nan)), right, "float32"
+    )
+    assert "shapes" in describe_difference(right[:2], right, "float32")
 
 
 # What is made of the samples
@@ -259,7 +263,7 @@ def test_disturbed_samples_are_set_aside():
     assert median(Result(problem="no"), {}) is None
     record = Record("ops", ABOUT, [(CASE, by_side)])
     assert record.samples() == (8, 3, 2)
-    assert "Of 8 samples 3 were set aside as disturbed, 2 count although" in report.made_by(record)
+    assert "Of 8 samples, 3 were set aside as disturbed; 2 others" in report.describe_run(record)
 
 
 def test_bars_are_met_or_missed():
@@ -350,8 +354,8 @@ def test_a_table_of_times_has_ratios_and_says_what_is_missing():
     row = [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]]
     assert row == [case.name, "2.00", "5.00*", "2.50", "-", "-"]
     assert f"JAX: no memory [{case.name}]" in text
-    assert "timed in its place: causal fwd (1, 2, 8, 4)" in text
-    assert report.in_short(by_side) == "heed 2.00 ms, torch 5.00 ms, jax -"
+    assert "timed instead: causal fwd (1, 2, 8, 4)" in text
+    assert report.summarize(by_side) == "heed 2.00 ms, torch 5.00 ms, jax -"
 
 
 def test_results_are_read_as_they_were_written(tmp_path):
@@ -365,15 +369,15 @@ def test_a_run_can_continue_an_earlier_one():
     other = Case(1, 2, 9, 4)
     earlier = Record("ops", ABOUT, [(CASE, {"heed": timed(1.0)}), (other, {"heed": timed(2.0)})])
     record = Record("ops", {**ABOUT, "command": "again"})
-    record.continues(earlier)
-    record.add("timed", CASE, {"heed": timed(3.0)})
-    assert [(case, by_side["heed"].samples) for case, by_side in record.timed] == [
+    record.take_over(earlier)
+    record.add("times", CASE, {"heed": timed(3.0)})
+    assert [(case, by_side["heed"].samples) for case, by_side in record.times] == [
         (CASE, [3.0]),
         (other, [2.0]),
     ]
     assert record.about["command"] == "x, again"
     with pytest.raises(ValueError, match="`threads` of the earlier results"):
-        Record("ops", {**ABOUT, "threads": 1}).continues(earlier)
+        Record("ops", {**ABOUT, "threads": 1}).take_over(earlier)
 
 
 def test_a_page_is_filled_between_its_marks():
@@ -400,9 +404,9 @@ def test_the_picture_shows_each_side_over_the_length():
     record = Record("long", ABOUT)
     for case in cases:
         own, other = timed(case.length / 1e6), timed(case.length / 1e5)
-        record.add("timed", case, {"heed": own, "torch": other})
+        record.add("times", case, {"heed": own, "torch": other})
         problem = Result(problem="memory") if case.length > 1024 else Result(added_mib=7.0)
-        record.add("weighed", case, {"heed": Result(added_mib=-1.0), "naive": problem})
+        record.add("memory", case, {"heed": Result(added_mib=-1.0), "naive": problem})
     figure = picture.figure(record)
     assert "a line ends" not in figure.get_supxlabel()
     left, right = figure.axes
@@ -415,9 +419,9 @@ def test_the_picture_shows_each_side_over_the_length():
         "naive TensorFlow": [[512, 7.0], [1024, 7.0]],
     }
     longer = Case(1, 8, 2**20, 64, backward=True)
-    record.add("timed", longer, {"naive": Result(problem=too_large(PEERS["naive"], longer))})
-    assert "a line ends where the side needs more memory" in picture.figure(record).get_supxlabel()
-    record.add("timed", CASE, {"heed": timed(1.0)})
+    record.add("times", longer, {"naive": Result(problem=too_large(PEERS["naive"], longer))})
+    assert "a line ends if the side needs more memory" in picture.figure(record).get_supxlabel()
+    record.add("times", CASE, {"heed": timed(1.0)})
     with pytest.raises(ValueError, match="differ in nothing else"):
         picture.figure(record)
 
@@ -427,7 +431,7 @@ def test_the_picture_shows_each_side_over_the_length():
 
 def test_cases_are_named_apart():
     for suite in ALL.values():
-        for cases in (suite.timed, suite.weighed):
+        for cases in (suite.times, suite.memory):
             names = [case.name + case.kind for case in cases]
             assert len(set(names)) == len(names)
     assert Case(1, 8, 4096, 64, True, True).name == "causal fwd+bwd (1, 8, 4096, 64)"
@@ -455,20 +459,20 @@ def test_padded_items_have_lengths_up_to_the_whole():
 
 def test_each_case_has_one_side_of_heed_first():
     for name, suite in ALL.items():
-        for case in [*suite.timed, *suite.weighed]:
-            peers = sides(name, suite, case, None)
+        for case in [*suite.times, *suite.memory]:
+            peers = choose_sides(name, suite, case, None)
             assert next(iter(peers.values())).is_heed, (name, case)
             assert len(peers) > 1 or case in [bar.case for bar in MEMORY_BARS], (name, case)
     for bar in BARS:
-        peers = sides(bars.NAME, bars.SUITE, bar.case, None)
+        peers = choose_sides(bars.NAME, bars.SUITE, bar.case, None)
         assert set(bar.peers) <= set(peers), bar
     for bar in MODEL_BARS:
-        peers = sides(bars.MODELS, bars.MODEL_SUITE, bar.case, None)
+        peers = choose_sides(bars.MODELS, bars.MODEL_SUITE, bar.case, None)
         assert list(peers) == ["heed-model", "keras-model", "model-rest"]
     for bar in SEQ2SEQ_BARS:
-        peers = sides(bars.SEQ2SEQ, bars.SEQ2SEQ_SUITE, bar.case, None)
+        peers = choose_sides(bars.SEQ2SEQ, bars.SEQ2SEQ_SUITE, bar.case, None)
         assert [*peers] == [bars.OWN[bar.case.kind], *bar.peers]
-    assert list(sides("ops", SUITES["ops"], CASE, ["naive", "heed"])) == ["heed", "naive"]
+    assert list(choose_sides("ops", SUITES["ops"], CASE, ["naive", "heed"])) == ["heed", "naive"]
 
 
 def test_heed_beside_the_heed_of_another_interpreter(peers, tmp_path):
@@ -478,11 +482,11 @@ def test_heed_beside_the_heed_of_another_interpreter(peers, tmp_path):
         (CASE, ["heed-portable"], "heed-portable"),
         (additive, None, "heed-additive"),
     ]:
-        found = sides(bars.NAME, bars.SUITE, case, chosen, "another")
+        found = choose_sides(bars.NAME, bars.SUITE, case, chosen, "another")
         assert list(found) == [own, f"{own}-before"]
         assert [peer.python for peer in found.values()] == [None, "another"]
         assert len({peer.module for peer in found.values()}) == 1
-    assert sides(bars.NAME, bars.SUITE, additive, ["heed"], "another") == {}
+    assert choose_sides(bars.NAME, bars.SUITE, additive, ["heed"], "another") == {}
     another = tmp_path / "another"
     another.write_text(f'#!/bin/sh\ntouch "{tmp_path}/ran"\nexec "{sys.executable}" "$@"\n')
     another.chmod(0o755)
@@ -507,15 +511,15 @@ def test_heed_beside_itself_with_each_instruction_set():
     assert machine[:1] == [in_use] and machine[-1] == "baseline" if machine else in_use == "none"
     for kind, own in [("dot-product", "heed"), ("additive", "heed-additive")]:
         case = Case(1, 1, 8, 4, kind=kind)
-        found = sides(bars.NAME, bars.SUITE, case, None, instruction_sets=True)
+        found = choose_sides(bars.NAME, bars.SUITE, case, None, instruction_sets=True)
         assert list(found) == [own, *(f"{own}-with-{name}" for name in machine)] * bool(machine)
         for name, peer in list(found.items())[1:]:
             assert peer.module == found[own].module
             assert peer.environment == {"HEED_INSTRUCTION_SET": name.removeprefix(f"{own}-with-")}
-    assert sides(bars.NAME, bars.SUITE, CASE, ["heed-portable"], instruction_sets=True) == {}
+    assert choose_sides(bars.NAME, bars.SUITE, CASE, ["heed-portable"], instruction_sets=True) == {}
     started = []
     processes = Sides(lambda peer: started.append(peer) or SimpleNamespace(is_alive=True))
-    for peer in sides(bars.NAME, bars.SUITE, CASE, None, instruction_sets=True).values():
+    for peer in choose_sides(bars.NAME, bars.SUITE, CASE, None, instruction_sets=True).values():
         assert processes.of(peer) is processes.of(peer)
     assert len(started) == len(machine) + bool(machine)  # each in a process of its own
 
@@ -561,14 +565,14 @@ def test_old_results_are_printed_and_put_into_a_page(tmp_path, capsys):
 def test_quick_run(tmp_path, capsys):
     assert main(["quick", "--rounds", "1", "--results", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "quick.json").read_text())
-    assert len(written["timed"]) == len(SUITES["quick"].timed)
-    for entry in written["timed"]:
+    assert len(written["times"]) == len(SUITES["quick"].times)
+    for entry in written["times"]:
         for name, side in entry["sides"].items():
             if side["problem"] is None or "ModuleNotFoundError" not in side["problem"]:
                 assert side["median_seconds"] > 0, (entry["name"], name, side["problem"])
     assert all(
         side["added_mib"] > 1
-        for entry in written["weighed"]
+        for entry in written["memory"]
         for side in entry["sides"].values()
         if side["problem"] is None
     )

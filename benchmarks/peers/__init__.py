@@ -1,8 +1,8 @@
 """The sides of a comparison.
 
-A peer is one module in this folder with a function `prepare(case)` that makes random inputs and
-returns a `Prepared`. The module is imported only in the peer's own process. To add a side, write
-its module and list it in `PEERS`; a module that cannot be imported is reported and left out.
+A peer is a module in this folder with a function `prepare(case)`, which makes random inputs and returns a `Prepared`.
+Only the peer's own process imports the module. To add a side, write its module and list it in `PEERS`; a module that
+cannot be imported is reported and left out.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ THREADS = "HEED_BENCHMARK_THREADS"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A case, ready to be computed.
+    """A case that is ready to run.
 
     Args:
         run: computes it once and returns when the values are there.
-        arrays: turns what `run` returned into float32 arrays, to compare them with heed's: the
-            output in heed's layout, then the gradients of the inputs and of any weights.
-        portion: what the time of `run` is multiplied with, for a side whose work is not the case.
-        base: what is run too, and its time taken off that of `run`.
+        arrays: converts the result of `run` to float32 arrays for the comparison with heed's: the output in heed's
+            layout, then the gradients of the inputs and of any weights.
+        portion: a factor for the time of `run`, for a side that computes something else than the case.
+        base: a function whose time is subtracted from that of `run`.
     """
 
     run: Callable[[], Any]
@@ -52,11 +52,11 @@ class Prepared:
         make: Callable[[int], Callable[[], Any]],
         arrays: Callable[[Any], list[np.ndarray]],
     ) -> Prepared:
-        """As many in a row as the case says, and the time of one more.
+        """Runs the case's number of attentions in a row, for the time of one more.
 
         Args:
-            case: what to compute.
-            make: gives what computes so many attentions in a row.
+            case: the case.
+            make: makes a function that computes so many attentions in a row.
             arrays: as above.
         """
         if case.chain == 1:
@@ -64,8 +64,8 @@ class Prepared:
         return cls(make(case.chain), arrays, 1 / (case.chain - 1), make(1))
 
 
-def in_a_row(attention: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Attention `count` times, each with the output of the one before as its query."""
+def repeat(attention: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Calls attention `count` times, each with the output of the one before as its query."""
 
     def run(query: Any, *others: Any) -> Any:
         for _ in range(count):
@@ -75,13 +75,13 @@ def in_a_row(attention: Callable[..., Any], count: int) -> Callable[..., Any]:
     return run
 
 
-def as_it_is(case: Case) -> Case:
-    """A peer that computes every case itself."""
+def same_case(case: Case) -> Case:
+    """For peers that compute every case."""
     return case
 
 
 def without_window(case: Case) -> Case:
-    """A peer without windows has to compute all of a causal attention instead."""
+    """For peers without windows, which compute the whole causal attention instead."""
     return dataclasses.replace(case, window=None)
 
 
@@ -90,16 +90,16 @@ class Peer:
     """One side of a comparison.
 
     Args:
-        title: how it is called in the tables.
-        module: where its `prepare` is.
-        kind: which cases it computes; sides of one kind are compared with each other.
-        is_heed: whether others are divided by it and compared with it: the first of a run is.
-        is_limit: a speed of the machine, a model without its attention or with weights of its own: there is no result
-            to compare, and its memory is not measured.
-        is_variant: heed once more, in another way: it is compared with heed alone, and never chosen by name.
-        builds_scores: whether it builds the whole tensor of scores, and so needs memory for it.
-        computes: what it computes in place of a case.
-        environment: variables of its process.
+        title: its name in tables.
+        module: the module of its `prepare`.
+        kind: the kind of cases that it computes.
+        is_heed: whether it is heed; the others are compared with the first such side of a run.
+        is_limit: whether it has no result to compare: a speed of the machine, a model without its attention or with
+            weights of its own. Its memory is not measured.
+        is_variant: whether it is another heed; it is compared only with heed, and --peers does not take it.
+        builds_scores: whether it builds the whole score tensor, and so needs memory for it.
+        computes: maps a case to the one that it computes instead.
+        environment: environment variables of its process.
         python: the interpreter of its process; None for the one that runs the benchmarks.
     """
 
@@ -110,18 +110,18 @@ class Peer:
     is_limit: bool = False
     is_variant: bool = False
     builds_scores: bool = False
-    computes: Callable[[Case], Case] = as_it_is
+    computes: Callable[[Case], Case] = same_case
     environment: dict[str, str] = field(default_factory=dict)
     python: str | None = None
 
 
 def one_plain_call(case: Case) -> Case:
-    """A peer that has no graph, neither for several in a row nor for gradients, and is plain or causal."""
+    """For peers without a graph, which compute a single forward pass, plain or causal."""
     return dataclasses.replace(case, chain=1, backward=False, padded=False, window=None)
 
 
 def _limit(library: str, title: str) -> Peer:
-    # OpenBLAS' idle threads would spin for a tenth of a second.
+    # By default OpenBLAS' idle threads spin for a tenth of a second.
     environment = {"OPENBLAS_THREAD_TIMEOUT": "10"}
     module = f"benchmarks.peers.sgemm_{library}"
     return Peer(f"sgemm rate of {title}", module, is_limit=True, environment=environment)
@@ -152,7 +152,7 @@ PEERS: dict[str, Peer] = {
     "heed-model": Peer("accelerated", _HERE + "heed_model", "model", is_heed=True),
     "keras-model": Peer("stock Keras", _HERE + "keras_model", "model", builds_scores=True),
     "heed-generate": Peer("heed", _HERE + "heed_generate", "generate", is_heed=True),
-    # Threads that decode a share of the texts each, or that share all work on all texts.
+    # Each thread decodes a part of the texts, or all threads work together on all texts.
     **{
         name: Peer(
             f"CTranslate2, {split}",
@@ -165,7 +165,7 @@ PEERS: dict[str, Peer] = {
             ("ctranslate2-together", "threads together", "1"),
         )
     },
-    # Another model with weights of its own: what it writes is not what heed does.
+    # Another model with weights of its own, so its texts differ from heed's.
     "hub-generate": Peer("KerasHub BART", _HERE + "hub_generate", "generate", is_limit=True),
     "hub-generate-xla": Peer(
         "KerasHub BART with XLA",
@@ -204,7 +204,7 @@ PEERS: dict[str, Peer] = {
 }
 
 
-# The same attention with one option more; there is nothing to compare its result with.
+# The same attention with one more option, for which there is no result to compare with.
 PEERS |= {
     name: Peer(f"with {option}", _HERE + "heed_option", is_limit=True, environment={OPTION: option})
     for name, option in zip(OPTION_SIDES, OPTIONS, strict=True)
@@ -212,7 +212,7 @@ PEERS |= {
 
 
 BEFORE = "-before"
-# Each side of heed once more, to be run by an interpreter that has another heed.
+# Each side of heed again, for an interpreter with another heed.
 PEERS |= {
     name + BEFORE: dataclasses.replace(
         peer, title=f"{peer.title} before", is_heed=False, is_variant=True
@@ -223,14 +223,14 @@ PEERS |= {
 
 
 def instruction_sets() -> list[str]:
-    """Those of the native library from the one in use on, best first. No framework is imported."""
+    """The native library's instruction sets from the one in use on, best first. Imports no framework."""
     package = importlib.util.find_spec("heed")
     folders = (package and package.submodule_search_locations) or []
     for file in (Path(folder) / "_lib" / "libheed_core.so" for folder in folders):
         if file.exists():
             library = ctypes.CDLL(str(file))
             if not hasattr(library, "heed_instruction_set_name"):
-                return []  # an older heed, which this process runs for `--before`
+                return []  # an older heed, in a process of `--before`
             ask, in_use = library.heed_instruction_set_name, library.heed_instruction_set
             ask.restype = in_use.restype = ctypes.c_char_p
             names = [
@@ -241,7 +241,7 @@ def instruction_sets() -> list[str]:
 
 
 WITH = "-with-"
-# And each side of heed that has kernels, with those of each instruction set.
+# Each side of heed with kernels again, with the kernels for each instruction set.
 PEERS |= {
     name + WITH + instructions: dataclasses.replace(
         PEERS[name],
@@ -262,6 +262,6 @@ def prepare(module: str, case: Case) -> Prepared:
 
 
 def threads() -> int | None:
-    """How many threads a side may compute with; None leaves it to its library."""
+    """The number of threads of a side; None lets its library choose."""
     value = os.environ.get(THREADS)
     return int(value) if value else None

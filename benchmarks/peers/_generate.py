@@ -1,4 +1,4 @@
-"""What the sides that write texts share: the sizes of their models, and the texts that they start from."""
+"""Shared by the sides that decode texts: the sizes of their models, and the source texts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from benchmarks.cases import Case
 from heed import models
 
 VOCABULARY, LAYERS = 8000, 3
-# Below it are padding, start, end and unknown, whatever a side counts them as.
+# Lower ids are padding, start, end and unknown, in each side's own order.
 FIRST_WORD = 4
-# Added to the scores of these: no side ever chooses one, so all write as many tokens.
+# Added to the scores of special tokens, so that no side ends early.
 NEVER = -1e4
 
 
@@ -23,7 +23,7 @@ def sources(case: Case) -> np.ndarray:
 
 
 def model(case: Case) -> models.Transformer:
-    """A heed model of random weights, always the same, which writes to the full length."""
+    """A heed model with fixed random weights, which never ends a text early."""
     keras.utils.set_random_seed(0)
     width = case.heads * case.head_dim
     config = models.TransformerConfig(
@@ -42,6 +42,6 @@ def model(case: Case) -> models.Transformer:
     return made
 
 
-def compared(case: Case, tokens: np.ndarray) -> np.ndarray:
-    """What sides have to agree on: tokens; how many alone, where each side rounds weights its own way."""
+def to_comparable(case: Case, tokens: np.ndarray) -> np.ndarray:
+    """The array that sides must agree on: the tokens, or only their number if weights are rounded."""
     return tokens if case.weights == "float32" else np.sign(tokens)

@@ -1,4 +1,4 @@
-"""KerasHub's GPT-2 with four layers goes on with texts, greedily: what its stock and its accelerated side share."""
+"""KerasHub's GPT-2 with four layers, which continues texts greedily, for its stock and its accelerated side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case, accelerated: bool) -> Prepared:
-    """It is told of no end, so that it writes all T tokens after the S of each prompt."""
+    """Decodes all T tokens after the S of each prompt, because there is no end token."""
     keras.utils.set_random_seed(0)
     width, longest = case.heads * case.head_dim, case.key_length + case.length
     backbone = keras_hub.models.GPT2Backbone(

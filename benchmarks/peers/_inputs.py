@@ -12,8 +12,8 @@ Array = np.ndarray
 def inputs(case: Case) -> list[Array]:
     """Query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, H).
 
-    Additive attention has query (B, T, U), key and value (B, S, U), and the score vector (U,); a
-    layer has its hidden states (B, T, N*H) alone.
+    For additive attention: query (B, T, U), key and value (B, S, U), and the score vector (U,). For a layer: only the
+    hidden states (B, T, N*H).
     """
     B, T, S, H = case.batch, case.length, case.key_length, case.head_dim
     if case.kind == "layer":
@@ -34,7 +34,7 @@ def layer_weights(case: Case) -> list[Array]:
 
 
 def output_gradient(case: Case) -> Array:
-    """What the gradients start from, in the shape of the output."""
+    """The gradient of the output, in its shape."""
     shape: tuple[int, ...] = (case.batch, case.length, case.heads, case.head_dim)
     if case.kind == "additive":
         shape = (case.batch, case.length, case.head_dim)

@@ -1,4 +1,4 @@
-"""What the two multi-head layers share."""
+"""Shared by the two multi-head layers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared, _inputs
-from benchmarks.peers._tensorflow import graph
+from benchmarks.peers._tensorflow import make_graph
 
 
 def self_attention(layer: Any, case: Case) -> Prepared:
-    """Sets the layer's weights, the same for both, and makes a graph of it."""
+    """Sets the layer's weights, the same for both layers, and makes its graph."""
     one = tf.zeros((case.batch, 1, case.heads * case.head_dim))
     layer(one, one)  # makes the weights
     layer.set_weights(_inputs.layer_weights(case))
@@ -20,4 +20,4 @@ def self_attention(layer: Any, case: Case) -> Prepared:
     def attention(states):  # type: ignore[no-untyped-def]
         return layer(states, states, use_causal_mask=case.causal)
 
-    return graph(attention, case, weights=[weight.value for weight in layer.trainable_weights])
+    return make_graph(attention, case, weights=[weight.value for weight in layer.trainable_weights])

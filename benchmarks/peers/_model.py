@@ -1,4 +1,4 @@
-"""What the sides with a whole model share: a Transformer of Keras' own layers, run as `fit` and `predict` do."""
+"""Shared by the sides with a whole model: a Transformer of Keras' own layers, run as by `fit` and `predict`."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ class Positions(layers.Layer):
 
 
 class ProjectionsAlone(layers.MultiHeadAttention):
-    """Multi-head attention without its attention: each head gives the sum of its query, key and value."""
+    """Multi-head attention without attention: each head returns the sum of its query, key and value."""
 
     def _compute_attention(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
         return query + key + value, None
 
 
-def prepared(case: Case, attention: type[layers.Layer] = layers.MultiHeadAttention) -> Prepared:
-    """A model, compiled, and one batch: `train_on_batch` for cases with backward, else `predict_on_batch`.
+def prepare_model(
+    case: Case, attention: type[layers.Layer] = layers.MultiHeadAttention
+) -> Prepared:
+    """Compiles a model and makes one batch, for `train_on_batch` if the case has backward, else `predict_on_batch`.
 
     Args:
-        case: says which model.
-        attention: the class of its attention layers.
+        case: the case.
+        attention: the class of the attention layers.
     """
     keras.utils.set_random_seed(0)
     model = (decoder if case.causal else encoder)(case, attention)
-    # A rate of 0 makes the same step of the same work each time, from weights that stay as they are.
+    # At a learning rate of 0 the weights stay the same, and so does the work of each step.
     model.compile(
         keras.optimizers.Adam(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
@@ -51,7 +53,7 @@ def prepared(case: Case, attention: type[layers.Layer] = layers.MultiHeadAttenti
     targets = np.roll(ids, -1, axis=1)
 
     def arrays(_: Any) -> list[np.ndarray]:
-        # What is computed for padding is nobody's business.
+        # Outputs at padding do not count.
         return [np.where(real[..., None], model.predict_on_batch(ids), 0.0)]
 
     if not case.backward:
@@ -61,7 +63,7 @@ def prepared(case: Case, attention: type[layers.Layer] = layers.MultiHeadAttenti
 
 
 def tokens(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (B, T), and which are real: if padded half of all, an eighth to seven eighths of an item."""
+    """Token ids (B, T), and which are real; in a padded case an eighth to seven eighths of each item, half of all."""
     ids = np.random.default_rng(0).integers(1, VOCABULARY, (case.batch, case.length))
     lengths = np.full(case.batch, case.length)
     if case.padded:
@@ -71,8 +73,8 @@ def tokens(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
-    """As GPT-2: normalised before each part, causal, logits of the next token at the end."""
-    ids, x, width = _embedded(case)
+    """Like GPT-2: pre-norm, causal, with logits of the next token."""
+    ids, x, width = _embed(case)
     for _ in range(MODEL_LAYERS):
         normed = layers.LayerNormalization()(x)
         attend = attention(case.heads, case.head_dim, dropout=DROPOUT)
@@ -84,11 +86,11 @@ def decoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
 
 
 def encoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
-    """As BERT: normalised after each part, and id 0 is padding.
+    """Like BERT: post-norm, and id 0 is padding.
 
-    Each layer is given the mask, as KerasHub does it: stock Keras loses a mask that goes from layer to layer.
+    Each layer gets the mask as an argument, as in KerasHub, because stock Keras loses an implicit mask on the way.
     """
-    ids, x, width = _embedded(case)
+    ids, x, width = _embed(case)
     mask = keras.ops.not_equal(ids, 0)[:, None] if case.padded else None
     for _ in range(MODEL_LAYERS):
         attend = attention(case.heads, case.head_dim, dropout=DROPOUT)
@@ -99,8 +101,8 @@ def encoder(case: Case, attention: type[layers.Layer]) -> keras.Model:
     return keras.Model(ids, x)
 
 
-def _embedded(case: Case) -> tuple[Any, Any, int]:
-    """Token ids, their vectors, and the width of these."""
+def _embed(case: Case) -> tuple[Any, Any, int]:
+    """Token ids, their embeddings, and the width."""
     width = case.heads * case.head_dim
     ids = keras.Input((case.length,), dtype="int32")
     x = layers.Embedding(VOCABULARY, width)(ids)

@@ -1,7 +1,7 @@
-"""The machine's own rate: a float32 matrix product of SIZE by SIZE.
+"""The machine's rate of float32 matrix products, SIZE by SIZE.
 
-As a side of a case its time is what the case's matrix products would take at that rate. So peer's
-time / heed's time is the share of the rate that heed reaches.
+The time of such a side is that of the case's matrix products at this rate. So peer's time / heed's time is the share of
+the rate that heed reaches.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ def matrices() -> list[np.ndarray]:
     return [generator.standard_normal((SIZE, SIZE), dtype=np.float32) for _ in range(2)]
 
 
-def at_its_rate(run: Callable[[], Any], case: Case) -> Prepared:
-    """A side whose time is `run`'s, per operation."""
+def scale_to_case(run: Callable[[], Any], case: Case) -> Prepared:
+    """A side with the time of `run`, scaled from its operations to the case's."""
     return Prepared(run, lambda product: [np.asarray(product)], case.operations / (2.0 * SIZE**3))

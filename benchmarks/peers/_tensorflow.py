@@ -1,4 +1,4 @@
-"""What the sides on TensorFlow share: tensors, and one graph for forward or forward and backward."""
+"""Shared by the sides on TensorFlow: threads, tensors, and a graph for forward or forward and backward."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _inputs, in_a_row, threads
+from benchmarks.peers import Prepared, _inputs, repeat, threads
 
 
 def set_threads() -> None:
-    """As many as the run asks for; heed's kernels take the same setting."""
+    """Sets the run's number of threads, for TensorFlow and heed's kernels."""
     count = threads()
     if count is not None and count != tf.config.threading.get_intra_op_parallelism_threads():
         tf.config.threading.set_intra_op_parallelism_threads(count)
@@ -22,21 +22,21 @@ def set_threads() -> None:
 set_threads()  # before anything makes a tensor
 
 
-def graph(
+def make_graph(
     function: Callable[..., Any],
     case: Case,
     layout: str = "BTNH",
     arrays: list[np.ndarray] | None = None,
     weights: list[Any] | None = None,
 ) -> Prepared:
-    """One call of `function` on the inputs of a case as a graph, with gradients if asked for.
+    """Makes a graph of one call of `function` on the inputs of a case, with gradients if the case has them.
 
     Args:
-        function: computes the output from query, key, value or what else the case has.
-        case: says what the inputs are, and whether gradients are computed.
-        layout: "BNTH" to have the inputs of dot-product attention so.
-        arrays: what `function` is called with, if not with all inputs of the case.
-        weights: variables that get gradients too.
+        function: computes the output from the case's inputs, such as query, key and value.
+        case: the case.
+        layout: the layout of the inputs of dot-product attention, "BTNH" or "BNTH".
+        arrays: the inputs, if not all inputs of the case.
+        weights: variables to compute gradients for, too.
     """
     exchange = _inputs.heads_first if layout == "BNTH" else np.asarray
     dtype = tf.as_dtype(case.dtype)
@@ -53,12 +53,12 @@ def graph(
         return [exchange(x) if layout == "BNTH" else x for x in values]
 
     def concrete(function: Callable[..., Any], *inputs: tf.Tensor) -> Callable[[], Any]:
-        """The graph alone: finding it among those of a `tf.function` takes an eighth of a millisecond."""
+        """The concrete graph; a `tf.function` would take an eighth of a millisecond to find it."""
         graph = tf.function(function, autograph=False).get_concrete_function(*inputs)
         return lambda: graph(*inputs)
 
     def chain(count: int) -> Callable[[], Any]:
-        repeated = in_a_row(function, count)
+        repeated = repeat(function, count)
         return concrete(lambda *tensors: [repeated(*tensors)], *arguments)
 
     if not case.backward:
@@ -68,10 +68,7 @@ def graph(
 
 
 def visible(case: Case) -> tf.Tensor | None:
-    """Which keys a query may see, to be called in a graph: booleans of (B or 1, 1, T or 1, S).
-
-    None where all are.
-    """
+    """Which keys each query sees, for use in a graph: booleans (B or 1, 1, T or 1, S); None if all."""
     shape = (case.length, case.key_length)
     seen = None
     if case.causal:

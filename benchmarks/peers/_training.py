@@ -1,4 +1,4 @@
-"""What the sides that train a Transformer share: sizes, one batch of texts, and a model of Keras."""
+"""Shared by the sides that train a Transformer: sizes and a batch of texts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def batch(case: Case) -> tuple[np.ndarray, np.ndarray]:
     return source.astype("int32"), target.astype("int32")
 
 
-def shifted(target: np.ndarray) -> np.ndarray:
-    """What the decoder is given: the start, and the target but for its last token."""
+def shift(target: np.ndarray) -> np.ndarray:
+    """The decoder's input: the start token, then the target without its last token."""
     return np.concatenate([np.full_like(target[:, :1], START), target[:, :-1]], axis=1)

@@ -1,4 +1,4 @@
-"""`heed.ops.dot_product_attention` called by itself, in no graph."""
+"""`heed.ops.dot_product_attention`, called without a graph."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """Greedily, or by a beam search without a penalty: all texts are of one length."""
+    """Decodes greedily, or by beam search without a length penalty, as all texts have the same length."""
     model, sources = _generate.model(case), _generate.sources(case)
     options: dict[str, Any] = {"max_length": case.length, "weights": case.weights}
     if case.beams > 1:
         options |= {"method": "beam", "beam_size": case.beams, "length_penalty": 0.0}
     return Prepared(
         lambda: models.generate(model, sources, **options),
-        lambda tokens: [_generate.compared(case, np.asarray(tokens, np.float32))],
+        lambda tokens: [_generate.to_comparable(case, np.asarray(tokens, np.float32))],
     )

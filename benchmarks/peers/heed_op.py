@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared
-from benchmarks.peers._tensorflow import graph
+from benchmarks.peers._tensorflow import make_graph
 from heed import Mask, ops
 
 
 def prepare(case: Case) -> Prepared:
-    """As a user calls it: no mask array, `is_causal` where it is causal. Inputs are (B, N, T, H), as for PyTorch."""
+    """Calls it as users do, with rules instead of a mask array. Inputs are (B, N, T, H), as for PyTorch."""
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
         mask = None
@@ -23,4 +23,4 @@ def prepare(case: Case) -> Prepared:
             query, key, value, mask=mask, is_causal=causal, layout="BNTH"
         )
 
-    return graph(attention, case, "BNTH")
+    return make_graph(attention, case, "BNTH")

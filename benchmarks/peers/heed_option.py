@@ -1,7 +1,7 @@
-"""`heed.ops.dot_product_attention` with one option more than a case has.
+"""`heed.ops.dot_product_attention` with one more option, which an environment variable names.
 
-Which one stands in the environment. The time is that of the pairs which are left, as if they were all: a mask that
-leaves half of them has to take half as long for the same figure.
+The time is divided by the share of visible pairs: with a mask that hides half of the pairs, the same figure means half
+the time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def options(case: Case, name: str) -> dict[str, Any]:
 
 
 def visible(case: Case, name: str) -> float:
-    """Which share of the pairs a rule leaves; all where each has to be looked at."""
+    """The share of pairs that a rule leaves; 1 if each pair must be computed."""
     T = case.length
     shares = {
         "causal": (T + 1) / (2 * T),
@@ -51,12 +51,12 @@ def visible(case: Case, name: str) -> float:
 
 
 def prepare(case: Case) -> Prepared:
-    """As `heed_op`, with the option that the environment names."""
+    """As `heed_op`, with the option of the environment."""
     name = os.environ[OPTION]
     given = options(case, name)
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
         return ops.dot_product_attention(query, key, value, layout="BNTH", **given)
 
-    prepared = _tensorflow.graph(attention, case, "BNTH")
+    prepared = _tensorflow.make_graph(attention, case, "BNTH")
     return dataclasses.replace(prepared, portion=prepared.portion / visible(case, name))

@@ -1,4 +1,4 @@
-"""`heed.ops.dot_product_attention` in plain TensorFlow, also where native kernels are installed."""
+"""`heed.ops.dot_product_attention` in plain TensorFlow, without the native kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from benchmarks.peers import Prepared, heed_op
 
 
 def prepare(case: Case) -> Prepared:
-    """As `heed_op`, for the rest of the process without the native kernels."""
+    """As `heed_op`, without the native kernels for the rest of the process."""
     heed.set_implementation("portable")
     return heed_op.prepare(case)

@@ -1,4 +1,4 @@
-"""A step of `heed train`, determinism included: `heed.models.Transformer` and its optimizer."""
+"""A training step of `heed.models.Transformer` as in `heed train`, with determinism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """The rate is 0: each step is of the same work, from weights that stay as they are."""
+    """At a learning rate of 0 the weights stay the same, and so does the work of each step."""
     keras.utils.set_random_seed(0)
     tf.config.experimental.enable_op_determinism()
     width = case.heads * case.head_dim

@@ -1,4 +1,4 @@
-"""KerasHub's BART of the same sizes, and its own `generate`, greedily, with a cache."""
+"""KerasHub's BART of the same sizes, decoding greedily with its own `generate` and its cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """It is told of no end, so that it writes all tokens."""
+    """Decodes all tokens, because there is no end token."""
     keras.utils.set_random_seed(0)
     width, sources = case.heads * case.head_dim, _generate.sources(case)
     backbone = keras_hub.models.BartBackbone(
@@ -28,13 +28,13 @@ def prepare(case: Case) -> Prepared:
     )
     model = keras_hub.models.BartSeq2SeqLM(backbone, preprocessor=None)
     model.compile(sampler="greedy", jit_compile=bool(os.environ.get(COMPILED)))
-    given = np.zeros((case.batch, case.length + 1), "int32")
-    given[:, 0] = 1
+    start = np.zeros((case.batch, case.length + 1), "int32")
+    start[:, 0] = 1
     inputs = {
         "encoder_token_ids": sources,
         "encoder_padding_mask": np.ones_like(sources),
-        "decoder_token_ids": given,
-        "decoder_padding_mask": given,  # 1 for the one token that is there
+        "decoder_token_ids": start,
+        "decoder_padding_mask": start,  # 1 for the only token
     }
     return Prepared(
         lambda: model.generate(inputs, stop_token_ids=None),

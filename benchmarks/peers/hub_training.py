@@ -1,4 +1,4 @@
-"""The same model of KerasHub's layers, and `train_on_batch`."""
+"""The same model made of KerasHub's layers, trained by `train_on_batch`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from keras_hub import layers
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared, _training
-from benchmarks.peers._training_keras import prepared
+from benchmarks.peers._training_keras import prepare_training
 
 
 def prepare(case: Case) -> Prepared:
     """Three layers of encoder and decoder."""
-    return prepared(case, embedded, encoder, decoder)
+    return prepare_training(case, embed, encoder, decoder)
 
 
-def embedded(ids: Any, width: int) -> Any:
+def embed(ids: Any, width: int) -> Any:
     return layers.TokenAndPositionEmbedding(_training.VOCABULARY, ids.shape[1], width)(ids)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _inputs, in_a_row
+from benchmarks.peers import Prepared, _inputs, repeat
 
 
 def prepare(case: Case) -> Prepared:
@@ -27,7 +27,7 @@ def prepare(case: Case) -> Prepared:
         return jax.nn.dot_product_attention(query, key, value, **options)
 
     def forward(count: int) -> Callable[[], Any]:
-        repeated = jax.jit(in_a_row(attention, count))
+        repeated = jax.jit(repeat(attention, count))
         return lambda: jax.block_until_ready([repeated(*arguments)])
 
     @jax.jit

@@ -6,11 +6,11 @@ from keras import layers
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared, _inputs
-from benchmarks.peers._tensorflow import graph
+from benchmarks.peers._tensorflow import make_graph
 
 
 def prepare(case: Case) -> Prepared:
-    """It projects nothing, so it computes what the other sides do."""
+    """The layer projects nothing, so it computes the same as the other sides."""
     *tensors, score_vector = _inputs.inputs(case)
     query, key, value = tensors
     layer = layers.AdditiveAttention()
@@ -20,4 +20,4 @@ def prepare(case: Case) -> Prepared:
     def attention(query, key, value):  # type: ignore[no-untyped-def]
         return layer([query, value, key])
 
-    return graph(attention, case, arrays=tensors, weights=[layer.scale.value])
+    return make_graph(attention, case, arrays=tensors, weights=[layer.scale.value])

@@ -8,11 +8,11 @@ import keras
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared
-from benchmarks.peers._tensorflow import graph, visible
+from benchmarks.peers._tensorflow import make_graph, visible
 
 
 def prepare(case: Case) -> Prepared:
-    """As a user calls it: causal by its own flag, windows and padding by a mask."""
+    """Calls it as users do: causal by its own flag, windows and padding by a mask."""
     causal = case.causal and case.window is None
     masked = dataclasses.replace(case, causal=case.window is not None)
 
@@ -20,4 +20,4 @@ def prepare(case: Case) -> Prepared:
         mask = visible(masked)
         return keras.ops.dot_product_attention(query, key, value, mask=mask, is_causal=causal)
 
-    return graph(attention, case)
+    return make_graph(attention, case)

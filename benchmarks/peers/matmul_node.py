@@ -1,4 +1,4 @@
-"""A node of a graph that does next to nothing: matrix products of 4 by 4, as many as a case has attentions."""
+"""A graph node that does next to nothing: one 4 by 4 matrix product for each attention of a case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _tensorflow.set_threads()
 
 
 def prepare(case: Case) -> Prepared:
-    """Of the case only the chain counts: the time of one more node."""
+    """The time of one more node; only the case's chain matters."""
     square = tf.eye(4)
 
     def make(count: int):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Attention as tutorials write it, in its best layout: two matrix products and a softmax."""
+"""Attention as in tutorials, in its best layout: two matrix products and a softmax."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tensorflow as tf
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared
-from benchmarks.peers._tensorflow import graph, visible
+from benchmarks.peers._tensorflow import make_graph, visible
 
 
 def prepare(case: Case) -> Prepared:
-    """Inputs are (B, N, T, H) from the start: nothing is transposed while the clock runs."""
+    """Inputs are (B, N, T, H) from the start, so that no transpose is timed."""
     group = case.heads // case.key_head_count
 
     def attention(query, key, value):  # type: ignore[no-untyped-def]
@@ -22,4 +22,4 @@ def prepare(case: Case) -> Prepared:
             scores += (1.0 - tf.cast(seen, scores.dtype)) * -1e9
         return tf.matmul(tf.nn.softmax(scores), value)
 
-    return graph(attention, case, "BNTH")
+    return make_graph(attention, case, "BNTH")

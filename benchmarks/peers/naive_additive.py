@@ -1,4 +1,4 @@
-"""Additive attention as tutorials write it: the tanh of every pair of query and key."""
+"""Additive attention as in tutorials: the tanh of each pair of query and key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared
-from benchmarks.peers._tensorflow import graph
+from benchmarks.peers._tensorflow import make_graph
 
 
 def prepare(case: Case) -> Prepared:
@@ -17,4 +17,4 @@ def prepare(case: Case) -> Prepared:
         scores = tf.linalg.matvec(hidden, score_vector)
         return tf.matmul(tf.nn.softmax(scores), value)
 
-    return graph(attention, case)
+    return make_graph(attention, case)

@@ -6,11 +6,11 @@ import numpy as np
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared
-from benchmarks.peers._sgemm import at_its_rate, matrices
+from benchmarks.peers._sgemm import matrices, scale_to_case
 
 
 def prepare(case: Case) -> Prepared:
-    """The product goes into the same memory each time."""
+    """Each product is written into the same memory."""
     left, right = matrices()
     product = np.empty_like(left)
-    return at_its_rate(lambda: np.matmul(left, right, out=product), case)
+    return scale_to_case(lambda: np.matmul(left, right, out=product), case)

@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared
-from benchmarks.peers._sgemm import at_its_rate, matrices
+from benchmarks.peers._sgemm import matrices, scale_to_case
 from benchmarks.peers._tensorflow import set_threads
 
 
 def prepare(case: Case) -> Prepared:
-    """The product is a new tensor each time."""
+    """Each product is a new tensor."""
     set_threads()
     left, right = map(tf.constant, matrices())
     product = tf.function(tf.matmul, autograph=False)
-    return at_its_rate(lambda: product(left, right), case)
+    return scale_to_case(lambda: product(left, right), case)

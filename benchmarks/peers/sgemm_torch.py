@@ -6,12 +6,12 @@ import torch
 
 from benchmarks.cases import Case
 from benchmarks.peers import Prepared, threads
-from benchmarks.peers._sgemm import at_its_rate, matrices
+from benchmarks.peers._sgemm import matrices, scale_to_case
 
 
 def prepare(case: Case) -> Prepared:
-    """The product goes into the same memory each time."""
+    """Each product is written into the same memory."""
     torch.set_num_threads(threads() or torch.get_num_threads())
     left, right = map(torch.from_numpy, matrices())
     product = torch.empty_like(left)
-    return at_its_rate(lambda: torch.matmul(left, right, out=product), case)
+    return scale_to_case(lambda: torch.matmul(left, right, out=product), case)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.cases import Case
-from benchmarks.peers import Prepared, _inputs, in_a_row, threads
+from benchmarks.peers import Prepared, _inputs, repeat, threads
 
 
 def prepare(case: Case) -> Prepared:
@@ -20,7 +20,7 @@ def prepare(case: Case) -> Prepared:
     dtype = getattr(torch, case.dtype)
 
     def tensor(array: np.ndarray) -> Any:
-        # Copied: NumPy asks the system for huge pages, which PyTorch's own tensors do not lie in.
+        # Copied, because NumPy allocates in huge pages, unlike PyTorch.
         return torch.from_numpy(_inputs.heads_first(array)).to(dtype, copy=True)
 
     arguments = [tensor(x).requires_grad_(case.backward) for x in _inputs.inputs(case)]
@@ -28,7 +28,7 @@ def prepare(case: Case) -> Prepared:
     if case.padded:
         lengths = torch.tensor(case.key_lengths)[:, None, None, None]
         mask = torch.arange(case.key_length) < lengths
-        if case.causal:  # it takes a mask or the flag, not both
+        if case.causal:  # PyTorch takes a mask or the flag, not both
             mask = mask & torch.ones(case.length, case.key_length, dtype=torch.bool).tril()
     options: dict[str, Any] = {
         "attn_mask": mask,
@@ -38,7 +38,7 @@ def prepare(case: Case) -> Prepared:
 
     def forward(count: int) -> Callable[[], list[Any]]:
         attention = functools.partial(scaled_dot_product_attention, **options)
-        repeated = in_a_row(attention, count)
+        repeated = repeat(attention, count)
 
         def run() -> list[Any]:
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The same model as `torch.nn.Transformer`, and a step of Adam."""
+"""The same model as a `torch.nn.Transformer`, trained by Adam."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Model(nn.Module):
 
 
 def prepare(case: Case) -> Prepared:
-    """The rate is 0: each step is of the same work, from weights that stay as they are."""
+    """At a learning rate of 0 the weights stay the same, and so does the work of each step."""
     if count := threads():
         torch.set_num_threads(count)
     torch.manual_seed(0)
     model = Model(case)
     optimizer = torch.optim.Adam(model.parameters(), 0.0, fused=True)
     source, target = _training.batch(case)
-    given = [torch.from_numpy(x).long() for x in (source, _training.shifted(target), target)]
+    inputs = [torch.from_numpy(x).long() for x in (source, _training.shift(target), target)]
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        logits = model(*given[:2])
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), given[2].flatten())
+        logits = model(*inputs[:2])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), inputs[2].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), _training.CLIP_NORM)
         optimizer.step()

@@ -1,7 +1,7 @@
-"""The same translator three times over: of heed's layers, of stock Keras layers and of torch's.
+"""The same translator made of heed's layers, of stock Keras layers and of torch's.
 
-Each module has a function `translate(run, rows)`: it trains the model of a heed run anew, on the batches and with the
-rates that heed takes, and translates rows of source ids, the likeliest token in each step.
+Each module has a function `translate(run, rows)`, which trains the model of a heed run on heed's batches with heed's
+learning rates, and translates rows of source ids greedily.
 """
 
 TRANSLATORS = {

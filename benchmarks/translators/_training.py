@@ -1,4 +1,4 @@
-"""What the sides of others share: the model that a run asks for, its batches, and greedy decoding."""
+"""Shared by the sides of other libraries: the run's model and batches, and greedy decoding."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from heed.seq2seq import RunFolder
 from heed.seq2seq.task import padded
 
 BETAS, EPSILON = (0.9, 0.98), 1e-7
-_TOLD_EVERY, _TOGETHER, _MULTIPLE = 100, 100, 16
+_PRINT_EVERY, _BATCH, _MULTIPLE = 100, 100, 16
 
 
 class Step(NamedTuple):
-    """What a step of training takes: source (B, S), what the decoder reads and writes (B, T), and the rate."""
+    """The data of a training step: source (B, S), the decoder's input and output (B, T), and the learning rate."""
 
     source: np.ndarray
     read: np.ndarray
@@ -27,10 +27,10 @@ class Step(NamedTuple):
 
 
 def config_of(run: RunFolder) -> TransformerConfig:
-    """The model of the run.
+    """The config of the run's model.
 
     Raises:
-        ValueError: if the others have no such model.
+        ValueError: if it sets an option that the other libraries do not have.
     """
     config = TransformerConfig.from_dict(run.config["model"])
     sizes = ("width", "num_heads", "encoder_layers", "decoder_layers", "feed_forward_width")
@@ -44,44 +44,44 @@ def config_of(run: RunFolder) -> TransformerConfig:
 
 
 def sinusoids(length: int, width: int) -> np.ndarray:
-    """(length, width) float32: sines, then cosines, as Vaswani et al. 2017 have them but for their order."""
+    """(length, width) float32: the sines, then the cosines of Vaswani et al. 2017, which interleave them."""
     rates = 10_000.0 ** -(np.arange(0, width, 2) / width)
     angles = np.arange(length)[:, None] * rates
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype("float32")
 
 
 def steps(run: RunFolder) -> Iterator[Step]:
-    """What heed's training takes in each step of the run; says now and then where it is."""
+    """The data of each step of heed's training; prints the progress."""
     task, options, began = run.task(), run.options, time.monotonic()
     for step in range(options.steps):
         source, target, _ = task.training_batch(options.seed, step, options.batch_size)
         start = np.full_like(target[:, :1], run.config["model"]["start_id"])
         yield Step(source, np.concatenate([start, target[:, :-1]], 1), target, options.rate(step))
-        if (step + 1) % _TOLD_EVERY == 0:
+        if (step + 1) % _PRINT_EVERY == 0:
             seconds = time.monotonic() - began
             print(f"  step {step + 1} of {options.steps}, {seconds:.0f} s", file=sys.stderr)
 
 
-def greedy(
+def decode_greedily(
     config: TransformerConfig,
     encode: Callable[[np.ndarray], Any],
     next_logits: Callable[[Any, np.ndarray, int], np.ndarray],
     rows: Sequence[Sequence[int]],
     longest: int,
 ) -> list[list[int]]:
-    """The target ids of rows of source ids.
+    """Decodes rows of source ids to target ids.
 
     Args:
-        config: of the model.
-        encode: of source ids (B, S), whatever `next_logits` needs of them.
-        next_logits: of that, target ids (B, T) and an index: the scores (B, V) of what follows the token there.
+        config: the model's config.
+        encode: maps source ids (B, S) to the state of `next_logits`.
+        next_logits: maps that state, target ids (B, T) and an index to the scores (B, V) of the next token.
         rows: source ids.
-        longest: tokens of a translation at most.
+        longest: the most tokens of a translation.
     """
     out: list[Any] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    for first in range(0, len(order), _TOGETHER):
-        part = order[first : first + _TOGETHER]
+    for first in range(0, len(order), _BATCH):
+        part = order[first : first + _BATCH]
         state = encode(padded([rows[i] for i in part], multiple=_MULTIPLE))
         target = np.full((len(part), longest + 1), config.pad_id, "int32")
         target[:, 0] = config.start_id

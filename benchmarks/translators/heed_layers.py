@@ -1,4 +1,4 @@
-"""heed's own: `heed train` and `heed translate`."""
+"""The side of heed: `heed train` and `heed translate`."""
 
 from __future__ import annotations
 

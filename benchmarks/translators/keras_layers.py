@@ -1,4 +1,4 @@
-"""The model of stock Keras layers, as the tutorials write it, trained by `train_on_batch`."""
+"""The model made of stock Keras layers, as in the tutorials, trained by `train_on_batch`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.translators._training import (
     BETAS,
     EPSILON,
     config_of,
-    greedy,
+    decode_greedily,
     sinusoids,
     steps,
 )
@@ -25,7 +25,7 @@ def translate(run: RunFolder, rows: Sequence[Sequence[int]]) -> list[list[int]]:
     """Trains the model and translates with its last weights."""
     keras.utils.set_random_seed(run.options.seed)
     config, options, task = config_of(run), run.options, run.task()
-    encoder, decoder, model = models(config)
+    encoder, decoder, model = make_models(config)
 
     def loss(written: Any, logits: Any) -> Any:
         one_hot = ops.one_hot(ops.cast(written, "int32"), config.target_vocabulary_size)
@@ -48,17 +48,17 @@ def translate(run: RunFolder, rows: Sequence[Sequence[int]]) -> list[list[int]]:
     output = model.get_layer("target")
 
     @tf.function(input_signature=[tokens])
-    def encoded(source: Any) -> Any:
+    def encode(source: Any) -> Any:
         return encoder(source, training=False)
 
     @tf.function(input_signature=[tokens, tokens, vectors, tf.TensorSpec((), tf.int32)])
-    def scores(source: Any, target: Any, memory: Any, index: Any) -> Any:
+    def score(source: Any, target: Any, memory: Any, index: Any) -> Any:
         return output(decoder([source, target, memory], training=False)[:, index], reverse=True)
 
-    return greedy(
+    return decode_greedily(
         config,
-        lambda source: (source, encoded(source)),
-        lambda state, target, index: scores(state[0], target, state[1], index).numpy(),
+        lambda source: (source, encode(source)),
+        lambda state, target, index: score(state[0], target, state[1], index).numpy(),
         rows,
         task.longest_target,
     )
@@ -74,8 +74,8 @@ class Positions(layers.Layer):
         return x * width**0.5 + table[: ops.shape(x)[1]]
 
 
-def models(config: TransformerConfig) -> tuple[keras.Model, keras.Model, keras.Model]:
-    """Encoder, decoder up to what the output layer reads, and both with that."""
+def make_models(config: TransformerConfig) -> tuple[keras.Model, keras.Model, keras.Model]:
+    """The encoder, the decoder without its output layer, and the whole model."""
     source, target = (keras.Input((None,), dtype="int32") for _ in range(2))
     seen = ops.expand_dims(ops.not_equal(source, config.pad_id), 1)
     sizes = (config.source_vocabulary_size, config.target_vocabulary_size)
@@ -90,13 +90,13 @@ def models(config: TransformerConfig) -> tuple[keras.Model, keras.Model, keras.M
     ]
     x = layers.Dropout(config.dropout)(Positions()(tables[0](source)))
     for _ in range(config.encoder_layers):
-        x = _fed_forward(_attended(x, None, config, attention_mask=seen), config)
+        x = _feed_forward(_attend(x, None, config, attention_mask=seen), config)
     memory = layers.LayerNormalization(epsilon=1e-5)(x)
     read = keras.Input((None, config.width))
     x = layers.Dropout(config.dropout)(Positions()(tables[1](target)))
     for _ in range(config.decoder_layers):
-        x = _attended(x, None, config, use_causal_mask=True)
-        x = _fed_forward(_attended(x, read, config, attention_mask=seen), config)
+        x = _attend(x, None, config, use_causal_mask=True)
+        x = _feed_forward(_attend(x, read, config, attention_mask=seen), config)
     hidden = layers.LayerNormalization(epsilon=1e-5)(x)
     encoder = keras.Model(source, memory)
     decoder = keras.Model([source, target, read], hidden)
@@ -104,14 +104,14 @@ def models(config: TransformerConfig) -> tuple[keras.Model, keras.Model, keras.M
     return encoder, decoder, keras.Model([source, target], logits)
 
 
-def _attended(x: Any, value: Any, config: TransformerConfig, **arguments: Any) -> Any:
+def _attend(x: Any, value: Any, config: TransformerConfig, **arguments: Any) -> Any:
     query = layers.LayerNormalization(epsilon=1e-5)(x)
     attention = layers.MultiHeadAttention(config.num_heads, config.width // config.num_heads)
     attended = attention(query, query if value is None else value, **arguments)
     return layers.Add()([x, layers.Dropout(config.dropout)(attended)])
 
 
-def _fed_forward(x: Any, config: TransformerConfig) -> Any:
+def _feed_forward(x: Any, config: TransformerConfig) -> Any:
     hidden = layers.LayerNormalization(epsilon=1e-5)(x)
     hidden = layers.Dense(config.feed_forward_width, activation="relu")(hidden)
     hidden = layers.Dropout(config.dropout)(hidden)

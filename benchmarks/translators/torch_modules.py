@@ -1,4 +1,4 @@
-"""The model as `torch.nn.Transformer`."""
+"""The model as a `torch.nn.Transformer`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.translators._training import (
     BETAS,
     EPSILON,
     config_of,
-    greedy,
+    decode_greedily,
     sinusoids,
     steps,
 )
@@ -22,7 +22,7 @@ from heed.seq2seq import RunFolder
 
 
 class Model(nn.Module):
-    """Embeddings with sinusoids, `nn.Transformer`, scores by the target's embeddings."""
+    """Embeddings with sinusoids, `nn.Transformer`, scores from the target's embeddings."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -46,24 +46,24 @@ class Model(nn.Module):
         )
         for module in self.transformer.modules():
             if isinstance(module, nn.MultiheadAttention):
-                module.dropout = 0.0  # the other two drop no attention weights
+                module.dropout = 0.0  # the other sides drop no attention weights
 
-    def _embedded(self, table: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+    def _embed(self, table: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
         x = table(ids) * self.config.width**0.5
         return self.dropout(x + self.positions[: ids.shape[1]])
 
     def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the decoder reads, and which positions of it are padding."""
+        """The encoder's output (B, S, D), and which positions are padding."""
         padding = source == self.config.pad_id
-        x = self._embedded(self.source, source)
+        x = self._embed(self.source, source)
         return self.transformer.encoder(x, src_key_padding_mask=padding), padding
 
     def decode(self, state: tuple[torch.Tensor, torch.Tensor], read: torch.Tensor) -> torch.Tensor:
-        """What the output layer reads, (B, T, D)."""
+        """The decoder's output (B, T, D)."""
         memory, padding = state
         causal = torch.ones(read.shape[1], read.shape[1], dtype=torch.bool).triu(1)
         return self.transformer.decoder(
-            self._embedded(self.target, read),
+            self._embed(self.target, read),
             memory,
             tgt_mask=causal,
             memory_key_padding_mask=padding,
@@ -102,7 +102,7 @@ def translate(run: RunFolder, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         return model.logits(hidden[:, index]).numpy()
 
     with torch.inference_mode():
-        return greedy(
+        return decode_greedily(
             config,
             lambda source: model.encode(torch.from_numpy(source).long()),
             next_logits,

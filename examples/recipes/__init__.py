@@ -1,1 +1,1 @@
-"""Where tutorials say to go next: scripts that train, are measured beside a baseline, and draw their attention."""
+"""Next steps after the tutorials: scripts that train a model, compare it with a baseline, and plot its attention."""

@@ -1,19 +1,20 @@
-"""Captions of images: a vision Transformer reads the patches, and a decoder says what is there.
+"""Image captioning: a vision Transformer encodes the patches, and a decoder writes the caption.
 
 The captioning tutorials put a decoder with attention on the features of a pretrained network, train on photographs,
-and show for each word where on the image it looks.
+and show for each word which part of the image it attends to.
 
 What differs here:
 - Nothing is pretrained: the encoder is a `VisionTransformer` without a head, trained together with the decoder.
-- One model does it all, `Transformer(config, encoder=...)`: it trains with `fit`, is saved as one file, and `generate`
-  decodes with it, by the decoder engine.
-- The scenes are drawn, so that a caption is right or wrong: two things on a noisy background, each a colour, a shape
-  and a size, and where the one is of the other. The larger thing comes first, of two as large the left or upper one.
+- It is a single model, `Transformer(config, encoder=...)`: `fit` trains it, one file saves it, and `generate` decodes
+  with the decoder engine.
+- The scenes are drawn, so a caption is right or wrong. Each shows two things on a noisy background; the caption tells
+  the colour, shape and size of both, and their relative position. The larger thing comes first; of two equal ones, the
+  left or upper one.
 
-Data: 18 things (six colours, three shapes) make 153 pairs; one in six is kept out of training altogether. The score is
-the share of captions right to the last word, of scenes with such pairs: what is seen then has been learned thing by
-thing. The baseline says of an image what is said of the training image that is nearest in pixels. It can never be
-right about pairs that are new, so its score is of other new scenes, whose pairs were trained on.
+Data: 18 things (six colours, three shapes) make 153 pairs, of which one in six is held out. The score is the share of
+captions right to the last word, for scenes with held-out pairs: the model must have learned each thing by itself. The
+baseline copies the caption of the training image that is nearest in pixels. It can never be right about held-out pairs,
+so its score is for other new scenes with known pairs.
 
     python examples/recipes/captioning.py [FOLDER FOR THE PICTURE]
 """
@@ -58,7 +59,7 @@ PAD, START, END = range(3)
 
 
 class Thing(NamedTuple):
-    """What stands at a place of a scene."""
+    """A thing in a scene, with its place."""
 
     colour: str
     shape: str
@@ -86,7 +87,7 @@ def draw(image: np.ndarray, thing: Thing) -> None:
 
 
 def describe(one: Thing, other: Thing) -> str:
-    """The caption of two things: the larger first, of two as large the left or the upper one."""
+    """The caption of two things: the larger first; of two equal ones, the left or upper one."""
     axis = "x" if abs(one.x - other.x) > abs(one.y - other.y) else "y"
     one, other = sorted((one, other), key=lambda it: (-SIZES[it.size], getattr(it, axis)))
     before = bool(getattr(one, axis) < getattr(other, axis))
@@ -98,9 +99,9 @@ def make_scenes(pairs: Any, count: int, seed: int) -> tuple[np.ndarray, list[str
     """Images (count, SIDE, SIDE, 3) from 0 to 1, and their captions.
 
     Args:
-        pairs: of (colour, shape) and (colour, shape), which a scene may show.
-        count: number of scenes.
-        seed: of everything about them.
+        pairs: the allowed pairs of things, each (colour, shape).
+        count: the number of scenes.
+        seed: the seed of all choices.
     """
     rng = np.random.default_rng(seed)
     images: list[np.ndarray] = []
@@ -111,7 +112,7 @@ def make_scenes(pairs: Any, count: int, seed: int) -> tuple[np.ndarray, list[str
         places = [rng.uniform(SIZES[size] + 1, SIDE - SIZES[size] - 1, 2) for size in sizes]
         across, down = abs(places[0] - places[1])
         apart = 1.15 * sum(SIZES[size] for size in sizes)
-        if max(across, down) < apart or abs(across - down) < 3:  # they overlap, or stand aslant
+        if max(across, down) < apart or abs(across - down) < 3:  # overlapping or diagonal
             continue
         things = [
             Thing(colour, shape, size, x, y)
@@ -126,7 +127,7 @@ def make_scenes(pairs: Any, count: int, seed: int) -> tuple[np.ndarray, list[str
 
 
 def encode(captions: list[str]) -> np.ndarray:
-    """Captions to numbers of words, (count, LENGTH): start, words, end, padding."""
+    """Captions to ids of words, (count, LENGTH): start, words, end, padding."""
     rows = np.full((len(captions), LENGTH), PAD, "int32")
     for row, caption in zip(rows, captions, strict=True):
         numbers = [START, *map(WORDS.index, caption.split()), END][:LENGTH]
@@ -134,41 +135,41 @@ def encode(captions: list[str]) -> np.ndarray:
     return rows
 
 
-def say(model: Transformer, images: np.ndarray) -> list[str]:
-    """What the model finds the likeliest caption of each image."""
+def write_captions(model: Transformer, images: np.ndarray) -> list[str]:
+    """The model's caption for each image, by beam search."""
     tokens = np.asarray(generate(model, images, max_length=LENGTH - 1, method="beam", beam_size=3))
     return [" ".join(WORDS[token] for token in row if token not in (PAD, END)) for row in tokens]
 
 
 def make_model() -> Transformer:
-    """Images (B, SIDE, SIDE, 3) and captions so far (B, T) to scores of the next words."""
+    """Maps images (B, SIDE, SIDE, 3) and captions so far (B, T) to scores of the next words."""
     sizes: dict[str, Any] = {"width": 64, "num_heads": 4, "feed_forward_width": 256}
-    eyes = VisionTransformer(
+    encoder = VisionTransformer(
         VisionTransformerConfig(
             SIDE, PATCH, layers=2, pooling="mean", position="sinusoidal", **sizes
         )
     )
     config = TransformerConfig(None, len(WORDS), pad_id=PAD, start_id=START, end_id=END, **sizes)
-    return Transformer(config, encoder=eyes)
+    return Transformer(config, encoder=encoder)
 
 
-def nearest(trained: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """For each image the number of the trained one that is nearest in pixels."""
-    known = trained.reshape(len(trained), -1)
+def find_nearest(known: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """For each image, the number of the training image that is nearest in pixels."""
+    known = known.reshape(len(known), -1)
     squares = np.sum(known**2, axis=1) / 2
     return np.argmax(images.reshape(len(images), -1) @ known.T - squares, axis=1)
 
 
-def scores(said: list[str], captions: list[str]) -> tuple[float, float]:
+def score(written: list[str], captions: list[str]) -> tuple[float, float]:
     """The share of captions that are right to the last word, and BLEU."""
     from sacrebleu import corpus_bleu
 
-    right = float(np.mean([one == other for one, other in zip(said, captions, strict=True)]))
-    return right, corpus_bleu(said, [captions]).score
+    right = float(np.mean([one == other for one, other in zip(written, captions, strict=True)]))
+    return right, corpus_bleu(written, [captions]).score
 
 
 def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float, float]:
-    """Trains, and returns shares of right captions: the model's of new pairs, the baseline's of known ones."""
+    """Trains; returns the shares of right captions of the model on new pairs, and of the baseline on known pairs."""
     keras.utils.set_random_seed(seed)
     pairs = list(itertools.combinations(itertools.product(COLOURS, SHAPES), 2))
     np.random.default_rng(seed).shuffle(pairs)
@@ -186,29 +187,29 @@ def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float,
     inputs = {"source": images, "target": rows[:, :-1]}
     model.fit(inputs, rows[:, 1:], batch_size=64, epochs=EPOCHS, verbose=2)
 
-    found = {}
+    results = {}
     print(f"{'pairs of things':<16}{'':<10}right to the last word   BLEU")
     for kind, (pictures, theirs) in held_out.items():
-        copied = [captions[number] for number in nearest(images, pictures)]
-        for name, said in (("model", say(model, pictures)), ("nearest", copied)):
-            found[kind, name] = right, bleu = scores(said, theirs)
+        copied = [captions[number] for number in find_nearest(images, pictures)]
+        for name, texts in (("model", write_captions(model, pictures)), ("nearest", copied)):
+            results[kind, name] = right, bleu = score(texts, theirs)
             print(f"{kind:<16}{name:<10}{right:>10.1%}{bleu:>19.1f}")
     pictures, theirs = held_out["new"]
-    said = say(model, pictures[:6])
-    for ours, caption in zip(said, theirs, strict=False):
+    written = write_captions(model, pictures[:6])
+    for ours, caption in zip(written, theirs, strict=False):
         print(
             f"{'right' if ours == caption else 'WRONG':<7}{ours}"
             + f"   ({caption})" * (ours != caption)
         )
 
-    read = encode(said[:1])
-    words = said[0].split()
+    read = encode(written[:1])
+    words = written[0].split()
     inputs = {"source": pictures[:1], "target": read[:, : len(words)]}
-    seen = inspect.capture(model, inputs)
-    figure = inspect.plot_image_attention(seen, None, pictures[0], tokens=words)
+    captured = inspect.capture(model, inputs)
+    figure = inspect.plot_image_attention(captured, None, pictures[0], tokens=words)
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder) / "captioning.png")
-    return found["new", "model"][0], found["known", "nearest"][0]
+    return results["new", "model"][0], results["known", "nearest"][0]
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Digits read by a vision Transformer, beside the usual baselines, and where its class token looks.
+"""Classifies digits with a vision Transformer, compares it with baselines, and plots the attention of its class token.
 
 The vision Transformer tutorials cut photographs into patches, and write the patch layer, the class token and the
 positions by hand.
 
 What differs here:
-- `heed.models.VisionTransformer` is all of that from one config, and fits, saves and loads like every Keras model.
-- Images are the scans of scikit-learn, 8 x 8 pixels with 17 shades: 16 patches of 2 x 2, a class token before them.
-- A Transformer knows nothing of neighbourhoods, so 1,400 images are few for it. In each epoch it sees them turned,
-  moved and stretched anew by a little, which is what it learns neighbourhoods from.
+- `heed.models.VisionTransformer` builds all of it from one config, and fits, saves and loads like any Keras model.
+- Images are scikit-learn's scans, 8 x 8 pixels with 17 shades: 16 patches of 2 x 2, after a class token.
+- A Transformer has no notion of neighbouring pixels, so 1,400 images are few for it. Each epoch shows them slightly
+  rotated, shifted and stretched, from which it learns neighbourhoods.
 
-Data: the 1,797 digits that come with scikit-learn, of which a fifth are held out. They do not tell who wrote them, so
-a hand may be on both sides. That is why nearest neighbours do well here, and they are printed too: for images so small,
-so alike and so few there is nothing simpler. The baseline of the score is logistic regression.
+Data: the 1,797 digits of scikit-learn, of which a fifth are held out. The writers are not known, so a writer may be in
+both parts. That is why nearest neighbours do well here; their score is printed too. The baseline of the score is
+logistic regression.
 
     python examples/recipes/image_classification.py [FOLDER FOR THE PICTURE]
 """
@@ -44,7 +44,7 @@ def make_data(seed: int) -> list[Any]:
 
 
 class Varied(keras.utils.PyDataset):
-    """The training images, each turned, moved and stretched by a little, anew in each epoch."""
+    """The training images, slightly rotated, shifted and stretched in each epoch."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, seed: int) -> None:
         super().__init__()
@@ -60,12 +60,12 @@ class Varied(keras.utils.PyDataset):
         return vary(self._images[chosen], self._rng), self._labels[chosen]
 
     def on_epoch_end(self) -> None:
-        """Another order."""
+        """Draws another order."""
         self._order = self._rng.permutation(len(self._images))
 
 
 def vary(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Images (count, 8, 8), each seen through a map of the plane that is nearly the identity."""
+    """Images (count, 8, 8), each transformed by an affine map close to the identity."""
     count, side = len(images), images.shape[1]
     turn, stretch = rng.normal(0, 0.12, (2, count, 1, 1)), rng.normal(1, 0.06, (2, count, 1, 1))
     move = rng.normal(0, 0.4, (2, count, 1, 1))
@@ -81,7 +81,7 @@ def vary(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def make_model() -> VisionTransformer:
-    """Images (B, 8, 8) to scores of the ten digits."""
+    """Maps images (B, 8, 8) to scores of the ten digits."""
     config = VisionTransformerConfig(
         image_size=8,
         patch_size=2,
@@ -97,7 +97,7 @@ def make_model() -> VisionTransformer:
 
 
 def baselines(train: np.ndarray, test: np.ndarray, known: np.ndarray, wanted: np.ndarray) -> Any:
-    """By name, the share of held-out images that scikit-learn's classifiers read rightly."""
+    """The accuracies of scikit-learn's classifiers on held-out images, by name."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -113,7 +113,7 @@ def baselines(train: np.ndarray, test: np.ndarray, known: np.ndarray, wanted: np
 
 
 def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float, float]:
-    """Trains, and returns the share of held-out digits that are read rightly: by the model, by logistic regression."""
+    """Trains; returns the accuracies on held-out digits of the model and of logistic regression."""
     keras.utils.set_random_seed(seed)
     train, test, known, wanted = make_data(seed)
     model = make_model()
@@ -126,22 +126,23 @@ def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float,
     )
     model.fit(Varied(train, known, seed), epochs=EPOCHS, verbose=0)
 
-    said = model.predict(test, verbose=0).argmax(-1)
-    found = {
-        "vision Transformer": float(np.mean(said == wanted)),
+    predicted = model.predict(test, verbose=0).argmax(-1)
+    results = {
+        "vision Transformer": float(np.mean(predicted == wanted)),
         **baselines(train, test, known, wanted),
     }
-    for name, right in found.items():
+    for name, right in results.items():
         print(f"{name:<20} {right:.1%} of {len(test)} held-out digits")
-    wrong = np.flatnonzero(said != wanted)
-    print("wrong:", ", ".join(f"{wanted[i]} read as {said[i]}" for i in wrong) or "none")
+    wrong = np.flatnonzero(predicted != wanted)
+    print("wrong:", ", ".join(f"{wanted[i]} read as {predicted[i]}" for i in wrong) or "none")
 
-    shown = next(i for i in range(len(test)) if wanted[i] == 8 and said[i] == 8)
-    seen = inspect.capture(model, test[shown : shown + 1])
-    figure = inspect.plot_image_attention(seen, seen.names[-1], test[shown], query=0)
+    example = next(i for i in range(len(test)) if wanted[i] == 8 and predicted[i] == 8)
+    captured = inspect.capture(model, test[example : example + 1])
+    name = captured.names[-1]
+    figure = inspect.plot_image_attention(captured, name, test[example], query=0)
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder) / "image_classification.png")
-    return found["vision Transformer"], found["logistic regression"]
+    return results["vision Transformer"], results["logistic regression"]
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""A language model that goes on with Python code: a decoder by itself, trained on the standard library's own sources.
+"""A language model of Python code: a decoder trained on the sources of the standard library.
 
 Tutorials on text generation train a decoder on novels or reviews, report a loss or a perplexity of tokens, and print
 samples.
 
 What differs here:
-- The text is on every machine that runs this: modules of Python's standard library, split by file, so that no line of
-  a held-out module has been read. Files that are alike down to their lines are left out.
+- Every machine has the text: modules of Python's standard library, split by file, so that the held-out modules are new.
+  Duplicate files are left out.
 - The score is bits per byte of the held-out modules (lower is better, so its negative is returned), which does not
-  depend on how text is cut into tokens. Beside it stands an n-gram model of the same tokens with interpolated
-  Kneser-Ney smoothing, its order chosen on validation files: a baseline that is hard to beat with little text.
-- The model is of today's parts: rotary positions, grouped heads, RMS normalisation, gated feed-forwards. What it adds
-  to an n-gram model is its window: names that a module has used are used again.
-- Samples are drawn by the decoder engine, which reads each prompt in one go.
+  depend on the tokenizer. The baseline is an n-gram model of the same tokens with interpolated Kneser-Ney smoothing,
+  its order chosen on validation files. It is hard to beat with little text.
+- The model has current parts: rotary positions, grouped heads, RMS normalisation, gated feed-forwards. Its advantage
+  over n-grams is its window: it repeats names that a module has used.
+- The decoder engine draws the samples, and reads each prompt at once.
 
-The picture shows a head over a few lines of a held-out module.
+The plot shows a head on a few lines of a held-out module.
 
     python examples/recipes/language_model.py [FOLDER FOR THE PICTURE]
 """
@@ -46,7 +46,7 @@ PROMPTS = (
 
 
 def read_modules() -> tuple[list[str], list[str], list[str]]:
-    """Sources of modules to train on, to choose by and to score with."""
+    """Sources of modules for training, validation and evaluation."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     texts = [path.read_text("utf-8", "ignore") for path in sorted(folder.glob("*.py"))]
     texts = [text for text in dict.fromkeys(texts) if 2000 < len(text) < 80_000]
@@ -56,7 +56,7 @@ def read_modules() -> tuple[list[str], list[str], list[str]]:
 
 
 def make_tokenizer(texts: list[str]) -> sentencepiece.SentencePieceProcessor:
-    """Byte pairs that keep every character, spaces too: indentation is a piece."""
+    """Trains byte pairs that keep every character, spaces included: indentation is a piece."""
     trained = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in texts for line in text.splitlines()]),
@@ -79,11 +79,11 @@ def make_tokenizer(texts: list[str]) -> sentencepiece.SentencePieceProcessor:
 
 
 class NGrams:
-    """Interpolated Kneser-Ney: what follows n - 1 tokens, discounted, and the rest by what follows n - 2 of them.
+    """An n-gram model with interpolated Kneser-Ney smoothing.
 
     p_n(t | c) = (max(count(c t) - d, 0) + d * kinds(c) * p_(n-1)(t | shorter c)) / count(c)
 
-    Below the highest order count(c t) is the number of tokens that have been seen before c t.
+    Below the highest order, count(c t) is the number of different tokens before c t.
     """
 
     def __init__(self, texts: list[list[int]], order: int, discount: float = 0.75) -> None:
@@ -104,7 +104,7 @@ class NGrams:
             grams = collections.Counter(gram[1:] for gram in grams)
 
     def probability(self, context: tuple[int, ...], token: int) -> float:
-        """Of a token after order - 1 others."""
+        """The probability of a token after order - 1 others."""
         p = 1 / PIECES
         for length, (grams, total, kinds) in enumerate(reversed(self.levels)):
             seen = context[len(context) - length :]
@@ -124,8 +124,8 @@ class NGrams:
         )
 
 
-def windows(texts: list[list[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """So many pieces of WINDOW tokens (input and labels), each after the start token, from anywhere in the texts."""
+def make_windows(texts: list[list[int]], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random pieces of WINDOW tokens (inputs and labels), each after the start token."""
     stream = np.concatenate(texts).astype("int32")
     begins = np.random.default_rng(1).integers(0, len(stream) - WINDOW, count)
     labels = stream[begins[:, None] + np.arange(WINDOW)]
@@ -133,7 +133,7 @@ def windows(texts: list[list[int]], count: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def nats(model: LanguageModel, text: list[int]) -> float:
-    """Minus the log probability of a text; each token is told by at least half a window before it."""
+    """Minus the log probability of a text; each token has at least half a window of context."""
     half = WINDOW // 2
     begins = np.arange(0, max(1, len(text) - half), half)
     padded = np.pad(text, (0, WINDOW), constant_values=PAD)
@@ -142,16 +142,16 @@ def nats(model: LanguageModel, text: list[int]) -> float:
     logits = keras.ops.convert_to_tensor(model.predict(tokens, batch_size=32, verbose=0))
     losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
     counted = labels != PAD
-    counted[1:, :half] = False  # the window before has told them
+    counted[1:, :half] = False  # counted in the window before
     return float(np.sum(np.asarray(losses)[counted]))
 
 
 def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
-    """Trains; returns minus the bits per byte of held-out modules, of the model and of the best n-gram model."""
+    """Trains; returns minus the bits per byte of held-out modules, for the model and the best n-gram model."""
     keras.utils.set_random_seed(0)
     train, validation, held_out = read_modules()
     pieces = make_tokenizer(train)
-    known, chosen_by, scored = (
+    known, validated, scored = (
         [[*pieces.encode(text), END] for text in texts] for texts in (train, validation, held_out)
     )
     size = sum(len(text.encode()) for text in held_out)
@@ -160,7 +160,7 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     )
 
     orders = {order: NGrams(known, order) for order in range(2, MOST_ORDER + 1)}
-    best = min(orders, key=lambda order: sum(map(orders[order].nats, chosen_by)))
+    best = min(orders, key=lambda order: sum(map(orders[order].nats, validated)))
     baseline = -sum(map(orders[best].nats, scored)) / np.log(2) / size
 
     config = LanguageModelConfig(
@@ -186,29 +186,30 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    model.fit(*windows(known, STEPS * BATCH), batch_size=BATCH, verbose=2)
+    model.fit(*make_windows(known, STEPS * BATCH), batch_size=BATCH, verbose=2)
     score = -sum(nats(model, text) for text in scored) / np.log(2) / size
 
-    print(f"written by: {explain_generate(model, method='sample')}")
+    print(f"decoded by: {explain_generate(model, method='sample')}")
     prompts = [pieces.encode(text) for text in PROMPTS]
     rows = np.zeros((len(prompts), max(map(len, prompts))), "int32")
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt)] = prompt
     ways: dict[str, dict[str, Any]] = {
-        "drawn": {"method": "sample", "top_p": 0.9, "temperature": 0.8, "seed": 0},
-        "the likeliest": {},
+        "sampled": {"method": "sample", "top_p": 0.9, "temperature": 0.8, "seed": 0},
+        "greedy": {},
     }
     for name, options in ways.items():
         for text in np.asarray(generate(model, prompt=rows, max_length=WINDOW - 1, **options)):
             print(f"--- {name}\n{pieces.decode([int(token) for token in text if token > END])}")
 
-    shown = scored[0][200:248]
-    labels = ["start", *(pieces.id_to_piece(token).replace("\n", "\\n") for token in shown[:-1])]
-    found = inspect.capture(model, np.array([[START, *shown[:-1]]]))
-    name = list(found.weights)[-1]
-    head = int(np.argmax(inspect.by_head(found, "distance")[name]))
+    example = scored[0][200:247]
+    labels = ["start", *(pieces.id_to_piece(token).replace("\n", "\\n") for token in example)]
+    captured = inspect.capture(model, np.array([[START, *example]]))
+    name = list(captured.weights)[-1]
+    head = int(np.argmax(inspect.by_head(captured, "distance")[name]))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    inspect.plot_map(found, name, head, tokens=labels).savefig(Path(folder) / "language_model.png")
+    figure = inspect.plot_map(captured, name, head, tokens=labels)
+    figure.savefig(Path(folder) / "language_model.png")
 
     print(
         f"bits per byte of held-out modules: {-score:.3f}, n-grams of order {best}: {-baseline:.3f}"

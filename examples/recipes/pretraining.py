@@ -1,14 +1,14 @@
-"""Pre-training as BERT's on sources without labels, then fine-tuning on a few that have them.
+"""Pre-trains a model like BERT on unlabelled sources, then fine-tunes it on a few labelled ones.
 
-The tutorials end with "pre-train a Transformer as BERT, then fine-tune it". This does both, on text that every machine
-has: the sources of Python's standard library, cut into rows of 64 words. First a `MaskedLanguageModel` learns to tell
-hidden words, from 800,000 words. Then a `TokenClassifier` that goes on from its
-encoder learns what each name is (a method, a parameter, a module, ...) from 32 rows, which hold some hundred names.
+The tutorials end with "pre-train a Transformer like BERT, then fine-tune it". This script does both, on text that
+every machine has: the sources of Python's standard library, cut into rows of 64 words. First a `MaskedLanguageModel`
+learns to predict hidden words, from 800,000 words. Then a `TokenClassifier` with its encoder learns the role of each
+name (a method, a parameter, a module, ...) from 32 rows, which hold some hundred names.
 
-- The labels are real: Python's own parser gives them (`ast`).
-- Held out are whole files, every eighth; neither part of the training sees them.
-- The baseline is the same model, trained on the same 32 rows, as long, from random weights. Beside it, for one's own
-  judgement: logistic regression on the word alone, and on a bag of the word and the two on each side.
+- The labels are real: they come from Python's own parser (`ast`).
+- Every eighth file is held out from pre-training and fine-tuning.
+- The baseline is the same model, trained from random weights on the same 32 rows for as long. For comparison there is
+  logistic regression on each word alone, and on a bag of the word and its two neighbours on each side.
 
     python examples/recipes/pretraining.py [FOLDER FOR THE PICTURE]
 """
@@ -40,12 +40,12 @@ from heed.models import (
 
 SEED = 0
 LENGTH, VOCABULARY = 64, 2500
-STEPS, BATCH = 400, 32  # of the pre-training
-LABELLED, EPOCHS = 32, 25  # rows with labels, and how often fine-tuning reads them
+STEPS, BATCH = 400, 32  # of pre-training
+LABELLED, EPOCHS = 32, 25  # labelled rows, and epochs of fine-tuning
 SPECIAL = ["<pad>", "<start>", "<end>", "<mask>", "<unknown>"]
 UNKNOWN = SPECIAL.index("<unknown>")
 ROLES = "module builtin function method attribute parameter keyword assigned variable".split()
-NO_ROLE = -1  # what is no name
+NO_ROLE = -1  # the label of other words than names
 SKIPPED = {"test", "tests", "encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\sA-Za-z0-9]")
 
@@ -53,12 +53,12 @@ Row = tuple[list[str], list[int]]  # words, and the role of each
 
 
 def words_of(text: str) -> list[str]:
-    """Names in the words that they are made of, numbers and signs; in small letters."""
+    """The words of a text in lower case: parts of names, numbers and signs."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 def roles_of(text: str) -> dict[tuple[int, int], str]:
-    """By line and column of each name in a source: what it is there."""
+    """The role of each name of a source, by line and column."""
     nodes = list(ast.walk(ast.parse(text)))
     called = {node.func for node in nodes if isinstance(node, ast.Call)}
     imports = [node for node in nodes if isinstance(node, ast.Import)]
@@ -93,7 +93,7 @@ def labelled_rows(path: Path) -> list[Row]:
 
 
 def read_library() -> tuple[list[Path], list[Path]]:
-    """The files of the standard library to train on, and those that are held out; none that is all but empty."""
+    """The training files and the held-out files of the standard library, without almost empty ones."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
@@ -116,7 +116,7 @@ def to_ids(rows: list[list[str]], ids: dict[str, int], config: MaskedLanguageMod
 
 
 def to_labels(rows: list[Row]) -> np.ndarray:
-    """The labels (B, LENGTH + 2) of what `to_ids` makes."""
+    """The labels (B, LENGTH + 2) for the ids of `to_ids`."""
     result = np.full((len(rows), LENGTH + 2), NO_ROLE)
     for line, (_, roles) in zip(result, rows, strict=True):
         line[1 : len(roles) + 1] = roles
@@ -124,7 +124,7 @@ def to_labels(rows: list[Row]) -> np.ndarray:
 
 
 def optimizer(rate: float, steps: int) -> keras.optimizers.Optimizer:
-    """Adam, whose rate grows for a tenth of the steps, then falls."""
+    """Adam with a learning rate that rises for a tenth of the steps, then falls."""
     schedule = keras.optimizers.schedules.CosineDecay(
         rate / 10, steps, warmup_target=rate, warmup_steps=steps // 10
     )
@@ -132,7 +132,7 @@ def optimizer(rate: float, steps: int) -> keras.optimizers.Optimizer:
 
 
 def pretrain(config: MaskedLanguageModelConfig, tokens: np.ndarray) -> MaskedLanguageModel:
-    """Learns to tell hidden words; each time that a row comes, others are hidden."""
+    """Trains a model to predict hidden words; which ones are hidden changes in each epoch."""
     seed = keras.random.SeedGenerator(0)
     rows = tf.data.Dataset.from_tensor_slices(tokens).shuffle(len(tokens), seed=0).repeat()
     batches = rows.batch(BATCH).map(lambda batch: mask_tokens(batch, config, seed=seed))
@@ -151,7 +151,7 @@ def pretrain(config: MaskedLanguageModelConfig, tokens: np.ndarray) -> MaskedLan
 def fine_tune(
     config: MaskedLanguageModelConfig, encoder: Any, tokens: np.ndarray, labels: np.ndarray
 ) -> TokenClassifier:
-    """Learns the roles from a few rows; with `encoder=None` from random weights."""
+    """Trains a classifier of roles on a few rows; with `encoder=None` from random weights."""
     model = TokenClassifier(config, len(ROLES), encoder=encoder)
     model.compile(
         optimizer(2e-3, EPOCHS * len(tokens) // 8),
@@ -162,7 +162,7 @@ def fine_tune(
 
 
 def bag_of_words(train: list[Row], test: list[Row], reach: int) -> float:
-    """Right names by logistic regression on each word and so many on both sides of it."""
+    """The accuracy of logistic regression on each word and its neighbours within `reach`."""
     from sklearn.feature_extraction import DictVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -185,7 +185,7 @@ def bag_of_words(train: list[Row], test: list[Row], reach: int) -> float:
 
 
 def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
-    """Trains, and returns the share of right names in held-out files: after pre-training, and without it."""
+    """Trains; returns the accuracies on names in held-out files, with and without pre-training."""
     keras.utils.set_random_seed(SEED)
     generator = np.random.default_rng(SEED)
     train_files, held_out_files = read_library()
@@ -208,7 +208,7 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     tokens = to_ids([words for words, _ in held_out], ids, config)
     labels = to_labels(held_out)
     names = labels != NO_ROLE
-    shown = max(range(len(held_out)), key=lambda row: len(set(held_out[row][1])))
+    example = max(range(len(held_out)), key=lambda row: len(set(held_out[row][1])))
     few_tokens, few_labels = (
         to_ids([words for words, _ in labelled], ids, config),
         to_labels(labelled),
@@ -226,16 +226,16 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
         scores[name] = float((predicted == labels)[names].mean())
         print(f"{name:<13} {scores[name]:.1%} of the names are right")
         if encoder is not None:
-            for place in np.flatnonzero(names[shown])[:12]:
-                role, wanted = predicted[shown, place], labels[shown, place]
+            for place in np.flatnonzero(names[example])[:12]:
+                role, wanted = predicted[example, place], labels[example, place]
                 wrong = "" if role == wanted else f"(is {ROLES[wanted]})"
-                print(f"    {held_out[shown][0][place - 1]:<14} {ROLES[role]:<10} {wrong}")
+                print(f"    {held_out[example][0][place - 1]:<14} {ROLES[role]:<10} {wrong}")
     for reach in (0, 2):
         share = bag_of_words(labelled, held_out, reach)
         print(f"logistic regression on the word and {reach} on each side: {share:.1%}")
 
-    found = inspect.capture(taggers["fine-tuned"], tokens[shown : shown + 1, :30])
-    words = ["start", *held_out[shown][0][:29]]
+    found = inspect.capture(taggers["fine-tuned"], tokens[example : example + 1, :30])
+    words = ["start", *held_out[example][0][:29]]
     figure = inspect.plot_map(found, "layer_1/attention", 0, tokens=words)
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder) / "pretraining.png")

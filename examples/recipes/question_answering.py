@@ -1,16 +1,16 @@
-"""Extractive question answering: where in a text the answer to a question stands.
+"""Extractive question answering: finds the answer to a question in a text.
 
-The tutorials name question answering as a way on from a Transformer. Here the texts are the signatures of all functions
-in Python's standard library, and the questions are what a reader asks of one: what is the default of this parameter,
-which one comes before it, which one after it, and which one has this default. A `SpanClassifier` reads question and
-text in one row and says where the answer begins and ends.
+The tutorials name question answering as a next step after a Transformer. Here the texts are the signatures of all
+functions in Python's standard library, and the questions are those of a reader: the default of a parameter, the
+parameter before or after it, or the one with a given default. A `SpanClassifier` reads question and text in one row
+and predicts the first and last token of the answer.
 
-- Texts and answers are real: Python's own parser gives them (`ast`). Held out are whole files, every eighth, and of
-  these only signatures that no other file has.
-- Names are replaced by markers that are drawn anew for each row (Hermann et al. 2015), in training and in tests:
-  nothing can be known about a name by heart; the answer is found by comparing the question's words with the text's.
-- The baseline finds the asked word in the text too, and answers with what stands there at the distance, and of the
-  length, that was right most often in the training questions of that kind.
+- Texts and answers are real: they come from Python's own parser (`ast`). Every eighth file is held out, except for
+  signatures that are in other files too.
+- Random markers replace names in each row (Hermann et al. 2015), in training and evaluation. So the model cannot
+  memorise names; it must compare the words of question and text.
+- The baseline finds the asked word in the text, too, and answers with the tokens at the distance and of the length that
+  were right most often for training questions of that kind.
 
     python examples/recipes/question_answering.py [FOLDER FOR THE PICTURE]
 """
@@ -35,12 +35,12 @@ from heed.models import MaskedLanguageModelConfig, SpanClassifier, best_spans
 
 SEED = 0
 LENGTH = 40  # of question and text; longer ones are left out
-MARKERS = 48  # how many names of a row can be told apart
-EPOCHS = 4  # each with other markers
+MARKERS = 48  # the number of different markers
+EPOCHS = 4  # each with new markers
 BATCH = 64
 SPECIAL = ["<pad>", "<start>", "<end>", "<mask>"]
 KINDS = {"default": "default of", "before": "before", "after": "after", "has": "defaults to"}
-# What keeps its name: signs, the words of questions, and the usual values.
+# Words without a marker: signs, the words of questions, and common values.
 KEPT = [
     *"( ) , = : * ** / . - + [ ] { } | == def default of before after defaults to".split(),
     *"None True False 0 1 2 3 -1 '' self cls args kwargs".split(),
@@ -50,7 +50,7 @@ SKIPPED = {"test", "tests", "encodings", "idlelib", "lib2to3", "pydoc_data", "si
 
 
 class Question(NamedTuple):
-    """A question about a text, with its answer as places of the first and the last token in the text."""
+    """A question about a text; the answer is the places of its first and last token in the text."""
 
     kind: str
     asked: list[str]
@@ -117,7 +117,7 @@ def questions_about(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterato
 
 
 def read_library() -> tuple[list[Question], list[Question]]:
-    """Questions to train on, and held-out ones, about signatures of three parameters or more."""
+    """Training questions and held-out ones, about signatures of three parameters or more."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[dict[str, list[Question]], ...] = ({}, {})  # by signature
     paths = sorted(folder.rglob("*.py"))
@@ -125,7 +125,7 @@ def read_library() -> tuple[list[Question], list[Question]]:
     for number, path in enumerate(paths):
         try:
             nodes = list(ast.walk(ast.parse(path.read_bytes())))
-        except (SyntaxError, ValueError):  # files that test just that
+        except (SyntaxError, ValueError):  # files for tests of the parser
             continue
         for node in nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -138,7 +138,7 @@ def read_library() -> tuple[list[Question], list[Question]]:
 
 
 def to_arrays(questions: list[Question], seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Inputs and labels (B, 2), names replaced by markers."""
+    """Inputs, with markers for names, and labels (B, 2)."""
     generator = np.random.default_rng(seed)
     ids = {word: number for number, word in enumerate([*SPECIAL, *KEPT])}
     tokens, segments = (np.zeros((len(questions), LENGTH), "int32") for _ in range(2))
@@ -157,7 +157,7 @@ def to_arrays(questions: list[Question], seed: int) -> tuple[dict[str, np.ndarra
 
 
 class Nearby:
-    """The baseline: the answer stands at a fixed distance from the asked words, one for each kind of question."""
+    """The baseline: answers at a fixed distance from the asked words, one for each kind of question."""
 
     def __init__(self, questions: list[Question]) -> None:
         seen: dict[str, collections.Counter[tuple[int, int]]] = collections.defaultdict(
@@ -169,12 +169,12 @@ class Nearby:
         self.usual = {kind: counts.most_common(1)[0][0] for kind, counts in seen.items()}
 
     def place(self, question: Question) -> int:
-        """Where the asked words begin in the text."""
+        """The place of the asked words in the text."""
         text, asked = question.text, question.asked
         return next(i for i in range(len(text)) if text[i : i + len(asked)] == asked)
 
     def answer(self, question: Question) -> tuple[int, int]:
-        """First and last place of its answer."""
+        """The first and last place of its answer."""
         first, last = np.add(self.usual[question.kind], self.place(question))
         return int(first), int(last)
 
@@ -194,10 +194,10 @@ def exact_and_f1(questions: list[Question], answers: list[tuple[int, int]]) -> t
 
 
 def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
-    """Trains, and returns the share of exact answers to held-out questions, and the baseline's."""
+    """Trains; returns the shares of exact answers to held-out questions, of the model and of the baseline."""
     keras.utils.set_random_seed(SEED)
     train, held_out = read_library()
-    print(f"{len(train)} questions to train on, {len(held_out)} held out")
+    print(f"{len(train)} training questions, {len(held_out)} held out")
 
     config = MaskedLanguageModelConfig(
         VOCABULARY, width=64, layers=3, feed_forward_width=128, num_segments=2, position="rotary"
@@ -229,15 +229,20 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
         f"the model: {score:.1%} exact, F1 {f1:.3f}; nearby: {baseline:.1%}, F1 {baseline_f1:.3f}"
     )
 
-    # A question about a default, in the head that compares best: the name in the text looks at the one in the question.
-    shown = min((q for q in held_out if q.kind == "default"), key=lambda q: abs(len(q.tokens) - 24))
-    one: Any = {key: x[:, : len(shown.tokens)] for key, x in to_arrays([shown], 0)[0].items()}
-    found = inspect.capture(model, one)
-    asked, place = len(shown.question), len(shown.question) + 2 + nearby.place(shown)
+    # A question about a default, and the head in which the name in the text attends most to that in the question.
+    defaults = (question for question in held_out if question.kind == "default")
+    example = min(defaults, key=lambda question: abs(len(question.tokens) - 24))
+    arrays, _ = to_arrays([example], 0)
+    one: Any = {key: x[:, : len(example.tokens)] for key, x in arrays.items()}
+    captured = inspect.capture(model, one)
+    asked, place = len(example.question), len(example.question) + 2 + nearby.place(example)
     heads = {
-        (x, n): w[0, n, place, asked] for x, w in found.weights.items() for n in range(w.shape[1])
+        (name, head): weights[0, head, place, asked]
+        for name, weights in captured.weights.items()
+        for head in range(weights.shape[1])
     }
-    figure = inspect.plot_map(found, *max(heads, key=lambda head: heads[head]), tokens=shown.tokens)
+    best = max(heads, key=lambda head: heads[head])
+    figure = inspect.plot_map(captured, *best, tokens=example.tokens)
     Path(folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(Path(folder) / "question_answering.png")
     return score, baseline

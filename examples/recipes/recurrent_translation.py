@@ -4,18 +4,18 @@ The tutorials end with Bahdanau's network, English and another language, two GRU
 loop over the target, and a plot of the attention of one sentence.
 
 What differs here:
-- `RecurrentTranslator` is the whole network: a bidirectional GRU reads, and keys are projected once for each sentence.
-  It trains with `fit`, and `generate` decodes it with its state, all sentences at once.
-- Padding is masked, in the encoder as in the attention: what stands beside a sentence in its batch changes nothing.
-- `attention="none"` is the same network without attention, trained alike: how much better attention is, is measured.
-- Nothing is downloaded: the text is that of the gettext catalogs (.mo) that a Linux machine has. Where there are none,
-  numbers are translated into their words.
-- It is measured on messages that it never saw: no held-out message is in the training set in other case or with other
-  punctuation, neither it nor its translation.
+- `RecurrentTranslator` is the whole network: its encoder is a bidirectional GRU, and it projects keys once for each
+  sentence. It trains with `fit`, and `generate` decodes all sentences at once, with the network's state.
+- Padding is masked in the encoder and in the attention, so other sentences of a batch change nothing.
+- `attention="none"` is the same network without attention, trained the same way, to measure the gain from attention.
+- Nothing is downloaded: the text comes from the gettext catalogs (.mo) of a Linux machine. Without any, numbers are
+  translated into words.
+- The evaluation is on held-out messages. Neither they nor their translations are in the training data, regardless of
+  case and punctuation.
 
-Data: messages of two to nine words, in lower case, without markup and places for values. The score is BLEU of held-out
-messages, in percent; the baseline is that of the network without attention. Two minutes make no translator; what
-attention is worth shows all the same.
+Data: messages of two to nine words, in lower case, without markup and placeholders. The score is BLEU of held-out
+messages, in percent; the baseline is the network without attention. Two minutes of training do not make a translator,
+but show the gain.
 
     python examples/recipes/recurrent_translation.py [FOLDER FOR THE PICTURE] [LANGUAGE, such as de or fr]
 """
@@ -36,7 +36,7 @@ from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, generate
 from heed.seq2seq import TaskError, catalogs
 from heed.seq2seq.tokenizer import PAD_ID, START_ID, Tokenizer
 
-LENGTH = 14  # subwords of a message at most, its end included
+LENGTH = 14  # the most subwords of a message, its end included
 HELD_OUT, SUBWORDS, BATCH, EPOCHS = 500, 2000, 64, 8
 WORD = r"[^\W\d_]+(['’-][^\W\d_]+)*[,;:.!?…]?"
 
@@ -44,7 +44,7 @@ Pairs = list[tuple[str, str]]
 
 
 def messages(language: str) -> Pairs:
-    """Messages of this machine's programs in English and in a language; none where it has none."""
+    """Messages of this machine's programs, in English and another language; [] without catalogs."""
     try:
         found = {source.lower(): target.lower() for source, target in catalogs.pairs(language)}
     except TaskError:
@@ -67,7 +67,7 @@ def numbers(language: str, count: int = 12_000) -> Pairs:
 
 
 def split(pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """What to train on, and pairs of which it holds neither side, whatever their case and punctuation."""
+    """Training pairs, and held-out pairs that share no text with them, regardless of case and punctuation."""
 
     def bare(text: str) -> str:
         return "".join(re.findall(r"\w", text))
@@ -88,12 +88,14 @@ def table(rows: list[list[int]]) -> np.ndarray:
 
 def loss(labels: Any, logits: Any) -> Any:
     """The cross-entropy (B, T) of each token, 0 for padding."""
-    # Keras hands over floats.
+    # Keras casts labels to floats.
     return ops.softmax_cross_entropy(logits, keras.ops.cast(labels, "int32"), ignore_class=PAD_ID)
 
 
-def trained(attention: str, size: int, sources: np.ndarray, targets: np.ndarray) -> keras.Model:
-    """A network, trained to write each target token after those before it."""
+def train_network(
+    attention: str, size: int, sources: np.ndarray, targets: np.ndarray
+) -> keras.Model:
+    """A network, trained to predict each target token from those before it."""
     keras.utils.set_random_seed(0)
     config = RecurrentTranslatorConfig(
         size, size, width=128, cell="gru", attention=attention, dropout=0.2
@@ -127,11 +129,11 @@ def main(folder: str | Path = "heed-pictures", language: str = "de") -> tuple[fl
     sources, targets, train = tokens(train)
     held_out_sources, _, held_out = tokens(held_out)
     originals, references = map(list, zip(*held_out, strict=True))
-    print(f"{len(train)} pairs to train on, {len(held_out)} held out")
+    print(f"{len(train)} training pairs, {len(held_out)} held out")
 
     scores, translations = {}, {}
     for attention in ("none", "additive"):
-        model = trained(attention, tokenizer.vocabulary_size, sources, targets)
+        model = train_network(attention, tokenizer.vocabulary_size, sources, targets)
         written = np.asarray(generate(model, held_out_sources, max_length=LENGTH))
         translations[attention] = tokenizer.decode(written)
         scores[attention] = sacrebleu.corpus_bleu(translations[attention], [references]).score
@@ -142,7 +144,7 @@ def main(folder: str | Path = "heed-pictures", language: str = "de") -> tuple[fl
     print(f"BLEU of {len(held_out)} held-out messages: {scores['additive']:.1f}")
     print(f"without attention: {scores['none']:.1f}")
 
-    # The longest message that was translated as its translator did, or nearly.
+    # The longest message with a translation close to the reference.
     alike = [
         sacrebleu.sentence_chrf(x, [y]).score
         for x, y in zip(translations["additive"], references, strict=True)
@@ -160,7 +162,7 @@ def main(folder: str | Path = "heed-pictures", language: str = "de") -> tuple[fl
 def draw(
     model: keras.Model, inputs: dict[str, np.ndarray], labels: list[list[str]], folder: Path
 ) -> None:
-    """A picture of where the network looked for each subword that it wrote."""
+    """Plots which source subwords the network attends to for each target subword."""
     source, target = (
         inputs[side][:, : len(names)] for side, names in zip(inputs, labels, strict=True)
     )

@@ -1,18 +1,17 @@
-"""Sentiment: whether a review is favourable, by attention over a bidirectional LSTM.
+"""Sentiment classification of reviews by attention over a bidirectional LSTM.
 
-The tutorial that puts multi-head self-attention with shared projections over a bidirectional LSTM names sentiment as
-the thing to do with it, and stops at the layer.
+The tutorial puts multi-head self-attention with shared projections over a bidirectional LSTM, names sentiment as its
+use, and ends with the layer.
 
 What differs here:
-- The layer is `heed.layers.MultiHeadAttention` with `shared_projection=True` and `output_projection=False`, and a model
-  around it is trained and measured. The embedding's padding mask reaches the LSTM, the attention and the mean.
-- The data are written by rules, so that it is known why a review is what it is: opinions are intensified or weakened;
-  one in four is turned around by a negation, which may stand far before its word; some are taken back by "but" and
-  "although", whose other half is what counts; other sentences hold no opinion, though some have a "not" or a "nobody".
-- Held-out reviews are made of sentence patterns, and of pairs of a subject and an opinion, that no training review
-  has; every word of theirs is known.
-- The baseline beside it is what such texts are usually classified with: counts of words and pairs of words, and a
-  logistic regression (scikit-learn), with its regularisation chosen by cross-validation.
+- The layer is `heed.layers.MultiHeadAttention` with `shared_projection=True` and `output_projection=False`, inside a
+  model that is trained and evaluated. The embedding's padding mask reaches the LSTM, the attention and the mean.
+- Rules write the data, so the reason of each label is known: opinions are intensified or weakened; one in four is
+  negated, perhaps far before its word; some are overruled by "but" or "although"; other sentences hold no opinion,
+  though some have a "not" or a "nobody".
+- Held-out reviews have new sentence patterns, and new pairs of a subject and an opinion, but only known words.
+- The baseline is the usual one for such texts: counts of words and pairs of words, and logistic regression
+  (scikit-learn), with its regularisation chosen by cross-validation.
 
     python examples/recipes/sentiment.py [FOLDER FOR THE PICTURE]
 """
@@ -37,8 +36,8 @@ SUBJECTS = "plot acting music ending pacing dialogue camera cast".split()
 OPINIONS = dict.fromkeys("good great lovely clever bright warm gripping superb".split(), 1)
 OPINIONS |= dict.fromkeys("bad dull clumsy loud stale cold tedious awful".split(), -1)
 DEGREES = {"": 2, "very": 3, "really": 3, "deeply": 3, "somewhat": 1, "slightly": 1}
-# Patterns of an opinion, of the contrary of one, and of two, of which the one called {b} counts. Those that are never
-# trained on come second; their words are known from the others.
+# Patterns of an opinion, of a negated one, and of two, of which {b} counts. The first tuple is for training, the second
+# held out; it has no new words.
 PLAIN = (
     (
         "the {s} was {o}",
@@ -81,7 +80,7 @@ Reviews = tuple[list[str], np.ndarray]
 
 
 def pairs(held_out: bool) -> list[tuple[str, str]]:
-    """Subjects with their opinions: each fourth pair is held out, each word is in both."""
+    """Pairs of a subject and an opinion; every fourth is held out, and each word is in both parts."""
     table = [(i + j, s, o) for i, s in enumerate(SUBJECTS) for j, o in enumerate(OPINIONS)]
     return [(s, o) for number, s, o in table if (number % 4 == 0) == held_out]
 
@@ -123,7 +122,7 @@ def make_reviews(count: int, seed: int, held_out: bool = False) -> Reviews:
 
 
 def make_model(words: keras.layers.TextVectorization) -> keras.Model:
-    """Tokens (B, T) to the probability that a review is favourable, (B, 1)."""
+    """Maps tokens (B, T) to the probability that a review is favourable, (B, 1)."""
     tokens = keras.Input((None,), dtype="int32")
     states = layers.TokenEmbedding(words.vocabulary_size(), 32)(tokens)
     states = keras.layers.Dropout(0.2)(states)
@@ -135,13 +134,13 @@ def make_model(words: keras.layers.TextVectorization) -> keras.Model:
         output_projection=False,
         name="attention",
     )
-    found = keras.layers.Dropout(0.2)(attention(states, states))
-    pooled = keras.layers.GlobalAveragePooling1D()(found)  # over the real words
+    attended = keras.layers.Dropout(0.2)(attention(states, states))
+    pooled = keras.layers.GlobalAveragePooling1D()(attended)  # over the real words
     return keras.Model(tokens, keras.layers.Dense(1, activation="sigmoid")(pooled))
 
 
 def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float, float]:
-    """Returns the shares of held-out reviews that the model and the baseline judge rightly."""
+    """Trains; returns the accuracies of the model and of the baseline on held-out reviews."""
     keras.utils.set_random_seed(seed)
     reviews, favourable = make_reviews(10_000, seed=1)
     held_out, verdicts = make_reviews(1500, seed=2, held_out=True)
@@ -163,18 +162,18 @@ def main(folder: str | Path = "heed-pictures", *, seed: int = 0) -> tuple[float,
         verdict = f"{'for' if ours else 'against':<8} (counts: {'for' if theirs else 'against'})"
         print(f"{verdict:<26}", text)
     score = float(np.mean(judged == (verdicts > 0.5)))
-    beside = float(np.mean(counted == (verdicts > 0.5)))
-    print(f"judged rightly, of {len(held_out)} held-out reviews: {score:.1%}; counts: {beside:.1%}")
+    counts_score = float(np.mean(counted == (verdicts > 0.5)))
+    print(f"right, of {len(held_out)} held-out reviews: {score:.1%}; counts: {counts_score:.1%}")
 
     review = (
         "nobody found the music , as far as i could tell , very good , but the plot was superb ."
     )
-    found = inspect.capture(model, words([review]))
+    captured = inspect.capture(model, words([review]))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    sharpest = int(np.argmin(inspect.by_head(found, "entropy")["attention"]))
-    picture = inspect.plot_map(found, "attention", sharpest, tokens=review.split())
+    sharpest = int(np.argmin(inspect.by_head(captured, "entropy")["attention"]))
+    picture = inspect.plot_map(captured, "attention", sharpest, tokens=review.split())
     picture.savefig(Path(folder) / "sentiment.png")
-    return score, beside
+    return score, counts_score
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Abstractive summaries: an encoder-decoder reads a report of nine sentences and writes one that says what matters.
+"""Abstractive summarisation: an encoder-decoder model reads a report of nine sentences and writes a single one.
 
 Tutorials on summarisation fine-tune a large model on news, and report ROUGE; or train a small one, and report a loss.
 
 What differs here:
-- Reports are written by rules, so the script needs no download: branches of a shop, how much each sold, who leads
-  them, what somebody plans and why, among sentences that matter to nobody, in any order and in several wordings each.
-- A summary cannot be copied. It compares three numbers ("kiel sold far more lamps than bern"), finds out who plans
-  something among the people who are named, and joins that with the cause. ROUGE hardly tells whether a number was
-  read rightly, which is why the share of summaries that are right to the last word is printed too.
-- Held out are combinations: no summary of the test has its best branch, product and plan together in training.
-- ROUGE-1, 2 and L (rouge-score) stand beside those of the lead (the first two sentences) and of an extractive
-  baseline that has seen the same data: ridge regression on the words of a sentence and its place foretells how much
-  of the summary the sentence holds, and the best two are taken.
+- Rules write the reports, so nothing is downloaded: the branches of a shop, their sales and heads, somebody's plan and
+  its cause, among irrelevant sentences, in any order and in several wordings.
+- A summary cannot be copied. It compares three numbers ("kiel sold far more lamps than bern"), finds the person with
+  the plan, and adds the cause. ROUGE hardly depends on the numbers, so the share of summaries that are right to the
+  last word is printed too.
+- The test has combinations of best branch, product and plan that are not in the training data.
+- ROUGE-1, 2 and L (rouge-score) are compared with those of the lead (the first two sentences) and of an extractive
+  baseline that is trained on the same data: ridge regression on a sentence's words and place predicts its share of the
+  summary, and the best two sentences are taken.
 
-The picture shows which words of the report each word of a summary looked at.
+The plot shows which words of the report each word of a summary attends to.
 
     python examples/recipes/summarisation.py [FOLDER FOR THE PICTURE]
 """
@@ -71,7 +71,7 @@ OTHERS = [
 
 
 def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
-    """A report, its summary, and the combination that decides whether it is held out."""
+    """A report, its summary, and its combination, which decides whether it is held out."""
 
     def one(of: list[str]) -> str:
         return of[generator.integers(len(of))]
@@ -109,7 +109,7 @@ def write_report(generator: np.random.Generator) -> tuple[str, str, str]:
 
 
 def write_reports(count: int, held_out: bool) -> tuple[list[str], list[str]]:
-    """So many reports and their summaries, of combinations that are held out or of the others."""
+    """Reports and their summaries, of held-out combinations or of the others."""
     generator = np.random.default_rng(int(held_out))
     reports: list[str] = []
     summaries: list[str] = []
@@ -122,7 +122,7 @@ def write_reports(count: int, held_out: bool) -> tuple[list[str], list[str]]:
 
 
 class Words:
-    """Words and numbers, by their places in a list; 0 to 2 are padding, start and end."""
+    """A vocabulary of words and numbers; ids 0 to 2 are padding, start and end."""
 
     def __init__(self, texts: list[str]) -> None:
         self.words = ["", "", "", *sorted({word for text in texts for word in text.split()})]
@@ -149,24 +149,24 @@ def rouge(summaries: list[str], written: list[str]) -> dict[str, float]:
 
 
 def extract(train: tuple[list[str], list[str]], reports: list[str]) -> list[str]:
-    """The two sentences of each report that are foretold to hold most of its summary."""
+    """The two sentences of each report that should hold most of its summary."""
 
-    def cut(texts: list[str]) -> list[str]:  # the place of a sentence is a word of it
+    def cut(texts: list[str]) -> list[str]:  # adds the place of a sentence as a word
         return [f"{s} at{i}" for text in texts for i, s in enumerate(text.split(" . "))]
 
     vectorizer = CountVectorizer(ngram_range=(1, 2), min_df=20)
     features = vectorizer.fit_transform(cut(train[0]))
     scorer = RougeScorer(["rouge1"])
-    held = [
+    shares = [
         scorer.score(summary, sentence)["rouge1"].fmeasure
         for report, summary in zip(*train, strict=True)
         for sentence in report.split(" . ")
     ]
-    foretold = Ridge().fit(features, held).predict(vectorizer.transform(cut(reports)))
+    predicted = Ridge().fit(features, shares).predict(vectorizer.transform(cut(reports)))
     chosen, begin = [], 0
     for report in reports:
         sentences = report.split(" . ")
-        best = np.sort(np.argsort(-foretold[begin : begin + len(sentences)])[:2])
+        best = np.sort(np.argsort(-predicted[begin : begin + len(sentences)])[:2])
         chosen.append(" ".join(sentences[i] for i in best))
         begin += len(sentences)
     return chosen
@@ -204,7 +204,7 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     encoded = words.encode(reports)
     tokens = np.asarray(generate(model, encoded, max_length=24, method="beam", beam_size=4))
     written = [words.decode(row) for row in tokens]
-    some = slice(0, 2000)  # more of them change nothing
+    some = slice(0, 2000)  # more do not change the result
     scores = {
         "lead": rouge(summaries, [" ".join(text.split(" . ")[:2]) for text in reports]),
         "extracted": rouge(summaries, extract((train[0][some], train[1][some]), reports)),
@@ -219,9 +219,9 @@ def main(folder: str | Path = "heed-pictures") -> tuple[float, float]:
     )
 
     read = np.pad(tokens[:1, : len(written[0].split())], ((0, 0), (1, 0)), constant_values=1)
-    found = inspect.capture(model, {"source": words.encode(reports[:1]), "target": read})
+    captured = inspect.capture(model, {"source": words.encode(reports[:1]), "target": read})
     Path(folder).mkdir(parents=True, exist_ok=True)
-    figure = inspect.plot_alignment(found, reports[0].split(), [*written[0].split(), "end"])
+    figure = inspect.plot_alignment(captured, reports[0].split(), [*written[0].split(), "end"])
     figure.savefig(Path(folder) / "summarisation.png")
     return scores["heed"]["rougeL"], max(scores["lead"]["rougeL"], scores["extracted"]["rougeL"])
 

@@ -1,7 +1,8 @@
-"""CTranslate2 model folders: the same tokens and log-probabilities as heed's, or a refusal with the option's name."""
+"""CTranslate2 model folders give heed's tokens and log-probabilities; other options are refused by name."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -53,7 +54,7 @@ EPSILON = float(np.finfo("float32").eps)
 
 
 def runner() -> ModuleType:
-    """The runner's file by itself, under the name that it has beside an artefact."""
+    """The runner, loaded from its file under the name that it has in an artefact."""
     spec = importlib.util.spec_from_file_location("runtime", RUNNER)
     assert spec is not None
     assert spec.loader is not None
@@ -63,7 +64,7 @@ def runner() -> ModuleType:
 
 
 def model_of(seed: int = 0, **changes: Any) -> Transformer:
-    """Weights of order 1: it is decided which token is the likeliest, and each depends on all that is read."""
+    """A model with weights of order 1, so that the likeliest token is clear and depends on the whole input."""
     keras.utils.set_random_seed(seed)
     return randomise(Transformer(TransformerConfig(**{**SIZES, **changes})), seed)
 
@@ -76,7 +77,7 @@ def language_model_of(seed: int = 0, **changes: Any) -> LanguageModel:
 
 
 def log_probabilities(logits: Any, tokens: np.ndarray) -> np.ndarray:
-    """(B, T): those of the tokens."""
+    """The log-probabilities (B, T) of the tokens."""
     found = np.asarray(keras.ops.log_softmax(logits, axis=-1))
     return np.take_along_axis(found, tokens[:, :, None], axis=-1)[:, :, 0]
 
@@ -84,7 +85,7 @@ def log_probabilities(logits: Any, tokens: np.ndarray) -> np.ndarray:
 def effect(
     model: Any, answer: Callable[[], np.ndarray], step: Callable[[np.ndarray], Any]
 ) -> float:
-    """The largest change of an answer, of four draws, where each weight changes by up to `step` of itself."""
+    """The largest change of an answer in four draws of changes to all weights, each up to `step` of the weight."""
     before, weights = answer(), model.get_weights()
     rng, found = np.random.default_rng(0), []
     for _ in range(4):
@@ -95,7 +96,7 @@ def effect(
 
 
 def rounding(model: Any, answer: Callable[[], np.ndarray]) -> float:
-    """How far two float32 computations of an answer may be apart, whatever their order of summation.
+    """A bound on the difference of two float32 computations of an answer, in any order of summation.
 
     A sum of n products, in any order, is exact for weights that are off by some sqrt(n) epsilons, rarely more (Higham
     and Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis"); each of the two has such a sum.
@@ -105,7 +106,7 @@ def rounding(model: Any, answer: Callable[[], np.ndarray]) -> float:
 
 
 def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
-    """The same tokens as heed's, and the log-probabilities of random targets but for rounding."""
+    """Compares tokens, and the log-probabilities of random targets up to rounding."""
     expected = np.asarray(generate(model, source, max_length=LENGTH))
     programs = runner().load(folder, threads=1)
     found = programs["translate"](source=source, max_length=LENGTH)
@@ -130,7 +131,7 @@ def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
         rounding(model, answer),
     )
     np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
-    target[1, 4], target[1, 5:] = 2, 0  # one that ends, and others that were cut
+    target[1, 4], target[1, 5:] = 2, 0  # one target with an end, others without
     found = programs["probabilities"](source=source, target=target)
     expected = np.exp(expected[:, :-1])
     expected[1, 4] = np.exp(
@@ -163,7 +164,7 @@ SAYABLE: list[dict[str, Any]] = [
 def test_the_same_tokens_and_probabilities(options: dict[str, Any], tmp_path: Path) -> None:
     model = model_of(1, **options)
     if "pad_id" in options:
-        # Other special tokens: decoding alone, since the helper's targets name them.
+        # With other special tokens only decoding is tested, since the helper's targets contain them.
         config = model.config
         source = sources(6, 9, 1, 13)
         source = np.select([source == 0, source == config.pad_id], [config.pad_id, 8], source)
@@ -178,7 +179,7 @@ def test_the_same_tokens_and_probabilities(options: dict[str, Any], tmp_path: Pa
 
 @pytest.mark.parametrize("position", ["alibi", "relative", "rotary", "sinusoidal"])
 def test_far_positions(position: str, tmp_path: Path) -> None:
-    """Beyond the 128 tokens from which on T5's buckets are one, where logarithms are rounded."""
+    """Beyond 128 tokens T5 has a single bucket, and CTranslate2 rounds logarithms differently."""
     model = model_of(2, position=position, encoder_layers=1, decoder_layers=1)
     export.write(model, tmp_path, longest=300)
     source = np.random.default_rng(0).integers(3, 13, (2, 280)).astype("int32")
@@ -246,12 +247,12 @@ def test_language_models(options: dict[str, Any], tmp_path: Path) -> None:
     [("float32", 1.0), ("float16", 1.9), ("bfloat16", 1.9), ("int8", 2.5)],
 )
 def test_quantization(quantization: str, smaller: float, tmp_path: Path) -> None:
-    """Files get smaller, and log-probabilities change by what rounding to so many bits may change.
+    """Files get smaller, and log-probabilities change at most by the effect of rounding.
 
     CTranslate2 computes in float32 here: what it computes in by default, and how well, depends on the CPU.
     """
     model = model_of(4, width=64, feed_forward_width=128, position="rotary", decoder_layers=1)
-    for one in model.trainable_weights:  # milder ones: rounding is not what random weights multiply
+    for one in model.trainable_weights:  # smaller, so that they do not amplify rounding
         if len(one.shape) > 1:
             one.assign(one * 0.4)
     folders = {name: tmp_path / name for name in ("float32", "chosen")}
@@ -273,7 +274,7 @@ def test_quantization(quantization: str, smaller: float, tmp_path: Path) -> None
     )
     found = np.array([one.log_probs[:6] for one in scored])
     error = np.abs(found - answer()).max()
-    # Half the step from a number that can be kept to the next.
+    # Half the distance between representable numbers.
     step = {
         "float32": lambda w: 0 * w,
         "float16": lambda w: 2.0**-11 * np.abs(w),
@@ -283,7 +284,7 @@ def test_quantization(quantization: str, smaller: float, tmp_path: Path) -> None
     bound = rounding(model, answer) + effect(model, answer, step)
     assert error < bound
     if quantization != "float32":
-        assert error > 1e-5  # it has been narrowed
+        assert error > 1e-5  # weights are rounded
 
 
 @pytest.mark.parametrize(
@@ -307,6 +308,16 @@ def test_what_cannot_be_said_is_refused_by_its_name(
     with pytest.raises(ExportError, match=f"^CTranslate2 has no form of {message}: {ending}"):
         export.write(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_new_option_is_refused_by_its_name() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class NewConfig(TransformerConfig):
+        new: bool = dataclasses.field(default=False, kw_only=True)
+
+    for value, expected in ((False, []), (True, ["new=True"])):
+        model = Transformer(NewConfig(**SIZES, new=value))
+        assert list(export._unsupported_options(model)) == expected
 
 
 def test_a_value_width_that_is_the_heads_own_is_none_too_many(tmp_path: Path) -> None:
@@ -350,7 +361,7 @@ ODD = ["", " ", "\n", "\r\n", "a b", "\t", "<unk> ", "￨", '"', "\\", "▁", "�
 
 
 def test_odd_tokens(tmp_path: Path) -> None:
-    """Ids and tokens go one to one, whatever the tokens are."""
+    """Ids and tokens map one to one, for any tokens."""
     tokens = ["<pad>", "<s>", "</s>", "<unk>", *ODD]
     size = len(tokens)
     model = model_of(source_vocabulary_size=size, target_vocabulary_size=size, decoder_layers=3)
@@ -372,11 +383,11 @@ def test_odd_tokens(tmp_path: Path) -> None:
 
 
 def test_names_that_come_twice() -> None:
-    assert export.each_once(["a", "a", "a<1>", "b"]) == ["a", "a<1>", "a<1><2>", "b"]
+    assert export.make_unique(["a", "a", "a<1>", "b"]) == ["a", "a<1>", "a<1><2>", "b"]
 
 
 def finished(run: RunFolder) -> Any:
-    """The model of a run that was given weights at random."""
+    """Gives a run random weights; returns its model."""
     keras.utils.set_random_seed(0)
     model = randomise(new_model(run), 5)
     write_trained(run, [weight.numpy() for weight in model.weights], {"step": 0})
@@ -384,10 +395,10 @@ def finished(run: RunFolder) -> Any:
 
 
 def write_run(run: RunFolder, folder: Path) -> None:
-    """A run with the names of its tokens, as `heed export` writes it."""
+    """Writes a run with the names of its tokens, as `heed export` does."""
     shipment = run.shipment()
     tokens = {
-        f"{side}_tokens": export.each_once(shipment.tokens[side]) for side in ("source", "target")
+        f"{side}_tokens": export.make_unique(shipment.tokens[side]) for side in ("source", "target")
     }
     export.write(shipment.model, folder, **tokens)
 

@@ -1,4 +1,4 @@
-"""Exporting as a whole: what is written, checked, refused, and left alone."""
+"""Whole exports: files, checks, refused options, and runs that stay unchanged."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def transformer(**options):
 
 
 def answers_in_this_process(folder, given, needs_heed):
-    """`verify._answers` without a process of its own, which costs seconds to load TensorFlow."""
+    """`verify._answers` without a process of its own, which takes seconds to load TensorFlow."""
     with tempfile.TemporaryDirectory() as temporary:
         question, answer = Path(temporary) / "given.npz", Path(temporary) / "found.npz"
         np.savez(question, **given)
@@ -65,13 +65,13 @@ def answers_in_this_process(folder, given, needs_heed):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Artefacts are run in this process: for tests of what they answer, not of what they need."""
+    """Runs artefacts in this process, for tests of their outputs."""
     monkeypatch.setattr(verify, "_answers", answers_in_this_process)
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The classifier in ONNX, by a relative path that looks like an option: run without heed."""
+    """The classifier in ONNX, run without heed, at a relative path that looks like an option."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("export")
         patch.chdir(folder)
@@ -88,7 +88,7 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
         "tokens": {"shape": [None, None], "dtype": "int32"}
     }
     assert manifest["checked"]["largest_difference"] == exported.agreement.largest_difference
-    # Nothing but checksums says that the files are whole, so all of them have one.
+    # All files need checksums: only these show damage.
     on_disk = {
         path.relative_to(exported.path).as_posix()
         for path in exported.path.rglob("*")
@@ -128,7 +128,7 @@ def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
     assert done.agreement.samples == 20
     assert done.agreement.same == 1
     asked = ["7", "1,234", "9 9", "0005"]
-    model = runner.Model(done.path)  # what run.py does; that it needs no heed `export` has seen
+    model = runner.Model(done.path)  # `export` has run it without heed
     assert [model.text(text) for text in asked] == Translator(finished_run)(asked)
     with pytest.raises(SystemExit, match="numbers from 0 to 999,999"):
         model.text("x1")
@@ -146,7 +146,7 @@ def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
 def test_the_command_makes_what_can_be_tried(
     format, out, finished_run, tmp_path, monkeypatch, capsys
 ):
-    """From another folder, by a relative path of the run too."""
+    """Works from another folder, with a relative path of the run."""
     monkeypatch.setattr(shipping, "_SAMPLES", 20)
     monkeypatch.chdir(tmp_path)
     Path("a run").symlink_to(finished_run.path)
@@ -163,7 +163,7 @@ def test_the_command_makes_what_can_be_tried(
         "linked",
         Path(out).parts[0],
     }
-    # The line that it ends with is one for a shell.
+    # The last line has a command for a shell.
     words = shlex.split(said.splitlines()[-1].partition("try it: ")[2])
     assert words[0] == "python"
     asked = subprocess.run(
@@ -213,7 +213,10 @@ def test_the_runner_reads_numbers_as_heed_does(finished_run):
             {"format": "saved_model", "precision": "int8"},
             "`precision` of saved_model must be float32",
         ),
-        ({"format": "onnx", "implementation": "native"}, "in a SavedModel alone"),
+        (
+            {"format": "onnx", "implementation": "native"},
+            "`implementation` goes with SavedModel alone",
+        ),
         ({"format": "saved_model", "implementation": "auto"}, "must be portable or native"),
         ({"format": []}, r"`format` must be one of .* Received: \[\]"),
         ({"format": "onnx", "opset": 23.0}, "`opset` must be from 17 to 24. Received: opset=23.0"),
@@ -286,7 +289,7 @@ def test_a_model_that_answers_with_nan_is_named_as_such(tmp_path):
 
 
 def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, monkeypatch, capsys):
-    """A folder in a file; one that may only be read (for root, who may write anywhere, the system says so)."""
+    """`out` lies in a file, or in a read-only folder (simulated, since root can write anywhere)."""
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError, match="file"):
         export(dense(), tmp_path / "file" / "model", format="saved_model")
@@ -305,7 +308,7 @@ def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, monkeypatch
 
 
 def test_files_of_models_are_neither_read_nor_run(tmp_path, monkeypatch, capsys):
-    """Whatever is in a .keras, `export` takes a model or a run: Keras' own checks stand before it."""
+    """`export` takes models and runs; it opens no .keras files."""
     monkeypatch.chdir(tmp_path)
     planted = tmp_path / "planted"
     x = keras.Input((2,))
@@ -357,16 +360,17 @@ def test_what_is_there_stays(tmp_path):
 def test_an_artefact_that_disagrees_is_no_artefact(tmp_path, monkeypatch, here):
     from heed.export import saved_model
 
-    model, write = dense(), saved_model.write
+    model, write = dense(), saved_model.write_artefact
 
-    def wrong(programs, folder, **options):
+    def wrong(job, folder):
         kept = model.get_weights()
         model.set_weights([x * 1.01 for x in kept])
-        write(programs, folder, **options)
+        notes = write(job, folder)
         model.set_weights(kept)
+        return notes
 
-    monkeypatch.setattr(saved_model, "write", wrong)
-    with pytest.raises(ExportError, match="does not do what the model does: 8 samples: largest"):
+    monkeypatch.setattr(saved_model, "write_artefact", wrong)
+    with pytest.raises(ExportError, match="differs from the original: 8 samples: largest"):
         export(model, tmp_path / "model", format="saved_model")
     assert not list(tmp_path.iterdir())
 
@@ -378,7 +382,7 @@ def test_a_full_disk_is_one_short_line(tmp_path, monkeypatch):
         message = "{{node x}} /x/part-0; No space left on device [Op:SaveV2]"
         raise tf.errors.ResourceExhaustedError(None, None, message)
 
-    monkeypatch.setattr(saved_model, "write", full)
+    monkeypatch.setattr(saved_model, "write_artefact", full)
     with pytest.raises(ExportError, match=r"model cannot be written: No space left on device$"):
         export(dense(), tmp_path / "model", format="saved_model")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What LiteRT is given runs there with its own operators, at any batch and length, and agrees with the model."""
+"""Exported models run in LiteRT with its own operators, at any batch size and length, and agree with the original."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Run = Callable[..., dict[str, np.ndarray]]
 
 @pytest.fixture
 def write(tmp_path: pathlib.Path) -> Callable[..., dict[str, Run]]:
-    """Writes programs, checks the operators, and gives what runs them."""
+    """Writes programs, checks their operators, and loads them."""
 
     def write(programs: list[Program], **options: Any) -> dict[str, Run]:
         litert.write(programs, tmp_path, **options)
@@ -73,7 +73,7 @@ def check_model(model: Any, run: Run, sizes: Any = SIZES, atol: float = ATOL) ->
 
 
 def over_tokens(make: Callable[[Any, Any], Any], width: int = 16) -> Any:
-    """A model of tokens (B, T): what `make` makes of their vectors and of which are no padding."""
+    """A model of tokens (B, T): `make` gets their embeddings, and a mask that is False at padding."""
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     vectors = keras.layers.Embedding(VOCABULARY, width, embeddings_initializer="normal")(tokens)
     outputs = make(vectors, keras.ops.not_equal(tokens, 0))
@@ -127,7 +127,7 @@ def test_keras_models(make: Any, write: Any) -> None:
 
 
 def test_a_sequential_model(write: Any) -> None:
-    """Whose inputs Keras does not give as those of a Functional one."""
+    """Keras has no input structure for it."""
     embedding = keras.layers.Embedding(VOCABULARY, 4)
     model = keras.Sequential([keras.Input((None,), dtype="int32"), embedding, keras.layers.GRU(3)])
     programs = programs_of(model)
@@ -179,7 +179,7 @@ def test_accelerated_models_of_keras_hub(name: str, write: Any, accelerated: Non
 
 
 def test_each_kind_of_mask(write: Any) -> None:
-    """In one file, a signature each; bias, ALiBi and a soft cap on top."""
+    """Each is a signature of one file; with bias, ALiBi and a soft cap."""
     slopes = [0.5, 0.25, 0.125, 0.0625]
     inputs = {
         "query": tf.TensorSpec((None, None, 4, 3), tf.float32, "query"),
@@ -261,7 +261,7 @@ def make_language_model() -> LanguageModel:
 def check_steps(
     model: Any, programs: list[Program], runs: dict[str, Run], atol: float = ATOL
 ) -> None:
-    """The scores of each step are those of the model that reads all tokens at once."""
+    """Compares the scores of each step with those of the model that reads all tokens at once."""
     step = programs[-1]
     for batch, length in SIZES:
         tokens, known = tokens_of(batch, length, seed=1), {}
@@ -314,7 +314,7 @@ def test_other_recurrent_translators(attention: str, write: Any) -> None:
 
 
 def test_programs_share_their_weights(write: Any, tmp_path: pathlib.Path) -> None:
-    """One table serves source and target: it is there once."""
+    """A table shared by source and target is stored once."""
     model = make_transformer(width=256, share_embeddings=True)
     write(programs_of(model))
     size = (tmp_path / litert.FILE).stat().st_size
@@ -324,7 +324,7 @@ def test_programs_share_their_weights(write: Any, tmp_path: pathlib.Path) -> Non
 
 
 def sharp_model() -> Any:
-    """Attention that would show if it came out as a plain mean."""
+    """A model with peaked attention, which differs from a plain mean."""
     model = over_tokens(
         lambda x, real: layers.MultiHeadAttention(4, 16)(
             x, x, query_mask=real, value_mask=real, use_causal_mask=True
@@ -340,7 +340,7 @@ def sharp_model() -> Any:
 
 
 def error(model: Any, run: Run) -> float:
-    """The mean difference over the mean output, of some sizes together."""
+    """The mean difference divided by the mean output, over some sizes."""
     pairs = []
     for seed, (batch, length) in enumerate(((4, 9), (3, 20), (2, 3))):
         tokens = tokens_of(batch, length, seed)
@@ -352,7 +352,7 @@ def error(model: Any, run: Run) -> float:
 
 
 def test_precisions(write: Any, tmp_path: pathlib.Path) -> None:
-    """Fewer bytes, and still the same attention."""
+    """Files get smaller, and attention stays the same."""
     model = sharp_model()
     programs = programs_of(model)
     samples = [{"tokens": tokens_of(4, length, length)} for length in (1, 2, 3, 9, 15, 20)]

@@ -1,4 +1,4 @@
-"""What people have, in every format, run in a process without heed: the line under which an export counts as done."""
+"""Common models in every format, run in a process without heed."""
 
 import keras
 import numpy as np
@@ -46,7 +46,7 @@ def gpt2():
 
 
 def tokens(model, rows, length):
-    """Ids for each input of the model; rows end at various places, and one is whole."""
+    """Ids for each input of the model; rows end at different places, and one has full length."""
     random = np.random.default_rng(length)
     there = np.arange(length) < random.integers(1, length + 1, (rows, 1))
     there[0] = True
@@ -57,7 +57,7 @@ def tokens(model, rows, length):
 
 @pytest.fixture
 def accelerated():
-    """Models that others wrote run on heed's ops meanwhile."""
+    """Runs models of other libraries on heed's ops."""
     with heed.accelerate():
         yield
 

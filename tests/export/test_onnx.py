@@ -1,4 +1,4 @@
-"""ONNX files give what the models give, at other batch sizes and lengths than anything was traced with."""
+"""ONNX files give the same as the models, at other batch sizes and lengths than in tracing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUNNER = Path(runner.__file__)
 
 
 def with_weights(model: Any) -> Any:
-    """The model with weights that matter, biases and norms too."""
+    """Randomises all weights of the model, biases and norms included."""
     rng = np.random.default_rng(1)
     for weight in model.weights:
         if "float" in str(weight.dtype):
@@ -44,13 +44,13 @@ def with_weights(model: Any) -> Any:
     return model
 
 
-def written(model: Any, folder: Path, **options: Any) -> dict[str, Callable[..., Any]]:
+def write_and_load(model: Any, folder: Path, **options: Any) -> dict[str, Callable[..., Any]]:
     write(programs_of(model), folder, **options)
     return runner.load(folder, threads=1)
 
 
 def nodes_of(path: Path) -> Counter[str]:
-    """The kinds of nodes; none is there twice, and each is read."""
+    """The kinds of nodes; checks that no node is redundant or unused."""
     graph = onnx.load(path).graph
     read = {x.name for x in graph.output}.union(*map(names_read, graph.node))
     for node in graph.node:
@@ -60,8 +60,8 @@ def nodes_of(path: Path) -> Counter[str]:
     return Counter(node.op_type for node in graph.node)
 
 
-def drawn(model: keras.Model, batch: int, length: int) -> dict[str, np.ndarray]:
-    """Arrays for the inputs of a model: ids with padding at the end, floats, or 0 and 1 of masks."""
+def draw_inputs(model: keras.Model, batch: int, length: int) -> dict[str, np.ndarray]:
+    """Random inputs of a model: ids with padding at the end, floats, or masks of 0 and 1."""
     rng = np.random.default_rng(batch * 100 + length)
     found = {}
     for spec in programs_of(model)[0].inputs.values():
@@ -81,13 +81,13 @@ def drawn(model: keras.Model, batch: int, length: int) -> dict[str, np.ndarray]:
     return found
 
 
-def agrees(
+def check_agreement(
     model: keras.Model, folder: Path, sizes: Sequence[tuple[int, int]] = SIZES, **options: Any
 ) -> Counter[str]:
-    """Compares the file with the model, and gives the kinds of its nodes."""
-    serve = written(model, folder, **options)["serve"]
+    """Compares the file with the model; returns the kinds of its nodes."""
+    serve = write_and_load(model, folder, **options)["serve"]
     for batch, length in sizes:
-        inputs = drawn(model, batch, length)
+        inputs = draw_inputs(model, batch, length)
         found = serve(**inputs)
         with heed.set_implementation("portable"):
             expected = programs_of(model)[0].function(
@@ -136,14 +136,14 @@ CLASSIFIERS: dict[str, tuple[Callable[[Any], Any], int]] = {
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifier(name: str, opset: int, tmp_path: Path) -> None:
     attend, count = CLASSIFIERS[name]
-    nodes = agrees(classifier(attend), tmp_path, opset=opset)
+    nodes = check_agreement(classifier(attend), tmp_path, opset=opset)
     assert nodes["Attention"] == (count if opset >= 23 else 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [18, 20, 22, 24])
 def test_other_opsets(opset: int, tmp_path: Path) -> None:
-    agrees(
+    check_agreement(
         classifier(lambda x: L.GRU(WIDTH)(layers.MultiHeadAttention(2, 8)(x, x)), False),
         tmp_path,
         opset=opset,
@@ -157,7 +157,7 @@ def test_images(tmp_path: Path) -> None:
     x = L.MaxPooling2D()(L.BatchNormalization()(x))
     x = layers.MultiHeadAttention(2, 4)(L.Reshape((16, 6))(x), L.Reshape((16, 6))(x))
     model = keras.Model(images, L.Dense(3)(L.Flatten()(x)))
-    assert agrees(with_weights(model), tmp_path)["Attention"] == 1
+    assert check_agreement(with_weights(model), tmp_path)["Attention"] == 1
 
 
 @pytest.mark.parametrize("opset", [17, 23])
@@ -168,7 +168,7 @@ def test_vision_transformer(opset: int, tmp_path: Path) -> None:
     inner.build()
     images = keras.Input((8, 8, 3), name="images")
     model = with_weights(keras.Model(images, inner(images)))
-    assert agrees(model, tmp_path, opset=opset)["Attention"] == (2 if opset >= 23 else 0)
+    assert check_agreement(model, tmp_path, opset=opset)["Attention"] == (2 if opset >= 23 else 0)
 
 
 @pytest.mark.parametrize("opset", [17, 23])
@@ -179,17 +179,17 @@ def test_keras_hub(name: str, opset: int, tmp_path: Path) -> None:
     backbone = getattr(hub.models, name)
     model = backbone(vocabulary_size=WORDS, max_sequence_length=12, dropout=0.0, **sizes)
     with heed.accelerate():
-        nodes = agrees(with_weights(model), tmp_path, opset=opset)
+        nodes = check_agreement(with_weights(model), tmp_path, opset=opset)
     assert nodes["Attention"] == (2 if opset >= 23 else 0)
 
 
 # Models that decode.
 
 
-def stepped(
+def score_steps(
     programs: dict[str, Any], model: Any, source: np.ndarray, read: np.ndarray
 ) -> np.ndarray:
-    """The scores (B, T, V) after each of the tokens `read` (B, T), step by step."""
+    """The scores (B, T, V) after each token of `read` (B, T), step by step."""
     steps = {program.name: program for program in programs_of(model)}["decode_step"]
     known = programs["encode"](source=source) if "encode" in programs else {}
     for name in steps.growing:
@@ -204,9 +204,9 @@ def stepped(
     return np.stack(found, 1)
 
 
-def decodes(model: Any, folder: Path, **options: Any) -> None:
-    """Compares encoding and decoding by steps with the model, which reads all at once."""
-    programs = written(model, folder, **options)
+def check_decoding(model: Any, folder: Path, **options: Any) -> None:
+    """Compares encoding and decoding step by step with the model, which reads all tokens at once."""
+    programs = write_and_load(model, folder, **options)
     rng = np.random.default_rng(0)
     for batch, length, steps in ((2, 5, 4), (1, 3, 6)):
         source = rng.integers(3, WORDS, (batch, length)).astype("int32")
@@ -217,7 +217,7 @@ def decodes(model: Any, folder: Path, **options: Any) -> None:
             memory = () if "encode" not in programs else model.encode_source(tf.constant(source))
             expected = model.decode_all(tf.constant(read), memory)
         np.testing.assert_allclose(
-            stepped(programs, model, source, read), expected.numpy(), **TOLERANCE
+            score_steps(programs, model, source, read), expected.numpy(), **TOLERANCE
         )
 
 
@@ -228,8 +228,8 @@ def transformer(**options: Any) -> Any:
     return with_weights(model)
 
 
-def joined(path: Path) -> int:
-    """How many attentions join the past with what is new, and give both."""
+def count_joins(path: Path) -> int:
+    """The number of attentions that join past and new keys and values."""
     nodes = [node for node in onnx.load(path).graph.node if node.op_type == "Attention"]
     found = [node for node in nodes if len(node.input) == 6]
     assert all(len(node.output) == 3 for node in found)
@@ -238,11 +238,11 @@ def joined(path: Path) -> int:
 
 @pytest.mark.parametrize("opset", [17, 23, pytest.param(24, marks=pytest.mark.slow)])
 def test_transformer(opset: int, tmp_path: Path) -> None:
-    decodes(transformer(encoder_layers=1, decoder_layers=1), tmp_path, opset=opset)
+    check_decoding(transformer(encoder_layers=1, decoder_layers=1), tmp_path, opset=opset)
     new = opset >= 23
     assert nodes_of(tmp_path / "encode.onnx")["Attention"] == (1 if new else 0)
     assert nodes_of(tmp_path / "decode_step.onnx")["Attention"] == (2 if new else 0)
-    assert joined(tmp_path / "decode_step.onnx") == (1 if new else 0)
+    assert count_joins(tmp_path / "decode_step.onnx") == (1 if new else 0)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -259,7 +259,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_of_a_transformer(name: str, opset: int, tmp_path: Path) -> None:
-    decodes(
+    check_decoding(
         transformer(encoder_layers=1, decoder_layers=1, **VARIANTS[name]), tmp_path, opset=opset
     )
 
@@ -269,9 +269,9 @@ def test_language_model(opset: int, tmp_path: Path) -> None:
     config = models.LanguageModelConfig(WORDS, width=WIDTH, num_heads=4, feed_forward_width=32)
     model = models.LanguageModel(config)
     model.build()
-    decodes(with_weights(model), tmp_path, opset=opset)
+    check_decoding(with_weights(model), tmp_path, opset=opset)
     assert not (tmp_path / "encode.onnx").exists()
-    assert joined(tmp_path / "decode_step.onnx") == (2 if opset >= 23 else 0)
+    assert count_joins(tmp_path / "decode_step.onnx") == (2 if opset >= 23 else 0)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_recurrent_translator(cell: str, attention: str, opset: int, tmp_path: P
     )
     model = models.RecurrentTranslator(config)
     model.build()
-    decodes(with_weights(model), tmp_path, opset=opset)
+    check_decoding(with_weights(model), tmp_path, opset=opset)
 
 
 # Masks and scores.
@@ -291,7 +291,7 @@ def test_recurrent_translator(cell: str, attention: str, opset: int, tmp_path: P
 
 @keras.saving.register_keras_serializable(package="heed_tests")
 class Attend(L.Layer):
-    """`dot_product_attention` with what `arguments` makes of the extra inputs."""
+    """`dot_product_attention` with arguments made from extra inputs."""
 
     def __init__(self, arguments: Callable[..., dict[str, Any]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -346,7 +346,7 @@ MASKS: dict[str, tuple[Callable[..., dict[str, Any]], Sequence[Any]]] = {
 @pytest.mark.parametrize("name", MASKS)
 def test_mask(name: str, opset: int, tmp_path: Path) -> None:
     arguments, extra = MASKS[name]
-    nodes = agrees(attention_model(arguments, *extra), tmp_path, opset=opset)
+    nodes = check_agreement(attention_model(arguments, *extra), tmp_path, opset=opset)
     assert nodes["Attention"] == (1 if opset >= 23 else 0)
 
 
@@ -356,7 +356,7 @@ def test_rows_that_see_nothing_are_0(causal: bool, opset: int, tmp_path: Path) -
     def arguments(query: Any, key: Any, ids: Any) -> dict[str, Any]:
         return {"mask": (ids > 0)[:, None, :, None], "is_causal": causal}
 
-    serve = written(attention_model(arguments, IDS), tmp_path, opset=opset)["serve"]
+    serve = write_and_load(attention_model(arguments, IDS), tmp_path, opset=opset)["serve"]
     rng = np.random.default_rng(0)
     query, key, value = (rng.normal(size=(2, 5, heads, 8)).astype("float32") for heads in (4, 2, 2))
     ids = np.array([[1, 0, 1, 0, 1], [0, 0, 0, 0, 0]], "int32")
@@ -377,13 +377,13 @@ def test_the_same_twice(tmp_path: Path) -> None:
     model = classifier(CLASSIFIERS["padded"][0])
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        written(model, tmp_path / name)
+        write_and_load(model, tmp_path / name)
     one, other = ((tmp_path / name / "model.onnx").read_bytes() for name in ("a", "b"))
     assert one == other
 
 
 def test_who_made_it(tmp_path: Path) -> None:
-    written(dense(), tmp_path)
+    write_and_load(dense(), tmp_path)
     model = onnx.load(tmp_path / "model.onnx")
     assert (model.producer_name, model.producer_version) == ("heed", heed.__version__)
     assert [x.name for x in model.graph.input] == ["x"]
@@ -391,7 +391,7 @@ def test_who_made_it(tmp_path: Path) -> None:
 
 
 def test_external_data(tmp_path: Path) -> None:
-    nodes = agrees(dense(), tmp_path, external_above=1000)
+    nodes = check_agreement(dense(), tmp_path, external_above=1000)
     assert nodes["MatMul"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
     assert (
@@ -406,8 +406,8 @@ def test_float16_halves_the_weights(tmp_path: Path) -> None:
     for precision in ("float32", "float16"):
         folder = tmp_path / precision
         folder.mkdir()
-        serve = written(model, folder, precision=precision)["serve"]
-        x = drawn(model, 2, 3)["x"] * 0.1
+        serve = write_and_load(model, folder, precision=precision)["serve"]
+        x = draw_inputs(model, 2, 3)["x"] * 0.1
         np.testing.assert_allclose(serve(x=x)["output_0"], model(x), atol=5e-3)
         sizes.append((folder / "model.onnx").stat().st_size)
     assert sizes[1] < 0.52 * sizes[0]
@@ -417,7 +417,7 @@ def test_a_weight_that_is_too_large_for_float16(tmp_path: Path) -> None:
     model = dense()
     model.weights[0].assign(np.where(np.arange(WIDTH) % 2, 1e5, -1e5)[:, None] * np.ones(64))
     model.weights[1].assign(np.zeros(64))
-    serve = written(model, tmp_path, precision="float16")["serve"]
+    serve = write_and_load(model, tmp_path, precision="float16")["serve"]
     assert np.all(serve(x=np.ones((1, 1, WIDTH)))["output_0"] == 0)
 
 
@@ -425,8 +425,8 @@ def test_mixed_precision(tmp_path: Path) -> None:
     x = keras.Input((None, WIDTH), name="x")
     y = layers.MultiHeadAttention(2, 8, dtype="mixed_float16")(x, x, use_causal_mask=True)
     model = with_weights(keras.Model(x, y))
-    serve = written(model, tmp_path)["serve"]
-    given = drawn(model, 2, 5)["x"]
+    serve = write_and_load(model, tmp_path)["serve"]
+    given = draw_inputs(model, 2, 5)["x"]
     found = serve(x=given)["output_0"]
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, model(given), atol=2e-2)
@@ -455,39 +455,39 @@ def other(function: Callable[[Any], Any]) -> keras.Model:
 def test_an_operation_without_a_form(tmp_path: Path) -> None:
     message = r"ONNX: `Lgamma` of `.*strange.*/Lgamma` cannot be converted: heed has no ONNX form of this operation"
     with pytest.raises(ExportError, match=message):
-        written(other(tf.math.lgamma), tmp_path)
+        write_and_load(other(tf.math.lgamma), tmp_path)
 
 
 def test_what_changes_a_variable(tmp_path: Path) -> None:
     counter = tf.Variable(0.0)
     with pytest.raises(ExportError, match=r"`AssignAddVariableOp` of .* it changes a variable"):
-        written(other(lambda x: x + counter.assign_add(1.0)), tmp_path)
+        write_and_load(other(lambda x: x + counter.assign_add(1.0)), tmp_path)
 
 
 def test_bfloat16(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="onnxruntime has no bfloat16"):
-        written(other(lambda x: tf.cast(tf.cast(x, "bfloat16") * 2, "float32")), tmp_path)
+        write_and_load(other(lambda x: tf.cast(tf.cast(x, "bfloat16") * 2, "float32")), tmp_path)
 
 
 def test_tables(tmp_path: Path) -> None:
     x = keras.Input((None,), dtype="int64", name="x")
     model = keras.Model(x, L.IntegerLookup(vocabulary=[3, 5, 7])(x))
     with pytest.raises(ExportError, match="reads a table"):
-        written(model, tmp_path)
+        write_and_load(model, tmp_path)
 
 
 def test_text(tmp_path: Path) -> None:
     x = keras.Input((1,), dtype="string", name="words")
     model = keras.Model(x, L.StringLookup(vocabulary=["a"])(x))
     with pytest.raises(ExportError, match="the input `words` is text"):
-        written(model, tmp_path)
+        write_and_load(model, tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"opset": 16}, {"opset": 99}, {"precision": "int8"}])
 def test_unknown_options(options: dict[str, Any], tmp_path: Path) -> None:
     (name,) = options
     with pytest.raises(ExportError, match=f"`{name}` must be"):
-        written(dense(), tmp_path, **options)
+        write_and_load(dense(), tmp_path, **options)
 
 
 def test_the_runtime_needs_nothing_of_heed() -> None:
@@ -502,4 +502,4 @@ def test_the_runtime_needs_nothing_of_heed() -> None:
 
 def test_a_wrong_name_of_an_input(tmp_path: Path) -> None:
     with pytest.raises((KeyError, ValueError), match="y"):
-        written(dense(), tmp_path)["serve"](y=np.ones((1, 1, WIDTH)))
+        write_and_load(dense(), tmp_path)["serve"](y=np.ones((1, 1, WIDTH)))

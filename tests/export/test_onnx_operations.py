@@ -1,4 +1,4 @@
-"""Each operation that has an ONNX form gives in onnxruntime what it gives in TensorFlow."""
+"""Each operation with an ONNX form gives the same in onnxruntime as in TensorFlow."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def bools(*shape: int) -> np.ndarray:
     return RNG.random(shape) < 0.5
 
 
-def plain(kind: str) -> Callable[..., Any]:
-    """The operation of that name, of tensors in their order."""
+def operation(kind: str) -> Callable[..., Any]:
+    """The raw operation, as a function of its tensors in their order."""
     function = getattr(raw, kind)
     names = list(inspect.signature(function).parameters)
     return lambda *tensors: function(**dict(zip(names, tensors, strict=False)))
@@ -56,7 +56,7 @@ NONZERO = np.where(B == 0, 3, B).astype("int32")
 # A name, a function of tensors, and arrays of it; axes given to `varying` are unknown to the graph.
 CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     *(
-        (kind, plain(kind), [X])
+        (kind, operation(kind), [X])
         for kind in (
             *("Abs", "Atan", "Ceil", "Cos", "Cosh", "Elu", "Erf", "Erfc", "Exp", "Expm1"),
             *("Floor", "LeakyRelu", "LogSoftmax", "Neg", "OnesLike", "Reciprocal", "Relu", "Relu6"),
@@ -65,11 +65,11 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
         )
     ),
     *(
-        (kind, plain(kind), [positive(3, 4)])
+        (kind, operation(kind), [positive(3, 4)])
         for kind in ("Acos", "Asin", "Log", "Log1p", "Rsqrt", "Sqrt")
     ),
     *(
-        (kind, plain(kind), [X, floats(3, 1)])
+        (kind, operation(kind), [X, floats(3, 1)])
         for kind in (
             "Add",
             "AddV2",
@@ -82,14 +82,14 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
         )
     ),
     *(
-        (f"{kind} of integers", plain(kind), [A, NONZERO])
+        (f"{kind} of integers", operation(kind), [A, NONZERO])
         for kind in (
             *("AddV2", "Mul", "Sub", "Maximum", "Minimum", "FloorDiv", "FloorMod", "TruncateDiv"),
             *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"),
         )
     ),
     *(
-        (f"{kind} of floats", plain(kind), [X, floats(4)])
+        (f"{kind} of floats", operation(kind), [X, floats(4)])
         for kind in ("FloorDiv", "FloorMod", "Equal", "Less", "GreaterEqual", "DivNoNan")
     ),
     ("DivNoNan by zero", lambda x: raw.DivNoNan(x=x, y=tf.zeros_like(x)), [X]),
@@ -254,7 +254,7 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
     ),
     ("Pad by sizes", lambda x: tf.pad(x, [[0, 0], [0, tf.shape(x)[0]], [1, 0]]), [X]),
     ("MirrorPad", lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 3]], mode="REFLECT"), [X]),
-    # Parts.
+    # Indexing.
     (
         "GatherV2",
         lambda x, i: [tf.gather(x, i), tf.gather(x, i, axis=1)],
@@ -392,7 +392,7 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
         lambda x, s: tf.compat.v1.nn.fused_batch_norm(x, s, s, s, s, is_training=False)[0],
         [IMAGES, positive(4)],
     ),
-    # Calls, choices, loops.
+    # Calls, conditions, loops.
     (
         "If",
         lambda x: [
@@ -451,10 +451,10 @@ CASES: list[tuple[str, Callable[..., Any], list[np.ndarray]]] = [
 ]
 
 
-def traced(function: Callable[..., Any], arrays: list[np.ndarray], varying: bool) -> Any:
-    """The function, of arguments x0, x1 ... and with results y0, y1 ..."""
+def trace(function: Callable[..., Any], arrays: list[np.ndarray], varying: bool) -> Any:
+    """Traces the function with arguments x0, x1 ... and results y0, y1 ..."""
 
-    def named(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    def name_outputs(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         results = function(*(tensors[f"x{i}"] for i in range(len(arrays))))
         return {f"y{i:02}": tf.identity(y) for i, y in enumerate(tf.nest.flatten(results))}
 
@@ -462,7 +462,7 @@ def traced(function: Callable[..., Any], arrays: list[np.ndarray], varying: bool
         f"x{i}": tf.TensorSpec([None] * x.ndim if varying else x.shape, x.dtype, f"x{i}")
         for i, x in enumerate(arrays)
     }
-    return tf.function(named, autograph=False).get_concrete_function(**specs)
+    return tf.function(name_outputs, autograph=False).get_concrete_function(**specs)
 
 
 def kinds_of(graph: Any) -> set[str]:
@@ -471,7 +471,7 @@ def kinds_of(graph: Any) -> set[str]:
     return {node.op for node in nodes}
 
 
-def ran(model: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run_model(model: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     import onnxruntime
 
     onnx.checker.check_model(model, full_check=True)
@@ -492,11 +492,11 @@ def test_operation(
 ) -> None:
     if varying and name.startswith(STATIC):
         pytest.skip("its sizes must be known")
-    graph = traced(function, arrays, varying)
+    graph = trace(function, arrays, varying)
     feeds = {f"x{i}": x for i, x in enumerate(arrays)}
     model = converter.convert(graph, opset=opset)
     expected = graph(**{key: tf.constant(x) for key, x in feeds.items()})
-    for found, key in zip(ran(model, feeds), sorted(expected), strict=True):
+    for found, key in zip(run_model(model, feeds), sorted(expected), strict=True):
         wanted = expected[key].numpy()
         assert found.dtype == wanted.dtype
         assert found.shape == wanted.shape
@@ -504,7 +504,7 @@ def test_operation(
 
 
 def test_each_is_tried() -> None:
-    tried = set().union(*(kinds_of(traced(case[1], case[2], False).graph) for case in CASES))
-    # Those of variables, which the models of test_onnx.py have, and of what has effects.
+    tried = set().union(*(kinds_of(trace(case[1], case[2], False).graph) for case in CASES))
+    # The models of test_onnx.py have those of variables; others have side effects.
     others = {"If", "ReadVariableOp", "ResourceGather", "StatefulPartitionedCall", "While"}
-    assert registry.kinds() - tried - others == set()
+    assert set(registry._CONVERTERS) - tried - others == set()

@@ -1,4 +1,4 @@
-"""What is put into plainer operations means the same."""
+"""Plain operations give the same results as the originals."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_it_means_what_numpy_means(index: Any) -> None:
     np.testing.assert_array_equal(found, x[index])
 
 
-def strided(index: Any) -> list[Any]:
-    """The slices of a graph that indexes."""
+def list_slices(index: Any) -> list[Any]:
+    """The slices in the graph of an indexing."""
     graph = tf.function(lambda x: x[index], autograph=False)
     operations = graph.get_concrete_function(tf.TensorSpec((None, None))).graph.get_operations()
     return [one for one in operations if one.type == "StridedSlice"]
@@ -52,14 +52,14 @@ def strided(index: Any) -> list[Any]:
 def test_no_slice_has_new_axes_inside_alone() -> None:
     index = (slice(1, None), NEW)
     with plain_operations():
-        assert not strided((slice(None), NEW, NEW))
-        (one,) = strided(index)
+        assert not list_slices((slice(None), NEW, NEW))
+        (one,) = list_slices(index)
         assert one.get_attr("new_axis_mask") == 0
         found: list[Any] = []
-        other = threading.Thread(target=lambda: found.extend(strided(index)))
+        other = threading.Thread(target=lambda: found.extend(list_slices(index)))
         other.start()
         other.join()
-    assert [one.get_attr("new_axis_mask") for one in found + strided(index)] == [2, 2]
+    assert [one.get_attr("new_axis_mask") for one in found + list_slices(index)] == [2, 2]
 
 
 def test_tensors_as_indices_and_whole_slices() -> None:

@@ -1,4 +1,4 @@
-"""Keras' recurrent layers as plain loops give what Keras gives."""
+"""Keras' recurrent layers give the same as plain loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MASK = np.array([[1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0]], bo
 
 
 def node_types(function: Any) -> set[str]:
-    """All types of nodes, those of loops and branches included."""
+    """All types of nodes, including those in loops and branches."""
     definition = function.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return {node.op for node in nodes}
@@ -70,7 +70,7 @@ def test_each_layer_gives_what_keras_gives(name: str, masked: bool) -> None:
     found = run(x, MASK)
     for actual, wanted in zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True):
         np.testing.assert_allclose(actual, wanted, atol=1e-6)
-    # Another batch, and another length.
+    # Another batch size and length.
     few = run(x[:1, :2], MASK[:1, :2])
     expected = layer(x[:1, :2], mask=MASK[:1, :2] if masked else None)
     for actual, wanted in zip(keras.tree.flatten(few), keras.tree.flatten(expected), strict=True):
@@ -101,7 +101,7 @@ def test_an_unrolled_layer_stays_unrolled() -> None:
     np.testing.assert_allclose(graph(x), expected, atol=1e-6)
 
 
-def traced(layer: Any) -> Any:
+def trace(layer: Any) -> Any:
     graph = tf.function(lambda x: layer(x), autograph=False)
     return graph.get_concrete_function(tf.TensorSpec((None, None, 4)))
 
@@ -113,10 +113,10 @@ def test_keras_is_itself_afterwards_and_in_other_threads() -> None:
     layer.build((None, None, 4))
     found = []
     with plain_loops():
-        other = threading.Thread(target=lambda: found.append(lists(traced(layer))))
+        other = threading.Thread(target=lambda: found.append(lists(trace(layer))))
         other.start()
         other.join()
-        assert not lists(traced(layer))
+        assert not lists(trace(layer))
     assert found[0]
     assert (backend.rnn, backend.lstm, backend.gru) == before
-    assert lists(traced(layer))
+    assert lists(trace(layer))

@@ -1,4 +1,4 @@
-"""A graph reads and writes texts as the task does."""
+"""Graphs tokenize and detokenize texts as the task does."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ TEXTS = ("aa bb cc", "  aa   bb ", "aa unheard-of xyz bb", "xyz", "cc", "é aa",
 
 
 def tokens_of(task):
-    """What a shipment says of the tokens of a task that has no run."""
+    """The tokens of a shipment, for a task without a run."""
     reads, reason = shipping._reads(task)
     assert (reads in ("digits", "word", "character")) == (reason is None)
     return {

@@ -1,4 +1,4 @@
-"""Faults in `heed.export` and in the form of attention that it chooses."""
+"""Faults in `heed.export` and in the exportable implementation of attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OF_EXPORTABLE = "tests/ops/test_exportable.py"
 FAULTS = (
     # Attention as one expression
     Fault(
-        "exportable attention gives a row that sees nothing a mean",
+        "exportable attention gives an empty row the mean of all values",
         _EXPORTABLE,
         "return weights * tf.cast(visible, scores.dtype)",
         "return weights",
@@ -25,7 +25,7 @@ FAULTS = (
         (_OF_EXPORTABLE,),
     ),
     Fault(
-        "the exportable log-sum-exp of a row that sees nothing is a number",
+        "the exportable log-sum-exp of an empty row is finite",
         _EXPORTABLE,
         "* tf.cast(visible, scores.dtype), axis=-1)",
         ", axis=-1)",
@@ -54,7 +54,7 @@ FAULTS = (
         (f"{_OF_EXPORT}/test_recurrence.py",),
     ),
     Fault(
-        "an exported x[..., None] has its new axis elsewhere",
+        "an exported x[..., None] has its new axis in the wrong place",
         f"{_EXPORT}/plain_operations.py",
         "axis += x.shape.rank - given",
         "axis += 1",
@@ -62,29 +62,44 @@ FAULTS = (
     ),
     # Folders
     Fault(
-        "a folder of a relative path is not found where an export is tried",
+        "the check of an export does not find a folder at a relative path",
         f"{_EXPORT}/verify.py",
         'folder.resolve() / "run.py"',
         'folder / "run.py"',
         (f"{_OF_EXPORT}/test_exporting.py::test_an_artefact_is_run_from_another_folder",),
     ),
     Fault(
-        "tokens that a model does not have are tried on its export",
+        "samples with tokens below 0 are accepted",
         f"{_EXPORT}/samples.py",
         "(ids >= 0) & (ids < size)",
         "(ids < size)",
         (f"{_OF_EXPORT}/test_exporting.py::test_tokens_that_a_model_does_not_have_are_refused",),
     ),
+    # Formats
+    Fault(
+        "an option of another format is ignored",
+        f"{_EXPORT}/exporting.py",
+        "if used[name] and not kind.takes_option(name):",
+        "if False:",
+        (f"{_OF_EXPORT}/test_exporting.py::test_options_that_do_not_fit_are_refused",),
+    ),
+    Fault(
+        "a model is exported to CTranslate2 without the options that it does not have",
+        f"{_EXPORT}/ctranslate2.py",
+        "if field.name not in _FIELDS and value != field.default:",
+        "if False:",
+        (f"{_OF_EXPORT}/test_ctranslate2.py::test_what_cannot_be_said_is_refused_by_its_name",),
+    ),
     # LiteRT
     Fault(
-        "LiteRT's full integers reach into attention",
+        "LiteRT's integers with calibration reach into attention",
         f"{_EXPORT}/litert.py",
         "others = [name for name in operators(measured) if name not in _BY_RANGES]",
         "others: list[str] = []",
         (f"{_OF_EXPORT}/test_litert.py::test_precisions",),
     ),
     Fault(
-        "TensorFlow's operators in a .tflite are not seen",
+        "TensorFlow's operators in a .tflite are not listed",
         f"{_EXPORT}/litert.py",
         'found.add(f"custom {custom}" if names[number] == "CUSTOM" else names[number])',
         "found.add(names[number])",

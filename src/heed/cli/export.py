@@ -9,27 +9,25 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser, given
 from heed.cli.streams import say
+from heed.export import FORMATS
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.startup import start_tensorflow
 
-_FORMATS = ("saved_model", "litert", "onnx", "ctranslate2")
-_OPTIONS = ("precision", "implementation", "opset")
+_OPTIONS = [
+    (format.name, option) for format in FORMATS.values() for option in format.options if option.type
+]
 
 
 def add_export(parser: Parser) -> None:
     """The arguments of `heed export`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--format", required=True, choices=_FORMATS, help="what to make of it")
+    runtimes = "; ".join(f"{x.name}: {x.takes}, for {x.runs_on}" for x in FORMATS.values())
+    parser.add_argument("--format", required=True, choices=list(FORMATS), help=runtimes)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
-    parser.add_argument(
-        "--precision", help="of the weights: float32 (default), float16, bfloat16 or int8"
-    )
-    parser.add_argument(
-        "--implementation", help="saved_model: portable (default), or native, which needs heed"
-    )
-    parser.add_argument(
-        "--opset", type=int, help="onnx: from 23 (default) on, attention is one node; from 17 on"
-    )
+    precisions = "; ".join(f"{x.name}: {', '.join(x.precisions)}" for x in FORMATS.values())
+    parser.add_argument("--precision", help=f"of the weights, float32 by default; {precisions}")
+    for name, option in _OPTIONS:
+        parser.add_argument(f"--{option.name}", type=option.type, help=f"{name}: {option.help}")
     parser.epilog = "for example: heed export heed-runs/numbers --format onnx --out numbers-onnx"
 
 
@@ -39,8 +37,9 @@ def run_export(parsed: argparse.Namespace) -> None:
     start_tensorflow()
     from heed.export import ExportError, export
 
+    names = ["precision", *(option.name for _, option in _OPTIONS)]
     try:
-        done = export(run, parsed.out, format=parsed.format, **given(parsed, _OPTIONS))
+        done = export(run, parsed.out, format=parsed.format, **given(parsed, names))
     except ExportError as error:
         raise TaskError(str(error)) from None
     for note in done.notes:

@@ -1,7 +1,29 @@
-"""Shipping: models leave Python, to SavedModel, LiteRT, ONNX and CTranslate2."""
+"""Exports models to SavedModel, LiteRT, ONNX and CTranslate2, and checks what comes out."""
+
+from typing import TYPE_CHECKING, Any
 
 from heed.export.artefact import read_manifest
 from heed.export.errors import ExportError
-from heed.export.exporting import FORMATS, Exported, Shippable, export
+from heed.export.formats import FORMATS, ExportFormat
 
-__all__ = ["FORMATS", "ExportError", "Exported", "Shippable", "export", "read_manifest"]
+if TYPE_CHECKING:
+    from heed.export.exporting import Exported, Shippable, export
+
+__all__ = [
+    "FORMATS",
+    "ExportError",
+    "ExportFormat",
+    "Exported",
+    "Shippable",
+    "export",
+    "read_manifest",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs TensorFlow when it is first used (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from heed.export import exporting
+
+    return getattr(exporting, name)

@@ -1,7 +1,7 @@
-"""The folder that an export makes: the model in its format, what runs it, and a manifest.
+"""The folder of an exported model: the model itself, a runner and a manifest.
 
-manifest.json    what the model is: format, programs with the shapes they take, tokens, checksums, how it was checked
-run.py           runs it, with NumPy and `runtime.py`, which needs the runtime of the format; neither needs heed
+manifest.json    describes it: format, programs with the shapes of their inputs, tokens, checksums, result of the check
+run.py           runs it with NumPy and `runtime.py`, which imports the format's runtime; neither imports heed
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _RUNNERS = Path(__file__).parent / "runners"
 
 
 def check_free(path: Path) -> None:
-    """Nothing, if an artefact can be made at `path`.
+    """Checks that nothing is at `path` but perhaps an empty folder.
 
     Raises:
-        ExportError: if there is something already.
+        ExportError: if there is something.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ExportError(f"{path} exists already: choose another folder")
@@ -38,10 +38,10 @@ def check_free(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `path` if all goes well; else nothing is left of it.
+    """Gives a temporary folder, which becomes `path` on success and is deleted on failure.
 
     Raises:
-        ExportError: if there is something at `path` already.
+        ExportError: if something is at `path` already.
         OSError: if it cannot be written.
     """
     check_free(path)
@@ -57,53 +57,53 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def add_runner(folder: Path, kind: str) -> None:
-    """Copies what runs an artefact of this format."""
+def add_runner(folder: Path, format: str) -> None:
+    """Copies `run.py` and the format's `runtime.py` into the folder."""
     shutil.copyfile(_RUNNERS / "run.py", folder / "run.py")
-    shutil.copyfile(_RUNNERS / f"{kind}.py", folder / "runtime.py")
+    shutil.copyfile(_RUNNERS / f"{format}.py", folder / "runtime.py")
 
 
 def write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
-    """Writes what the model is, and the checksums of all files."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    described = {
+    """Writes the manifest: the values, and the size and checksum of each file."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
             "sha256": checksum(path),
         }
-        for path in files
+        for path in paths
     }
-    whole = {"format": FORMAT, "version": VERSION, **values, "files": described}
+    whole = {"format": FORMAT, "version": VERSION, **values, "files": files}
     text = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What an artefact's manifest says.
+    """Reads the manifest of an exported model, and checks its files.
 
     Raises:
-        ExportError: if it is none, of a newer version of heed, or damaged.
+        ExportError: if the folder holds no exported model, one of a newer heed, or a damaged one.
     """
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ExportError(f"{folder} is no exported model: it has no {MANIFEST}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ExportError(f"{folder} is no exported model: its {MANIFEST} is not one of heed")
-    if found["version"] > VERSION:
+    if manifest["version"] > VERSION:
         raise ExportError(
-            f"{folder} was made by a newer version of heed (format {found['version']}; "
+            f"{folder} was made by a newer version of heed (format {manifest['version']}; "
             f"this one reads {VERSION})"
         )
-    for name, file in found["files"].items():
+    for name, file in manifest["files"].items():
         path = folder / name
         if not path.is_file() or checksum(path) != file["sha256"]:
             raise ExportError(f"{folder} is damaged: {name} is not as it was written")
-    return found
+    return manifest
 
 
-def described(programs: Sequence[Program]) -> dict[str, Any]:
-    """What a manifest says of programs."""
+def describe_programs(programs: Sequence[Program]) -> dict[str, Any]:
+    """The programs as JSON-ready values: inputs with shapes and dtypes, and growing states."""
     return {
         program.name: {
             "inputs": {
@@ -118,8 +118,8 @@ def described(programs: Sequence[Program]) -> dict[str, Any]:
 
 def checksum(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
+            digest.update(part)
+    return digest.hexdigest()

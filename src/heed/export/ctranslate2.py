@@ -1,12 +1,13 @@
-"""A Transformer as a CTranslate2 model folder, for its C++ and Python servers on CPUs and GPUs.
+"""Writes Transformers as CTranslate2 model folders, for its C++ and Python servers on CPUs and GPUs.
 
-CTranslate2 has no graph: its models are tables with agreed names, and what it cannot say of a model is refused here.
-`write` fills a folder with what `ctranslate2.Translator` (of a language model `ctranslate2.Generator`) opens:
-model.bin, config.json and the vocabularies. In these the tokens stand in the order of heed's ids, one for each.
+CTranslate2 has no graph: a model is a set of named tables, and options without a table are refused. `write` makes a
+folder that `ctranslate2.Translator` opens (`ctranslate2.Generator` for a language model): model.bin, config.json and
+the vocabularies, whose tokens are in the order of heed's ids.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,16 @@ from numpy.typing import NDArray
 from heed._install import how_to_install
 from heed._numbers import check_integer
 from heed.export.errors import ExportError
+from heed.export.formats import FORMATS, ExportJob
 from heed.layers import TransformerDecoderLayer
 from heed.models import LanguageModel, Transformer, TransformerEncoder
 from heed.models.config import TokensConfig
 from heed.ops import alibi_slopes, relative_position_buckets, sinusoidal_positions
 
-QUANTIZATIONS = ("float32", "float16", "bfloat16", "int8")
+QUANTIZATIONS = FORMATS["ctranslate2"].precisions
 _OTHERS = "saved_model, litert and onnx can"
 _UNKNOWN = "<unk>"
-# What Keras calls an activation, and what CTranslate2 does.
+# CTranslate2's names of activations, by Keras' names.
 _ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -35,7 +37,25 @@ _ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
+# The config's fields that a folder can hold; any other must have its default.
+_FIELDS = {
+    *("source_vocabulary_size", "target_vocabulary_size", "vocabulary_size", "max_length"),
+    *("pad_id", "start_id", "end_id", "tie_embeddings", "share_embeddings"),
+    *("encoder_layers", "decoder_layers", "layers", "dropout", "attention_dropout", "position"),
+    *("width", "num_heads", "num_key_value_heads", "key_dim", "value_dim", "qk_norm", "use_bias"),
+    *("feed_forward_width", "activation", "gated", "norm_first", "normalization"),
+}
 _Array = NDArray[np.float32]
+
+
+def write_artefact(job: ExportJob, folder: Path) -> list[str]:
+    """Writes a model folder with the names of a run's tokens. See `ExportFormat`."""
+    sides = () if job.shipment is None else ("source", "target")
+    tokens: dict[str, Any] = {
+        f"{side}_tokens": make_unique(job.shipment.tokens[side]) for side in sides
+    }
+    write(job.model, folder, quantization=job.precision, **tokens)
+    return []
 
 
 def write(
@@ -51,18 +71,18 @@ def write(
 
     Args:
         model: a `Transformer`, or a `LanguageModel`.
-        folder: an existing empty one.
-        quantization: how weights are stored: "float32", "float16", "bfloat16", or "int8" (whole numbers and a float32
-            factor for each output). In which type they are computed with is chosen when they are loaded.
-        longest: how many tokens of a source or target have a place: the length of the table of sinusoidal
-            positions, and the distance up to which ALiBi holds in an encoder. Learned positions have their own length,
-            rotary and relative ones none.
-        source_tokens, target_tokens: what the ids are called, each once, see `each_once`. A language model has
-            `target_tokens` alone. Default: "0", "1", ...
+        folder: an existing empty folder.
+        quantization: how to store weights: "float32", "float16", "bfloat16", or "int8" (integers and a float32 factor
+            for each output). CTranslate2 chooses the type of its computations when it loads the model.
+        longest: the most tokens of a source or target: the length of the table of sinusoidal positions, and the
+            largest distance of ALiBi in an encoder. Learned positions have their own length, rotary and relative ones
+            no bound.
+        source_tokens, target_tokens: the names of the ids, without repetition, see `make_unique`. A language model has
+            only `target_tokens`. Default: "0", "1", ...
 
     Raises:
-        ExportError: for an option or a model that CTranslate2 does not have, with its name and value; if vocabularies
-            do not fit; without the ctranslate2 package.
+        ExportError: if CTranslate2 does not have the model or an option of it, which the message names; if the
+            vocabularies do not fit; if the ctranslate2 package is missing.
         OSError: if a file cannot be written.
     """
     if quantization not in QUANTIZATIONS:
@@ -70,21 +90,21 @@ def write(
         raise ExportError(f"`quantization` must be one of {known}. Received: {quantization!r}")
     longest = check_integer("longest", longest, least=1)
     vocabularies = {"source": source_tokens, "target": target_tokens}
-    _check(model)
-    specification = _specification(model, longest)
+    _check_model(model)
+    specification = _specify(model, longest)
     _name_tokens(specification, model, vocabularies, longest)
     specification.validate()
-    # What bfloat16 is, the package knows of PyTorch alone.
+    # The package needs PyTorch to convert to bfloat16.
     specification.optimize("float32" if quantization == "bfloat16" else quantization)
     if quantization == "bfloat16":
-        _to_bfloat16(specification)
+        _round_to_bfloat16(specification)
     specification.save(str(folder))
 
 
-def each_once(tokens: Sequence[str]) -> list[str]:
-    """The tokens; where one stands again its id is behind it.
+def make_unique(tokens: Sequence[str]) -> list[str]:
+    """The tokens, with the id appended to each repetition.
 
-    >>> each_once(["a", "b", "a"])
+    >>> make_unique(["a", "b", "a"])
     ['a', 'b', 'a<2>']
     """
     found: dict[str, None] = {}
@@ -95,8 +115,8 @@ def each_once(tokens: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _check(model: Any) -> None:
-    """ExportError if CTranslate2 cannot say what the model is."""
+def _check_model(model: Any) -> None:
+    """Raises an ExportError unless CTranslate2 can express the model."""
     if not isinstance(model, (Transformer, LanguageModel)):
         raise ExportError(
             "CTranslate2 takes a heed.models.Transformer or a LanguageModel, no other model: "
@@ -104,20 +124,19 @@ def _check(model: Any) -> None:
         )
     if not model.built:
         model.build()
-    if refused := list(_beyond(model)):
-        raise ExportError(f"CTranslate2 has no form of {', '.join(refused)}: {_OTHERS}")
+    if unsupported := list(_unsupported_options(model)):
+        raise ExportError(f"CTranslate2 has no form of {', '.join(unsupported)}: {_OTHERS}")
 
 
-def _beyond(model: Any) -> Iterator[str]:
-    """The options that cannot be said, with their values."""
+def _unsupported_options(model: Any) -> Iterator[str]:
+    """The options that CTranslate2 cannot express, with their values."""
     config: TokensConfig = model.config
     if isinstance(model, Transformer) and not isinstance(model.encoder, TransformerEncoder):
         yield f"encoder={type(model.encoder).__name__}"
-    for name in ("soft_cap", "sliding_window"):
-        if getattr(config, name) is not None:
-            yield f"{name}={getattr(config, name)!r}"
-    if config.sinks:
-        yield f"sinks={config.sinks}"
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name not in _FIELDS and value != field.default:
+            yield f"{field.name}={value!r}"
     # Its cross-attention normalises all heads together.
     if config.qk_norm and isinstance(model, Transformer):
         yield f"qk_norm={config.qk_norm}"
@@ -137,17 +156,17 @@ def _specs() -> Any:
     return specs
 
 
-def _specification(model: Any, longest: int) -> Any:
-    """The model as CTranslate2 describes it, with all weights, without tokens."""
+def _specify(model: Any, longest: int) -> Any:
+    """CTranslate2's specification of the model, with weights and without tokens."""
     specs = _specs()
-    decoder = _decoder(model.decoder, longest)
+    decoder = _specify_decoder(model.decoder, longest)
     if isinstance(model, LanguageModel):
         return specs.TransformerDecoderModelSpec(decoder)
-    return specs.TransformerSpec(_encoder(model.encoder, longest), decoder)
+    return specs.TransformerSpec(_specify_encoder(model.encoder, longest), decoder)
 
 
 def _shared_options(config: TokensConfig) -> dict[str, Any]:
-    """What is said of an encoder and of a decoder alike."""
+    """The options of encoders and decoders alike."""
     own_width = config.num_heads * config.head_dim != config.width
     return {
         "pre_norm": config.norm_first,
@@ -157,13 +176,13 @@ def _shared_options(config: TokensConfig) -> dict[str, Any]:
         "num_heads_kv": config.num_key_value_heads,
         "head_dim": config.head_dim if own_width else None,
         "qk_norm": config.qk_norm,
-        # Features are paired with those half a head on.
+        # Feature i is paired with feature i + H / 2.
         "rotary_dim": 0 if config.position == "rotary" else None,
         "rotary_interleave": False,
     }
 
 
-def _encoder(encoder: Any, longest: int) -> Any:
+def _specify_encoder(encoder: Any, longest: int) -> Any:
     config = encoder.config
     spec = _specs().TransformerEncoderSpec(
         config.encoder_layers,
@@ -172,12 +191,12 @@ def _encoder(encoder: Any, longest: int) -> Any:
         **_shared_options(config),
     )
     _fill_stack(spec, encoder)
-    _set_embedding(spec.embeddings[0], encoder)
+    spec.embeddings[0].weight = _array(encoder.embedding.tokens.embeddings)
     _set_positions(spec, encoder, longest, bidirectional=True)
     return spec
 
 
-def _decoder(decoder: Any, longest: int) -> Any:
+def _specify_decoder(decoder: Any, longest: int) -> Any:
     config = decoder.config
     spec = _specs().TransformerDecoderSpec(
         config.decoder_layers,
@@ -191,7 +210,7 @@ def _decoder(decoder: Any, longest: int) -> Any:
         **_shared_options(config),
     )
     _fill_stack(spec, decoder)
-    _set_embedding(spec.embeddings, decoder)
+    spec.embeddings.weight = _array(decoder.embedding.tokens.embeddings)
     _set_positions(spec, decoder, longest, bidirectional=False)
     if decoder.output_layer is None:
         spec.projection.weight = spec.embeddings.weight
@@ -201,7 +220,7 @@ def _decoder(decoder: Any, longest: int) -> Any:
 
 
 def _fill_stack(spec: Any, stack: Any) -> None:
-    """The layers and the normalisation after them."""
+    """Sets the layers and the final normalisation."""
     for one, block in zip(spec.layer, stack.blocks, strict=True):
         if isinstance(block, TransformerDecoderLayer):
             _set_attention(one.self_attention, block.self_attention, block.self_attention_norm)
@@ -219,26 +238,26 @@ def _fill_stack(spec: Any, stack: Any) -> None:
 
 
 def _set_attention(spec: Any, attention: Any, norm: Any) -> None:
-    """The projections: of self-attention all three in one table, else those of key and value."""
+    """Sets the projections: all three in one table for self-attention, else key and value in one."""
     _set_norm(spec.layer_norm, norm)
-    query, read = [attention.query_dense], [attention.key_dense, attention.value_dense]
+    query, key, value = attention.query_dense, attention.key_dense, attention.value_dense
     if len(spec.linear) == 2:
-        _set_heads(spec.linear[0], query + read)
+        _set_heads(spec.linear[0], [query, key, value])
     else:
-        _set_heads(spec.linear[0], query)
-        _set_heads(spec.linear[1], read)
+        _set_heads(spec.linear[0], [query])
+        _set_heads(spec.linear[1], [key, value])
     output = attention.output_dense
     kernel = _array(output.kernel)  # (N, V, D)
     spec.linear[-1].weight = kernel.reshape(-1, kernel.shape[-1]).T
     if output.bias is not None:
         spec.linear[-1].bias = _array(output.bias)
     if hasattr(spec, "q_norm"):
-        _set_norm(spec.q_norm, attention._query_norm)
-        _set_norm(spec.k_norm, attention._key_norm)
+        _set_norm(spec.q_norm, attention.query_norm)
+        _set_norm(spec.k_norm, attention.key_norm)
 
 
 def _set_heads(spec: Any, projections: Sequence[Any]) -> None:
-    """Projections to heads, kernels (D, heads, H), below each other in one table (all features, D)."""
+    """Stacks projections to heads, with kernels (D, heads, H), in one table (features, D)."""
     kernels = [_array(one.kernel) for one in projections]
     spec.weight = np.concatenate([kernel.reshape(len(kernel), -1).T for kernel in kernels])
     if projections[0].bias is not None:
@@ -258,17 +277,13 @@ def _set_norm(spec: Any, norm: Any) -> None:
         spec.gamma = _array(norm.scale)
 
 
-def _set_embedding(spec: Any, stack: Any) -> None:
-    spec.weight = _array(stack.embedding.tokens.embeddings)
-
-
 def _set_positions(spec: Any, stack: Any, longest: int, bidirectional: bool) -> None:
-    """Tables of vectors, which are added to the embeddings, or of biases; rotation needs none."""
+    """Sets the table of position vectors or of biases; rotary positions need none."""
     config, embedding = stack.config, stack.embedding
     if config.position == "learned":
         spec.position_encodings.encodings = _array(embedding.positions.embeddings)
     elif config.position == "sinusoidal":
-        # CTranslate2's own has all sines before all cosines, and other wavelengths.
+        # CTranslate2's own table has all sines before all cosines, and other wavelengths.
         table = sinusoidal_positions(np.arange(longest), config.width)
         spec.position_encodings.encodings = _array(table)
     elif config.position == "relative":
@@ -292,14 +307,14 @@ def _set_positions(spec: Any, stack: Any, longest: int, bidirectional: bool) -> 
 def _set_bias(
     spec: Any, bias: Callable[[NDArray[np.int32]], _Array], furthest: int, bidirectional: bool
 ) -> None:
-    """A bias by distance as a table of T5's buckets, in which each distance below `furthest` has one of its own.
+    """Sets a bias by distance as a table of T5's buckets, with a bucket for each distance below `furthest`.
 
-    So no logarithm decides where a distance falls, which would be rounded otherwise than here. The other half of the
-    buckets is for what is further away, and all of it counts as `furthest`.
+    The other half of the buckets holds larger distances, with the bias of `furthest`. So no bucket depends on a
+    logarithm, which CTranslate2 would round in another way.
 
     Args:
         spec: an encoder or decoder.
-        bias: of relative positions (P,), key minus query, gives (P, N).
+        bias: maps relative positions (P,), key minus query, to biases (P, N).
         furthest: a positive integer.
         bidirectional: whether there are keys after the query.
     """
@@ -316,7 +331,7 @@ def _name_tokens(
     vocabularies: dict[str, Sequence[str] | None],
     longest: int,
 ) -> None:
-    """The vocabularies, and config.json, which says which tokens are special."""
+    """Sets the vocabularies, and the special tokens of config.json."""
     config = model.config
     alone = isinstance(model, LanguageModel)
     sizes = {} if alone else {"source": config.source_vocabulary_size}
@@ -334,25 +349,25 @@ def _name_tokens(
     else:
         specification.register_source_vocabulary(named["source"])
         specification.register_target_vocabulary(target)
-    about = {
+    attributes = {
         "bos_token": target[config.start_id],
         "eos_token": target[config.end_id],
         "unk_token": unknown,
         "layer_norm_epsilon": model.decoder.blocks[0].norm_epsilon,
-        # For runtime.py, which keeps them from being decoded, as heed does.
+        # For runtime.py, which keeps padding from being decoded, as heed does.
         "pad_token": target[config.pad_id],
         "pad_id": config.pad_id,
     }
     if not alone:
-        about["decoder_start_token"] = target[config.start_id]
+        attributes["decoder_start_token"] = target[config.start_id]
         bound = {"learned": config.max_length, "sinusoidal": longest, "alibi": longest}
-        about["longest_source"] = bound.get(config.position)
-    for name, value in about.items():
+        attributes["longest_source"] = bound.get(config.position)
+    for name, value in attributes.items():
         specification.config.add_attribute(name, value)
 
 
 def _checked_tokens(side: str, tokens: Sequence[str] | None, size: int) -> list[str]:
-    """What the ids of one side are called."""
+    """The names of one side's ids."""
     tokens = [str(i) for i in range(size)] if tokens is None else list(tokens)
     if len(set(tokens)) != size or len(tokens) != size:
         raise ExportError(
@@ -362,11 +377,11 @@ def _checked_tokens(side: str, tokens: Sequence[str] | None, size: int) -> list[
     return tokens
 
 
-def _to_bfloat16(specification: Any) -> None:
+def _round_to_bfloat16(specification: Any) -> None:
     import tensorflow as tf
 
     for variable in specification.variables().values():
-        # An alias is a text.
+        # A text is an alias of another variable.
         table = not isinstance(variable, str) and not variable.is_scalar()
         if table and variable.dtype == "float32":
             variable.array = variable.array.astype(tf.bfloat16.as_numpy_dtype)

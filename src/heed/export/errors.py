@@ -1,12 +1,12 @@
-"""The error that a person can put right."""
+"""The error of a failed export."""
 
 from __future__ import annotations
 
 
 class ExportError(ValueError):
-    """Something in a model, an option or a folder that keeps the model from being exported.
+    """A model, an option or a folder does not allow the export.
 
-    The message is one complete line: what is wrong, with what was received, and where it helps what to do about it.
+    The message is one line: the problem, the received value and, where it helps, a way out.
 
     Example:
         >>> raise ExportError("`models/x` exists already: choose another folder")

@@ -1,4 +1,4 @@
-"""Exporting: a model in its format, checked against what it was made of, in a folder that needs no heed."""
+"""Writes a model in a format, runs it without heed, and compares it with the original."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import tensorflow as tf
 from heed import __version__
 from heed._install import how_to_install
 from heed._numbers import check_integer
-from heed.export import artefact, saved_model
+from heed.export import artefact
 from heed.export.errors import ExportError
-from heed.export.programs import Program, programs_of
+from heed.export.formats import FORMATS, ExportFormat, ExportJob
+from heed.export.programs import programs_of
 from heed.export.samples import sample_arrays, samples_of
-from heed.export.text_ops import text_ops
 from heed.export.verify import Agreement, verify
 from heed.models import Decodable
 
@@ -33,61 +33,20 @@ class Shippable(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
-    """What models can be exported to.
-
-    Attributes:
-        precisions: what an artefact may keep its weights in.
-        packages: what writing and running it needs, beside TensorFlow.
-    """
-
-    precisions: tuple[str, ...]
-    packages: tuple[str, ...] = ()
-
-
-FORMATS = {
-    "saved_model": Format(("float32",)),
-    "litert": Format(("float32", "float16", "int8"), ("ai_edge_litert",)),
-    "onnx": Format(("float32", "float16"), ("onnx", "onnxruntime")),
-    "ctranslate2": Format(("float32", "float16", "bfloat16", "int8"), ("ctranslate2",)),
-}
-
-
-@dataclasses.dataclass(frozen=True)
 class Exported:
-    """What an export made.
+    """A finished export.
 
     Attributes:
         path: the folder.
-        agreement: how far the artefact is from the model, and how fast.
-        bytes: of all files.
-        notes: what else a person should know, in half sentences.
+        agreement: the comparison with the model: differences and speed.
+        bytes: the size of all files.
+        notes: remarks for the user.
     """
 
     path: Path
     agreement: Agreement
     bytes: int
     notes: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """A model with all that was asked for; see `export`."""
-
-    model: Any
-    shipment: Any
-    format: str
-    precision: str
-    implementation: str
-    opset: int
-    calibration: Sequence[Mapping[str, Any]] | None
-    longest: int
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Those that the format has."""
-        own = {"saved_model": ["implementation"], "onnx": ["opset"]}.get(self.format, [])
-        return {name: getattr(self, name) for name in ("precision", *own)}
 
 
 def export(
@@ -103,32 +62,33 @@ def export(
     source: Any = None,
     longest: int = 64,
 ) -> Exported:
-    """Writes a model for a runtime without heed, runs it there on samples, and compares.
+    """Writes a model for a runtime without heed, runs it there on samples, and compares the outputs.
 
-    The folder holds the model, `manifest.json`, and `run.py`, which runs it with NumPy and the format's runtime alone.
-    It appears when all is written and checked; a failed export leaves nothing, and a run is never touched.
+    The folder holds the model, `manifest.json`, and `run.py`, which runs the model with NumPy and the format's runtime.
+    The folder appears once everything is written and checked. A failed export leaves nothing behind, and the export
+    never changes a run.
 
     Args:
         model: a run (`heed.seq2seq.RunFolder.open(path)`); a built Keras model with symbolic inputs, which may hold
             heed's layers or be accelerated; or a model that decodes (`heed.models.Decodable`).
         out: the folder to make; it must not exist, or be empty.
-        format: "saved_model", "litert", "onnx" or "ctranslate2" (of runs and Transformers alone).
-        precision: what the weights are kept in: "float32"; of all but SavedModel also "float16", of LiteRT and
-            CTranslate2 "int8", of CTranslate2 "bfloat16".
-        implementation: of attention in a SavedModel: "portable", or "native", which needs heed where it is loaded.
-        opset: of ONNX: from 23 on each attention is one node, 17 to 22 take it apart.
-        samples: of a Keras model, the arrays of its inputs by name, to compare with; of one that decodes "source". None
-            draws some.
-        calibration: of a Keras model to LiteRT's "int8": such dictionaries, which stand for what it will be asked. Then
-            activations are whole numbers too.
-        source: a `tf.TensorSpec` of what a model decodes, if that is no text.
-        longest: of a model that decodes and is no run: the most tokens of a target.
+        format: a name of `FORMATS`: "saved_model", "litert", "onnx", or "ctranslate2" (runs and Transformers only).
+        precision: how to store the weights, one of the format's `precisions`: "float32", "float16", "bfloat16" or
+            "int8".
+        implementation: the attention of a SavedModel: "portable", or "native", which needs heed where it is loaded.
+        opset: the version of ONNX' operators, 17 to 24; from 23 on, each attention is one node.
+        samples: inputs for the comparison, arrays by name; for a model that decodes, "source". None draws random ones.
+        calibration: for LiteRT's "int8" and a Keras model: typical inputs, dictionaries like `samples`. With them,
+            activations are integers too.
+        source: a `tf.TensorSpec` of the input of a model that decodes something else than text.
+        longest: the most tokens of a target, for a model that decodes; a run has its own bound.
 
-    Returns: where it is, how far it is from the model, and how fast.
+    Returns:
+        The folder, the differences from the model, and the speed.
 
     Raises:
-        ExportError: if an option is not one, the format cannot hold the model, a package is missing, `out` holds
-            something already, or the artefact does not do what the model does.
+        ExportError: if an option has a bad value, the format cannot hold the model, a package is missing, `out` holds
+            something already, or the outputs differ too much from the model's.
         OSError: if `out` cannot be written.
 
     Example:
@@ -140,7 +100,12 @@ def export(
         >>> done.agreement.largest_difference < 1e-5, sorted(path.name for path in done.path.iterdir())
         (True, ['manifest.json', 'model', 'run.py', 'runtime.py'])
     """
-    _check(format, precision, implementation, calibration)
+    options: dict[str, Any] = {
+        "implementation": implementation,
+        "opset": opset,
+        "calibration": calibration,
+    }
+    kind = _check_format(format, precision, options)
     out, shipment = _path(out), None
     artefact.check_free(out)
     longest = check_integer("longest", longest, least=1)
@@ -149,28 +114,30 @@ def export(
         model, longest = shipment.model, shipment.longest
     elif (bound := getattr(getattr(model, "config", None), "longest_target", None)) is not None:
         longest = min(longest, bound)
-    wanted = _Wanted(
-        model, shipment, format, precision, implementation, opset, calibration, longest
-    )
     try:
         programs = programs_of(model, source)
     except ValueError as error:
         raise ExportError(str(error)) from None
     given = {"source": shipment.sources} if shipment is not None else samples
     arrays = sample_arrays(model, programs, given)
+    options = {option.name: options[option.name] for option in kind.options}
+    job = ExportJob(model, programs, shipment, kind, precision, options, longest)
     with artefact.new_folder(out) as folder:
         try:
-            notes = _write(wanted, programs, folder)
+            notes = kind.write_artefact(job, folder)
         except tf.errors.OpError as error:
-            # Behind the names of nodes and files, before that of the operation.
+            # The message stands after the names of nodes and files and before the operation's name.
             why = str(error.message).splitlines()[0].rpartition("; ")[2].partition(" [Op:")[0]
             raise ExportError(f"{out} cannot be written: {why}") from None
-        manifest = _manifest(wanted, programs, notes)
+        artefact.add_runner(folder, kind.name)
+        for name, data in {} if shipment is None else shipment.files.items():
+            (folder / name).write_bytes(data)
+        manifest = _manifest(job, notes)
         artefact.write_manifest(folder, manifest)
-        asked = samples_of(model, programs, arrays, longest)
-        agreement = verify(folder, asked, precision, needs_heed=implementation == "native")
-        checked = {"checked": dataclasses.asdict(agreement)}
-        artefact.write_manifest(folder, {**manifest, **checked})
+        answered = samples_of(model, programs, arrays, longest)
+        agreement = verify(folder, answered, precision, needs_heed=implementation == "native")
+        manifest["checked"] = dataclasses.asdict(agreement)
+        artefact.write_manifest(folder, manifest)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Exported(out, agreement, size, tuple(notes))
 
@@ -182,62 +149,36 @@ def _path(out: Any) -> Path:
     return Path(path)
 
 
-def _check(format: str, precision: str, implementation: str, calibration: Any) -> None:
+def _check_format(format: str, precision: str, options: Mapping[str, Any]) -> ExportFormat:
+    """The format of this name, after checks of precision, options and packages."""
     if not isinstance(format, str) or format not in FORMATS:
         raise ExportError(f"`format` must be one of {', '.join(FORMATS)}. Received: {format!r}")
-    kind = FORMATS[format]
+    kind, implementation = FORMATS[format], options["implementation"]
     if precision not in kind.precisions:
         known = ", ".join(kind.precisions)
         raise ExportError(f"`precision` of {format} must be {known}. Received: {precision!r}")
-    if implementation not in saved_model.IMPLEMENTATIONS:
-        known = " or ".join(saved_model.IMPLEMENTATIONS)
-        raise ExportError(f"`implementation` must be {known}. Received: {implementation!r}")
-    if implementation == "native" and format != "saved_model":
+    if implementation not in ("portable", "native"):
         raise ExportError(
-            f"`implementation` can be 'native' in a SavedModel alone. Received: format={format!r}"
+            f"`implementation` must be portable or native. Received: {implementation!r}"
         )
-    if calibration is not None and format != "litert":
-        raise ExportError(f"`calibration` goes with LiteRT alone. Received: format={format!r}")
+    used = {
+        "implementation": implementation == "native",
+        "calibration": options["calibration"] is not None,
+    }
+    for name in used:
+        if used[name] and not kind.takes_option(name):
+            titles = " and ".join(one.title for one in FORMATS.values() if one.takes_option(name))
+            raise ExportError(f"`{name}` goes with {titles} alone. Received: format={format!r}")
     for package in kind.packages:
         try:
             importlib.import_module(package)
         except ImportError:
             raise ExportError(f"{format} needs {package}: {how_to_install('export')}") from None
+    return kind
 
 
-def _write(wanted: _Wanted, programs: list[Program], folder: Path) -> list[str]:
-    """Writes the model and what runs it; returns what else a person should know."""
-    shipment, notes = wanted.shipment, []
-    writer: Any = importlib.import_module(f"heed.export.{wanted.format}")
-    if wanted.format == "saved_model":
-        decodes = isinstance(wanted.model, Decodable) and len(programs) == 2
-        writer.write(
-            programs,
-            folder,
-            implementation=wanted.implementation,
-            model=wanted.model if decodes else None,
-            longest=wanted.longest,
-            texts=None if shipment is None else text_ops(shipment.tokens),
-        )
-        if shipment is not None and shipment.no_texts is not None:
-            notes.append(f"it takes and gives ids, not strings: {shipment.no_texts}")
-    elif wanted.format == "ctranslate2":
-        sides = () if shipment is None else ("source", "target")
-        tokens = {f"{side}_tokens": writer.each_once(shipment.tokens[side]) for side in sides}
-        writer.write(wanted.model, folder, quantization=wanted.precision, **tokens)
-    elif wanted.format == "litert":
-        writer.write(programs, folder, precision=wanted.precision, calibration=wanted.calibration)
-    else:
-        writer.write(programs, folder, opset=wanted.opset, precision=wanted.precision)
-    artefact.add_runner(folder, wanted.format)
-    if shipment is not None:
-        for name, data in shipment.files.items():
-            (folder / name).write_bytes(data)
-    return notes
-
-
-def _manifest(wanted: _Wanted, programs: list[Program], notes: list[str]) -> dict[str, Any]:
-    model = wanted.model
+def _manifest(job: ExportJob, notes: Sequence[str]) -> dict[str, Any]:
+    model = job.model
     described: dict[str, Any] = {"class": type(model).__name__}
     decoding = None
     if isinstance(model, Decodable):
@@ -246,19 +187,22 @@ def _manifest(wanted: _Wanted, programs: list[Program], notes: list[str]) -> dic
             "pad": model.config.pad_id,
             "start": model.config.start_id,
             "end": model.config.end_id,
-            "longest": wanted.longest,
+            "longest": job.longest,
             "masks": {
                 "source": "all but padding is seen",
                 "target": "each token sees those before",
             },
         }
+    options = {
+        option.name: job.options[option.name] for option in job.format.options if option.type
+    }
     return {
         "heed": __version__,
-        "kind": wanted.format,
-        "options": wanted.options,
+        "kind": job.format.name,
+        "options": {"precision": job.precision, **options},
         "model": described,
-        "programs": artefact.described(programs),
+        "programs": artefact.describe_programs(job.programs),
         "decoding": decoding,
-        "tokens": None if wanted.shipment is None else dict(wanted.shipment.tokens),
-        "notes": notes,
+        "tokens": None if job.shipment is None else dict(job.shipment.tokens),
+        "notes": list(notes),
     }

@@ -1,4 +1,4 @@
-"""LiteRT: programs as one .tflite of the runtime's own operators, for phones, small computers and browsers."""
+"""Writes programs as one .tflite of LiteRT's own operators, for phones, small computers and browsers."""
 
 from __future__ import annotations
 
@@ -10,56 +10,61 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from heed.export.errors import ExportError
+from heed.export.formats import FORMATS, ExportJob
 from heed.export.programs import SERVE, Program
 
 FILE = "model.tflite"
-Precision = Literal["float32", "float16", "int8"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
+PRECISIONS = FORMATS["litert"].precisions
 
-# With samples these alone become products of integers. Eight bits for all else would hold either the number that hides
-# a score or the scores, so that attention would come out as a plain mean; and tables get the range of what is computed
-# of them next.
+# Only these become products of integers when there are samples. Elsewhere eight bits do harm: they cannot hold both
+# scores and the number that masks a score, so attention would become a plain mean; and tables would get the range of
+# the operator that reads them.
 _BY_RANGES = {"FULLY_CONNECTED", "CONV_2D"}
-# What the converter says of an operation: its type, and its place in the graph, which begins with the layers' names.
+# The converter's messages name an operation's type and its place in the graph, which begins with the layers' names.
 _PLACE = re.compile(r'error: loc\(.*?fused\["(\w+):", "([^"@]*)')
 _NAMED = re.compile(r"error: 'tf\.(\w+)' op|(?:TF Select|Custom) ops: (\w+)")
 _LISTS = ("TensorList", "TensorArray")
-# A .tflite addresses what it holds in 31 bits.
+# A .tflite has 31-bit addresses.
 _MOST_BYTES = 2**31
 _BYTES = {"float32": 4, "float16": 2, "int8": 1}
+
+
+def write_artefact(job: ExportJob, folder: pathlib.Path) -> list[str]:
+    """Writes `model.tflite`. See `ExportFormat`."""
+    write(job.programs, folder, precision=job.precision, **job.options)
+    return []
 
 
 def write(
     programs: Sequence[Program],
     folder: str | os.PathLike[str],
     *,
-    precision: Precision = "float32",
+    precision: str = "float32",
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Writes `model.tflite`, in which each program is a signature of its own name.
 
-    It needs no operators but LiteRT's own. Sizes that are None in a program's inputs may differ from call to call.
+    It contains only LiteRT's own operators. Sizes that are None in a program's inputs may vary from call to call.
 
     Args:
-        programs: what it holds; weights that they share are there once.
-        folder: an existing one.
-        precision: of the weights. "float32"; "float16", which halves them and computes in float32; "int8", a quarter:
-            matrices of 1,024 numbers and more become 8-bit integers, and are multiplied with rows that are rounded to
-            8 bits as they come ("dynamic range").
-        calibration: with "int8": inputs of the program "serve", dictionaries of arrays as it will be given, some
-            dozens, the shortest and the longest among them. Products of weights are then of integers alone, rows
-            rounded in the ranges that they have in these samples, for hardware that wants that; less exact than
-            without. Attention, tables of embeddings and what else is no product of weights stay float32, and so do
-            inputs and outputs.
+        programs: the programs; shared weights are stored once.
+        folder: an existing folder.
+        precision: of the weights: "float32"; "float16", half the size, computed in float32; "int8", a quarter: matrices
+            of 1,024 numbers and more become 8-bit integers, and are multiplied with rows that are rounded to 8 bits at
+            run time ("dynamic range").
+        calibration: with "int8": some dozens of typical inputs of the program "serve", dictionaries of arrays, the
+            shortest and the longest among them. They set the ranges in which rows are rounded, so that products with
+            weights are of integers only, for hardware that needs that; less exact than without. Attention, embedding
+            tables and everything else that is no product with weights stay float32, and so do inputs and outputs.
 
     Raises:
-        ExportError: for another precision, samples that do not fit, or what LiteRT has no operator for.
+        ExportError: for another precision, samples that do not fit, or operations that LiteRT does not have.
 
     Source:
         Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
@@ -68,31 +73,31 @@ def write(
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise ExportError(f"`precision` must be one of {known}. Received: precision={precision!r}")
-    samples = None if calibration is None else _samples(calibration, programs, precision)
+    samples = None if calibration is None else _check_samples(calibration, programs, precision)
     functions = {program.name: program.trace() for program in programs}
     _check_size(functions, precision)
     with _without_noise() as noise, tempfile.TemporaryDirectory() as saved:
-        # A SavedModel, because the converter takes several signatures from nothing else.
+        # Only from a SavedModel does the converter take several signatures.
         module: Any = tf.Module()
         module.functions = functions
         module.weights = [x for function in functions.values() for x in function.graph.variables]
         try:
             tf.saved_model.save(module, saved, signatures=functions)
-        except AssertionError as error:  # what TensorFlow says of things that are no variables
-            raise _untracked(error) from None
+        except AssertionError as error:  # from TensorFlow, about resources that are no variables
+            raise _resource_error(error) from None
         converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=list(functions))
         try:
-            content = _converted(converter, precision, samples)
-        except Exception as error:  # of many types, and all of them are about the model
-            raise _refusal(error, noise(), functions) from None
+            content = _convert(converter, precision, samples)
+        except Exception as error:  # of many types, all of them about the model
+            raise _conversion_error(error, noise(), functions) from None
     (pathlib.Path(folder) / FILE).write_bytes(content)
 
 
 def operators(file: str | os.PathLike[str] | bytes) -> list[str]:
     """The names of all operators in a .tflite (a path or its bytes), sorted.
 
-    LiteRT's own are in capitals, as "BATCH_MATMUL". Others, which the runtime alone cannot run, are "custom NAME",
-    those of TensorFlow "custom FlexNAME".
+    LiteRT's own are in capitals, as "BATCH_MATMUL". Others, which need more than the runtime, are "custom NAME", those
+    of TensorFlow "custom FlexNAME".
     """
     from tensorflow.lite.python import schema_py_generated as schema
 
@@ -101,15 +106,15 @@ def operators(file: str | os.PathLike[str] | bytes) -> list[str]:
     names = {number: name for name, number in vars(schema.BuiltinOperator).items()}
     found = set()
     for code in model.operatorCodes:
-        # Files of old versions keep small numbers in the one field, new ones all in the other.
+        # Old files keep small numbers in the deprecated field.
         number = max(code.builtinCode, code.deprecatedBuiltinCode)
         custom = code.customCode.decode() if code.customCode else ""
         found.add(f"custom {custom}" if names[number] == "CUSTOM" else names[number])
     return sorted(found)
 
 
-def _converted(
-    converter: Any, precision: Precision, samples: Sequence[Mapping[str, np.ndarray]] | None
+def _convert(
+    converter: Any, precision: str, samples: Sequence[Mapping[str, np.ndarray]] | None
 ) -> bytes:
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
     if precision != "float32":
@@ -120,7 +125,7 @@ def _converted(
         return converter.convert()
     from tensorflow.lite.python import convert
 
-    # In two steps, for only the second one can be told what to leave alone.
+    # In two steps, because only the second one takes a list of operators to leave alone.
     converter.representative_dataset = lambda: ((SERVE, dict(one)) for one in samples)
     converter._experimental_calibrate_only = True
     measured = bytes(converter.convert())
@@ -128,10 +133,10 @@ def _converted(
     return bytes(convert.mlir_quantize(measured, denylisted_ops=others))
 
 
-def _check_size(functions: Mapping[str, Any], precision: Precision) -> None:
+def _check_size(functions: Mapping[str, Any], precision: str) -> None:
     """Raises an error unless the weights have room in one file."""
-    weights = {id(x): x for function in functions.values() for x in function.graph.variables}
-    size = _BYTES[precision] * sum(x.shape.num_elements() for x in weights.values())
+    weights = {x.ref() for function in functions.values() for x in function.graph.variables}
+    size = _BYTES[precision] * sum(x.deref().shape.num_elements() for x in weights)
     if size >= _MOST_BYTES:
         raise ExportError(
             f"A .tflite holds less than {_MOST_BYTES:,} bytes. Received: weights of {size:,} bytes in {precision}. "
@@ -139,8 +144,8 @@ def _check_size(functions: Mapping[str, Any], precision: Precision) -> None:
         )
 
 
-def _samples(
-    calibration: Sequence[Mapping[str, Any]], programs: Sequence[Program], precision: Precision
+def _check_samples(
+    calibration: Sequence[Mapping[str, Any]], programs: Sequence[Program], precision: str
 ) -> list[dict[str, np.ndarray]]:
     """The samples as arrays of the program's types."""
     if precision != "int8":
@@ -160,24 +165,23 @@ def _samples(
     return [programs[0].arrays("calibration", sample) for sample in calibration]
 
 
-def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> ExportError:
-    """One line for what the converter says in many."""
+def _conversion_error(error: Exception, noise: str, functions: Mapping[str, Any]) -> ExportError:
+    """Sums up the converter's messages in one line."""
     text = f"{error}\n{noise}"
     places = dict(_PLACE.findall(text))
     if not places:
         places = {next(filter(None, match)): "" for match in _NAMED.findall(text)}
     if not places:
-        return ExportError(
-            f"LiteRT's converter failed: {_first_line(error)}. Nearest: a SavedModel"
-        )
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+        return ExportError(f"LiteRT's converter failed: {line}. Nearest: a SavedModel")
     name, place = min(places.items())
     layer = place.rpartition("/")[0]
-    told = f"{name} in {layer}" if layer else name
+    where = f"{name} in {layer}" if layer else name
     more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     nearest = "write that with other operations; a SavedModel has all of TensorFlow's"
     if dtype := _other_float(functions):
         return ExportError(
-            f'LiteRT computes in float32, not in {dtype} as {told}{more}. Nearest: the model with dtype="float32" '
+            f'LiteRT computes in float32, not in {dtype} as {where}{more}. Nearest: the model with dtype="float32" '
             'and the same weights, written with precision="float16"'
         )
     if name.startswith(_LISTS):
@@ -185,11 +189,11 @@ def _refusal(error: Exception, noise: str, functions: Mapping[str, Any]) -> Expo
             "LSTM, GRU, SimpleRNN or RNN of keras.layers in place of a loop over lists (ops.scan, ops.map, "
             "TimeDistributed); a SavedModel takes it as it is"
         )
-    return ExportError(f"LiteRT has no operator for {told}{more}. Nearest: {nearest}")
+    return ExportError(f"LiteRT has no operator for {where}{more}. Nearest: {nearest}")
 
 
-def _untracked(error: AssertionError) -> ExportError:
-    """One line for what TensorFlow says of a table, or whatever else of its own a model looks up."""
+def _resource_error(error: AssertionError) -> ExportError:
+    """Names the resource, such as a lookup table, that TensorFlow cannot save."""
     found = re.search(r"Trackable referencing this tensor = <(?:\w+\.)*(\w+)", str(error))
     return ExportError(
         f"LiteRT holds tensors alone, no {found[1] if found else 'resource'}. Nearest: the model without its lookup "
@@ -198,7 +202,7 @@ def _untracked(error: AssertionError) -> ExportError:
 
 
 def _other_float(functions: Mapping[str, Any]) -> str | None:
-    """The name of another type than float32 that matrix products of the graphs have, loops included."""
+    """The name of a type other than float32 in the matrix products of the graphs, loops included."""
     products, found = ("MatMul", "BatchMatMulV2", "Einsum"), set()
     for function in functions.values():
         graph = function.graph.as_graph_def()
@@ -207,14 +211,9 @@ def _other_float(functions: Mapping[str, Any]) -> str | None:
     return min(found - {"float32"}, default=None)
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200].rstrip(".")
-
-
 @contextlib.contextmanager
 def _without_noise() -> Iterator[Any]:
-    """Meanwhile what the process prints, the converter's C++ included, goes to a file; gives what reads that."""
+    """Redirects the process' output, including the converter's C++, to a file; gives a function that reads it."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(number) for number in (1, 2)]

@@ -1,4 +1,4 @@
-"""Operations that few runtimes know, put into words that all of them know."""
+"""Replaces operations that few runtimes have with ones that all of them have, while a model is traced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
         if all(one is not None for one in items) or x.shape.rank is None:
             return original(x, index, var)
         given = sum(one is not None and one is not Ellipsis for one in items)
-        axes, axis = [], 0  # where the new ones are, in the result
+        axes, axis = [], 0  # the new axes, in the result
         for one in items:
             if one is None:
                 axes.append(axis)
@@ -40,9 +40,9 @@ def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
                 axis += x.shape.rank - given
             elif one is None or isinstance(one, slice):
                 axis += 1
-        others = tuple(one for one in items if one is not None)
-        if not all(map(_is_whole, others)):
-            x = original(x, others, var)
+        cuts = tuple(one for one in items if one is not None)
+        if not all(map(_is_whole, cuts)):
+            x = original(x, cuts, var)
         for axis in axes:
             x = tf.expand_dims(x, axis)
         return x
@@ -51,14 +51,14 @@ def _make_getitem(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_whole(item: Any) -> bool:
-    """Whether an index cuts nothing."""
+    """Whether an index keeps the whole axis."""
     if isinstance(item, slice):
         return item.start is item.stop is item.step is None
     return item is Ellipsis
 
 
 def _searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Any:
-    """How many of `sorted_sequence` (n,) stand before each of the values, int32."""
+    """The number of entries of `sorted_sequence` (n,) before each value, int32."""
     values = tf.expand_dims(tf.convert_to_tensor(values), -1)
     before = sorted_sequence <= values if side == "right" else sorted_sequence < values
     return tf.reduce_sum(tf.cast(before, tf.int32), -1)

@@ -1,7 +1,7 @@
-"""What leaves Python of a model: functions of named tensors, traced with plain operations.
+"""The programs of a model: functions of named tensors, traced with plain operations.
 
-A Keras model is one program, "serve". What decodes is two: "encode" makes of a source all that decoding reads of it,
-and "decode_step" reads one token and says what may follow. A loop of some lines around them decodes, in any language.
+A Keras model is one program, "serve". A model that decodes is two: "encode" prepares a source for decoding, and
+"decode_step" reads one token and scores the next. A loop of a few lines around them decodes, in any language.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from heed.ops.backends.tensorflow import exportable
 
 SERVE, ENCODE, DECODE_STEP = "serve", "encode", "decode_step"
 STATE, MEMORY = "state_", "memory_"
-# Lengths that no model has: where the shapes of two states differ, they grow.
-_SOME, _MORE = 1009, 1013
+# Two lengths that no model has: a state grows if its shape differs between them.
+_LENGTH, _LONGER = 1009, 1013
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Program:
 
     Attributes:
         name: "serve", "encode" or "decode_step".
-        function: of tensors, by name; gives a dictionary of tensors.
-        inputs: what it takes, by name; None in a shape varies from call to call.
-        growing: of "decode_step", the states that get longer in each step: (B, P, ...), with P = 0 at first.
-        variables: what the function computes with.
+        function: takes tensors by name, returns a dictionary of tensors.
+        inputs: its arguments by name; None in a shape varies from call to call.
+        growing: the states of "decode_step" that get longer in each step: (B, P, ...), with P = 0 at first.
+        variables: the variables that it reads.
     """
 
     name: str
@@ -48,24 +48,24 @@ class Program:
     variables: Sequence[Any] = ()
 
     def trace(self, implementation: str = "exportable") -> Any:
-        """The function as a graph, a `ConcreteFunction` that is called with tensors by name.
+        """Traces the function; returns a `ConcreteFunction` of tensors by name.
 
         Args:
-            implementation: of attention, as `heed.set_implementation` has it.
+            implementation: the implementation of attention, as in `heed.set_implementation`.
         """
         with exporting() if implementation == "exportable" else set_implementation(implementation):
             graph = tf.function(self.function, autograph=False)
             return graph.get_concrete_function(**self.inputs)
 
     def arrays(self, argument: str, given: Any) -> dict[str, NDArray[Any]]:
-        """What a caller gave for the inputs, as arrays of their dtypes.
+        """The caller's arrays, converted to the dtypes of the inputs.
 
         Args:
-            argument: what the caller calls it, for the message.
+            argument: the name of the caller's argument, for messages.
             given: arrays by name.
 
         Raises:
-            ExportError: unless there is one sample at least, of the right shape and without NaN, for each input.
+            ExportError: unless each input has at least one sample, of the right shape and without NaN.
         """
         if not isinstance(given, Mapping) or set(given) != set(self.inputs):
             received = (
@@ -99,7 +99,7 @@ class Program:
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """Meanwhile what is traced has plain operations alone."""
+    """Traces with plain operations only."""
     with set_implementation("exportable"), plain_loops(), plain_operations():
         yield
 
@@ -109,20 +109,20 @@ def programs_of(model: Any, source: tf.TensorSpec | None = None) -> list[Program
 
     Args:
         model: a built Keras model, or one that decodes (`heed.models.Decodable`).
-        source: what it decodes, if that is no text: a model of text has (B, S) integers.
+        source: the input of a model that decodes, if it is not token ids (B, S).
 
     Raises:
-        ValueError: if the model is not built, or has inputs of which nothing is known.
+        ValueError: if the model is not built, or its inputs are not known.
     """
     if isinstance(model, Decodable):
         if not model.built:
             model.build()
-        return _of_decodable(model, source)
-    return [_of_keras(model)]
+        return _decodable_programs(model, source)
+    return [_keras_program(model)]
 
 
-def _of_keras(model: Any) -> Program:
-    """The program of a Keras model; its inputs are called as the model calls them, its outputs too."""
+def _keras_program(model: Any) -> Program:
+    """The program of a Keras model; inputs and outputs keep the model's names."""
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"`model` must be a Keras model or one that decodes. Received: model={model!r}"
@@ -132,7 +132,7 @@ def _of_keras(model: Any) -> Program:
             "`model` must have symbolic inputs: be a Functional or a built Sequential model. "
             f"Wrap it: keras.Model(inputs, model(inputs)). Received: {type(model).__name__} {model.name!r}"
         )
-    # Of a Sequential model Keras has the inputs alone.
+    # A Sequential model has no input structure, only inputs.
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     symbols = keras.tree.flatten(structure)
     names = _unique([symbol.name for symbol in symbols])
@@ -149,7 +149,7 @@ def _of_keras(model: Any) -> Program:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Names of letters, digits and underscores, no two the same."""
+    """The names in letters, digits and underscores, made different from each other."""
     found: list[str] = []
     for name in names:
         clean = "".join(letter if letter.isalnum() else "_" for letter in name)
@@ -158,32 +158,26 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _named(outputs: Any) -> dict[str, Any]:
-    """Outputs by name: their own, if they are a dictionary of tensors; else output_0, output_1 ..."""
+    """Outputs by name: the keys of a dictionary of tensors, else output_0, output_1 ..."""
     if isinstance(outputs, Mapping) and not any(map(keras.tree.is_nested, outputs.values())):
         return {str(name): tf.identity(x) for name, x in outputs.items()}
     return {f"output_{i}": tf.identity(x) for i, x in enumerate(keras.tree.flatten(outputs))}
 
 
-def _of_decodable(model: Any, source: tf.TensorSpec | None) -> list[Program]:
-    """Both programs of what decodes; of a language model "decode_step" alone."""
+def _decodable_programs(model: Any, source: tf.TensorSpec | None) -> list[Program]:
+    """Both programs of a model that decodes; "decode_step" alone for a language model."""
     if source is None:
         source = tf.TensorSpec((None, None), tf.int32, "source")
     rows = tf.TensorSpec((None, 1), tf.int32, "tokens")
-
     alone = _needs_no_source(model)
 
-    def memory_of(given: Any) -> Any:
-        return () if alone else model.encode_source(model.check_source(given))
+    def start(given: Any, length: int = _LENGTH) -> tuple[Any, Any]:
+        memory = () if alone else model.encode_source(model.check_source(given))
+        return memory, model.make_state(tf.shape(given)[0], length, memory)
 
-    def remembered(given: Any) -> tuple[Any, Any]:
-        memory = memory_of(given)
-        return memory, model.make_state(tf.shape(given)[0], _SOME, memory)
-
-    # What there is, as symbols: of which structure, how wide, and which of it grows.
-    memory, state = _symbols(remembered, source)
-    longer = _symbols(
-        lambda given: model.make_state(tf.shape(given)[0], _MORE, memory_of(given)), source
-    )
+    # Symbolic: they tell structures and shapes, and which states grow.
+    memory, state = _trace_symbols(start, source)
+    _, longer = _trace_symbols(lambda given: start(given, _LONGER), source)
     grows = [
         one.shape.as_list() != other.shape.as_list()
         for one, other in zip(tf.nest.flatten(state), tf.nest.flatten(longer), strict=True)
@@ -220,9 +214,9 @@ def _of_decodable(model: Any, source: tf.TensorSpec | None) -> list[Program]:
 
     index = tf.TensorSpec((), tf.int32, "index")
     inputs = {"tokens": rows, "index": index, **states, **parts}
-    # Not all that an encoder gives is read, once keys and values have been made of it.
+    # Steps read only a part of the memory, once keys and values have been projected.
     whole = Program(DECODE_STEP, decode_step, inputs, growing, model.variables)
-    read = _read(whole.trace())
+    read = _names_read(whole.trace())
     inputs = {
         name: spec for name, spec in inputs.items() if name in read or not name.startswith(MEMORY)
     }
@@ -231,32 +225,37 @@ def _of_decodable(model: Any, source: tf.TensorSpec | None) -> list[Program]:
         return [step]
 
     def encode(**tensors: Any) -> dict[str, Any]:
-        found, first = remembered(tensors["source"])
-        flat = {f"{MEMORY}{i}": x for i, x in enumerate(tf.nest.flatten(found))}
-        begun = {f"{STATE}{i}": x for i, x in enumerate(tf.nest.flatten(first))}
-        wanted = {**flat, **{name: x for name, x in begun.items() if name not in growing}}
-        return {name: tf.identity(x) for name, x in wanted.items() if name in inputs}
+        outputs = {
+            f"{prefix}{i}": x
+            for prefix, structure in zip((MEMORY, STATE), start(tensors["source"]), strict=True)
+            for i, x in enumerate(tf.nest.flatten(structure))
+        }
+        return {
+            name: tf.identity(x)
+            for name, x in outputs.items()
+            if name in inputs and name not in growing
+        }
 
     return [Program(ENCODE, encode, {"source": source}, variables=model.variables), step]
 
 
 def _needs_no_source(model: Any) -> bool:
-    """Whether it goes on where a prompt ends, as a language model does."""
+    """Whether the model only continues a prompt, as a language model does."""
     try:
         return model.check_source(None) is None
     except (TypeError, ValueError):
         return False
 
 
-def _symbols(function: Callable[[Any], Any], source: tf.TensorSpec) -> Any:
-    """What a function of a source gives, as symbols of a graph that is thrown away."""
+def _trace_symbols(function: Callable[[Any], Any], source: tf.TensorSpec) -> Any:
+    """The symbolic outputs of a function of a source; their graph is thrown away."""
     with exporting():
         graph = tf.function(function, autograph=False).get_concrete_function(source)
     return graph.structured_outputs
 
 
-def _read(function: Any) -> set[str]:
-    """The names of the arguments that anything in the graph reads."""
+def _names_read(function: Any) -> set[str]:
+    """The names of the arguments that the graph reads."""
     names = {spec.name: name for name, spec in function.structured_input_signature[1].items()}
     placeholders = (x for x in function.graph.inputs if x.consumers())
     return {names.get(x.op.name, x.op.name) for x in placeholders}

@@ -1,6 +1,6 @@
-"""Keras' recurrent layers as loops over plain tensors, which other runtimes know.
+"""Traces Keras' recurrent layers as loops over plain tensors, which other runtimes have.
 
-Keras keeps inputs and outputs of a loop in lists of tensors, TensorFlow's own, and calls cuDNN where there is a GPU.
+Keras itself keeps the inputs and outputs of a loop in TensorFlow's lists of tensors, and calls cuDNN on a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _not_implemented(*_: Any, **__: Any) -> Any:
 
 
 def _make_rnn(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' `rnn`, whose arguments and results are documented there."""
+    """A replacement of Keras' `rnn`, with the same arguments and results."""
 
     def rnn(
         step_function: Callable[..., Any],
@@ -52,7 +52,7 @@ def _make_rnn(original: Callable[..., Any]) -> Callable[..., Any]:
         zero_output_for_mask: bool = False,
         return_all_outputs: bool = True,
     ) -> Any:
-        if unroll:  # no loop
+        if unroll:  # without a loop
             return original(
                 step_function,
                 inputs,
@@ -67,15 +67,15 @@ def _make_rnn(original: Callable[..., Any]) -> Callable[..., Any]:
                 return_all_outputs=return_all_outputs,
             )
 
-        def ordered(x: Any) -> Any:
-            """(T, B, ...), the step that comes first in front."""
-            x = x if time_major else _swapped(x)
+        def order(x: Any) -> Any:
+            """(T, B, ...), in the order of the steps."""
+            x = x if time_major else _swap_axes(x)
             return tf.reverse(x, [0]) if go_backwards else x
 
-        steps = keras.tree.map_structure(ordered, inputs)
+        steps = keras.tree.map_structure(order, inputs)
         counts = None
         if mask is not None:
-            counts = ordered(tf.cast(mask if len(mask.shape) > 2 else mask[..., None], tf.bool))
+            counts = order(tf.cast(mask if len(mask.shape) > 2 else mask[..., None], tf.bool))
         output, states, outputs = _loop(
             lambda x, states: step_function(x, (*states, *(constants or ()))),
             steps,
@@ -85,7 +85,7 @@ def _make_rnn(original: Callable[..., Any]) -> Callable[..., Any]:
             return_all_outputs,
         )
         if not time_major:
-            outputs = keras.tree.map_structure(_swapped, outputs)
+            outputs = keras.tree.map_structure(_swap_axes, outputs)
         return output, outputs, list(states)
 
     return rnn
@@ -102,12 +102,12 @@ def _loop(
     """The last output (B, ...), the last states, and the outputs (T, B, ...) or only the last one (1, B, ...).
 
     Args:
-        step: takes an input (B, ...) and states, gives an output and the new states.
+        step: maps an input (B, ...) and states to an output and new states.
         inputs: structure of (T, B, ...).
         initial_states: structure of (B, ...).
-        counts: booleans (T, B, 1), False for steps that change nothing; or None.
-        zero_where_masked: whether such a step gives 0, not what the step before gave.
-        all_outputs: whether all are wanted.
+        counts: booleans (T, B, 1), False for steps to skip; or None.
+        zero_where_masked: whether a skipped step gives 0 instead of the output of the step before.
+        all_outputs: whether to return all outputs.
     """
     tree = keras.tree
     first = tree.flatten(inputs)[0]
@@ -119,7 +119,7 @@ def _loop(
     def zeros(like: Any) -> Any:
         return tf.zeros(tf.stack([batch, *like.shape[1:]]), like.dtype)
 
-    # Only its shapes are used.
+    # Only the shapes of this output are used.
     output, _ = step(at(0, inputs), initial_states)
     output = tree.map_structure(zeros, output)
     kept = ()
@@ -130,7 +130,7 @@ def _loop(
 
     def body(time: Any, output: Any, states: Any, kept: Any) -> Any:
         new, new_states = step(at(time, inputs), states)
-        # A cell may give its states in another structure than it takes them.
+        # A cell may return its states in another structure.
         new_states = tree.pack_sequence_as(states, tree.flatten(new_states))
         if counts is not None:
             now = tf.gather(counts, time)
@@ -141,7 +141,7 @@ def _loop(
         if all_outputs:
             here = tf.equal(tf.range(length), time)
             kept = tree.map_structure(
-                lambda x, rows: tf.where(_of_rank(here, rows), tf.expand_dims(x, 0), rows),
+                lambda x, rows: tf.where(_expand(here, rows), tf.expand_dims(x, 0), rows),
                 new,
                 kept,
             )
@@ -154,18 +154,18 @@ def _loop(
     return output, states, outputs
 
 
-def _swapped(x: Any) -> Any:
+def _swap_axes(x: Any) -> Any:
     """(B, T, ...) to (T, B, ...) and back."""
     return tf.transpose(x, (1, 0, *range(2, len(x.shape))))
 
 
-def _of_rank(x: Any, like: Any) -> Any:
-    """With axes of length 1 behind."""
+def _expand(x: Any, like: Any) -> Any:
+    """Appends axes of length 1 until `x` has the rank of `like`."""
     for _ in range(len(like.shape) - len(x.shape)):
         x = tf.expand_dims(x, -1)
     return x
 
 
 def _where(counts: Any, new: Any, old: Any) -> Any:
-    """Of two structures the first where `counts` (B, 1)."""
-    return keras.tree.map_structure(lambda a, b: tf.where(_of_rank(counts, a), a, b), new, old)
+    """The structure `new` where `counts` (B, 1), else `old`."""
+    return keras.tree.map_structure(lambda a, b: tf.where(_expand(counts, a), a, b), new, old)

@@ -1,4 +1,4 @@
-"""What a model is asked, to compare what was exported of it: samples that were given, or some that are drawn."""
+"""Samples for comparing an exported model with the original: the caller's, or random ones."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from numpy.typing import NDArray
 
 from heed.export.errors import ExportError
 from heed.export.programs import Program
-from heed.export.verify import Samples, timed
+from heed.export.verify import Samples, call_timed
 from heed.models import Decodable, generate
 
-# Drawn samples, their length where it may vary, how many are translated together, and whose scores are compared.
-_ROWS, _LENGTH, _TOGETHER, _SCORED = 8, 12, 64, 64
+# Random samples and their length, where it is free; the batch size of translations; how many samples are scored.
+_ROWS, _LENGTH, _BATCH, _SCORED = 8, 12, 64, 64
 
 
 def sample_arrays(
     model: Any, programs: list[Program], given: Mapping[str, Any] | None
 ) -> dict[str, NDArray[Any]]:
-    """What the model and its artefact are asked.
+    """The inputs to compare on.
 
     Args:
-        model: what `programs` are of.
-        programs: see `programs_of`.
-        given: arrays by name: of a Keras model its inputs, of one that decodes "source"; None draws them.
+        model: the model.
+        programs: its programs, see `programs_of`.
+        given: arrays by name: the inputs of a Keras model, or "source" for one that decodes; None draws them.
 
     Raises:
-        ExportError: if what is given does not fit the inputs.
+        ExportError: if they do not fit the model's inputs.
     """
     if given is None:
-        return _drawn(model, programs[0])
+        return _draw(model, programs[0])
     if "source" in programs[0].inputs or not isinstance(model, Decodable):
         found = programs[0].arrays("samples", given)
         size = getattr(getattr(model, "config", None), "source_vocabulary_size", None)
@@ -51,36 +51,36 @@ def sample_arrays(
 def samples_of(
     model: Any, programs: list[Program], arrays: Mapping[str, NDArray[Any]], longest: int
 ) -> Samples:
-    """Samples with the model's own answers.
+    """The inputs with the model's own outputs.
 
     Args:
-        model: what `programs` are of.
-        programs: see `programs_of`.
-        arrays: see `sample_arrays`.
+        model: the model.
+        programs: its programs, see `programs_of`.
+        arrays: the inputs, see `sample_arrays`.
         longest: the most tokens of a target.
 
     Raises:
-        ExportError: if an answer holds NaN, with which nothing can be compared.
+        ExportError: if an output holds NaN.
     """
     if isinstance(model, Decodable):
-        found = _translated(model, arrays["source"], len(programs) == 1, longest)
+        found = _translate(model, arrays["source"], len(programs) == 1, longest)
     else:
-        found = _served(programs[0], arrays)
+        found = _serve(programs[0], arrays)
     if any(np.isnan(x).any() for x in found.answers.values() if x.dtype.kind == "f"):
         raise ExportError("the model itself answers with NaN: look for NaN in its weights")
     return found
 
 
-def _served(program: Program, arrays: Mapping[str, NDArray[Any]]) -> Samples:
+def _serve(program: Program, arrays: Mapping[str, NDArray[Any]]) -> Samples:
     """The outputs of a Keras model."""
     call = tf.function(program.function, autograph=False)
     tensors = {name: tf.constant(x) for name, x in arrays.items()}
-    found, seconds = timed(lambda: {name: x.numpy() for name, x in call(**tensors).items()})
+    found, seconds = call_timed(lambda: {name: x.numpy() for name, x in call(**tensors).items()})
     return Samples(arrays, found, len(next(iter(arrays.values()))), seconds)
 
 
-def _translated(model: Any, source: NDArray[Any], alone: bool, longest: int) -> Samples:
-    """Greedy translations of all sources, and the scores of the tokens of some."""
+def _translate(model: Any, source: NDArray[Any], alone: bool, longest: int) -> Samples:
+    """Greedy translations of all sources, and token scores of the first ones."""
     config = model.config
 
     def decode(rows: NDArray[Any]) -> NDArray[Any]:
@@ -89,14 +89,14 @@ def _translated(model: Any, source: NDArray[Any], alone: bool, longest: int) -> 
             return np.asarray(generate(model, prompt=nothing, max_length=longest))
         return np.asarray(generate(model, rows, max_length=longest))
 
-    parts = [source[i : i + _TOGETHER] for i in range(0, len(source), _TOGETHER)]
-    tokens, seconds = timed(lambda: np.concatenate([decode(part) for part in parts]))
+    parts = [source[i : i + _BATCH] for i in range(0, len(source), _BATCH)]
+    tokens, seconds = call_timed(lambda: np.concatenate([decode(part) for part in parts]))
     some = source[:_SCORED]
     written = tokens[:_SCORED, : max(1, int((tokens != config.pad_id).sum(axis=1).max()))]
     read = np.concatenate([np.full_like(written[:, :1], config.start_id), written[:, :-1]], axis=1)
     memory: Any = () if alone else model.encode_source(model.check_source(some))
     scores = np.asarray(model.decode_all(tf.constant(read), memory))
-    given = {
+    inputs = {
         "source": some,
         "read": read,
         "written": written,
@@ -106,33 +106,32 @@ def _translated(model: Any, source: NDArray[Any], alone: bool, longest: int) -> 
     chosen = np.take_along_axis(tf.nn.softmax(scores).numpy(), written[..., None], axis=-1)[..., 0]
     probabilities = np.where(written == config.pad_id, 0, chosen)
     answers = {"scores": scores, "probabilities": probabilities, "tokens": tokens}
-    return Samples(given, answers, len(source), seconds)
+    return Samples(inputs, answers, len(source), seconds)
 
 
-def _drawn(model: Any, program: Program) -> dict[str, NDArray[Any]]:
-    """Numbers for each input; integers below the size of the smallest vocabulary; masks that hide the ends of rows."""
+def _draw(model: Any, program: Program) -> dict[str, NDArray[Any]]:
+    """Random inputs: floats, ids below the size of the smallest vocabulary, masks that hide the ends of rows."""
     random = np.random.default_rng(0)
     if "source" not in program.inputs and isinstance(model, Decodable):
-        return {
-            "source": np.zeros((1, 1), np.int32)
-        }  # of a language model only their number counts
-    size, found = _vocabulary(model), {}
+        # Only the number of rows matters to a language model.
+        return {"source": np.zeros((1, 1), np.int32)}
+    size, found = _smallest_vocabulary(model), {}
     for name, spec in program.inputs.items():
         shape = [_ROWS, *(_LENGTH if n is None else n for n in spec.shape[1:])]
         ends = random.integers(1, shape[-1] + 1, (_ROWS, *[1] * (len(shape) - 1)))
-        there = np.broadcast_to(np.arange(shape[-1]) < ends, shape)
+        real = np.broadcast_to(np.arange(shape[-1]) < ends, shape)
         x: NDArray[Any]
         if spec.dtype.is_floating:
             x = random.normal(size=shape)
         elif spec.dtype.is_bool or "mask" in name:
-            x = there
+            x = real
         else:
-            x = np.where(there, random.integers(min(4, size - 1), size, shape), 0)
+            x = np.where(real, random.integers(min(4, size - 1), size, shape), 0)
         found[name] = np.asarray(x, spec.dtype.as_numpy_dtype)
     return found
 
 
-def _vocabulary(model: Any) -> int:
+def _smallest_vocabulary(model: Any) -> int:
     """The size of the smallest vocabulary of a model, 2 if it has none."""
     names = ("input_dim", "vocabulary_size")
     found = (getattr(layer, name, None) for layer in model._flatten_layers() for name in names)

@@ -1,4 +1,4 @@
-"""Whether an artefact does what the model does: run in a fresh process without heed, on the same samples."""
+"""Runs an exported model on samples, in a new process without heed, and compares it with the original."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from heed.export.errors import ExportError
 
-# The root mean square of the differences may be so much of that of the outputs, by what the artefact computes in.
+# Bounds on the RMS of the differences divided by the RMS of the outputs, by precision.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2, "int8": 0.2}
-# Of sentences so many must come out the same, where only those can be compared.
+# The least share of equal sentences, for formats that give only tokens.
 _SAME = {"float32": 0.99, "bfloat16": 0.9, "float16": 0.95, "int8": 0.8}
 _WITHOUT_HEED = "import sys; sys.modules['heed'] = None; "
 _RUN = "import runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -28,17 +28,17 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """What a model was asked, what it answered, and how long it took.
+    """Inputs, the model's outputs for them, and its speed.
 
     Attributes:
-        given: what run.py is given with --check.
-        answers: the model's own outputs, by name; of what decodes "scores" (B, T, V), the "probabilities" (B, T) that
-            it gives the tokens which it writes, and "tokens" (N, T). What an artefact does not give is not compared.
-        count: how many samples there are.
-        seconds: what the model took for them.
+        inputs: arrays for `run.py --check`.
+        answers: the model's outputs by name; those of a model that decodes are "scores" (B, T, V), "probabilities"
+            (B, T) of the tokens that it writes, and "tokens" (N, T). Outputs that an artefact lacks are not compared.
+        count: the number of samples.
+        seconds: the model's time for all of them.
     """
 
-    given: Arrays
+    inputs: Arrays
     answers: Arrays
     count: int
     seconds: float
@@ -46,15 +46,15 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """How far an artefact is from its model.
+    """The result of comparing an exported model with the original.
 
     Attributes:
-        samples: how many were compared.
-        largest_difference: of all outputs, in their own unit; None where only tokens could be compared.
-        relative_difference: the root mean square of the differences in that of the outputs; or None.
-        same: of what decodes, the share of samples with the same tokens; or None.
-        milliseconds: a sample, of the artefact.
-        model_milliseconds: the same of the model in heed.
+        samples: the number of samples.
+        largest_difference: the largest over all outputs, in their own unit; None if only tokens can be compared.
+        relative_difference: the RMS of the differences divided by the RMS of the outputs, or None.
+        same: the share of samples with the same tokens, or None for a model that does not decode.
+        milliseconds: the exported model's time for a sample.
+        model_milliseconds: the original's.
     """
 
     samples: int
@@ -76,32 +76,32 @@ class Agreement:
         )
 
 
-def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    """What a function returns, and the seconds of its second call: the first may compile."""
-    found = function()
+def call_timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    """Calls a function twice; returns the first result and the seconds of the second call (the first may compile)."""
+    result = function()
     began = time.monotonic()
     function()
-    return found, time.monotonic() - began
+    return result, time.monotonic() - began
 
 
 def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = False) -> Agreement:
-    """Runs an artefact in a process of its own.
+    """Runs an exported model in a process of its own and compares its outputs with the original's.
 
     Args:
-        folder: of the artefact, with its manifest.
-        samples: to compare it by.
-        precision: what it computes in, a key of `TOLERANCES`.
-        needs_heed: whether heed may be imported there.
+        folder: the artefact with its manifest.
+        samples: inputs and the original's outputs.
+        precision: of the artefact, a key of `TOLERANCES`.
+        needs_heed: whether the process may import heed.
 
     Raises:
-        ExportError: if it does not run, or its answers are further from the model's than that precision excuses.
+        ExportError: if it does not run, or the outputs differ by more than the precision allows.
     """
-    found = _answers(folder, samples.given, needs_heed)
+    found = _answers(folder, samples.inputs, needs_heed)
     seconds = float(found.pop("seconds"))
     largest = relative = same = None
-    compared = [name for name in samples.answers if name != "tokens" and name in found]
-    if compared:
-        pairs = [(samples.answers[name], found[name]) for name in compared]
+    names = [name for name in samples.answers if name != "tokens" and name in found]
+    if names:
+        pairs = [(samples.answers[name], found[name]) for name in names]
         if any(ours.shape != theirs.shape for ours, theirs in pairs):
             shapes = "; ".join(f"{ours.shape} and {theirs.shape}" for ours, theirs in pairs)
             raise ExportError(f"the exported model gives other shapes: {shapes}")
@@ -116,28 +116,23 @@ def verify(folder: Path, samples: Samples, precision: str, needs_heed: bool = Fa
         same = float(np.mean(np.all(samples.answers["tokens"] == found["tokens"], axis=1)))
     took = (1_000 * x / samples.count for x in (seconds, samples.seconds))
     agreement = Agreement(samples.count, largest, relative, same, *took)
-    # Written so that a NaN fails.
-    fits = (
-        relative <= TOLERANCES[precision]
-        if relative is not None
-        else (same is not None and same >= _SAME[precision])
-    )
+    if relative is not None:
+        fits = relative <= TOLERANCES[precision]  # False for NaN
+        bound = f"{TOLERANCES[precision]:g} of their size"
+    else:
+        fits, bound = same is not None and same >= _SAME[precision], "the same tokens"
     if not fits:
-        bound = (
-            f"{TOLERANCES[precision]:g} of their size"
-            if relative is not None
-            else "the same tokens"
-        )
         raise ExportError(
-            f"the exported model does not do what the model does: {agreement} ({precision} allows {bound})"
+            f"the exported model differs from the original: {agreement} ({precision} allows {bound})"
         )
     return agreement
 
 
-def _answers(folder: Path, given: Arrays, needs_heed: bool) -> dict[str, NDArray[Any]]:
+def _answers(folder: Path, inputs: Arrays, needs_heed: bool) -> dict[str, NDArray[Any]]:
+    """The outputs of `run.py --check`."""
     with tempfile.TemporaryDirectory() as temporary:
-        question, answer = Path(temporary) / "given.npz", Path(temporary) / "found.npz"
-        np.savez(question, **given)  # type: ignore[arg-type]
+        question, answer = Path(temporary) / "inputs.npz", Path(temporary) / "outputs.npz"
+        np.savez(question, **inputs)  # type: ignore[arg-type]
         script = ("import sys; " if needs_heed else _WITHOUT_HEED) + _RUN
         runner = folder.resolve() / "run.py"  # the child works in another folder
         words = [sys.executable, "-c", script, str(runner), "--check"]
@@ -145,7 +140,7 @@ def _answers(folder: Path, given: Arrays, needs_heed: bool) -> dict[str, NDArray
             [*words, str(question), str(answer)], capture_output=True, text=True, cwd=temporary
         )
         if done.returncode or not answer.exists():
-            lines = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
+            lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
             raise ExportError(f"the exported model does not run: {lines[-1]}")
         with np.load(answer) as arrays:
             return dict(arrays)

@@ -1,7 +1,7 @@
-"""ONNX files, which onnxruntime and others run; written with the `onnx` package alone.
+"""Writes ONNX files, for onnxruntime and other runtimes, with the `onnx` package alone.
 
-Every attention of scaled products is one node, `Attention`, from opset 23 on; before, it is made of products and a
-softmax. In a step of decoding that node also joins the past keys and values with the new ones.
+From opset 23 on, each dot-product attention is one node, `Attention`; before, it is products and a softmax. In a step
+of decoding that node also joins the past keys and values with the new ones.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from typing import Any
 import onnx
 
 from heed.export.errors import ExportError
+from heed.export.formats import FORMATS, ExportJob
 from heed.export.onnx.converter import OPSETS, convert
-from heed.export.onnx.ops.attention import marked
+from heed.export.onnx.ops.attention import call_marked
 from heed.ops.backends.tensorflow import exportable
 
-__all__ = ["OPSETS", "PRECISIONS", "write"]
+__all__ = ["OPSETS", "PRECISIONS", "write", "write_artefact"]
 
-PRECISIONS = ("float32", "float16")
-# Files of protocol buffers end at 2**31 bytes; what is no weight has its room too.
+PRECISIONS = FORMATS["onnx"].precisions
+# A file of protocol buffers holds less than 2**31 bytes, of which nodes and names need some.
 _LARGEST = 2_000_000_000
 _FILES = {"serve": "model.onnx"}
+
+
+def write_artefact(job: ExportJob, folder: Path) -> list[str]:
+    """Writes an ONNX file for each program. See `ExportFormat`."""
+    write(job.programs, folder, precision=job.precision, **job.options)
+    return []
 
 
 def write(
@@ -36,23 +43,23 @@ def write(
     """Writes each program as an ONNX file: `model.onnx` for "serve", else its name, as in `decode_step.onnx`.
 
     Args:
-        programs: of `heed.export.programs.programs_of`.
+        programs: see `heed.export.programs.programs_of`.
         folder: an empty folder.
         opset: the version of ONNX' operators, 17 to 24. From 23 on each attention is one `Attention` node.
-        precision: "float32", or "float16": weights take half the room, and what is computed stays float32.
-        external_above: weights of more bytes than that are kept in a file of their own, `model.onnx.data`.
+        precision: "float32", or "float16": weights take half the space, and computations stay in float32.
+        external_above: weights of more bytes go into a file of their own, `model.onnx.data`.
 
     Returns:
         The files, the models first.
 
     Raises:
-        ExportError: for what ONNX cannot have: an operation, an opset, a precision.
+        ExportError: if an operation, the opset or the precision is not supported.
     """
     if precision not in PRECISIONS:
         raise ExportError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}")
     files, beside = [], []
     for program in programs:
-        with exportable.core(marked):
+        with exportable.core(call_marked):
             function = program.trace()
         path = Path(folder) / _FILES.get(program.name, f"{program.name}.onnx")
         data = path.with_name(f"{path.name}.data")

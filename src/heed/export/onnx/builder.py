@@ -1,4 +1,4 @@
-"""An ONNX graph in the making: nodes, constants and names."""
+"""Builds an ONNX graph: nodes, constants and names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import tensorflow as tf
 
 Shape = tuple[int | None, ...] | None
 
-# Weights from that many numbers on are stored in half, where that is wished.
-_HALVED = 16
+# Smaller weights are never stored as float16.
+_LEAST_HALVED = 16
 
 
 @dataclass(eq=False)
@@ -21,10 +22,10 @@ class Value:
     """A tensor.
 
     Attributes:
-        dtype: as NumPy has it.
-        shape: as far as it is known; None for an unknown rank.
-        name: in the ONNX graph; "" for a constant that nothing has used yet.
-        constant: what it holds, if that is known and small.
+        dtype: NumPy's dtype.
+        shape: the known sizes, None for others; None for an unknown rank.
+        name: its name in the ONNX graph; "" for a constant that is not used yet.
+        constant: its numbers, if they are known and few.
     """
 
     dtype: np.dtype
@@ -38,12 +39,12 @@ class Value:
         return None if self.shape is None else len(self.shape)
 
 
-# What a node takes: a value, the name of what another node gave, numbers (a list holds int64), or nothing.
+# An input of a node: a value, the name of another node's output, numbers (a list holds int64), or nothing.
 Input = Value | str | np.ndarray | Sequence[int] | None
 
 
 class Builder:
-    """Collects the nodes of a graph and of those inside of it.
+    """Collects the nodes of a graph and of its inner graphs.
 
     Args:
         opset: the version of ONNX' operators.
@@ -55,24 +56,24 @@ class Builder:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, np.ndarray] = {}
         self.roots: dict[str, str] = {}  # square roots, by the names of their reciprocals
-        self.place = ""  # the TensorFlow node that is being converted
+        self.place = ""  # the name of the TensorFlow operation that is being converted
         self._main = self.nodes
         self._names: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._casts: dict[str, tuple[str, np.dtype]] = {}
-        self._made: dict[Any, Any] = {}  # what nodes have given that are at hand here
+        self._made: dict[Any, Any] = {}  # outputs of nodes, by what makes them
         self._stored: list[onnx.NodeProto] = []
 
     def unique(self, wish: str) -> str:
-        """A name that nothing has yet."""
+        """A new name, `wish` if that is free."""
         count = self._names.get(wish, 0)
         self._names[wish] = count + 1
         return self.unique(f"{wish}_{count}") if count else wish
 
     def node(self, kind: str, *inputs: Input, outputs: int = 1, **attributes: Any) -> Any:
-        """A node of operator `kind`: the name of its output, or the list of them if there are several.
+        """Adds a node of operator `kind`; returns the name of its output, or a list of several.
 
-        What has been asked for before is not made again.
+        A node that exists already is not added again.
         """
         given = [self.input(x) for x in inputs]
         attributes = {key: value for key, value in attributes.items() if value is not None}
@@ -86,7 +87,7 @@ class Builder:
         return self._made[made]
 
     def input(self, x: Input) -> str:
-        """The name of a tensor, which is stored if it is a constant."""
+        """The name of a tensor; stores a constant."""
         if x is None or isinstance(x, str):
             return x or ""
         if not isinstance(x, Value):
@@ -102,12 +103,12 @@ class Builder:
         return self._constants[key]
 
     def weight(self, wish: str, array: np.ndarray) -> str:
-        """Numbers that the graph holds; its name."""
+        """Stores numbers in the graph; returns their name."""
         name = self.unique(wish)
         half = (
             self.halved
             and array.dtype == np.float32
-            and array.size >= _HALVED
+            and array.size >= _LEAST_HALVED
             and bool(np.all(np.abs(array) <= np.finfo(np.float16).max))
         )
         stored = f"{name}:half" if half else name
@@ -123,12 +124,12 @@ class Builder:
 
     @property
     def all_nodes(self) -> list[onnx.NodeProto]:
-        """The nodes of the outermost graph, in order."""
+        """The nodes of the outer graph, in order."""
         return [*self._stored, *self._main]
 
     @contextlib.contextmanager
     def inner(self) -> Iterator[list[onnx.NodeProto]]:
-        """Meanwhile nodes belong to a graph inside of this one, which sees all that is around it."""
+        """Collects nodes in an inner graph, which can read all values of the graphs around it."""
         outer, self.nodes = self.nodes, []
         casts, self._casts = self._casts, dict(self._casts)
         made, self._made = self._made, dict(self._made)
@@ -138,7 +139,7 @@ class Builder:
             self.nodes, self._casts, self._made = outer, casts, made
 
     def cast(self, x: Input, dtype: Any) -> Input:
-        """`x` in another dtype. What was an int64 before it became an int32 is that again."""
+        """`x` in another dtype; undoes an earlier `narrow`."""
         dtype = np.dtype(dtype)
         if isinstance(x, Value):
             if x.dtype == dtype:
@@ -153,8 +154,8 @@ class Builder:
             return before
         return self.node("Cast", name, to=element_type(dtype))
 
-    def narrowed(self, name: str, dtype: Any) -> str:
-        """An int64 of ONNX as TensorFlow has it, int32 or int64; `cast` finds the way back."""
+    def narrow(self, name: str, dtype: Any) -> str:
+        """An int64 of ONNX in TensorFlow's dtype, int32 or int64; `cast` finds the int64 again."""
         if np.dtype(dtype) == np.int64:
             return name
         result = self.node("Cast", name, to=element_type(dtype))
@@ -162,14 +163,14 @@ class Builder:
         return result
 
     def where(self, condition: Input, x: Input, y: Input, dtype: Any) -> str:
-        """X where `condition`, else y; onnxruntime chooses from numbers alone, so that booleans take the long way."""
+        """`x` where `condition`, else `y`; onnxruntime has no Where of booleans."""
         if np.dtype(dtype) != bool:
             return self.node("Where", condition, x, y)
         otherwise = self.node("And", self.node("Not", condition), y)
         return self.node("Or", self.node("And", condition, x), otherwise)
 
     def reduce(self, kind: str, x: Input, axes: Sequence[int], keep: bool) -> str:
-        """ReduceSum, ReduceMean, ...: before opset 18 all but the first had their axes as an attribute."""
+        """ReduceSum, ReduceMean, ...; before opset 18, axes are an attribute of all but ReduceSum."""
         if kind == "ReduceSum" or self.opset >= 18:
             return self.node(kind, x, list(axes), keepdims=int(keep), noop_with_empty_axes=1)
         if not axes:
@@ -185,7 +186,7 @@ class Builder:
         return self.node("Shape", x, start=start, end=end)
 
     def concat(self, parts: Sequence[Input], axis: int = 0) -> Input:
-        """Joined; vectors of known numbers at once."""
+        """Joins the parts; constants at once."""
         if len(parts) == 1:
             return parts[0]
         if all(isinstance(x, np.ndarray) for x in parts):
@@ -193,6 +194,18 @@ class Builder:
         return self.node("Concat", *parts, axis=axis)
 
 
+def dtype_of(tensor: Any) -> Any:
+    """NumPy's dtype of a TensorFlow tensor; object if it holds no numbers."""
+    if tensor.dtype in (tf.resource, tf.variant, tf.string):
+        return np.dtype(object)
+    return np.dtype(tensor.dtype.as_numpy_dtype)
+
+
+def shape_of(tensor: Any) -> Shape:
+    """The shape of a TensorFlow tensor."""
+    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
+
+
 def element_type(dtype: Any) -> int:
-    """ONNX' number of a dtype."""
+    """ONNX' number for a dtype."""
     return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))

@@ -1,7 +1,7 @@
-"""From a traced TensorFlow function to an ONNX model: calls are put in line, weights become initializers.
+"""Converts a traced TensorFlow function to an ONNX model: calls are inlined, weights become initializers.
 
-What a graph gives is followed back to what it reads, so that checks, which nothing reads, drop out. Operations of
-constants alone are done at once.
+Only operations that the outputs depend on are converted, so assertions drop out. Operations on constants are computed
+during the conversion.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import tensorflow as tf
 from heed import __version__
 from heed._numbers import integer
 from heed.export.errors import ExportError
-from heed.export.onnx import ops  # noqa: F401  (registers what converts each operation)
-from heed.export.onnx.builder import Builder, Shape, Value, element_type
+from heed.export.onnx import ops  # noqa: F401  (registers the converters)
+from heed.export.onnx.builder import Builder, Shape, Value, dtype_of, element_type, shape_of
 from heed.export.onnx.past import join_past
-from heed.export.onnx.reading import names_read, read_ones
+from heed.export.onnx.reading import names_read, select_needed
 from heed.export.onnx.registry import Op, converter_of
-from heed.export.onnx.storage import stored
+from heed.export.onnx.storage import store
 
-# The versions of ONNX' operators that are written.
+# The supported versions of ONNX' operators.
 OPSETS = range(17, 25)
-# Before the name of an output whose own name is that of an input.
+# Prefix of an output that has the name of an input.
 NEXT = "next_"
-# Numbers from that many on are worked out where the file is run.
+# Constants of this many numbers and more are computed when the file is run.
 _FOLDED = 1 << 16
-# What changes the model's state, which a file of weights cannot.
+# Operations that change the model's variables, which ONNX cannot.
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
@@ -48,15 +48,15 @@ def convert(
     """A traced function as an ONNX model.
 
     Args:
-        function: a `ConcreteFunction` that was traced with tensors by name and gives a dictionary of tensors.
+        function: a `ConcreteFunction` of tensors by name, which returns a dictionary of tensors.
         opset: the version of ONNX' operators, 17 to 24; from 23 on each marked attention is one `Attention`.
-        halved: whether weights of float32 are stored as float16; what is computed stays float32.
-        name: of the graph.
-        beside: the file for weights of more than `external_above` bytes, or None; a graph's own ends at 2 GB.
-        external_above: see `beside`.
+        halved: whether to store weights of float32 as float16; computations stay in float32.
+        name: the graph's name.
+        beside: the file for weights of more than `external_above` bytes together, or None.
+        external_above: see `beside`; the graph's own file holds less than 2 GB.
 
     Raises:
-        ExportError: for an operation that cannot be converted; it names the operation and its layer.
+        ExportError: if an operation cannot be converted; the message names it and its layer.
     """
     if integer(opset) not in OPSETS:
         raise ExportError(
@@ -65,51 +65,51 @@ def convert(
     builder = Builder(opset, halved)
     names = sorted(function.structured_input_signature[1])
     graph = function.graph
+    variables = {variable.handle.ref(): variable for variable in graph.variables}
     weights = {
-        id(variable.handle): Value(
-            _dtype(variable.dtype),
+        handle: Value(
+            dtype_of(variable),
             tuple(variable.shape),
-            builder.weight(_plain(variable.name), variable.numpy()),
+            builder.weight(variable.name.split(":")[0], variable.numpy()),
         )
-        for variable in _in_order(graph.variables)
+        for handle, variable in variables.items()
     }
     known: dict[str, Any] = {}
     inputs = []
     for wish, tensor in zip(names, graph.inputs, strict=False):
         if tensor.dtype == tf.string:
             raise ExportError(f"ONNX: the input `{wish}` is text; give the model ids")
-        value = Value(_dtype(tensor.dtype), _shape(tensor), builder.unique(wish))
+        value = Value(dtype_of(tensor), shape_of(tensor), builder.unique(wish))
         known[tensor.name] = value
-        inputs.append(_described(value, wish))
-    results_named = [
-        # Inputs and outputs of a graph share their names: a state that goes in comes out as the next one.
+        inputs.append(_describe(value, wish))
+    output_names = [
+        # Names in a graph are unique, and a state is both an input and an output.
         builder.unique(f"{NEXT}{wish}" if wish in names else wish)
         for wish in sorted(function.structured_outputs)
     ]
     for outside, inside in graph.captures:
         if outside.dtype != tf.resource:
-            known[inside.name] = _captured(outside)
-        elif id(outside) in weights:
-            known[inside.name] = weights[id(outside)]
+            array = np.asarray(outside)
+            known[inside.name] = Value(array.dtype, array.shape, "", array)
+        elif outside.ref() in weights:
+            known[inside.name] = weights[outside.ref()]
     converter = Converter(builder)
     results = converter.graph(graph, known, graph.outputs)
     outputs = []
-    for own, value, tensor in zip(results_named, results, graph.outputs, strict=True):
+    for own, value, tensor in zip(output_names, results, graph.outputs, strict=True):
         builder.nodes.append(
             onnx.helper.make_node("Identity", [builder.input(value)], [own], name=f"output/{own}")
         )
-        outputs.append(_described(Value(_dtype(tensor.dtype), _shape(tensor), own), own))
-    nodes = read_ones(builder.all_nodes, results_named)
+        outputs.append(_describe(Value(dtype_of(tensor), shape_of(tensor), own), own))
+    nodes = select_needed(builder.all_nodes, output_names)
     nodes = join_past(nodes, {x.name for x in inputs}, builder.unique)
-    used = {given for node in nodes for given in names_read(node)}
+    used = {name for node in nodes for name in names_read(node)}
     proto = onnx.helper.make_graph(
         nodes,
         name,
         inputs,
         outputs,
-        stored(
-            {n: x for n, x in builder.initializers.items() if n in used}, beside, external_above
-        ),
+        store({n: x for n, x in builder.initializers.items() if n in used}, beside, external_above),
     )
     opsets = [onnx.helper.make_opsetid("", opset)]
     return onnx.helper.make_model(
@@ -122,19 +122,19 @@ def convert(
 
 
 class Converter:
-    """Converts graphs, each inside of what was converted before.
+    """Converts graphs and the functions that they call.
 
     Args:
-        builder: collects what comes out.
+        builder: collects the nodes.
     """
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
 
     def graph(self, graph: Any, known: Mapping[str, Any], wanted: Any) -> list[Value]:
-        """Values of the tensors `wanted` of a graph, of whose tensors those in `known` are known by name."""
+        """The values of the tensors `wanted` of a graph; `known` has values of its tensors by name."""
         for operation in graph.get_operations():
-            if operation.type in _WRITES:  # whether or not something reads it
+            if operation.type in _WRITES:  # also if nothing reads it
                 raise ExportError(
                     f"ONNX: `{operation.type}` of `{operation.name}` cannot be converted: "
                     "it changes a variable, which an ONNX file cannot"
@@ -145,29 +145,20 @@ class Converter:
         return [values[tensor.name] for tensor in wanted]
 
     def call(self, graph: Any, inputs: list[Any]) -> list[Value]:
-        """What the graph of a function gives for these inputs, put in line."""
+        """The outputs of a function's graph for these inputs, inlined."""
         known = {tensor.name: x for tensor, x in zip(graph.inputs, inputs, strict=True)}
         return self.graph(graph, known, graph.outputs)
 
     def function(self, operation: Any, attribute: str) -> Any:
-        """The function that an attribute of an operation names, a TensorFlow `AtomicFunction`."""
+        """The function named by an attribute of an operation, a TensorFlow `AtomicFunction`."""
         return operation.graph._get_function(operation.get_attr(attribute).name)
 
     def _operation(self, operation: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """The names of its outputs, with what they are."""
-        op = Op(
-            operation.type,
-            operation.name,
-            [values.get(x.name) for x in operation.inputs],
-            [_dtype(x.dtype) for x in operation.outputs],
-            [_shape(x) for x in operation.outputs],
-            operation.get_attr,
-            self,
-            operation,
-        )
-        if reason := _unknown(op):
-            raise op.refused(reason)
-        found = _worked_out(op)
+        """The names of its outputs, with their values."""
+        op = Op(operation, [values.get(x.name) for x in operation.inputs], self)
+        if reason := _unsupported_reason(op):
+            raise op.error(reason)
+        found = _fold(op)
         if found is None:
             convert: Any = converter_of(op.kind)
             self._builder.place = op.name
@@ -181,9 +172,9 @@ class Converter:
 
 def _value(result: Any, dtype: Any, shape: Shape) -> Any:
     if isinstance(result, Value):
-        # What passes through may be known better on either side.
+        # Either side may know more sizes of an unchanged tensor.
         if result.shape is None or (shape is not None and None in result.shape):
-            shape = _merged(result.shape, shape)
+            shape = _merge(result.shape, shape)
             return Value(result.dtype, shape, result.name, result.constant)
         return result
     if isinstance(result, np.ndarray):
@@ -192,14 +183,14 @@ def _value(result: Any, dtype: Any, shape: Shape) -> Any:
     return Value(dtype, shape, result)
 
 
-def _merged(one: Shape, other: Shape) -> Shape:
+def _merge(one: Shape, other: Shape) -> Shape:
     if one is None or other is None or len(one) != len(other):
         return other if one is None else one
     return tuple(b if a is None else a for a, b in zip(one, other, strict=True))
 
 
 def _needed(wanted: Any, known: Mapping[str, Any]) -> list[Any]:
-    """The operations that the tensors `wanted` are made by, each after what it reads."""
+    """The operations that the tensors `wanted` depend on, in order."""
     found: dict[Any, Any] = {}
     left = [(tensor.op, False) for tensor in reversed(wanted) if tensor.name not in known]
     while left:
@@ -218,8 +209,8 @@ def _needed(wanted: Any, known: Mapping[str, Any]) -> list[Any]:
     return list(found.values())
 
 
-def _worked_out(op: Op) -> Any:
-    """What TensorFlow makes of constants alone; None where there is anything else, or where it is large."""
+def _fold(op: Op) -> Any:
+    """The outputs of an operation on constants; None if it has other inputs or is large."""
     if op.kind == "Const":
         return tf.make_ndarray(op.attribute("value"))
     function: Any = getattr(tf.raw_ops, op.kind, None)
@@ -235,7 +226,7 @@ def _worked_out(op: Op) -> Any:
 
 
 def _constants(op: Op, function: Any) -> dict[str, Any]:
-    """The arguments of TensorFlow's function for an operation of constants; none for any other."""
+    """The arguments of TensorFlow's function for an operation on constants; none for any other."""
     if not all(isinstance(x, Value) and x.constant is not None for x in op.inputs):
         return {}
     names = [name for name in inspect.signature(function).parameters if name != "name"]
@@ -256,12 +247,12 @@ def _constants(op: Op, function: Any) -> dict[str, Any]:
 
 
 def _small(shape: Shape) -> bool:
-    """Whether a tensor of that shape may stand in a file as a constant."""
+    """Whether a tensor of this shape may be a constant of the file."""
     return shape is not None and math.prod(_FOLDED if n is None else n for n in shape) < _FOLDED
 
 
-def _unknown(op: Op) -> str:
-    """Why an operation cannot be converted, or nothing."""
+def _unsupported_reason(op: Op) -> str:
+    """Why an operation cannot be converted; "" if it can."""
     if op.kind.startswith("Heed"):
         return "it is native; trace the model with the exportable implementation"
     if op.kind.startswith("TensorList"):
@@ -277,35 +268,8 @@ def _unknown(op: Op) -> str:
     return ""
 
 
-def _in_order(variables: Any) -> list[Any]:
-    """Each variable once."""
-    return list({id(variable.handle): variable for variable in variables}.values())
-
-
-def _captured(tensor: Any) -> Value:
-    array = np.asarray(tensor)
-    return Value(array.dtype, array.shape, "", array)
-
-
-def _dtype(dtype: Any) -> Any:
-    """NumPy's; of what is no tensor of numbers, an object."""
-    return (
-        np.dtype(object)
-        if dtype in (tf.resource, tf.variant, tf.string)
-        else np.dtype(dtype.as_numpy_dtype)
-    )
-
-
-def _shape(tensor: Any) -> Shape:
-    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-
-
-def _plain(name: str) -> str:
-    return name.split(":")[0]
-
-
-def _described(value: Value, name: str) -> onnx.ValueInfoProto:
-    """An input or output; what varies has a name of its own."""
+def _describe(value: Value, name: str) -> onnx.ValueInfoProto:
+    """An input or output of the graph; each dynamic size has a name of its own."""
     if value.shape is None:
         raise ExportError(f"ONNX: the number of axes of `{name}` must be known")
     shape = [f"{name}_{i}" if n is None else n for i, n in enumerate(value.shape)]

@@ -1,4 +1,4 @@
-"""Who reads what in an ONNX graph."""
+"""Finds what the nodes of an ONNX graph read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 
 
 def names_read(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, and what graphs inside of it read or give."""
+    """The names that a node reads, and those that its inner graphs read or return."""
     found = list(node.input)
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
@@ -18,8 +18,8 @@ def names_read(node: onnx.NodeProto) -> list[str]:
     return found
 
 
-def read_ones(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes, in order, without those of which nothing comes to the `outputs`; in graphs inside of them too."""
+def select_needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes that the `outputs` depend on, in order; removes others from inner graphs too."""
     read = set(outputs)
     kept = []
     for node in reversed(nodes):
@@ -27,7 +27,9 @@ def read_ones(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[o
             continue
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                inner = read_ones(attribute.g.node, [output.name for output in attribute.g.output])
+                inner = select_needed(
+                    attribute.g.node, [output.name for output in attribute.g.output]
+                )
                 del attribute.g.node[:]
                 attribute.g.node.extend(inner)
         read.update(names_read(node))

@@ -1,49 +1,41 @@
-"""Which function converts which operation of TensorFlow."""
+"""The registry of functions that convert TensorFlow's operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from heed.export.errors import ExportError
-from heed.export.onnx.builder import Builder, Shape, Value
+from heed.export.onnx.builder import Builder, Shape, dtype_of, shape_of
 
 
-@dataclass
 class Op:
-    """An operation of a TensorFlow graph, with what its inputs have become.
+    """An operation of a TensorFlow graph, with its inputs in ONNX.
 
-    Attributes:
-        kind: as TensorFlow calls it: "MatMul".
-        name: of the node, which begins with that of its layer.
-        inputs: what it reads.
-        dtypes: those of its outputs.
-        shapes: theirs, as far as they are known.
-        attribute: gives an attribute of it by name.
-        converter: what converts the graph that it stands in.
+    Args:
         source: the operation itself.
+        inputs: the values of its inputs.
+        converter: the converter of its graph.
     """
 
-    kind: str
-    name: str
-    inputs: list[Any]
-    dtypes: list[Any]
-    shapes: list[Shape]
-    attribute: Callable[[str], Any]
-    converter: Any
-    source: Any
+    def __init__(self, source: Any, inputs: list[Any], converter: Any) -> None:
+        self.source, self.inputs, self.converter = source, inputs, converter
+        self.kind: str = source.type  # as "MatMul"
+        self.name: str = source.name  # begins with the name of its layer
+        self.attribute: Callable[[str], Any] = source.get_attr
+        self.dtypes = [dtype_of(x) for x in source.outputs]
+        self.shapes: list[Shape] = [shape_of(x) for x in source.outputs]
 
     @property
     def dtype(self) -> np.dtype:
-        """That of its only output."""
+        """The dtype of its only output."""
         return self.dtypes[0]
 
     @property
     def shape(self) -> Shape:
-        """That of its only output."""
+        """The shape of its only output."""
         return self.shapes[0]
 
     def rank(self, index: int = 0) -> int:
@@ -54,55 +46,51 @@ class Op:
         """
         found = self.inputs[index].rank
         if found is None:
-            raise self.refused("the number of axes of what it reads is not known")
+            raise self.error("the number of axes of its input is not known")
         return found
 
     def constant(self, index: int) -> np.ndarray:
-        """What an input holds.
+        """The numbers of a constant input.
 
         Raises:
-            ExportError: if that depends on what the model is given.
+            ExportError: if the input depends on the model's inputs.
         """
         found = self.inputs[index].constant
         if found is None:
-            raise self.refused(f"its input {index} must be a constant")
+            raise self.error(f"its input {index} must be a constant")
         return found
 
     def axis(self, index: int, rank: int | None = None) -> int:
-        """An axis that an input holds, counted from the first."""
+        """The axis in a constant input, not negative."""
         axis = int(self.constant(index))
         return axis + (self.rank() if rank is None else rank) if axis < 0 else axis
 
-    def refused(self, reason: str) -> ExportError:
-        """The error that says what cannot be had, and where."""
+    def error(self, reason: str) -> ExportError:
+        """The error that names the operation and the reason."""
         return ExportError(f"ONNX: `{self.kind}` of `{self.name}` cannot be converted: {reason}")
 
 
-# What an operation becomes: a name, a value or a constant (`Input`); of several outputs a list of them.
+# The outputs of a converted operation: a name, a value or a constant (`Input`), or a list of several.
 Converted = Any
-_CONVERTERS: dict[str, Callable[[Op, Builder], Any]] = {}
+Convert = Callable[[Op, Builder], Converted]
+_CONVERTERS: dict[str, Convert] = {}
 
 
-def converts(*kinds: str) -> Callable[[Callable[[Op, Builder], Any]], Callable[[Op, Builder], Any]]:
-    """Registers the function below for operations of these kinds: `function(op, builder)` gives what they become."""
+def register(functions: Mapping[str, Convert]) -> None:
+    """Registers functions of an operation and a builder, which return the converted outputs, by kind."""
+    _CONVERTERS.update(functions)
 
-    def registered(function: Callable[[Op, Builder], Any]) -> Callable[[Op, Builder], Any]:
-        _CONVERTERS.update(dict.fromkeys(kinds, function))
+
+def converts(*kinds: str) -> Callable[[Convert], Convert]:
+    """Registers the decorated function for these kinds."""
+
+    def decorate(function: Convert) -> Convert:
+        register(dict.fromkeys(kinds, function))
         return function
 
-    return registered
+    return decorate
 
 
-def converter_of(kind: str) -> Callable[[Op, Builder], Any] | None:
+def converter_of(kind: str) -> Convert | None:
     """The function that converts operations of this kind, if there is one."""
     return _CONVERTERS.get(kind)
-
-
-def kinds() -> set[str]:
-    """All that can be converted, as TensorFlow calls them."""
-    return set(_CONVERTERS)
-
-
-def same(op: Op, _: Builder) -> Value:
-    """What changes nothing."""
-    return op.inputs[0]

@@ -1,4 +1,4 @@
-"""Where the numbers of a graph are kept: in its file, or in one beside it."""
+"""Stores the numbers of a graph in its file, or in one beside it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import onnx
 
 from heed.export.onnx.builder import element_type
 
-# Smaller tensors, as shapes are, stay in the graph's file: checks read them.
-_BESIDE = 1024
+# Smaller tensors, such as shapes, stay in the graph's file, where checks read them.
+_LEAST_BESIDE = 1024
 
 
-def stored(
+def store(
     arrays: Mapping[str, np.ndarray], beside: Path | None, above: int
 ) -> list[onnx.TensorProto]:
     """The arrays as tensors of a graph.
 
     Args:
-        arrays: by name.
-        beside: the file for all that is large, which is written where there is too much for one; or None.
-        above: more bytes than that are too much.
+        arrays: the arrays by name.
+        beside: the file for large arrays, written if all together have more than `above` bytes; or None.
+        above: see `beside`.
     """
     if beside is None or sum(array.nbytes for array in arrays.values()) <= above:
         return [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     found = []
     with beside.open("wb") as file:
         for name, array in arrays.items():
-            if array.nbytes < _BESIDE:
+            if array.nbytes < _LEAST_BESIDE:
                 found.append(onnx.numpy_helper.from_array(array, name))
                 continue
             entries = {"location": beside.name, "offset": file.tell(), "length": array.nbytes}

@@ -1,1 +1,1 @@
-"""What is copied beside an artefact, and runs it without heed: `run.py`, and the runtime of its format."""
+"""Runs exported models without heed: `run.py` and the runtime of the format are copied beside each model."""

@@ -1,7 +1,7 @@
-"""Runs a CTranslate2 model folder that heed wrote, by token ids. It needs NumPy and ctranslate2, nothing of heed.
+"""Runs a CTranslate2 model folder that heed wrote, on token ids. It needs NumPy and ctranslate2, not heed.
 
-`load(folder)["translate"](source=ids, max_length=50)["tokens"]` are the likeliest tokens, step by step; of a language
-model it is `load(folder)["generate"](prompt=ids, max_length=50)`.
+`load(folder)["translate"](source=ids, max_length=50)["tokens"]` decodes greedily, as does
+`load(folder)["generate"](prompt=ids, max_length=50)["tokens"]` for a language model.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 def load(
     folder: str | Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, Any]]]:
-    """The model's programs by name: "translate" and "probabilities", or "generate" of a language model.
+    """Loads the model's programs: "translate" and "probabilities", or "generate" for a language model.
 
     Args:
         folder: the model folder.
-        threads: how many threads compute; None lets CTranslate2 choose.
+        threads: the number of threads; None lets CTranslate2 choose.
 
     Returns:
-        A function of `source` (B, S) or `prompt` (B, P), int32 with padding behind each row, and `max_length`, the most
-        tokens of a result, its end and a prompt included. It gives {"tokens": (B, max_length) int32}, with padding
-        behind the end.
+        Functions by name. "translate" and "generate" take `source` (B, S) or `prompt` (B, P), int32 with padding at
+        the end of each row, and `max_length`, the most tokens of a result including the end and the prompt. They
+        return {"tokens": (B, max_length) int32}, padded after the end.
     """
     folder = Path(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -41,7 +41,8 @@ def load(
         "return_end_token": True,
     }
 
-    def texts(ids: Any, tokens: list[str]) -> list[list[str]]:
+    def to_tokens(ids: Any, tokens: list[str]) -> list[list[str]]:
+        """The tokens of each row of ids."""
         ids = np.asarray(ids)
         lengths = (ids != config["pad_id"]).sum(axis=1)
         if (
@@ -51,37 +52,38 @@ def load(
             raise ValueError("ids must be (B, S), with padding behind each row and not within it")
         return [[tokens[i] for i in row[:length]] for row, length in zip(ids, lengths, strict=True)]
 
-    def padded(rows: list[list[str]], length: int) -> dict[str, Any]:
+    def to_ids(rows: list[list[str]], length: int) -> dict[str, Any]:
+        """The ids of rows of tokens, padded to a length."""
         found = np.full((len(rows), length), config["pad_id"], np.int32)
         for place, row in zip(found, rows, strict=True):
-            ids = [number[token] for token in row[:length]]
+            ids = [ids_by_token[token] for token in row[:length]]
             place[: len(ids)] = ids
         return {"tokens": found}
 
-    def vocabulary(side: str) -> list[str]:
+    def read_vocabulary(side: str) -> list[str]:
         path = folder / f"{side}vocabulary.json"
         path = path if path.exists() else folder / "shared_vocabulary.json"
         return list(json.loads(path.read_text(encoding="utf-8")))
 
     if (folder / "vocabulary.json").exists():
-        target = vocabulary("")
+        target = read_vocabulary("")
         generator = ctranslate2.Generator(str(folder), **names)
 
         def generate(prompt: Any, max_length: int) -> dict[str, Any]:
-            rows = [[start, *row] for row in texts(prompt, target)]
+            rows = [[start, *row] for row in to_tokens(prompt, target)]
             results = generator.generate_batch(
                 rows, max_length=max_length + 1, min_length=0, **options
             )
-            return padded([one.sequences[0] for one in results], max_length)
+            return to_ids([one.sequences[0] for one in results], max_length)
 
         programs: dict[str, Callable[..., dict[str, Any]]] = {"generate": generate}
     else:
-        source_tokens, target_tokens = vocabulary("source_"), vocabulary("target_")
+        source_tokens, target_tokens = read_vocabulary("source_"), read_vocabulary("target_")
         target = target_tokens
         translator = ctranslate2.Translator(str(folder), **names)
 
         def translate(source: Any, max_length: int) -> dict[str, Any]:
-            rows, longest = texts(source, source_tokens), config["longest_source"]
+            rows, longest = to_tokens(source, source_tokens), config["longest_source"]
             if not all(rows) or (longest and max(map(len, rows), default=0) > longest):
                 most = f"at most {longest} tokens" if longest else "tokens"
                 raise ValueError(f"a source must not be empty, and have {most}")
@@ -92,14 +94,16 @@ def load(
                 min_decoding_length=0,
                 **options,
             )
-            return padded([one.hypotheses[0] for one in results], max_length)
+            return to_ids([one.hypotheses[0] for one in results], max_length)
 
         def probabilities(source: Any, target: Any) -> dict[str, Any]:
-            """Of each token of `target` (B, T), an end included, given those before; 0 behind it."""
+            """The probability of each token of `target` (B, T) up to the end, given those before; 0 after it."""
             target = np.asarray(target)
-            rows = [[x for x in row if x != end] for row in texts(target, target_tokens)]
-            # It scores the end too, which a target that was cut has not.
-            scored = translator.score_batch(texts(source, source_tokens), rows, max_input_length=0)
+            rows = [[x for x in row if x != end] for row in to_tokens(target, target_tokens)]
+            # CTranslate2 adds an end and scores it; a target that was cut has none.
+            scored = translator.score_batch(
+                to_tokens(source, source_tokens), rows, max_input_length=0
+            )
             found = np.zeros(target.shape, np.float32)
             for place, one, ids in zip(found, scored, target, strict=True):
                 count = int((ids != config["pad_id"]).sum())
@@ -107,5 +111,5 @@ def load(
             return {"probabilities": found}
 
         programs = {"translate": translate, "probabilities": probabilities}
-    number = {token: i for i, token in enumerate(target)}
+    ids_by_token = {token: i for i, token in enumerate(target)}
     return programs

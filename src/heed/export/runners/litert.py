@@ -1,4 +1,4 @@
-"""Runs what `heed export --format litert` wrote: `pip install numpy ai-edge-litert`, nothing else."""
+"""Runs a model that `heed export --format litert` wrote. It needs NumPy and ai-edge-litert, nothing else."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import numpy as np
 def load(
     folder: str | pathlib.Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, np.ndarray]]]:
-    """The programs of `model.tflite`, by name.
+    """Loads the programs of `model.tflite`.
 
     Args:
-        folder: where it lies.
-        threads: how many work on a call. Default: one.
+        folder: the model's folder.
+        threads: the number of threads of a call. Default: one.
 
     Returns:
-        Functions of arrays, by name, to arrays by name. Sizes may differ from call to call: the same ones again cost
-        least. One call runs at a time; load once a thread to have more.
+        Functions by name, from arrays by name to arrays by name. Sizes may vary from call to call; calls with the sizes
+        of the call before are fastest. One call runs at a time; for parallel calls, load the model once per thread.
     """
     from ai_edge_litert.interpreter import Interpreter
 
     path = str(pathlib.Path(folder) / "model.tflite")
     interpreter = Interpreter(model_path=path, num_threads=threads)
-    turn = threading.Lock()
-    return {name: _program(interpreter, name, turn) for name in interpreter.get_signature_list()}
+    lock = threading.Lock()
+    return {name: _program(interpreter, name, lock) for name in interpreter.get_signature_list()}
 
 
-def _program(interpreter: Any, name: str, turn: Any) -> Callable[..., dict[str, np.ndarray]]:
+def _program(interpreter: Any, name: str, lock: Any) -> Callable[..., dict[str, np.ndarray]]:
     runner = interpreter.get_signature_runner(name)
-    inputs = {key: told["dtype"] for key, told in runner.get_input_details().items()}
+    inputs = {key: details["dtype"] for key, details in runner.get_input_details().items()}
 
     def run(**arrays: Any) -> dict[str, np.ndarray]:
         missing = set(inputs) - set(arrays)
@@ -42,8 +42,8 @@ def _program(interpreter: Any, name: str, turn: Any) -> Callable[..., dict[str, 
                 f"{name} needs {', '.join(inputs)}. Missing: {', '.join(sorted(missing))}"
             )
         given = {key: np.asarray(arrays[key], dtype, order="C") for key, dtype in inputs.items()}
-        with turn:
-            # It makes room anew only where a shape differs from that of the call before.
+        with lock:
+            # The interpreter allocates again only if a shape differs from the call before.
             return runner(**given)
 
     return run

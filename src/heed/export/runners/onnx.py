@@ -1,4 +1,4 @@
-"""Runs the ONNX files of a folder with onnxruntime and NumPy; nothing of heed is needed."""
+"""Runs the ONNX files of a folder. It needs NumPy and onnxruntime, not heed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-# What onnxruntime calls a dtype, where NumPy calls it otherwise.
+# NumPy's names of dtypes, where onnxruntime has others.
 _NAMES = {"float": "float32", "double": "float64"}
 
 
 def load(
     folder: str | Path, threads: int | None = None
 ) -> dict[str, Callable[..., dict[str, np.ndarray]]]:
-    """The programs of a folder by name: "serve", or "encode" and "decode_step".
+    """Loads the programs of a folder: "serve", or "encode" and "decode_step".
 
     Args:
-        folder: where the files are.
-        threads: how many compute; None leaves that to onnxruntime.
+        folder: the folder of the files.
+        threads: the number of threads; None lets onnxruntime choose.
 
     Returns:
-        Functions of arrays by name, which give arrays by name.
+        Functions by name, from arrays by name to arrays by name.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
@@ -37,7 +37,7 @@ def _program(path: Path, options: Any) -> Callable[..., dict[str, np.ndarray]]:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     dtypes = {x.name: x.type.removeprefix("tensor(").rstrip(")") for x in session.get_inputs()}
     outputs = [x.name for x in session.get_outputs()]
-    # A graph has each name once: what comes out for an input of the next step is called "next_" and its name.
+    # Names in a graph are unique: a state's output is named "next_" and the name of its input.
     names = [x.removeprefix("next_") if x.removeprefix("next_") in dtypes else x for x in outputs]
 
     def run(**tensors: Any) -> dict[str, np.ndarray]:

@@ -1,9 +1,9 @@
-"""Runs the exported model in this folder, with NumPy and the runtime of its format alone.
+"""Runs the exported model in this folder. It needs NumPy and the runtime of the format.
 
-    python run.py TEXT ...            translates each text; without one, each line of standard input
-    python run.py --check IN OUT      answers to the arrays of an .npz file, for who compares them
+    python run.py TEXT ...            translates each text, or each line of standard input
+    python run.py --check IN OUT      writes the outputs for the arrays of an .npz file to another, to compare them
 
-In Python: `Model(folder)`, and of that `programs`, `translate`, `scores`.
+In Python: `Model(folder)` with `programs`, `translate` and `scores`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Model:
     """An exported model.
 
     Attributes:
-        manifest: what manifest.json says.
-        programs: functions of arrays by name, which give dictionaries of arrays.
+        manifest: the contents of manifest.json.
+        programs: functions by name, from arrays by name to arrays by name.
     """
 
     def __init__(self, folder: str | Path = ".", threads: int | None = None) -> None:
@@ -41,38 +41,38 @@ class Model:
             path = folder / name
             if not path.is_file() or _checksum(path) != file["sha256"]:
                 raise SystemExit(f"{folder} is damaged: {name} is not as it was written")
-        found: Any = importlib.util.spec_from_file_location("runtime", folder / "runtime.py")
-        runtime = importlib.util.module_from_spec(found)
-        found.loader.exec_module(runtime)
+        spec: Any = importlib.util.spec_from_file_location("runtime", folder / "runtime.py")
+        runtime = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(runtime)
         self.programs: dict[str, Callable[..., Any]] = runtime.load(folder, threads)
 
     def translate(self, source: np.ndarray, longest: int | None = None) -> np.ndarray:
-        """The likeliest token in each step, (B, T) int32, padded after the end, of source ids (B, S)."""
+        """Decodes source ids (B, S) greedily to target ids (B, T), int32, padded after the end."""
         ids, longest = self.manifest["decoding"], longest or self.manifest["decoding"]["longest"]
         if "translate" in self.programs:
-            found = self.programs["translate"](source=source, max_length=int(longest))
-            return found["tokens"]
+            return self.programs["translate"](source=source, max_length=int(longest))["tokens"]
         if "generate" in self.programs:
             nothing = np.zeros((len(source), 0), np.int32)
             return self.programs["generate"](prompt=nothing, max_length=int(longest))["tokens"]
         step = self._steps(source)
         tokens = np.full((len(source), 1), ids["start"], np.int32)
-        going, found = np.ones(len(source), bool), []
-        while len(found) < longest and going.any():
+        going = np.ones(len(source), bool)
+        steps: list[np.ndarray] = []
+        while len(steps) < longest and going.any():
             logits = step(tokens)
             logits[:, [ids["pad"], ids["start"]]] = -np.inf
             tokens = np.where(going, logits.argmax(-1), ids["pad"]).astype(np.int32)[:, None]
             going &= tokens[:, 0] != ids["end"]
-            found.append(tokens)
-        return np.concatenate(found, axis=1)
+            steps.append(tokens)
+        return np.concatenate(steps, axis=1)
 
     def scores(self, source: np.ndarray, read: np.ndarray) -> np.ndarray:
-        """The scores (B, T, V) of what follows each of the tokens `read` (B, T), of source ids (B, S)."""
+        """The scores (B, T, V) of the tokens that may follow each token of `read` (B, T), for source ids (B, S)."""
         step = self._steps(source)
         return np.stack([step(read[:, i : i + 1]) for i in range(read.shape[1])], axis=1)
 
     def _steps(self, source: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """A function of the next tokens (B, 1), which gives the scores of those after them (B, V)."""
+        """A function from the next tokens (B, 1) to the scores (B, V) of those after them."""
         known: dict[str, np.ndarray] = {}
         index = 0
         if "encode" in self.programs:
@@ -94,13 +94,13 @@ class Model:
 
     def text(self, text: str) -> str:
         """The translation of a text."""
-        if "texts" in self.programs:  # it has its tokenizer inside
+        if "texts" in self.programs:  # with the tokenizer inside
             return self.programs["texts"](text=[text])[0]
         ids = self.read(text)
         return self.write(self.translate(np.array([ids], np.int32))[0]) if ids else ""
 
     def read(self, text: str) -> list[int]:
-        """The source ids of a text: of a number in digits, or by the tokenizer that came with the model."""
+        """The source ids of a text: of a number in digits, or from the model's tokenizer."""
         tokens, reads = self.manifest["tokens"], self.manifest["tokens"]["reads"]
         ids, text = {piece: i for i, piece in enumerate(tokens["source"])}, text.strip()
         if reads == "digits":
@@ -140,7 +140,7 @@ def _checksum(path: Path) -> str:
 
 
 def _check(model: Model, given: str, out: str) -> None:
-    """Answers to the arrays of a file, and the seconds that a second run of it takes."""
+    """Writes the outputs for the arrays of a file, and the seconds of a second run."""
     arrays = dict(np.load(given))
     found: Any
     if "read" in arrays and "decode_step" in model.programs:
@@ -174,7 +174,7 @@ def _check(model: Model, given: str, out: str) -> None:
 
 
 def main() -> None:
-    """See above."""
+    """Checks or translates."""
     model = Model(Path(__file__).parent)
     if sys.argv[1:2] == ["--check"]:
         _check(model, *sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Runs a SavedModel with TensorFlow 2.16 or newer; one of native kernels with heed too."""
+"""Runs a SavedModel. It needs TensorFlow 2.16 or newer, and heed if the model has its native kernels."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[..., Any]]:
-    """The programs in a folder by name: functions of arrays by name, which give dictionaries of arrays.
+    """Loads the programs of a folder: functions by name, from arrays by name to arrays by name.
 
     Args:
-        folder: of the artefact.
-        threads: how many to use at most; None leaves that to TensorFlow.
+        folder: the folder of the exported model.
+        threads: the most threads; None lets TensorFlow choose.
     """
     import tensorflow as tf
 
-    logging.getLogger("absl").setLevel("ERROR")  # nobody asks an artefact for gradients
+    logging.getLogger("absl").setLevel(
+        "ERROR"
+    )  # hides warnings about gradients, which nobody needs here
     manifest = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
     if manifest["options"]["implementation"] == "native":
         try:
-            import heed.ops  # noqa: F401  (it tells TensorFlow of its kernels)
+            import heed.ops  # noqa: F401  (registers the kernels)
         except ImportError:
             text = "this SavedModel has heed's native kernels: pip install heed-attention"
             raise SystemExit(text) from None
@@ -39,26 +41,27 @@ def load(folder: str | Path, threads: int | None = None) -> dict[str, Callable[.
         kinds = signature.structured_input_signature[1]
 
         def call(**arrays: Any) -> dict[str, np.ndarray]:
-            # A SavedModel decodes up to the length that it was made for.
+            # `max_length` is ignored: the length is part of the model.
             tensors = {key: tf.constant(arrays[key], kinds[key].dtype) for key in kinds}
             found = signature(**tensors)
             return {key: x.numpy() for key, x in found.items()}
 
-        call.__dict__["loaded"] = loaded  # its variables go with it
+        call.__dict__["loaded"] = loaded  # keeps the variables alive
         return call
 
     programs = {name: program(loaded.signatures[name]) for name in loaded.signatures}
     if "translate" in programs:
-        texts = programs.pop("translate")
+        translate = programs.pop("translate")
 
-        def translated(text: list[str]) -> list[str]:
+        def translate_texts(text: list[str]) -> list[str]:
             try:
-                return [x.decode() for x in texts(text=np.array(text))["text"]]
+                return [x.decode() for x in translate(text=np.array(text))["text"]]
             except tf.errors.InvalidArgumentError as error:
-                said = str(error.message).partition("assertion failed: ")[2] or str(error.message)
-                raise SystemExit(said.strip().splitlines()[0]) from None
+                message = str(error.message)
+                message = message.partition("assertion failed: ")[2] or message
+                raise SystemExit(message.strip().splitlines()[0]) from None
 
-        programs["texts"] = translated
+        programs["texts"] = translate_texts
     if "translate_ids" in programs:
         programs["translate"] = programs.pop("translate_ids")
     return programs

@@ -1,4 +1,4 @@
-"""The operations of TensorFlow that have an ONNX form, a file for each family."""
+"""Converters of TensorFlow's operations, a file for each family."""
 
 from heed.export.onnx.ops import (
     arithmetic,

@@ -1,4 +1,4 @@
-"""Element by element: arithmetic, comparisons, activations, dtypes."""
+"""Elementwise operations: arithmetic, comparisons, activations, dtypes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from heed.export.onnx.builder import Builder
-from heed.export.onnx.registry import Converted, Op, converts, same
+from heed.export.onnx.registry import Convert, Converted, Op, converts, register
 
-# One node each, of the same inputs.
+# Operations that become one node with the same inputs.
 _ALIKE = {
     "Abs": "Abs",
+    "AddN": "Sum",
     "Acos": "Acos",
     "Asin": "Asin",
     "Atan": "Atan",
@@ -20,6 +21,7 @@ _ALIKE = {
     "Ceil": "Ceil",
     "Cos": "Cos",
     "Cosh": "Cosh",
+    "Elu": "Elu",
     "Equal": "Equal",
     "Erf": "Erf",
     "Exp": "Exp",
@@ -43,6 +45,7 @@ _ALIKE = {
     "Relu": "Relu",
     "Rint": "Round",
     "Round": "Round",
+    "Selu": "Selu",
     "Sigmoid": "Sigmoid",
     "Sign": "Sign",
     "Sin": "Sin",
@@ -64,20 +67,15 @@ def _alike(op: Op, g: Builder) -> Converted:
 
 @converts(
     *("CheckNumerics", "EnsureShape", "Identity", "PlaceholderWithDefault", "PreventGradient"),
-    *("Snapshot", "StopGradient"),
+    *("ReadVariableOp", "Snapshot", "StopGradient"),
 )
-def _same(op: Op, g: Builder) -> Converted:
-    return same(op, g)
+def _same(op: Op, _: Builder) -> Converted:
+    return op.inputs[0]
 
 
 @converts("IdentityN")
-def _all_the_same(op: Op, _: Builder) -> Converted:
+def _same_all(op: Op, _: Builder) -> Converted:
     return op.inputs if len(op.dtypes) != 1 else op.inputs[0]
-
-
-@converts("ReadVariableOp")
-def _read(op: Op, g: Builder) -> Converted:
-    return same(op, g)
 
 
 def _number(op: Op, value: float) -> np.ndarray:
@@ -85,27 +83,33 @@ def _number(op: Op, value: float) -> np.ndarray:
     return np.array(value, op.inputs[0].dtype)
 
 
-@converts("AddN")
-def _add_n(op: Op, g: Builder) -> Converted:
-    return g.node("Sum", *op.inputs)
+_EXPRESSIONS: dict[str, Convert] = {
+    "Cast": lambda op, g: g.cast(op.inputs[0], op.dtype),
+    "ClipByValue": lambda op, g: g.node(
+        "Min", g.node("Max", op.inputs[0], op.inputs[1]), op.inputs[2]
+    ),
+    "Erfc": lambda op, g: g.node("Sub", _number(op, 1), g.node("Erf", op.inputs[0])),
+    "Expm1": lambda op, g: g.node("Sub", g.node("Exp", op.inputs[0]), _number(op, 1)),
+    "InvertPermutation": lambda op, _: np.argsort(op.constant(0)),
+    "IsFinite": lambda op, g: g.node(
+        "Not", g.node("Or", g.node("IsNaN", op.inputs[0]), g.node("IsInf", op.inputs[0]))
+    ),
+    "LeakyRelu": lambda op, g: g.node("LeakyRelu", op.inputs[0], alpha=op.attribute("alpha")),
+    "Log1p": lambda op, g: g.node("Log", g.node("Add", op.inputs[0], _number(op, 1))),
+    "LogSoftmax": lambda op, g: g.node("LogSoftmax", op.inputs[0], axis=-1),
+    "NotEqual": lambda op, g: g.node("Not", g.node("Equal", *op.inputs)),
+    "Relu6": lambda op, g: g.node("Clip", op.inputs[0], _number(op, 0), _number(op, 6)),
+    "Softmax": lambda op, g: g.node("Softmax", op.inputs[0], axis=-1),
+    "Square": lambda op, g: g.node("Pow", op.inputs[0], _number(op, 2)),
+}
+register(_EXPRESSIONS)
 
 
 @converts("BiasAdd")
 def _bias_add(op: Op, g: Builder) -> Converted:
     if op.attribute("data_format") == b"NCHW":
-        raise op.refused("channels must come last")
+        raise op.error("channels must come last")
     return g.node("Add", *op.inputs)
-
-
-@converts("Cast")
-def _cast(op: Op, g: Builder) -> Converted:
-    return g.cast(op.inputs[0], op.dtype)
-
-
-@converts("ClipByValue")
-def _clip(op: Op, g: Builder) -> Converted:
-    x, low, high = op.inputs
-    return g.node("Min", g.node("Max", x, low), high)
 
 
 @converts("DivNoNan")
@@ -116,21 +120,6 @@ def _div_no_nan(op: Op, g: Builder) -> Converted:
     return g.node(
         "Where", nothing, zero, g.node("Div", x, g.node("Where", nothing, _number(op, 1), y))
     )
-
-
-@converts("Elu", "Selu")
-def _elu(op: Op, g: Builder) -> Converted:
-    return g.node(op.kind, op.inputs[0])
-
-
-@converts("Erfc")
-def _erfc(op: Op, g: Builder) -> Converted:
-    return g.node("Sub", _number(op, 1), g.node("Erf", op.inputs[0]))
-
-
-@converts("Expm1")
-def _expm1(op: Op, g: Builder) -> Converted:
-    return g.node("Sub", g.node("Exp", op.inputs[0]), _number(op, 1))
 
 
 @converts("FloorDiv")
@@ -149,58 +138,22 @@ def _floor_mod(op: Op, g: Builder) -> Converted:
     return g.node("Mod", x, y)
 
 
-@converts("InvertPermutation")
-def _invert(op: Op, g: Builder) -> Converted:
-    return np.argsort(op.constant(0))
-
-
-@converts("IsFinite")
-def _is_finite(op: Op, g: Builder) -> Converted:
-    x = op.inputs[0]
-    return g.node("Not", g.node("Or", g.node("IsNaN", x), g.node("IsInf", x)))
-
-
-@converts("LeakyRelu")
-def _leaky_relu(op: Op, g: Builder) -> Converted:
-    return g.node("LeakyRelu", op.inputs[0], alpha=op.attribute("alpha"))
-
-
-@converts("Log1p")
-def _log1p(op: Op, g: Builder) -> Converted:
-    return g.node("Log", g.node("Add", op.inputs[0], _number(op, 1)))
-
-
-@converts("LogSoftmax", "Softmax")
-def _softmax(op: Op, g: Builder) -> Converted:
-    return g.node(op.kind, op.inputs[0], axis=-1)
-
-
 @converts("Select", "SelectV2")
 def _select(op: Op, g: Builder) -> Converted:
     if op.kind == "Select" and op.rank(0) not in (0, op.rank(1)):
-        raise op.refused("its condition must have as many axes as what it chooses from")
+        raise op.error("its condition must have as many axes as its values")
     condition, x, y = op.inputs
     return g.where(condition, x, y, op.dtype)
 
 
 @converts("Mul")
 def _mul(op: Op, g: Builder) -> Converted:
-    """A product with 1 / sqrt(x) is a quotient: so runtimes know a normalisation, and make one step of it."""
+    """Makes a product with 1 / sqrt(x) a quotient, so that runtimes recognise and fuse normalisations."""
     for x, other in (op.inputs, op.inputs[::-1]):
         root = g.roots.get(other.name)
         if root is not None:
             return g.node("Div", x, root)
     return g.node("Mul", *op.inputs)
-
-
-@converts("NotEqual")
-def _not_equal(op: Op, g: Builder) -> Converted:
-    return g.node("Not", g.node("Equal", *op.inputs))
-
-
-@converts("Relu6")
-def _relu6(op: Op, g: Builder) -> Converted:
-    return g.node("Clip", op.inputs[0], _number(op, 0), _number(op, 6))
 
 
 @converts("Rsqrt")
@@ -209,11 +162,6 @@ def _rsqrt(op: Op, g: Builder) -> Converted:
     found = g.node("Reciprocal", root)
     g.roots[found] = root
     return found
-
-
-@converts("Square")
-def _square(op: Op, g: Builder) -> Converted:
-    return g.node("Pow", op.inputs[0], _number(op, 2))
 
 
 @converts("SquaredDifference")

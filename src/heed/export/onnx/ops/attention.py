@@ -1,7 +1,7 @@
-"""Attention of scaled products, which is one call in the graph, to ONNX' operator of that name.
+"""Converts dot-product attention, one call in the graph, to ONNX' operator `Attention`.
 
-`marked` makes the call: a function of its own, whose attribute says what it is. `Attention` came with opset 23; before,
-the call is put in line like any other.
+`call_marked` makes the call: a function with an attribute that marks it. `Attention` came with opset 23; before, the
+call is inlined like any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPSET = 23
 _DTYPES = (np.float32, np.float16)
 
 
-def marked(
+def call_marked(
     query: tf.Tensor,
     key: tf.Tensor,
     value: tf.Tensor,
@@ -30,49 +30,49 @@ def marked(
     bias: tf.Tensor | None,
     expression: Expression,
 ) -> tf.Tensor:
-    """`attention` as one call, which the converter recognises. For `exportable.core`."""
-    optional = {"visible": visible, "bias": bias}
-    there = {name: x for name, x in optional.items() if x is not None}
-    mark = _MARK + json.dumps({"given": list(there), **expression._asdict()}, sort_keys=True)
+    """Calls `attention` as a function that the converter recognises. For `exportable.core`."""
+    masks = {"visible": visible, "bias": bias}
+    masks = {name: x for name, x in masks.items() if x is not None}
+    mark = _MARK + json.dumps({"masks": list(masks), **expression._asdict()}, sort_keys=True)
 
     def heed_attention(query: Any, key: Any, value: Any, *others: Any) -> tf.Tensor:
-        given = dict(zip(there, others, strict=True))
+        given = dict(zip(masks, others, strict=True))
         return attention(query, key, value, given.get("visible"), given.get("bias"), expression)
 
     function = tf.function(heed_attention, autograph=False, experimental_implements=mark)
-    return function(query, key, value, *there.values())
+    return function(query, key, value, *masks.values())
 
 
-def _said(op: Op) -> dict[str, Any] | None:
-    """What the mark of a call says, if it has one."""
+def _read_mark(op: Op) -> dict[str, Any] | None:
+    """The options in the mark of a call, or None without a mark."""
     function = op.converter.function(op.source, "f")
     mark = function.cached_definition.attr["_implements"].s.decode()
     return json.loads(mark.removeprefix(_MARK)) if mark.startswith(_MARK) else None
 
 
 def attend(op: Op, g: Builder) -> Converted:
-    """The `Attention` of a call that is marked as one, where there is such an operator; else None."""
-    said = _said(op)
-    if said is None or g.opset < _OPSET or op.inputs[0].dtype not in _DTYPES:
+    """The `Attention` of a marked call; None without a mark, or if the opset or dtype has no such operator."""
+    options = _read_mark(op)
+    if options is None or g.opset < _OPSET or op.inputs[0].dtype not in _DTYPES:
         return None
     query, key, value, *others = op.inputs
-    given = dict(zip(said["given"], others, strict=True))
+    given = dict(zip(options["masks"], others, strict=True))
     return g.node(
         "Attention",
         query,
         key,
         value,
         _mask(g, query, key, given.get("visible"), given.get("bias")),
-        scale=float(said["scale"]),
-        softcap=None if said["soft_cap"] is None else float(said["soft_cap"]),
-        is_causal=int(said["is_causal"]),
+        scale=float(options["scale"]),
+        softcap=None if options["soft_cap"] is None else float(options["soft_cap"]),
+        is_causal=int(options["is_causal"]),
     )
 
 
 def _mask(g: Builder, query: Value, key: Value, visible: Value | None, bias: Value | None) -> Input:
-    """Booleans or, where something is added, numbers with -inf for what is hidden; all of T and S are there.
+    """The mask: booleans or, with a bias, numbers with -inf for hidden pairs; expanded to (..., T, S).
 
-    The operator says that T and S may be broadcast; onnxruntime does not.
+    By its specification the operator broadcasts T and S; in onnxruntime it does not.
     """
     mask: Any = visible if bias is None else bias
     if mask is None:

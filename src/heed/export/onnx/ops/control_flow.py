@@ -1,4 +1,4 @@
-"""Calls, choices and loops."""
+"""Calls, conditions and loops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from heed.export.onnx.builder import Builder, Value, element_type
+from heed.export.onnx.builder import Builder, Value, element_type, shape_of
 from heed.export.onnx.ops.attention import attend
 from heed.export.onnx.registry import Converted, Op, converts
 
@@ -33,7 +33,7 @@ def _if(op: Op, g: Builder) -> Converted:
     for name in ("then_branch", "else_branch"):
         with g.inner() as nodes:
             results = op.converter.call(op.converter.function(op.source, name).graph, inputs)
-            outputs = [_handed_out(g, x, x.dtype, x.shape) for x in results]
+            outputs = [_output(g, x, x.dtype, x.shape) for x in results]
         branches[name] = onnx.helper.make_graph(nodes, name, [], outputs)
     g.place = place
     return g.node("If", g.cast(condition, bool), outputs=len(op.dtypes), **branches)
@@ -41,13 +41,11 @@ def _if(op: Op, g: Builder) -> Converted:
 
 @converts("While", "StatelessWhile")
 def _while(op: Op, g: Builder) -> Converted:
-    """ONNX' Loop, which carries what changes; the rest is seen from inside."""
+    """ONNX' Loop, which carries only what changes; its body reads the rest from outside."""
     body = op.converter.function(op.source, "body").graph
     condition = op.converter.function(op.source, "cond").graph
-    stays = [
-        _comes_from(given, result) for given, result in zip(body.inputs, body.outputs, strict=True)
-    ]
-    carried = [i for i, same in enumerate(stays) if not same]
+    pairs = zip(body.inputs, body.outputs, strict=True)
+    carried = [i for i, (given, result) in enumerate(pairs) if not _is_unchanged(given, result)]
     place = g.place
     first = g.cast(op.converter.call(condition, op.inputs)[0], bool)
     with g.inner() as nodes:
@@ -59,7 +57,7 @@ def _while(op: Op, g: Builder) -> Converted:
         known: list[Any] = list(op.inputs)
         for i in carried:
             given = op.inputs[i]
-            shape = _shape(body.inputs[i])
+            shape = shape_of(body.inputs[i])
             known[i] = Value(given.dtype, shape, g.unique(f"{place}/carried_{i}"))
             inputs.append(
                 onnx.helper.make_tensor_value_info(known[i].name, element_type(given.dtype), shape)
@@ -68,9 +66,9 @@ def _while(op: Op, g: Builder) -> Converted:
         g.place = f"{place}/condition"
         whole = [after[i] if i in carried else known[i] for i in range(len(known))]
         going = op.converter.call(condition, whole)[0]
-        outputs = [_handed_out(g, going, np.dtype(bool), ())]
+        outputs = [_output(g, going, np.dtype(bool), ())]
         outputs += [
-            _handed_out(g, after[i], op.inputs[i].dtype, _shape(body.inputs[i])) for i in carried
+            _output(g, after[i], op.inputs[i].dtype, shape_of(body.inputs[i])) for i in carried
         ]
     g.place = place
     graph = onnx.helper.make_graph(nodes, "body", inputs, outputs)
@@ -86,19 +84,15 @@ def _while(op: Op, g: Builder) -> Converted:
     return results if len(op.dtypes) != 1 else results[0]
 
 
-def _comes_from(given: Any, result: Any) -> bool:
-    """Whether a tensor of a graph is one of its inputs as it was given."""
+def _is_unchanged(given: Any, result: Any) -> bool:
+    """Whether an output of a graph is its input `given`."""
     while result is not given and result.op.type == "Identity":
         result = result.op.inputs[0]
     return result is given
 
 
-def _shape(tensor: Any) -> Any:
-    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-
-
-def _handed_out(g: Builder, x: Any, dtype: Any, shape: Any) -> onnx.ValueInfoProto:
-    """An output of an inner graph, which must be made by a node of it."""
+def _output(g: Builder, x: Any, dtype: Any, shape: Any) -> onnx.ValueInfoProto:
+    """Adds an output of an inner graph, which needs a node of its own."""
     name = g.unique(f"{g.place}/output")
     g.nodes.append(onnx.helper.make_node("Identity", [g.input(x)], [name], name=name))
     return onnx.helper.make_tensor_value_info(name, element_type(dtype), shape)

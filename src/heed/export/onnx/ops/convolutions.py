@@ -12,9 +12,9 @@ _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 
 
 def _steps(op: Op, name: str) -> Sequence[int]:
-    """An attribute that has a number for each axis: those of height and width."""
+    """The numbers for height and width of an attribute with one for each axis."""
     if op.attribute("data_format") != b"NHWC":
-        raise op.refused("channels must come last")
+        raise op.error("channels must come last")
     return op.attribute(name)[1:3]
 
 
@@ -35,7 +35,7 @@ def _channels_first(op: Op, g: Builder, kind: str, *others: Input, **attributes:
 def _convolution(op: Op, g: Builder) -> Converted:
     channels, kernel = op.inputs[0].shape[3], op.inputs[1]
     if channels is None:
-        raise op.refused("the number of channels must be known")
+        raise op.error("the number of channels must be known")
     if op.kind == "Conv2D":
         groups = channels // kernel.shape[2]
         weights = g.node("Transpose", kernel, perm=[3, 2, 0, 1])
@@ -52,17 +52,17 @@ def _convolution(op: Op, g: Builder) -> Converted:
         strides=_steps(op, "strides"),
         dilations=_steps(op, "dilations"),
         group=groups,
-        **_dilated(op),
+        **_dilated_padding(op),
     )
 
 
-def _dilated(op: Op) -> dict[str, Any]:
-    """`auto_pad` with dilations, which not every runtime knows, as numbers."""
+def _dilated_padding(op: Op) -> dict[str, Any]:
+    """The padding; as numbers for dilated kernels, for which not every runtime has `auto_pad`."""
     dilations, strides = _steps(op, "dilations"), _steps(op, "strides")
     if op.attribute("padding") != b"SAME" or max(dilations) == 1:
         return _padding(op)
     if max(strides) > 1:
-        raise op.refused("it has strides, dilations and padding")
+        raise op.error("it has strides, dilations and padding")
     extra = [n * (k - 1) for n, k in zip(dilations, op.inputs[1].shape[:2], strict=True)]
     return {"pads": [n // 2 for n in extra] + [n - n // 2 for n in extra]}
 
@@ -82,9 +82,9 @@ def _pool(op: Op, g: Builder) -> Converted:
 @converts("FusedBatchNormV3")
 def _batch_normalization(op: Op, g: Builder) -> Converted:
     if op.attribute("is_training"):
-        raise op.refused("it is that of training")
+        raise op.error("it is in training mode")
     if op.attribute("data_format") != b"NHWC":
-        raise op.refused("channels must come last")
+        raise op.error("channels must come last")
     found = _channels_first(
         op, g, "BatchNormalization", *op.inputs[1:], epsilon=op.attribute("epsilon")
     )

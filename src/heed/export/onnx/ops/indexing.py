@@ -1,4 +1,4 @@
-"""Parts of tensors: slices, gathered and scattered entries."""
+"""Slices, gathers and scatters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _gather(op: Op, g: Builder) -> Converted:
         return g.node("Gather", x, indices, axis=axis)
     batch %= op.rank(1) + 1
     if axis != batch:
-        raise op.refused("the axis must follow the batch axes")
+        raise op.error("the axis must follow the batch axes")
     places = g.node("Unsqueeze", g.cast(indices, np.int64), [-1])
     return g.node("GatherND", x, places, batch_dims=batch)
 
@@ -39,7 +39,7 @@ def _where(op: Op, g: Builder) -> Converted:
 
 @converts("OneHot")
 def _one_hot(op: Op, g: Builder) -> Converted:
-    """ONNX' own counts negative indices from the end; TensorFlow has no entry for them."""
+    """ONNX' own operator counts negative indices from the end; in TensorFlow they give no entry."""
     indices, depth, on, off = op.inputs
     axis = op.attribute("axis") % (op.rank() + 1)
     places = g.node(
@@ -93,7 +93,7 @@ def _reverse_sequence(op: Op, g: Builder) -> Converted:
 
 @converts("StridedSlice")
 def _strided_slice(op: Op, g: Builder) -> Converted:
-    """x[a:b:c, i, ..., None]: first what is cut, then the axes that one index takes away, then new ones."""
+    """x[a:b:c, i, ..., None]: first slices, then single indices, which remove axes, then new axes."""
     x: Input = op.inputs[0]
     rank, count = op.rank(), op.inputs[1].shape[0]
     masks = {
@@ -118,7 +118,7 @@ def _strided_slice(op: Op, g: Builder) -> Converted:
     axis = 0
     cuts: list[tuple[int, Input, Input, Input]] = []
     single: list[tuple[int, Input]] = []
-    layout: list[str] = []  # of what comes out: an axis that stays, or a new one
+    layout: list[str] = []  # the axes of the result: "stays" or "new"
     for i in range(count):
         if i in ellipses:
             axis += rank - taken
@@ -131,7 +131,7 @@ def _strided_slice(op: Op, g: Builder) -> Converted:
         else:
             stride = known[2]
             if stride is None:
-                raise op.refused("its strides must be constants")
+                raise op.error("its strides must be constants")
             back = int(stride[i]) < 0
             begin = np.array([_END if back else 0]) if has("begin", i) else entry(0, i)
             end = np.array([-_END if back else _END]) if has("end", i) else entry(1, i)
@@ -145,7 +145,7 @@ def _strided_slice(op: Op, g: Builder) -> Converted:
         x = g.node("Slice", x, begins, ends, axes, steps)
     for axis, index in reversed(single):
         x = g.node("Gather", x, _scalar(g, index), axis=axis)
-    new = [i for i, what in enumerate(layout) if what == "new"]
+    new = [i for i, kind in enumerate(layout) if kind == "new"]
     return g.node("Unsqueeze", x, new) if new else x
 
 
@@ -155,7 +155,7 @@ def _scalar(g: Builder, x: Input) -> Input:
 
 @converts("LowerBound", "UpperBound")
 def _bound(op: Op, g: Builder) -> Converted:
-    """How many entries of each sorted row (B, N) stand before each number (B, M)."""
+    """The number of entries of each sorted row (B, N) before each number (B, M)."""
     row, numbers = g.node("Unsqueeze", op.inputs[0], [1]), g.node("Unsqueeze", op.inputs[1], [2])
     before = g.node("Less" if op.kind == "LowerBound" else "LessOrEqual", row, numbers)
     return g.reduce("ReduceSum", g.cast(before, op.dtype), [2], False)
@@ -179,7 +179,7 @@ def _scatter_new(op: Op, g: Builder) -> Converted:
 
 @converts("XlaDynamicUpdateSlice")
 def _update_slice(op: Op, g: Builder) -> Converted:
-    """`update` in the place of a part of x, which begins where it fits."""
+    """Replaces a part of x by `update`; moves its start so that it fits."""
     x, update, start = op.inputs
     differing = [
         axis
@@ -187,7 +187,7 @@ def _update_slice(op: Op, g: Builder) -> Converted:
         if x.shape[axis] is None or x.shape[axis] != update.shape[axis]
     ]
 
-    def written(x: Input, update: Input, axes: list[int]) -> Input:
+    def write(x: Input, update: Input, axes: list[int]) -> Input:
         if not axes:
             return update
         axis, *others = axes
@@ -200,7 +200,7 @@ def _update_slice(op: Op, g: Builder) -> Converted:
         before = g.node("Slice", x, [0], here, [axis])
         after = g.node("Slice", x, behind, [_END], [axis])
         if others:
-            update = written(g.node("Slice", x, here, behind, [axis]), update, others)
+            update = write(g.node("Slice", x, here, behind, [axis]), update, others)
         return g.node("Concat", before, update, after, axis=axis)
 
-    return written(x, update, differing)
+    return write(x, update, differing)

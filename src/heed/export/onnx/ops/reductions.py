@@ -1,4 +1,4 @@
-"""Sums, means, largest entries, and what orders them."""
+"""Reductions, cumulative sums, and the largest entries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _logical(op: Op, g: Builder) -> Converted:
 @converts("ArgMax", "ArgMin")
 def _arg(op: Op, g: Builder) -> Converted:
     axis = op.axis(1)
-    return g.narrowed(g.node(op.kind, op.inputs[0], axis=axis, keepdims=0), op.dtype)
+    return g.narrow(g.node(op.kind, op.inputs[0], axis=axis, keepdims=0), op.dtype)
 
 
 @converts("Cumsum")
@@ -57,12 +57,12 @@ def _cumsum(op: Op, g: Builder) -> Converted:
 def _top_k(op: Op, g: Builder) -> Converted:
     count = g.node("Reshape", g.cast(op.inputs[1], np.int64), [1])
     values, indices = g.node("TopK", op.inputs[0], count, outputs=2)
-    return [values, g.narrowed(indices, op.dtypes[1])]
+    return [values, g.narrow(indices, op.dtypes[1])]
 
 
 @converts("MatrixBandPart")
 def _band(op: Op, g: Builder) -> Converted:
-    """Sub-diagonals and super-diagonals that stay; of a negative number all."""
+    """Keeps so many sub- and super-diagonals; all for a negative number."""
     x: Input = op.inputs[0]
     lower, upper = int(op.constant(1)), int(op.constant(2))
     if upper >= 0:

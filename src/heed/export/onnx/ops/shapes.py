@@ -1,40 +1,42 @@
-"""Shapes: what asks for them and what changes them."""
+"""Operations that read and change shapes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from heed.export.onnx.builder import Builder, Input, Value
-from heed.export.onnx.registry import Converted, Op, converts
+from heed.export.onnx.registry import Convert, Converted, Op, converts, register
 
 
 def shape_input(op: Op, g: Builder, index: int) -> Input:
-    """A shape that an input holds, as int64."""
+    """The shape in an input, as int64."""
     return g.cast(op.inputs[index], np.int64)
 
 
 @converts("Shape")
 def _shape(op: Op, g: Builder) -> Converted:
     found = g.shape(op.inputs[0])
-    return found if isinstance(found, np.ndarray) else g.narrowed(g.input(found), op.dtype)
+    return found if isinstance(found, np.ndarray) else g.narrow(g.input(found), op.dtype)
 
 
 @converts("ShapeN")
 def _shapes(op: Op, g: Builder) -> Converted:
     return [
-        x if isinstance(x, np.ndarray) else g.narrowed(g.input(x), dtype)
+        x if isinstance(x, np.ndarray) else g.narrow(g.input(x), dtype)
         for x, dtype in zip(map(g.shape, op.inputs), op.dtypes, strict=True)
     ]
 
 
-@converts("Size")
-def _size(op: Op, g: Builder) -> Converted:
-    return g.narrowed(g.node("Size", op.inputs[0]), op.dtype)
-
-
-@converts("Rank")
-def _rank(op: Op, _: Builder) -> Converted:
-    return np.array(op.rank())
+_EXPRESSIONS: dict[str, Convert] = {
+    "BroadcastTo": lambda op, g: g.node("Expand", op.inputs[0], shape_input(op, g, 1)),
+    "ExpandDims": lambda op, g: g.node("Unsqueeze", op.inputs[0], [op.axis(1, op.rank() + 1)]),
+    "Fill": lambda op, g: g.node("Expand", op.inputs[1], shape_input(op, g, 0)),
+    "Range": lambda op, g: g.node("Range", *op.inputs),
+    "Rank": lambda op, _: np.array(op.rank()),
+    "Size": lambda op, g: g.narrow(g.node("Size", op.inputs[0]), op.dtype),
+    "Tile": lambda op, g: g.node("Tile", op.inputs[0], shape_input(op, g, 1)),
+}
+register(_EXPRESSIONS)
 
 
 @converts("Reshape")
@@ -49,39 +51,19 @@ def _reshape(op: Op, g: Builder) -> Converted:
     return g.node("Reshape", x, shape_input(op, g, 1), allowzero=1)
 
 
-@converts("BroadcastTo")
-def _broadcast(op: Op, g: Builder) -> Converted:
-    return g.node("Expand", op.inputs[0], shape_input(op, g, 1))
-
-
 @converts("BroadcastArgs")
 def _broadcast_shape(op: Op, g: Builder) -> Converted:
-    """The shape of both together: the larger one where neither is 0."""
+    """The shape that both broadcast to."""
     lengths = [x.shape[0] for x in op.inputs if x.shape is not None and x.shape[0] is not None]
     if len(lengths) < 2:
-        raise op.refused("the number of axes must be known")
+        raise op.error("the number of axes must be known")
     longest = max(lengths)
     one, other = (
         g.concat([np.ones(longest - n, np.int64), g.cast(x, np.int64)])
         for x, n in zip(op.inputs, lengths, strict=True)
     )
     whole = g.node("Where", g.node("Equal", one, np.array(1, np.int64)), other, one)
-    return g.narrowed(whole, op.dtype)
-
-
-@converts("Fill")
-def _fill(op: Op, g: Builder) -> Converted:
-    return g.node("Expand", op.inputs[1], shape_input(op, g, 0))
-
-
-@converts("Tile")
-def _tile(op: Op, g: Builder) -> Converted:
-    return g.node("Tile", op.inputs[0], shape_input(op, g, 1))
-
-
-@converts("ExpandDims")
-def _expand_dims(op: Op, g: Builder) -> Converted:
-    return g.node("Unsqueeze", op.inputs[0], [op.axis(1, op.rank() + 1)])
+    return g.narrow(whole, op.dtype)
 
 
 @converts("Squeeze")
@@ -102,7 +84,7 @@ def _transpose(op: Op, g: Builder) -> Converted:
 def _concat(op: Op, g: Builder) -> Converted:
     *parts, _ = op.inputs
     axis = op.axis(len(parts))
-    # What is empty adds nothing.
+    # Empty parts add nothing.
     there = [x for x in parts if x.shape is None or x.shape[axis] != 0] or parts[:1]
     return there[0] if len(there) == 1 else g.node("Concat", *there, axis=axis)
 
@@ -110,7 +92,7 @@ def _concat(op: Op, g: Builder) -> Converted:
 @converts("Pack")
 def _pack(op: Op, g: Builder) -> Converted:
     axis = op.attribute("axis") % (op.rank() + 1)
-    # Sizes are of int64 in ONNX: what is packed of them is most often read as a shape again.
+    # Sizes are int64 in ONNX, and packed sizes are usually read as a shape again.
     sizes = op.rank() == 0 and op.dtype == np.int32
     parts: list[Input] = []
     for value in op.inputs:
@@ -122,7 +104,7 @@ def _pack(op: Op, g: Builder) -> Converted:
         else:
             parts.append(g.node("Unsqueeze", x, [axis]))
     joined = g.concat(parts, axis)
-    return g.narrowed(g.input(joined), op.dtype) if sizes else joined
+    return g.narrow(g.input(joined), op.dtype) if sizes else joined
 
 
 @converts("Unpack")
@@ -149,7 +131,7 @@ def _split(op: Op, g: Builder) -> Converted:
         if -1 in given:
             whole = None if x.shape is None else x.shape[axis]
             if whole is None:
-                raise op.refused("the size of a part is not known")
+                raise op.error("the size of a part is not known")
             given = np.where(given == -1, whole - given[given != -1].sum(), given)
         sizes = given
     else:
@@ -162,11 +144,6 @@ def _split(op: Op, g: Builder) -> Converted:
     return g.node("Split", x, sizes, outputs=count, axis=axis)
 
 
-@converts("Range")
-def _range(op: Op, g: Builder) -> Converted:
-    return g.node("Range", *op.inputs)
-
-
 @converts("Pad", "PadV2", "MirrorPad")
 def _pad(op: Op, g: Builder) -> Converted:
     paddings = shape_input(op, g, 1)
@@ -176,6 +153,6 @@ def _pad(op: Op, g: Builder) -> Converted:
         pads = g.node("Reshape", g.node("Transpose", paddings, perm=[1, 0]), [-1])
     if op.kind == "MirrorPad":
         if op.attribute("mode") != b"REFLECT":
-            raise op.refused("ONNX pads with what is reflected, not with what is symmetric")
+            raise op.error("ONNX has no symmetric padding, only reflection")
         return g.node("Pad", op.inputs[0], pads, mode="reflect")
     return g.node("Pad", op.inputs[0], pads, op.inputs[2] if op.kind == "PadV2" else None)

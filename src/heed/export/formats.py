@@ -1,0 +1,116 @@
+"""The registry of formats: `export`, the command line, manifests and tests of the docs read it.
+
+A new format is an entry of `FORMATS`, a module of its name beside this one, which writes it, and one in `runners/`,
+which runs it. No framework is imported here: the command line reads this for its help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from heed.export.programs import Program
+
+
+class FormatOption(NamedTuple):
+    """An argument of `export` that only some formats take."""
+
+    name: str
+    help: str  # for the command line
+    type: Any = str  # of its value on the command line; None if only Python can pass it
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportFormat:
+    """A format that models are exported to.
+
+    `heed.export.NAME` writes it: its `write_artefact(job, folder)` takes an `ExportJob` and an empty folder, and
+    returns notes for the user. `runners/NAME.py` is copied beside the model as `runtime.py`; it imports nothing of
+    heed, and its `load(folder, threads)` returns the programs by name, functions of arrays by name.
+
+    Attributes:
+        name: the name in Python, on the command line and in manifests.
+        title: the name in docs and messages.
+        takes: the models that it can hold.
+        runs_on: where it runs.
+        precisions: how it can store weights.
+        packages: what writing and running it imports beside TensorFlow, all of it in the extra `export`.
+        options: the arguments of `export` that it takes beside those of all formats.
+    """
+
+    name: str
+    title: str
+    takes: str
+    runs_on: str
+    precisions: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    options: tuple[FormatOption, ...] = ()
+
+    @property
+    def write_artefact(self) -> Callable[[ExportJob, Path], Sequence[str]]:
+        """The function that writes the model."""
+        return importlib.import_module(f"heed.export.{self.name}").write_artefact
+
+    def takes_option(self, name: str) -> bool:
+        """Whether it has an option of this name."""
+        return any(option.name == name for option in self.options)
+
+
+class ExportJob(NamedTuple):
+    """A model, and how to write it."""
+
+    model: Any
+    programs: Sequence[Program]
+    shipment: Any  # a run's `heed.seq2seq.shipping.Shipment`, None for other models
+    format: ExportFormat
+    precision: str
+    options: Mapping[str, Any]  # the values of the format's own options
+    longest: int  # the most tokens of a target
+
+
+_LOOPLESS = "every model without loops over lists"
+FORMATS = {
+    entry.name: entry
+    for entry in (
+        ExportFormat(
+            "saved_model",
+            "SavedModel",
+            "every model",
+            "TensorFlow 2.16 and newer, TensorFlow Serving",
+            ("float32",),
+            options=(
+                FormatOption("implementation", "portable (default), or native, which needs heed"),
+            ),
+        ),
+        ExportFormat(
+            "litert",
+            "LiteRT",
+            _LOOPLESS,
+            "phones, small computers, browsers",
+            ("float32", "float16", "int8"),
+            ("ai_edge_litert",),
+            (FormatOption("calibration", "samples of the inputs, for int8", None),),
+        ),
+        ExportFormat(
+            "onnx",
+            "ONNX",
+            _LOOPLESS,
+            "onnxruntime and other runtimes",
+            ("float32", "float16"),
+            ("onnx", "onnxruntime"),
+            (FormatOption("opset", "17 to 24; from 23 (default) on, attention is one node", int),),
+        ),
+        ExportFormat(
+            "ctranslate2",
+            "CTranslate2",
+            "Transformer and LanguageModel",
+            "CTranslate2's C++ and Python servers",
+            ("float32", "float16", "bfloat16", "int8"),
+            ("ctranslate2",),
+        ),
+    )
+}
