@@ -30,7 +30,7 @@ from heed.models import (
     VisionTransformerConfig,
     generate,
 )
-from heed.seq2seq import RunFolder, TextTask, start_run
+from heed.seq2seq import RunFolder, Shipment, TextTask, start_run
 from heed.seq2seq.trained_model import new_model, write_trained
 from tests.models.builders import prompts, randomise, sources
 from tests.seq2seq import tiny
@@ -385,7 +385,7 @@ def finished(run: RunFolder) -> Any:
 
 def write_run(run: RunFolder, folder: Path) -> None:
     """A run with the names of its tokens, as `heed export` writes it."""
-    shipment = run.shipment()
+    shipment = Shipment(run)
     tokens = {
         f"{side}_tokens": export.each_once(shipment.tokens[side]) for side in ("source", "target")
     }

@@ -530,7 +530,7 @@ FAULTS = (
     ),
     Fault(
         "nobody but its owner may read a file of a run",
-        f"{_SEQ2SEQ}/run_folder.py",
+        f"{_SEQ2SEQ}/atomic_files.py",
         "temporary.chmod(0o644)",
         "temporary.chmod(0o600)",
         (f"{_OF_SEQ2SEQ}/test_run_folder.py",),

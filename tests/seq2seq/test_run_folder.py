@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from heed.seq2seq import NumbersTask, TextTask, run_folder, start_run
+from heed.seq2seq.atomic_files import free_path, write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.run_folder import RunFolder, free_path, write_atomically
+from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.trained_model import model_config
 from tests import damage
 from tests.seq2seq import tiny

@@ -40,7 +40,8 @@ def run_export(parsed: argparse.Namespace) -> None:
     from heed.export import ExportError, export
 
     try:
-        done = export(run, parsed.out, format=parsed.format, **given(parsed, _OPTIONS))
+        shipment = seq2seq.Shipment(run)
+        done = export(shipment, parsed.out, format=parsed.format, **given(parsed, _OPTIONS))
     except ExportError as error:
         raise TaskError(str(error)) from None
     for note in done.notes:

@@ -196,7 +196,7 @@ def _kept_input(values: dict[str, Any], path: Path) -> Iterator[None]:
 
 
 def _new_path(parsed: argparse.Namespace, name: str) -> Path:
-    from heed.seq2seq.run_folder import free_path
+    from heed.seq2seq.atomic_files import free_path
 
     path = parsed.run or free_path(RUNS / name)
     seq2seq.RunFolder.check_free(path)

@@ -18,7 +18,7 @@ _PAD_ID, _END_ID, _UNKNOWN_ID, _RESERVED = 0, 2, 3, 4
 
 
 def text_ops(tokens: Mapping[str, Any]) -> TextOps | None:
-    """What reads and writes texts of these tokens, see `heed.seq2seq.shipping.Shipment`; None if no graph can."""
+    """What reads and writes texts of these tokens, see `heed.seq2seq.Shipment`; None if no graph can."""
     kinds = {"digits": NumberOps, "word": WordOps, "character": CharacterOps}
     return kinds[tokens["reads"]](tokens) if tokens["reads"] in kinds else None
 

@@ -9,6 +9,7 @@
 - `Corpus`: files of parallel text; `compare`: whether one run is better than another; `write_report`: a
   page of an evaluation, and of a second run if there is one, `Compared`.
 - `attention_of`: where it looked, as weights, a picture and a page.
+- `Shipment`: a trained run for `heed.export.export`.
 - `run_demo`: all of it on numbers.
 - `TaskError`: the error that a person can put right.
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from heed.seq2seq.options import TrainingOptions
     from heed.seq2seq.report import Compared, write_report
     from heed.seq2seq.run_folder import RunFolder
+    from heed.seq2seq.shipping import Shipment
     from heed.seq2seq.start import start_run
     from heed.seq2seq.task import Task
     from heed.seq2seq.text_task import TextTask
@@ -52,6 +54,7 @@ __all__ = [
     "Evaluation",
     "NumbersTask",
     "RunFolder",
+    "Shipment",
     "Task",
     "TaskError",
     "TextTask",
@@ -90,6 +93,7 @@ _MODULES = {
     "options": ("TrainingOptions",),
     "report": ("Compared", "write_report"),
     "run_folder": ("RunFolder",),
+    "shipping": ("Shipment",),
     "start": ("start_run",),
     "task": ("Task",),
     "text_task": ("TextTask",),

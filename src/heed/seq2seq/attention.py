@@ -12,8 +12,9 @@ import numpy as np
 
 from heed.inspect import Capture, page, plot_cross_attention
 from heed.ops.backends import current
+from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.run_folder import picture_format, write_atomically
+from heed.seq2seq.run_folder import picture_format
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 from heed.seq2seq.translate import Translator
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed._npz import read_npz
+from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.run_folder import write_atomically
 
 _META = "meta.json"
 _STOPPED = "stopped.npz"

@@ -10,7 +10,7 @@ from typing import Any
 from heed._numbers import check_integer
 from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.task import Batch, Item, Option, Task, padded
+from heed.seq2seq.task import Batch, Item, Option, Reading, Task, padded
 from heed.seq2seq.tokenizer import RESERVED, Tokenizer
 
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
@@ -53,6 +53,7 @@ class NumbersTask(Task):
         ),
     )
     one_shape = True
+    reads = Reading("digits")
 
     def __init__(
         self,

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from heed.inspect.drawing import drawing_of, drawing_parts, fill, json_in_html
+from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.attention import AttentionReader
 from heed.seq2seq.comparison import Comparison
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.evaluation import Answer, Evaluation
-from heed.seq2seq.run_folder import write_atomically
 from heed.seq2seq.scoring import sentence_chrf
 from heed.seq2seq.translate import Translator
 

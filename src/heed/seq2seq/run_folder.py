@@ -20,59 +20,19 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from heed._npz import open_regular
+from heed.seq2seq.atomic_files import sync_folder, write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.task import Task
 from heed.seq2seq.tasks import TASKS
 
 _FORMAT, _VERSION = "heed run", 5
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file so that, whatever happens, the old one or the new one is there, whole.
-
-    The bytes go to a temporary file in the same folder, reach the disk, and are renamed.
-
-    Args:
-        path: the file.
-        write: is called with the open temporary file.
-
-    Raises:
-        OSError: if the disk is full or the folder cannot be written; `path` is as it was.
-    """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp lets only the owner read
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    """Makes a rename last through a power cut, where the system can."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(handle)
-    except OSError:  # some network file systems cannot
-        pass
-    finally:
-        os.close(handle)
 
 
 def picture_format(path: Path) -> str:
@@ -153,7 +113,7 @@ class RunFolder:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
         return cls(path, config, task)
 
     @classmethod
@@ -236,16 +196,6 @@ class RunFolder:
             raise TaskError(f"{self.path} is damaged: its task is not one: {error}") from None
         raise TaskError(f"{self.path} has a task that is not known: {config['kind']!r}")
 
-    def shipment(self) -> Any:
-        """What `heed.export.export` takes of the run, a `Shipment`.
-
-        Raises:
-            TaskError: if it has no weights yet, or is damaged.
-        """
-        from heed.seq2seq.shipping import shipment
-
-        return shipment(self)
-
     def read(self, name: str) -> bytes:
         """The contents of one of the task's files.
 
@@ -300,20 +250,6 @@ class RunFolder:
             except OSError:  # a file system without locks
                 pass
             yield
-
-
-def free_path(path: Path) -> Path:
-    """`path`, or `path-2`, `path-3` ... : the first that does not exist.
-
-    Example:
-        >>> free_path(Path("surely-not-here")).name
-        'surely-not-here'
-    """
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
 
 
 def _checksum(data: bytes) -> str:

@@ -39,6 +39,19 @@ class Item(NamedTuple):
     cut: bool = False
 
 
+class Reading(NamedTuple):
+    """How an exported model, which runs without heed, turns a text into tokens.
+
+    Args:
+        unit: "digits" (the "language", then the digits of a number, units first), "word" or "character" (and an end),
+            "subword" (by the SentencePiece tokenizer in the file "source.model"), or None: it takes ids.
+        obstacle: why no TensorFlow graph can do that and the reverse, in half a sentence; None if one can.
+    """
+
+    unit: str | None
+    obstacle: str | None = None
+
+
 class Option(NamedTuple):
     """One option of `heed train` that a task brings.
 
@@ -236,6 +249,11 @@ class Task(abc.ABC):
     def target_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
         """The same for target tokens before the end."""
         return self.subwords.words(ids)
+
+    @property
+    def reads(self) -> Reading:
+        """How an exported model turns a text into tokens."""
+        return Reading(None, f"TensorFlow does not read the texts of {self.title}")
 
     def reading_order(self, ids: Sequence[int]) -> list[int]:
         """The places of source tokens in the order in which people read them."""

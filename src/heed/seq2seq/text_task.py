@@ -20,7 +20,7 @@ from heed.seq2seq.corpus import Corpus, Pair
 from heed.seq2seq.errors import TaskError, values_from_people
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.pair_store import PairStore, digests
-from heed.seq2seq.task import Batch, Item, Option, Task, padded
+from heed.seq2seq.task import Batch, Item, Option, Reading, Task, padded
 from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
 from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
 from heed.seq2seq.word_links import read_links, spread, words_between_spaces
@@ -499,6 +499,18 @@ class TextTask(Task):
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
         """The words of the source; the language is none."""
         return self.source_subwords.words(ids)
+
+    @property
+    def reads(self) -> Reading:
+        """Words and characters by rules; subwords by the SentencePiece tokenizer."""
+        if self.languages:
+            return Reading(None, "a text does not say which language is wanted")
+        both = (self.source_subwords, self.subwords)
+        if any(x.unit == "subword" or not x.goes_by_word for x in both):
+            return Reading(
+                "subword", "TensorFlow has no SentencePiece, but in the TensorFlow Text library"
+            )
+        return Reading(both[0].unit)
 
     def to_config(self) -> dict[str, Any]:
         """Where the files are, what they held, and the longest target."""

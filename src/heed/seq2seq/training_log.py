@@ -15,8 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from heed._npz import open_regular
+from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.run_folder import RunFolder, write_atomically
+from heed.seq2seq.run_folder import RunFolder
 
 _SILENCE = 30.0  # seconds without a line on stderr, at most
 _LARGEST = 2**63  # of a number in metrics.jsonl; NaN and infinity are not written
