@@ -540,7 +540,7 @@ FAULTS = (
         f"{_SEQ2SEQ}/config_file.py",
         'if any(f"`{name}`" in str(error) for name in self.values):',
         "if False:",
-        (f"{_OF_SEQ2SEQ}/test_config_file.py", "tests/test_cli_training.py"),
+        (f"{_OF_SEQ2SEQ}/test_config_file.py", "tests/cli/test_train.py"),
     ),
     Fault(
         "of a key that is there twice the last one counts",

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from heed.seq2seq.serving import sockets
-from tests.test_cli import fails, heed  # noqa: F401 (a fixture)
+from tests.cli.command import fails
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from tests.test_cli import fails, heed  # noqa: F401 (a fixture)
         (["a", "--drain", "0"], 1, "`drain`"),
     ],
 )
-def test_what_cannot_be_served(heed, words, status, message):  # noqa: F811
+def test_what_cannot_be_served(heed, words, status, message):
     fails(heed("serve", *words), status, message)
 
 
