@@ -331,7 +331,7 @@ FAULTS = (
     ),
     Fault(
         "translations come in the order of their lengths",
-        f"{_SEQ2SEQ}/translate.py",
+        f"{_SEQ2SEQ}/translator.py",
         "out[i] = tuple(one)",
         "out[start + part.index(i)] = tuple(one)",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
@@ -488,8 +488,8 @@ FAULTS = (
     Fault(
         "a word is aligned by where the model looked one step later",
         f"{_SEQ2SEQ}/alignment.py",
-        "padded([[START_ID, *target] for target in targets])",
-        "padded([[*target, PAD_ID] for target in targets])",
+        "pad_rows([[START_ID, *target] for target in targets])",
+        "pad_rows([[*target, PAD_ID] for target in targets])",
         (f"{_OF_SEQ2SEQ}/test_alignment.py",),
     ),
     Fault(
@@ -551,7 +551,7 @@ FAULTS = (
     ),
     Fault(
         "a preset comes before what was asked for",
-        f"{_SEQ2SEQ}/start.py",
+        f"{_SEQ2SEQ}/runs.py",
         "for values in (recipe, options)",
         "for values in (options, recipe)",
         (f"{_OF_SEQ2SEQ}/test_schedule_and_options.py", f"{_OF_SEQ2SEQ}/test_tasks.py"),
@@ -651,7 +651,7 @@ FAULTS = (
     ),
     Fault(
         "one table for both sides is made of two vocabularies",
-        f"{_SEQ2SEQ}/start.py",
+        f"{_SEQ2SEQ}/runs.py",
         'if values.get("share_embeddings") and not task.shares_vocabulary:',
         "if False:",
         (
@@ -726,7 +726,7 @@ FAULTS = (
     ),
     Fault(
         "perplexity counts padding",
-        f"{_SEQ2SEQ}/translate.py",
+        f"{_SEQ2SEQ}/translator.py",
         "own[wanted != PAD_ID].sum(dtype=np.float64)",
         "own.sum(dtype=np.float64)",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
@@ -771,7 +771,7 @@ FAULTS = (
     ),
     Fault(
         "the folder of a run is made before its batches are tried",
-        f"{_SEQ2SEQ}/start.py",
+        f"{_SEQ2SEQ}/runs.py",
         "    task.check_batches(training_options)\n",
         "",
         (f"{_OF_SEQ2SEQ}/test_refusals.py",),
@@ -793,7 +793,7 @@ FAULTS = (
     Fault(
         "weights are read however long their file is",
         f"{_SEQ2SEQ}/trained_model.py",
-        "most = checkpoint.most_bytes(model.weights)",
+        "most = checkpoint.max_bytes(model.weights)",
         "most = 2**60",
         (f"{_OF_SEQ2SEQ}/test_refusals.py",),
     ),

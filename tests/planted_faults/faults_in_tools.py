@@ -184,7 +184,7 @@ FAULTS = (
     Fault(
         "--resume takes options and ignores them",
         "src/heed/cli/train.py",
-        'others = [name for name in given(parsed, names) if name != "steps"]',
+        'others = [name for name in select_options(parsed, names) if name != "steps"]',
         "others: list[str] = []",
         ("tests/cli/test_refusals.py::test_what_cannot_be_done",),
     ),
@@ -205,8 +205,8 @@ FAULTS = (
     Fault(
         "what is to be done once is done before each line",
         "src/heed/cli/streams.py",
-        "            meanwhile()\n            pending = False",
-        "            meanwhile()",
+        "            prepare()\n            pending = False",
+        "            prepare()",
         ("tests/cli/test_streams.py::test_what_is_done_once_is_done_while_nothing_is_typed",),
     ),
     Fault(

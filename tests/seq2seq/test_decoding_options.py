@@ -3,7 +3,7 @@
 import pytest
 
 from heed.seq2seq import DecodingOptions, TaskError, Translator
-from heed.seq2seq import translate as translate_module
+from heed.seq2seq import translator as translator_module
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_what_reaches_generate():
 
 def test_a_translator_translates_as_it_is_told(finished_run, monkeypatch):
     asked = []
-    real = translate_module.generate
+    real = translator_module.generate
     monkeypatch.setattr(
-        translate_module,
+        translator_module,
         "generate",
         lambda *args, **given: asked.append(given) or real(*args, **given),
     )
@@ -89,14 +89,14 @@ def test_a_coverage_penalty_needs_attention_and_the_graph(finished_run, monkeypa
     options = DecodingOptions(beam_size=2, coverage_penalty=1.0, weights="int8")
     with pytest.raises(TaskError, match=r"`weights` must be 'float32' .* a coverage penalty needs"):
         Translator(finished_run, options=options)
-    real = translate_module.trained_model
+    real = translator_module.load_model
 
     def without_attention(*args):
         model, step = real(*args)
         model.aligns = False
         return model, step
 
-    monkeypatch.setattr(translate_module, "trained_model", without_attention)
+    monkeypatch.setattr(translator_module, "load_model", without_attention)
     options = DecodingOptions(beam_size=2, coverage_penalty=1.0)
     with pytest.raises(TaskError, match=r"`coverage_penalty` must be 0 for .* no attention to its"):
         Translator(finished_run, options=options)

@@ -5,7 +5,7 @@ import pytest
 from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.seq2seq import NumbersTask, RunFolder, TaskError, model_size, start_run, train
 from heed.seq2seq.model_size import check_model, parameters
-from heed.seq2seq.trained_model import built, trained_model
+from heed.seq2seq.trained_model import build_model, load_model
 
 TRANSFORMER = {
     "width": 32,
@@ -33,7 +33,7 @@ TRANSFORMER = {
 )  # fmt: skip
 def test_the_estimate_is_that_of_the_matrices(config):
     kind = "transformer" if isinstance(config, TransformerConfig) else "recurrent"
-    weights = built(kind, config, 0).weights
+    weights = build_model(kind, config, 0).weights
     matrices = [x for x in weights if x.path.endswith(("kernel", "embeddings"))]
     assert parameters(config) == sum(x.numpy().size for x in matrices)
 
@@ -68,7 +68,7 @@ def test_a_forged_config_is_refused_in_every_use(finished_run):
     for name, value in (("width", 10**8), ("decoder_layers", 10**9)):
         model = {**finished_run.config["model"], name: value}
         run = RunFolder(finished_run.path, {**finished_run.config, "model": model})
-        for use in (train, trained_model):
+        for use in (train, load_model):
             with pytest.raises(TaskError, match=rf"must fit into .*{name}={value}"):
                 use(run)
 

@@ -13,7 +13,7 @@ from heed.seq2seq.atomic_files import free_path, write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.trained_model import model_config
+from heed.seq2seq.trained_model import read_model_config
 from tests import damage
 from tests.seq2seq import tiny
 
@@ -171,7 +171,7 @@ def test_json_is_readable_by_people(tmp_path, task):
 def opened(path):
     """Everything that is read of a folder without its weights."""
     run = RunFolder.open(path)
-    return run.options, run.task().to_config(), run.task().files(), model_config(run)
+    return run.options, run.task().to_config(), run.task().files(), read_model_config(run)
 
 
 @pytest.mark.parametrize("kind", [damage.flipped, damage.cut])

@@ -15,7 +15,7 @@ from typing import Any
 from heed import __version__
 from heed.cli.arguments import Parser
 from heed.cli.completion import SHELLS, completion_script
-from heed.cli.streams import drop_output, note, prepare_streams, say
+from heed.cli.streams import drop_output, prepare_streams, print_line, print_note
 from heed.seq2seq.errors import TaskError
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise OSError(0, "it is closed", "standard output")
-        parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
+        parsed = _parse(sys.argv[1:] if arguments is None else arguments)
         code = parsed.command(parsed)
         sys.stdout.flush()
         return int(code or 0)
@@ -46,16 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_output()
         return 1
     except Exception as error:
-        text = _explained(error)
+        text = _explain_error(error)
         if text is None:
             raise
         drop_output()
         return _fail(text, 1)
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not arguments:
-        return argparse.Namespace(command=lambda _: say(_WELCOME))
+        return argparse.Namespace(command=lambda _: print_line(_WELCOME))
     if arguments[0] == "help":  # `heed help train` is `heed train --help`
         arguments = [*arguments[1:], "--help"]
     parser = _parser(arguments[:1])
@@ -81,11 +81,11 @@ def _is_text(word: str) -> bool:
 
 
 def _fail(text: str, code: int) -> int:
-    note(" ".join(text.split()))
+    print_note(" ".join(text.split()))
     return code
 
 
-def _explained(error: Exception) -> str | None:
+def _explain_error(error: Exception) -> str | None:
     """The line for an error that the person can put right; None for a fault of heed."""
     if isinstance(error, TaskError):
         return str(error)
@@ -133,11 +133,11 @@ class _PrintCompletion(argparse.Action):
     """Prints the script that completes commands and options in a shell."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, *__: Any) -> None:
-        say(completion_script(_parser(_COMMANDS), shell))
+        print_line(completion_script(_parser(_COMMANDS), shell))
         parser.exit()
 
 
-def _parser(asked: Iterable[str]) -> Parser:
+def _parser(names: Iterable[str]) -> Parser:
     """The parser; of the commands only those that are asked for have their arguments."""
     parser = Parser(
         prog="heed", description="Learn to translate one sequence into another, and see how."
@@ -155,10 +155,10 @@ def _parser(asked: Iterable[str]) -> Parser:
     parser.epilog = "for example: heed demo"
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (module, text) in _COMMANDS.items():
-        made = commands.add_parser(name, help=text, description=text)
-        if name in asked:
+        command_parser = commands.add_parser(name, help=text, description=text)
+        if name in names:
             command = importlib.import_module(f"heed.cli.{module}")
-            getattr(command, f"add_{name}")(made)
-            made.set_defaults(command=getattr(command, f"run_{name}"))
+            getattr(command, f"add_{name}")(command_parser)
+            command_parser.set_defaults(command=getattr(command, f"run_{name}"))
     commands.add_parser("help", help="List the commands, or the options of one: heed help train.")
     return parser

@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser, options: Sequence[tuple[str, An
         parser.add_argument(option_name(name), type=kind, help=text, metavar=_METAVARS[kind])
 
 
-def given(parsed: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+def select_options(parsed: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Those of the options that were given, also with an empty value or 0."""
     return {name: x for name in names if (x := getattr(parsed, name, None)) is not None}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
-from heed.cli.streams import say
-from heed.seq2seq.startup import start_tensorflow
+from heed.cli.streams import print_line
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 
 def add_average(parser: Parser) -> None:
@@ -27,4 +27,4 @@ def run_average(parsed: argparse.Namespace) -> None:
     start_tensorflow()
     from heed.seq2seq.averaging import said
 
-    say(said(seq2seq.average(run, last)))
+    print_line(said(seq2seq.average(run, last)))

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import STANDARD_INPUT, copy_input, say
+from heed.cli.streams import STANDARD_INPUT, copy_input, print_line
 from heed.seq2seq.errors import TaskError
 
 
@@ -46,7 +46,7 @@ def _check_data(parsed: argparse.Namespace) -> int:
             copy_input(parsed.source, parsed.target)
         found = check_corpus(Corpus(parsed.source, parsed.target, parsed.alignment))
     for line in found.report():
-        say(line)
+        print_line(line)
     return int(found.stops)
 
 
@@ -55,7 +55,7 @@ def _write_catalogs(parsed: argparse.Namespace) -> None:
 
     if parsed.to is None:
         for language, count in catalogs.languages().items():
-            say(f"{language}  {count:,} {'catalog' if count == 1 else 'catalogs'}")
+            print_line(f"{language}  {count:,} {'catalog' if count == 1 else 'catalogs'}")
         return
     pairs = catalogs.pairs(parsed.to)
     if not parsed.out.is_dir():
@@ -63,4 +63,4 @@ def _write_catalogs(parsed: argparse.Namespace) -> None:
     paths = [parsed.out / f"catalogs.{language}" for language in ("en", parsed.to)]
     for path, lines in zip(paths, zip(*pairs, strict=True), strict=True):
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    say(f"{len(pairs):,} pairs in {paths[0]} and {paths[1]}")
+    print_line(f"{len(pairs):,} pairs in {paths[0]} and {paths[1]}")

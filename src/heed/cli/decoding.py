@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, add_options, check_positive, given
-from heed.cli.streams import note
-from heed.seq2seq.startup import start_tensorflow
+from heed.cli.arguments import Parser, add_options, check_positive, select_options
+from heed.cli.streams import print_note
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 _OPTIONS = (
     ("beam_size", int, "search with so many hypotheses (1: take the likeliest token in each step)"),
@@ -39,12 +39,12 @@ def add_decoding_options(parser: Parser) -> None:
     )
 
 
-def decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
+def read_decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
     """Those that were given."""
     names = [*(name for name, _, _ in _OPTIONS), "n_best", "scores"]
     if parsed.device_threads is not None:
         check_positive("--device-threads", parsed.device_threads)
-    return seq2seq.DecodingOptions(**given(parsed, names))
+    return seq2seq.DecodingOptions(**select_options(parsed, names))
 
 
 def open_translator(
@@ -56,7 +56,7 @@ def open_translator(
     """The run's model, ready to translate, with others if these are given; what a person should know goes to stderr."""
     run, *others = (seq2seq.RunFolder.open(one) for one in (path, *(ensemble or ())))
     start_tensorflow(threads)
-    translator = seq2seq.Translator(run, note, options, others)
+    translator = seq2seq.Translator(run, print_note, options, others)
     if not run.weights.exists():
-        note(f"{path} is not finished: using its checkpoint of step {translator.step}")
+        print_note(f"{path} is not finished: using its checkpoint of step {translator.step}")
     return translator

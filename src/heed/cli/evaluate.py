@@ -9,8 +9,8 @@ from pathlib import Path
 from heed import seq2seq
 from heed._install import how_to_install
 from heed.cli.arguments import Parser
-from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
-from heed.cli.streams import STANDARD_INPUT, copy_input, note, say
+from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
+from heed.cli.streams import STANDARD_INPUT, copy_input, print_line, print_note
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.scoring import load_sacrebleu
 
@@ -49,7 +49,7 @@ def run_evaluate(parsed: argparse.Namespace) -> None:
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
-    options, corpus = decoding_options(parsed), None
+    options, corpus = read_decoding_options(parsed), None
     if parsed.source is not None:
         corpus = seq2seq.Corpus(parsed.source, parsed.target)
     elif parsed.target is not None or parsed.language is not None:
@@ -57,26 +57,28 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         raise TaskError(f"{name} goes with --source: both say what to judge by")
     if parsed.compare is not None:
         seq2seq.RunFolder.open(parsed.compare)  # before the first one takes its time
-    report = _report_path(parsed)
+    report = _check_report_path(parsed)
     translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
     evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
     for line in evaluation.report():
-        say(line)
+        print_line(line)
     if evaluation.bleu is None and (corpus is not None or translator.task.has_corpus_scores):
-        note(f"BLEU and chrF are left out without the sacrebleu library: {how_to_install('demo')}")
-    say(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
+        print_note(
+            f"BLEU and chrF are left out without the sacrebleu library: {how_to_install('demo')}"
+        )
+    print_line(f"all figures: {seq2seq.write_evaluation(translator, evaluation)}")
     compared = None
     if parsed.compare is not None:
         other = seq2seq.evaluate(open_translator(parsed.compare, options), corpus, parsed.language)
         compared = seq2seq.Compared(str(parsed.compare), other, seq2seq.compare(evaluation, other))
-        say(f"{parsed.run} and {parsed.compare}:")
+        print_line(f"{parsed.run} and {parsed.compare}:")
         for one in compared.comparisons:
-            say(f"  {one}")
+            print_line(f"  {one}")
     if report is not None:
-        say(f"report: {seq2seq.write_report(report, translator, evaluation, compared)}")
+        print_line(f"report: {seq2seq.write_report(report, translator, evaluation, compared)}")
 
 
-def _report_path(parsed: argparse.Namespace) -> Path | None:
+def _check_report_path(parsed: argparse.Namespace) -> Path | None:
     """Where the report goes, checked before the judging takes its time."""
     if parsed.report is None:
         return None

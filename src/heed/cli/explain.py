@@ -8,7 +8,7 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser
 from heed.cli.decoding import open_translator
-from heed.cli.streams import say
+from heed.cli.streams import print_line
 from heed.seq2seq.errors import TaskError
 
 
@@ -41,8 +41,8 @@ def run_explain(parsed: argparse.Namespace) -> None:
     translator = open_translator(
         parsed.run
     )  # first: it loads TensorFlow, which says much otherwise
-    found = seq2seq.attention_of(translator, text, parsed.language)
-    say(found.translation)
-    say(f"every head: {found.write_page(out)}")
+    found = seq2seq.read_attention(translator, text, parsed.language)
+    print_line(found.translation)
+    print_line(f"every head: {found.write_page(out)}")
     if parsed.png is not None:
-        say(f"picture: {found.draw(parsed.png)}")
+        print_line(f"picture: {found.draw(parsed.png)}")

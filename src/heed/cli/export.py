@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, given
-from heed.cli.streams import say
+from heed.cli.arguments import Parser, select_options
+from heed.cli.streams import print_line
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.startup import start_tensorflow
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 _FORMATS = ("saved_model", "litert", "onnx", "ctranslate2")
 _OPTIONS = ("precision", "implementation", "opset")
@@ -41,12 +41,14 @@ def run_export(parsed: argparse.Namespace) -> None:
 
     try:
         shipment = seq2seq.Shipment(run)
-        done = export(shipment, parsed.out, format=parsed.format, **given(parsed, _OPTIONS))
+        done = export(
+            shipment, parsed.out, format=parsed.format, **select_options(parsed, _OPTIONS)
+        )
     except ExportError as error:
         raise TaskError(str(error)) from None
-    for note in done.notes:
-        say(f"note: {note}")
-    say(str(done.agreement))
+    for remark in done.notes:
+        print_line(f"note: {remark}")
+    print_line(str(done.agreement))
     script = str(done.path / "run.py")
     script = shlex.quote(f"./{script}" if script.startswith("-") else script)
-    say(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {script}")
+    print_line(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {script}")

@@ -6,8 +6,8 @@ import argparse
 import contextlib
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import say
-from heed.seq2seq.startup import start_tensorflow
+from heed.cli.streams import print_line
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 
 def add_info(parser: Parser) -> None:
@@ -24,4 +24,4 @@ def run_info(_: argparse.Namespace) -> None:
     answer = info()
     width = max(map(len, answer))
     for name, value in answer.items():
-        say(f"{name:<{width}}  {value}")
+        print_line(f"{name:<{width}}  {value}")

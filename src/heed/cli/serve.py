@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, add_options, given
+from heed.cli.arguments import Parser, add_options, select_options
 from heed.cli.decoding import open_translator
-from heed.cli.streams import note, say
+from heed.cli.streams import print_line, print_note
 from heed.seq2seq.errors import TaskError
 
 _LIMITS = (
@@ -67,31 +67,31 @@ def run_serve(parsed: argparse.Namespace) -> None:
     from heed.seq2seq.serving.hosts import Hosts
     from heed.seq2seq.serving.options import ServingOptions
 
-    limits = ServingOptions(**given(parsed, [name for name, _, _ in _LIMITS]))
-    decoding = seq2seq.DecodingOptions(**given(parsed, [name for name, _, _ in _DECODING]))
-    runs = _named(parsed.runs, parsed.name or [])
+    limits = ServingOptions(**select_options(parsed, [name for name, _, _ in _LIMITS]))
+    decoding = seq2seq.DecodingOptions(**select_options(parsed, [name for name, _, _ in _DECODING]))
+    runs = _name_runs(parsed.runs, parsed.name or [])
     for path in runs.values():
         seq2seq.RunFolder.open(path)
-    with sockets.bound(parsed.host, parsed.port) as made:
-        hosts = Hosts.of(made, parsed.host, parsed.allowed_host)
-        if not sockets.is_loopback(made):
-            note(
+    with sockets.bound(parsed.host, parsed.port) as listener:
+        hosts = Hosts.of(listener, parsed.host, parsed.allowed_host)
+        if not sockets.is_loopback(listener):
+            print_note(
                 f"{parsed.host}: other machines can reach this server, and it asks nobody who they are"
             )
         translators = {name: open_translator(path) for name, path in runs.items()}
         from heed.seq2seq.serving.server import serve
 
         serve(
-            made,
+            listener,
             translators,
             limits,
             decoding,
             hosts,
-            lambda url: say(f"serving {', '.join(runs)} at {url} (Ctrl-C stops)"),
+            lambda url: print_line(f"serving {', '.join(runs)} at {url} (Ctrl-C stops)"),
         )
 
 
-def _named(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
+def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     """The runs by name.
 
     Raises:

@@ -14,12 +14,12 @@ from pathlib import Path
 from heed.seq2seq.errors import TaskError
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Prints a line of the answer at once, also to a pipe."""
     print(line, flush=True)
 
 
-def note(line: str) -> None:
+def print_note(line: str) -> None:
     """Prints a line about the work, to stderr."""
     print(f"heed: {line}", file=sys.stderr, flush=True)
 
@@ -49,7 +49,7 @@ def drop_output() -> None:
 
 
 @contextlib.contextmanager
-def opened_input(path: Path | None) -> Iterator[Iterable[str]]:
+def open_input(path: Path | None) -> Iterator[Iterable[str]]:
     """The lines of a file, or of standard input."""
     if path is not None:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
@@ -60,19 +60,19 @@ def opened_input(path: Path | None) -> Iterator[Iterable[str]]:
     yield sys.stdin
 
 
-def typed_lines(meanwhile: Callable[[], object]) -> Iterator[str]:
+def read_terminal(prepare: Callable[[], object]) -> Iterator[str]:
     """The lines of a terminal; what is to be done once is done while none is there yet."""
     pending = True
     while True:
-        if pending and not _is_typed():
-            meanwhile()
+        if pending and not _line_waits():
+            prepare()
             pending = False
         if not (line := sys.stdin.readline()):
             return
         yield line
 
 
-def _is_typed() -> bool:
+def _line_waits() -> bool:
     """Whether a line of the terminal waits; no, where a system cannot tell."""
     try:
         return bool(select.select([sys.stdin], [], [], 0)[0])
@@ -116,16 +116,16 @@ def copy_input(path: Path, target: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def opened_output(path: Path | None) -> Iterator[Callable[[str], None]]:
+def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
     """Writes lines to a file, or to standard output."""
     if path is None:
-        yield say
+        yield print_line
         return
     with path.open("w", encoding="utf-8") as file:
         yield lambda line: print(line, file=file, flush=True)
 
 
-def without_mark(lines: Iterable[str]) -> Iterator[str]:
+def strip_byte_order_mark(lines: Iterable[str]) -> Iterator[str]:
     """The lines; a mark of the byte order before the first is no text."""
     for number, line in enumerate(lines):
         yield line if number else line.removeprefix("\ufeff")

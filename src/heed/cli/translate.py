@@ -9,8 +9,14 @@ from pathlib import Path
 
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
-from heed.cli.decoding import add_decoding_options, decoding_options, open_translator
-from heed.cli.streams import note, opened_input, opened_output, typed_lines, without_mark
+from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
+from heed.cli.streams import (
+    open_input,
+    open_output,
+    print_note,
+    read_terminal,
+    strip_byte_order_mark,
+)
 from heed.seq2seq.errors import TaskError
 
 # Tokens that stand for bytes may spell a line break, which would be another answer's line.
@@ -49,7 +55,7 @@ def add_translate(parser: Parser) -> None:
 def run_translate(parsed: argparse.Namespace) -> int | None:
     """Translates; the status is 1 if a line could not be."""
     # What can be checked without TensorFlow is checked before the seconds that it takes to load.
-    options = decoding_options(parsed)
+    options = read_decoding_options(parsed)
     size = 64 if parsed.batch_size is None else check_positive("--batch-size", parsed.batch_size)
     files = [path for path in (parsed.input, parsed.output) if path is not None and path.is_file()]
     if len(files) == 2 and files[0].samefile(files[1]):  # a terminal may be both
@@ -67,62 +73,62 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         text = " ".join(parsed.text)
         task.encode(text, parsed.language)
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
-        with opened_output(parsed.output) as say:
+        with open_output(parsed.output) as write:
             (found,) = translator.translations(
                 [text], parsed.language, parsed.prefix, alignments=parsed.alignments
             )
-            for line in _answer(parsed, 1, found):
-                say(line)
+            for line in _format_answer(parsed, 1, found):
+                write(line)
         if parsed.picture:
-            seen = seq2seq.attention_of(translator, text, parsed.language)
+            seen = seq2seq.read_attention(translator, text, parsed.language)
             print(f"picture: {seen.draw(parsed.run / 'attention.png')}", file=sys.stderr)
         return None
     if parsed.picture:
         raise TaskError("--picture needs the text as an argument: it draws one translation")
     task.check_language(parsed.language)  # once, not for each line
-    with opened_input(parsed.input) as lines, opened_output(parsed.output) as say:
-        typed = parsed.input is None and sys.stdin.isatty()
-        if typed and not parsed.quiet:
-            note("type what to translate, one a line; Ctrl-D ends")
+    with open_input(parsed.input) as lines, open_output(parsed.output) as write:
+        terminal = parsed.input is None and sys.stdin.isatty()
+        if terminal and not parsed.quiet:
+            print_note("type what to translate, one a line; Ctrl-D ends")
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
-        if typed:
+        if terminal:
             start = [] if parsed.prefix is None else task.encode_prefix(parsed.prefix)
-            lines, size = typed_lines(lambda: translator.warm_up(start)), 1
-        return _translate_lines(parsed, translator, lines, say, size)
+            lines, size = read_terminal(lambda: translator.warm_up(start)), 1
+        return _translate_lines(parsed, translator, lines, write, size)
 
 
 def _translate_lines(
     parsed: argparse.Namespace,
     translator: seq2seq.Translator,
     lines: Iterable[str],
-    say: Callable[[str], None],
+    write: Callable[[str], None],
     batch_size: int,
 ) -> int:
     """The status is 1 if a line could not be translated."""
-    from heed.seq2seq.translate import translations_of_stream
+    from heed.seq2seq.translator import translate_stream
 
     problems: list[str] = []
 
     def report(problem: str) -> None:
         problems.append(problem)
-        note(problem)
+        print_note(problem)
 
-    stream = translations_of_stream(
+    stream = translate_stream(
         translator,
-        without_mark(lines),
+        strip_byte_order_mark(lines),
         report,
         parsed.language,
         batch_size,
         parsed.prefix,
         parsed.alignments,
     )
-    for number, (_, found) in enumerate(stream, 1):
-        for line in _answer(parsed, number, found):
-            say(line)
+    for number, found in enumerate(stream, 1):
+        for line in _format_answer(parsed, number, found):
+            write(line)
     return 1 if problems else 0
 
 
-def _answer(
+def _format_answer(
     parsed: argparse.Namespace, number: int, found: Sequence[seq2seq.Translation]
 ) -> Iterator[str]:
     """What is written for a line of input: as many lines whatever is found, columns with a tab between them."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.task import Task, padded
+from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 from heed.seq2seq.word_links import members
 
@@ -90,8 +90,8 @@ def _before_end(ids: Sequence[int]) -> list[int]:
 
 def _looked(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
     """(B, T, S): where the model looked when it wrote each token of a target."""
-    read = padded([[START_ID, *target] for target in targets])
-    memory = model.encode_source(model.check_source(padded(sources)))
+    read = pad_rows([[START_ID, *target] for target in targets])
+    memory = model.encode_source(model.check_source(pad_rows(sources)))
     return np.asarray(model.decode_all(read, memory, return_alignment=True)[1])
 
 

@@ -16,7 +16,7 @@ from heed.seq2seq.atomic_files import write_atomically
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import picture_format
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translator
 
 _SPECIAL = {PAD_ID: "pad", START_ID: "start", END_ID: "end"}
 _KINDS = {"encoder": "self", "decoder": "causal", "cross": "cross"}
@@ -74,7 +74,7 @@ class TranslationAttention:
         return path
 
 
-def attention_of(
+def read_attention(
     translator: Translator, line: str, language: str | None = None
 ) -> TranslationAttention:
     """Translates a line and says where each layer looked.

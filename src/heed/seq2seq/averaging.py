@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heed._numbers import check_integer
 from heed.seq2seq import checkpoint
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.trained_model import write_trained
 
@@ -36,7 +36,7 @@ def average(run: RunFolder, last: int) -> list[int]:
     Source:
         Vaswani et al., "Attention is all you need" (2017), section 6.1.
     """
-    with values_from_people():
+    with convert_value_errors():
         last = check_integer("last", last, least=1)
     if not run.weights.exists():
         raise TaskError(
@@ -70,7 +70,7 @@ def _mean(
     found: Sequence[tuple[checkpoint.Arrays, dict[str, Any]]], run: RunFolder
 ) -> tuple[list[int], list[NDArray[Any]]]:
     """The steps, and the mean of the weights, summed up in float64."""
-    weights = [checkpoint.weights_of(arrays) for arrays, _ in found]
+    weights = [checkpoint.select_weights(arrays) for arrays, _ in found]
     shapes = [[one.shape for one in each] for each in weights]
     if any(other != shapes[0] for other in shapes):
         raise TaskError(f"{run.path} is damaged: its checkpoints are not of one model")

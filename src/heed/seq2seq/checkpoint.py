@@ -44,7 +44,7 @@ def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[st
     np.savez(file, **everything)
 
 
-def most_bytes(weights: Sequence[Any]) -> int:
+def max_bytes(weights: Sequence[Any]) -> int:
     """How long the file of a model can be.
 
     A checkpoint has five arrays for each weight: itself, Adam's two moments, its moving average and its best value.
@@ -126,7 +126,7 @@ def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[s
     save(folder / _STOPPED, arrays, meta)
 
 
-def weights_of(arrays: Arrays) -> list[NDArray[Any]]:
+def select_weights(arrays: Arrays) -> list[NDArray[Any]]:
     """The weights to translate with: the moving average of those that are trained, where there is one."""
     return arrays.get("average") or arrays.get("weight", [])
 

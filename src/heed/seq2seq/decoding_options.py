@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import values_from_people
+from heed.seq2seq.errors import convert_value_errors
 
 WEIGHTS = ("float32", "bfloat16", "int8")
 # What only drawing uses.
@@ -57,7 +57,7 @@ class DecodingOptions:
     scores: bool = False
 
     def __post_init__(self) -> None:
-        with values_from_people():
+        with convert_value_errors():
             self._check("beam_size", check_integer, least=1)
             self._check("length_penalty", check_real, least=0)
             self._check("coverage_penalty", check_real, least=0)

@@ -21,7 +21,7 @@ class TaskError(ValueError):
 
 
 @contextlib.contextmanager
-def values_from_people() -> Iterator[None]:
+def convert_value_errors() -> Iterator[None]:
     """A ValueError of the block becomes a TaskError: the value came from a person.
 
     Example:

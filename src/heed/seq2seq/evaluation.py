@@ -11,7 +11,7 @@ from typing import Any
 from heed.seq2seq.corpus import Corpus
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Item, Task
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translator
 
 _IN_JSON = ("source", "said", "reference", "group")  # of a wrong answer
 

@@ -15,7 +15,7 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.task import Task
 from heed.seq2seq.tokenizer import RESERVED
-from heed.seq2seq.trained_model import built, trained_model
+from heed.seq2seq.trained_model import build_model, load_model
 
 INITIAL = "initial.npz"
 _FREE = ("dropout", "attention_dropout")  # what another value of changes no weight
@@ -30,7 +30,7 @@ _OF_TOKENS = {
 }
 
 
-def model_of(run: RunFolder, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def inherit_model(run: RunFolder, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The architecture of a run and the fields of its model, for another run to go on with.
 
     Args:
@@ -50,7 +50,7 @@ def model_of(run: RunFolder, given: Mapping[str, Any]) -> tuple[str, dict[str, A
     return name, values
 
 
-def initial_weights(run: RunFolder, task: Task, name: str, config: Config, seed: int) -> bytes:
+def make_initial_weights(run: RunFolder, task: Task, name: str, config: Config, seed: int) -> bytes:
     """The first weights of a new run, from those of another: the contents of its initial.npz.
 
     Entries of tokens that both vocabularies have are carried over, those of others are drawn; all other weights are as
@@ -66,8 +66,8 @@ def initial_weights(run: RunFolder, task: Task, name: str, config: Config, seed:
     Raises:
         TaskError: if the other run has no weights yet, or is damaged.
     """
-    old, which = trained_model(run)
-    new = built(name, config, seed)
+    old, which = load_model(run)
+    new = build_model(name, config, seed)
     before, now = _vocabularies(run.task()), _vocabularies(task)
     weights = []
     for mine, theirs in zip(new.weights, old.weights, strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 from heed._numbers import check_integer
 from heed.seq2seq import number_words
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.task import Batch, Item, Option, Reading, Task, padded
+from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.tokenizer import RESERVED, Tokenizer
 
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
@@ -108,7 +108,7 @@ class NumbersTask(Task):
         source = [self._source(n, language) for n, language in pairs]
         target = self.subwords.encode([number_words.spell(n, language) for n, language in pairs])
         # One shape for all batches: TensorFlow compiles the step once.
-        return Batch(padded(source, _LONGEST_SOURCE), padded(target, self.longest_target))
+        return Batch(pad_rows(source, _LONGEST_SOURCE), pad_rows(target, self.longest_target))
 
     def training_batch(self, seed: int, step: int, size: int, tokens: int = 0) -> Batch:
         """The batch of a step: as many numbers, the languages in turn."""

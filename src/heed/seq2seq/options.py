@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
 PRECISIONS = ("float32", "bfloat16")
@@ -79,7 +79,7 @@ class TrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        with values_from_people():
+        with convert_value_errors():
             for name in ("steps", "batch_size", "accumulate"):
                 self._check(name, check_integer, least=1)
             for name in ("validate_every", "validate_sentences", "checkpoint_every"):

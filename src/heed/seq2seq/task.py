@@ -260,7 +260,9 @@ class Task(abc.ABC):
         return list(range(len(ids)))
 
 
-def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) -> NDArray[np.int32]:
+def pad_rows(
+    rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1
+) -> NDArray[np.int32]:
     """Rows of ids as one array, filled with padding.
 
     Args:
@@ -272,7 +274,7 @@ def padded(rows: Sequence[Sequence[int]], length: int = 0, multiple: int = 1) ->
         (B, T) int32.
 
     Example:
-        >>> padded([[5, 6], [7]]).tolist()
+        >>> pad_rows([[5, 6], [7]]).tolist()
         [[5, 6], [7, 0]]
     """
     columns = max([length, *map(len, rows)])

@@ -17,10 +17,10 @@ from heed.seq2seq import parallel_text
 from heed.seq2seq._hashing import permuted
 from heed.seq2seq.batch_order import BatchOrder
 from heed.seq2seq.corpus import Corpus, Pair
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.pair_store import PairStore, digests
-from heed.seq2seq.task import Batch, Item, Option, Reading, Task, padded
+from heed.seq2seq.task import Batch, Item, Option, Reading, Task, pad_rows
 from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
 from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
 from heed.seq2seq.word_links import read_links, spread, words_between_spaces
@@ -227,7 +227,7 @@ class TextTask(Task):
             TaskError: if the files do not fit, or without the sentencepiece library.
         """
         if longest is not None:
-            with values_from_people():
+            with convert_value_errors():
                 longest = check_integer("longest", longest, least=2)
         vocabularies = Vocabularies(
             vocabulary, vocabulary_size, unit, source_tokenizer, target_tokenizer
@@ -602,7 +602,7 @@ def _described(corpus: Mapping[str, Any], list_: str = "corpora") -> _Described:
             "`target_language` must be letters, digits, - and _, such as de or pt_BR. "
             f"Received: {language!r}"
         )
-    with values_from_people():
+    with convert_value_errors():
         weight = check_real("weight", corpus.get("weight", 1.0), least=0, exclusive=True)
     return _Described(found, weight, language)
 
@@ -654,5 +654,5 @@ def _sample(count: int, most: int) -> NDArray[np.int64]:
 
 
 def _batch(pairs: Sequence[_Ids]) -> Batch:
-    source, target = (padded(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True))
+    source, target = (pad_rows(side, multiple=_MULTIPLE) for side in zip(*pairs, strict=True))
     return Batch(source, target)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from heed._install import how_to_install
 from heed._numbers import check_integer
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 
 PAD_ID, START_ID, END_ID, UNKNOWN_ID = 0, 1, 2, 3
 RESERVED = 4  # those
@@ -95,7 +95,7 @@ class Tokenizer:
             >>> tokenizer.pieces(tokenizer.encode(["the cat sat"])[0])
             ['▁the', '▁<unk>', '▁sat']
         """
-        with values_from_people():
+        with convert_value_errors():
             vocabulary_size = check_integer("vocabulary_size", vocabulary_size, least=RESERVED + 1)
         check_unit(unit)
         vocabulary_size = min(vocabulary_size, _LARGEST)

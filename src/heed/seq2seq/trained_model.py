@@ -21,7 +21,7 @@ MODEL, _TEMPORARY = "model.keras", ".part."
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
-def model_config(run: RunFolder) -> Any:
+def read_model_config(run: RunFolder) -> Any:
     """What the run's model is made of.
 
     Raises:
@@ -33,7 +33,7 @@ def model_config(run: RunFolder) -> Any:
         raise TaskError(f"{run.path} is damaged: its model cannot be made: {error}") from None
 
 
-def new_model(run: RunFolder, precision: str = "float32") -> Any:
+def make_model(run: RunFolder, precision: str = "float32") -> Any:
     """The run's model with its first weights, a function of its seed.
 
     The states of all random generators stay as they are.
@@ -45,10 +45,12 @@ def new_model(run: RunFolder, precision: str = "float32") -> Any:
     Raises:
         TaskError: if its config does not describe a model.
     """
-    return built(run.config["architecture"], model_config(run), run.options.seed, precision)
+    return build_model(
+        run.config["architecture"], read_model_config(run), run.options.seed, precision
+    )
 
 
-def built(name: str, config: Config, seed: int, precision: str = "float32") -> Any:
+def build_model(name: str, config: Config, seed: int, precision: str = "float32") -> Any:
     """A model with its first weights.
 
     Args:
@@ -78,7 +80,7 @@ def _seeds_from(seed: int) -> Iterator[None]:
         random.setstate(state)
 
 
-def trained_model(
+def load_model(
     run: RunFolder, say: Callable[[str], object] = warnings.warn
 ) -> tuple[Any, dict[str, Any]]:
     """The run's model with its final weights, or with those of its newest checkpoint.
@@ -94,8 +96,8 @@ def trained_model(
     Raises:
         TaskError: if there are no weights yet, or they are damaged.
     """
-    model = new_model(run)
-    most = checkpoint.most_bytes(model.weights)
+    model = make_model(run)
+    most = checkpoint.max_bytes(model.weights)
     if run.weights.exists():
         try:
             arrays, meta = checkpoint.load(run.weights, most)
@@ -108,7 +110,7 @@ def trained_model(
                 f"{run.path} has no weights yet: train it with `heed train --resume {run.path}`"
             )
         arrays, meta = latest
-    assign(model.weights, checkpoint.weights_of(arrays), run)
+    assign(model.weights, checkpoint.select_weights(arrays), run)
     return model, {name: meta[name] for name in ("step", "averaged") if name in meta}
 
 
@@ -123,7 +125,7 @@ def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping
     Raises:
         OSError: if they cannot be written; weights.npz is then as it was.
     """
-    model = new_model(run)
+    model = make_model(run)
     assign(model.weights, weights, run)
     temporary = run.path / f"{_TEMPORARY}{MODEL}"
     try:

@@ -24,7 +24,7 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.stop_request import StopRequest
 from heed.seq2seq.task import Batch, Task
-from heed.seq2seq.trained_model import assign, check, new_model, write_trained
+from heed.seq2seq.trained_model import assign, check, make_model, write_trained
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 from heed.seq2seq.validation_score import ValidationScore
@@ -131,7 +131,7 @@ class _Training:
         self._options: TrainingOptions = run.options
         self._task: Task = run.task()
         with strategy.scope():
-            self._model = new_model(run, self._options.precision)
+            self._model = make_model(run, self._options.precision)
         self._step = TrainingStep(
             self._model,
             self._options,
@@ -171,7 +171,7 @@ class _Training:
         self._saved = at.step
 
     def _restore(self) -> None:
-        most = checkpoint.most_bytes(self._model.weights)
+        most = checkpoint.max_bytes(self._model.weights)
         latest = checkpoint.load_latest(self._run.checkpoints, self._notes.append, most)
         if latest is None:
             self._begin()
@@ -279,7 +279,7 @@ class _Training:
         if not self._run.weights.exists():
             return False
         try:
-            most = checkpoint.most_bytes(self._model.weights)
+            most = checkpoint.max_bytes(self._model.weights)
             arrays, _ = checkpoint.load(self._run.weights, most)
             check(self._model.weights, arrays.get("weight", []), self._run)
         except TaskError as error:

@@ -10,8 +10,8 @@ import numpy as np
 from heed.models import generate
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.scoring import load_sacrebleu
-from heed.seq2seq.task import Task, padded
-from heed.seq2seq.trained_model import assign, new_model
+from heed.seq2seq.task import Task, pad_rows
+from heed.seq2seq.trained_model import assign, make_model
 
 _BATCH = 64
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
@@ -34,7 +34,7 @@ class ValidationScore:
     def __init__(self, run: RunFolder, task: Task) -> None:
         sacrebleu = load_sacrebleu(run.options.validate_with)
         self._metric = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}[run.options.validate_with]
-        self._run, self._task, self._model = run, task, new_model(run)
+        self._run, self._task, self._model = run, task, make_model(run)
         pairs = task.validation_texts()
         # Evenly spread, because they may stand in the order of their lengths.
         count = min(run.options.validate_sentences, len(pairs))
@@ -51,7 +51,7 @@ class ValidationScore:
             filled = part + part[:1] * (min(_BATCH, len(self._sources)) - len(part))
             found = generate(
                 self._model,
-                padded(filled, multiple=_MULTIPLE),
+                pad_rows(filled, multiple=_MULTIPLE),
                 max_length=self._task.longest_target,
             )
             said += self._task.decode(np.asarray(found).tolist()[: len(part)])

@@ -29,7 +29,7 @@ from heed.seq2seq.serving.metrics import Counted, Metrics
 from heed.seq2seq.serving.options import ServingOptions
 from heed.seq2seq.serving.page import page_of
 from heed.seq2seq.serving.translations import Text, Translations, Way
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translator
 
 _LOG = logging.getLogger("heed.serving")
 _SOON = {"Retry-After": "1"}

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from heed._numbers import check_integer, check_real
-from heed.seq2seq.errors import TaskError, values_from_people
+from heed.seq2seq.errors import TaskError, convert_value_errors
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ServingOptions:
     max_per_address: int = 256
 
     def __post_init__(self) -> None:
-        with values_from_people():
+        with convert_value_errors():
             for field in dataclasses.fields(self):
                 value = getattr(self, field.name)
                 if field.type == "int":

@@ -20,7 +20,7 @@ from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.options import ServingOptions
 from heed.seq2seq.serving.sockets import url_of
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translator
 
 _MOST_CONNECTIONS = 1_000
 

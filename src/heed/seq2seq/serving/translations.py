@@ -14,8 +14,8 @@ from heed.seq2seq.attention import AttentionReader
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
-from heed.seq2seq.translate import Translation as Translated
-from heed.seq2seq.translate import Translator
+from heed.seq2seq.translator import Translation as Translated
+from heed.seq2seq.translator import Translator
 
 # Attention of a text takes as long as decoding several: others get their turn after so many.
 _READ_AT_ONCE = 4

@@ -15,9 +15,9 @@ from heed.seq2seq.alignment import Alignment, align
 from heed.seq2seq.decoding_options import DecodingOptions
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.run_folder import RunFolder
-from heed.seq2seq.task import Task, padded
+from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.trained_model import trained_model
+from heed.seq2seq.trained_model import load_model
 
 _JUDGED = 16  # pairs whose perplexity is computed together: all their logits are there at once
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
@@ -73,9 +73,9 @@ class Translator:
                 raise TaskError(
                     f"{other.path} and {run.path} cannot translate together: their tokens differ"
                 )
-        self.model, self.weights = trained_model(run, say)
+        self.model, self.weights = load_model(run, say)
         self._decoded: Any = self.model
-        beside = [(str(other.path), *trained_model(other, say)) for other in others]
+        beside = [(str(other.path), *load_model(other, say)) for other in others]
         self._beside = [{"run": path, "weights": weights} for path, _, weights in beside]
         if beside:
             self._decoded = Ensemble([self.model, *(model for _, model, _ in beside)])
@@ -216,9 +216,9 @@ class Translator:
         order = sorted(range(len(rows)), key=lambda i: len(targets[i]))
         for at in range(0, len(order), _JUDGED):
             part = order[at : at + _JUDGED]
-            wanted = padded([targets[i][: self.task.longest_target] for i in part])
+            wanted = pad_rows([targets[i][: self.task.longest_target] for i in part])
             read = np.pad(wanted[:, :-1], ((0, 0), (1, 0)), constant_values=START_ID)
-            source = self._decoded.check_source(padded([rows[i] for i in part]))
+            source = self._decoded.check_source(pad_rows([rows[i] for i in part]))
             logits = np.asarray(self._decoded.decode_all(read, self._decoded.encode_source(source)))
             highest = logits.max(-1, keepdims=True)
             log_sums = np.log(np.exp(logits - highest).sum(-1)) + highest[..., 0]
@@ -247,7 +247,7 @@ class Translator:
             part = order[start : start + batch_size]
             # One size of batch for all: each size is compiled anew.
             filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
-            source = padded([rows[i] for i in filled], multiple=_MULTIPLE)
+            source = pad_rows([rows[i] for i in filled], multiple=_MULTIPLE)
             arguments = options.arguments(self._batches, self.task.longest_target)
             if len(prefix):
                 arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (len(filled), 1))
@@ -275,46 +275,25 @@ def translate_stream(
     report: Callable[[str], object],
     language: str | None = None,
     batch_size: int = 64,
-) -> Iterator[str]:
-    """Translations of lines as they come, one for each: output keeps in step with input.
-
-    Args:
-        translator: what translates.
-        lines: lines with or without line ends.
-        report: is called with what is wrong with a line that cannot be translated, and its number.
-        language: as for :class:`Translator`.
-        batch_size: how many lines to wait for; 1 answers each line at once.
-
-    Yields:
-        The translation of each line; an empty line for an empty one, and for one that cannot be
-        translated.
-    """
-    for _, found in translations_of_stream(translator, lines, report, language, batch_size):
-        yield found[0].text if found else ""
-
-
-def translations_of_stream(
-    translator: Translator,
-    lines: Iterable[str],
-    report: Callable[[str], object],
-    language: str | None = None,
-    batch_size: int = 64,
     prefix: str | None = None,
     alignments: bool = False,
-) -> Iterator[tuple[list[int], list[Translation]]]:
-    """The same with all that is found.
+) -> Iterator[list[Translation]]:
+    """Translates lines as they come: output keeps in step with input.
 
     Args:
-        translator, lines, report, language, batch_size: as for :func:`translate_stream`.
-        prefix, alignments: as for :class:`Translator`.
+        translator: translates.
+        lines: lines with or without line ends.
+        report: called with the number and the problem of each line that cannot be translated.
+        language, prefix, alignments: as for :class:`Translator`.
+        batch_size: lines to wait for; 1 answers each line at once.
 
     Yields:
-        Of each line the source ids, and the translations: none where a line is empty or cannot be translated.
+        The translations of each line, none if it is empty or cannot be translated.
     """
     task = translator.task
     start = [] if prefix is None else task.encode_prefix(prefix)
 
-    def encoded(number: int, line: str) -> list[int] | None:
+    def encode(number: int, line: str) -> list[int] | None:
         if line.strip():
             try:
                 return task.encode(line.rstrip("\r\n"), language)
@@ -323,7 +302,7 @@ def translations_of_stream(
         return None
 
     numbered = enumerate(lines, 1)
-    while rows := [encoded(*line) for line in itertools.islice(numbered, batch_size)]:
+    while rows := [encode(*line) for line in itertools.islice(numbered, batch_size)]:
         known = [row for row in rows if row is not None]
         found = iter(translator.search(known, start, alignments=alignments))
-        yield from (([], []) if row is None else (row, next(found)) for row in rows)
+        yield from ([] if row is None else next(found) for row in rows)

@@ -1,4 +1,4 @@
-"""Starting a run: what is trained, how, with which model, and from which weights on."""
+"""Starts runs, and extends them by more steps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture as known_architecture
 from heed.seq2seq.architectures import model_values
 from heed.seq2seq.config_file import ConfigFile
-from heed.seq2seq.errors import TaskError, values_from_people
-from heed.seq2seq.fine_tuning import INITIAL, initial_weights, model_of
+from heed.seq2seq.errors import TaskError, convert_value_errors
+from heed.seq2seq.fine_tuning import INITIAL, inherit_model, make_initial_weights
 from heed.seq2seq.model_size import check_training
 from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
@@ -65,7 +66,7 @@ def start_run(
         values = model_values(architecture, preset, recipe, options)
     else:
         given = {"architecture": architecture, "preset": preset, **options}
-        architecture, values = model_of(init_from, given)
+        architecture, values = inherit_model(init_from, given)
     if values.get("share_embeddings") and not task.shares_vocabulary:
         raise TaskError(
             "`share_embeddings` must be False where each side has a vocabulary of its own "
@@ -74,7 +75,7 @@ def start_run(
     values |= {"pad_id": PAD_ID, "start_id": START_ID, "end_id": END_ID}
     values["source_vocabulary_size"] = task.source_vocabulary_size
     values["target_vocabulary_size"] = task.target_vocabulary_size
-    with values_from_people():
+    with convert_value_errors():
         model = known_architecture(architecture).config.from_dict(values)
     if task.has_alignments:
         if getattr(model, "attention", None) == "none":
@@ -91,7 +92,44 @@ def start_run(
     task.check_batches(training_options)
     others = {} if config_file is None else {"train.yaml": config_file.data}
     if init_from is not None:
-        others[INITIAL] = initial_weights(
+        others[INITIAL] = make_initial_weights(
             init_from, task, architecture, model, training_options.seed
         )
     return RunFolder.create(path, task, training_options, model.to_dict(), architecture, others)
+
+
+def extend_run(run: RunFolder, steps: int) -> RunFolder:
+    """The run with more steps to take. Its folder says so from now on, and it is complete no longer.
+
+    The rates of steps to come are those of a run that had as many steps from its beginning: what "constant" and
+    "inverse_sqrt" do goes on smoothly, and a run that was trained on is, bit for bit, one that was made so long. The
+    warm-up stays as long as it was. A cosine, which was near zero, is where it would be in the middle of a longer run:
+    the rate rises at once, and falls to zero anew. A run that was stopped early goes on from its last weights, and
+    remembers its best.
+
+    Args:
+        run: the run folder.
+        steps: how many in all, more than before.
+
+    Raises:
+        TaskError: if these are no more steps, there is no checkpoint to go on from, or the text is no longer what it
+            was. The run is then as it was.
+        OSError: if the folder cannot be written.
+    """
+    before = run.options
+    options = TrainingOptions.from_dict({**before.to_dict(), "steps": steps})
+    if options.steps <= before.steps:
+        raise TaskError(
+            f"`steps` must be more than the {before.steps:,} of {run.path} to train on. "
+            f"Received: steps={steps}"
+        )
+    task = run.task()
+    latest = checkpoint.load_latest(run.checkpoints, lambda _: None)
+    if latest is None and run.weights.exists():
+        raise TaskError(f"{run.path} has no checkpoint to train on from")
+    task.check_batches(options, 0 if latest is None else latest[1]["step"])
+    config = {**run.config, "training": options.to_dict()}
+    with run.lock():
+        run.weights.unlink(missing_ok=True)  # first: a run that has them is complete
+        run.write_json("config.json", config)
+    return RunFolder(run.path, config, task)
