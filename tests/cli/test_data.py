@@ -23,8 +23,8 @@ def test_data_is_checked_before_training(heed, tmp_path):
 
 def test_catalogs_become_parallel_text(heed, tmp_path, monkeypatch):
     made = {"de": [("Open", "Öffnen"), ("Close", "Schließen")]}
-    monkeypatch.setattr(catalogs, "pairs", lambda language: made[language])
-    monkeypatch.setattr(catalogs, "languages", lambda: {"de": 3, "fr": 1})
+    monkeypatch.setattr(catalogs, "read_pairs", lambda language: made[language])
+    monkeypatch.setattr(catalogs, "count_catalogs", lambda: {"de": 3, "fr": 1})
     assert heed("data", "catalogs") == (0, "de  3 catalogs\nfr  1 catalog\n", "")
     expected = "2 pairs in texts/catalogs.en and texts/catalogs.de\n"
     fails(heed("data", "catalogs", "--to", "de", "--out", "texts"), 1, "existing folder, not texts")

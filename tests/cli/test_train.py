@@ -116,7 +116,7 @@ def test_ctrl_c_while_training(tmp_path):
     assert last.endswith(f"heed train --resume {path}")
     from heed.seq2seq import checkpoint
 
-    assert checkpoint.load(checkpoint.steps(path / "checkpoints")[-1])[1]["step"] > 0
+    assert checkpoint.load(checkpoint.list_steps(path / "checkpoints")[-1])[1]["step"] > 0
 
 
 def test_the_help_of_train_lists_all_options(heed):

@@ -109,7 +109,7 @@ FAULTS = (
     Fault(
         "attention of many texts is read before others get their turn",
         f"{_SEQ2SEQ}/serving/translations.py",
-        "min(size, _READ_AT_ONCE) if way.attention else size",
+        "min(size, _READ_AT_ONCE) if mode.attention else size",
         "size",
         (f"{_OF_SEQ2SEQ}/serving/test_app.py",),
     ),
@@ -187,8 +187,8 @@ FAULTS = (
     Fault(
         "batches of text do not depend on the seed",
         f"{_SEQ2SEQ}/batch_order.py",
-        "drawn = permuted(places, self._epoch, _ORDER_KEY, self._seed, epoch)",
-        "drawn = permuted(places, self._epoch, _ORDER_KEY, 0, epoch)",
+        "drawn = permute(places, self._epoch, _ORDER_KEY, self._seed, epoch)",
+        "drawn = permute(places, self._epoch, _ORDER_KEY, 0, epoch)",
         (f"{_OF_SEQ2SEQ}/test_batch_order.py",),
     ),
     Fault(
@@ -215,8 +215,8 @@ FAULTS = (
     Fault(
         "held-out numbers are trained on",
         f"{_SEQ2SEQ}/number_words.py",
-        "wanted, attempt = held_out(drawn), attempt + 1",
-        "wanted, attempt = np.zeros(count, np.bool_), attempt + 1",
+        "missing, attempt = is_held_out(drawn), attempt + 1",
+        "missing, attempt = np.zeros(count, np.bool_), attempt + 1",
         (f"{_OF_SEQ2SEQ}/test_number_words.py",),
     ),
     Fault(
@@ -325,8 +325,8 @@ FAULTS = (
     Fault(
         "the arguments of BLEU are swapped",
         f"{_SEQ2SEQ}/evaluation.py",
-        "one.corpus_score(said, references) for",
-        "one.corpus_score(references[0], [said]) for",
+        "one.corpus_score(translations, references) for",
+        "one.corpus_score(references[0], [translations]) for",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(
@@ -353,15 +353,15 @@ FAULTS = (
     Fault(
         "held-out sentences are trained on",
         f"{_SEQ2SEQ}/text_task.py",
-        "found = first + np.flatnonzero(nearest != sources)",
+        "found = first + np.flatnonzero(candidates != sources)",
         "found = first + np.arange(len(sources))",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
     Fault(
         "every pair is asked for in the first language",
         f"{_SEQ2SEQ}/text_task.py",
-        "_tag(language or self.languages[0])",
-        "_tag(self.languages[0])",
+        "_name_tag(language or self.languages[0])",
+        "_name_tag(self.languages[0])",
         (f"{_OF_SEQ2SEQ}/test_languages.py",),
     ),
     Fault(
@@ -424,14 +424,14 @@ FAULTS = (
     Fault(
         "a source with another translation is a pair that was there",
         f"{_SEQ2SEQ}/corpus_check.py",
-        "_digest(source, target), _digest(source)",
-        "_digest(source), _digest(source)",
+        "_hash(source, target), _hash(source)",
+        "_hash(source), _hash(source)",
         (f"{_OF_SEQ2SEQ}/test_corpus.py",),
     ),
     Fault(
         "a finding names each of its lines",
         f"{_SEQ2SEQ}/corpus_check.py",
-        "if len(finding.numbers) < _SHOWN:",
+        "if len(finding.numbers) < _MAX_NUMBERS:",
         "if True:",
         (f"{_OF_SEQ2SEQ}/test_corpus.py",),
     ),
@@ -517,7 +517,7 @@ FAULTS = (
     Fault(
         "a vocabulary that was changed by hand is used",
         f"{_SEQ2SEQ}/run_folder.py",
-        'if self.config["files"].get(name) != _checksum(data):',
+        'if self.config["files"].get(name) != _hash(data):',
         "if False:",
         (f"{_OF_SEQ2SEQ}/test_run_folder.py",),
     ),
@@ -596,7 +596,7 @@ FAULTS = (
     Fault(
         "what is left of a training that was stopped is trained on other text",
         f"{_SEQ2SEQ}/text_task.py",
-        "if parallel_text.digest(path) != sha256:",
+        "if parallel_text.hash_file(path) != sha256:",
         "if False:",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
@@ -610,7 +610,7 @@ FAULTS = (
     Fault(
         "words that the subwords count otherwise are guided",
         f"{_SEQ2SEQ}/text_task.py",
-        "if [len(read), len(said)] == [len(words_between_spaces(text)) for text in pair]:",
+        "if [len(source_words), len(target_words)] == [len(split_words(text)) for text in pair]:",
         "if True:",
         (f"{_OF_SEQ2SEQ}/test_guided_alignment.py",),
     ),
@@ -703,8 +703,8 @@ FAULTS = (
     Fault(
         "the oldest checkpoints are kept",
         f"{_SEQ2SEQ}/checkpoint.py",
-        "for old in steps(folder)[:-keep]:",
-        "for old in steps(folder)[keep:]:",
+        "for old in list_steps(folder)[:-keep]:",
+        "for old in list_steps(folder)[keep:]:",
         (f"{_OF_SEQ2SEQ}/test_checkpoint.py",),
     ),
     Fault(
@@ -727,7 +727,7 @@ FAULTS = (
     Fault(
         "perplexity counts padding",
         f"{_SEQ2SEQ}/translator.py",
-        "own[wanted != PAD_ID].sum(dtype=np.float64)",
+        "own[expected != PAD_ID].sum(dtype=np.float64)",
         "own.sum(dtype=np.float64)",
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
@@ -786,7 +786,7 @@ FAULTS = (
     Fault(
         "a long step is a silence without end",
         f"{_SEQ2SEQ}/training_log.py",
-        "if now >= self._said + _SILENCE:",
+        "if now >= self._last_shown + _SILENCE:",
         "if False:",
         (f"{_OF_SEQ2SEQ}/test_training_log.py",),
     ),

@@ -143,9 +143,9 @@ def test_a_value_of_the_file_that_the_model_refuses_names_the_file(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("model: {width: 6}")
     config = read_config(path)
-    with pytest.raises(TaskError, match=r"a.yaml: .*`width`"), config.blamed():
+    with pytest.raises(TaskError, match=r"a.yaml: .*`width`"), config.name_file_in_errors():
         tiny.start(tmp_path / "run", width=6, num_heads=4)
-    with pytest.raises(TaskError, match=r"^`dropout` must"), config.blamed():
+    with pytest.raises(TaskError, match=r"^`dropout` must"), config.name_file_in_errors():
         tiny.start(tmp_path / "run", dropout=2.0)
 
 

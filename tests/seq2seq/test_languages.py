@@ -58,7 +58,7 @@ def test_every_pair_is_asked_for_in_its_language(task):
             assert task.decode([target])[0].startswith(WORDS[language])
             seen[language] += 1
     assert seen == {"de": 90, "fr": 90}
-    assert " in de, fr, 20 others held out" in task.description
+    assert " in de, fr, 20 others held out" in task.describe
 
 
 def test_held_out_pairs_keep_their_language(task):
@@ -234,7 +234,7 @@ def test_a_run_in_several_languages(tmp_path):
     assert list(found.groups()) == list(found.to_dict()["group_scores"]) == ["de", "fr"]
     for name, group in found.groups().items():
         said, right = zip(
-            *((a.said, a.reference) for a in found.answers if a.group == name), strict=True
+            *((a.translation, a.reference) for a in found.answers if a.group == name), strict=True
         )
         assert group.chrf == sacrebleu.corpus_chrf(said, [right]).score
         assert f"BLEU {group.bleu:.1f}, chrF {group.chrf:.1f}" in "".join(found.report())

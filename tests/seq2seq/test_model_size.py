@@ -4,7 +4,7 @@ import pytest
 
 from heed.models import RecurrentTranslatorConfig, TransformerConfig
 from heed.seq2seq import NumbersTask, RunFolder, TaskError, model_size, start_run, train
-from heed.seq2seq.model_size import check_model, parameters
+from heed.seq2seq.model_size import check_model, count_parameters
 from heed.seq2seq.trained_model import build_model, load_model
 
 TRANSFORMER = {
@@ -35,7 +35,7 @@ def test_the_estimate_is_that_of_the_matrices(config):
     kind = "transformer" if isinstance(config, TransformerConfig) else "recurrent"
     weights = build_model(kind, config, 0).weights
     matrices = [x for x in weights if x.path.endswith(("kernel", "embeddings"))]
-    assert parameters(config) == sum(x.numpy().size for x in matrices)
+    assert count_parameters(config) == sum(x.numpy().size for x in matrices)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_forged_config_is_refused_in_every_use(finished_run):
 
 def test_the_bound_is_the_memory_of_the_machine(monkeypatch):
     config = TransformerConfig(16, 16, **TRANSFORMER)
-    layers, weights = 2 * 2**20, 4 * parameters(config)
+    layers, weights = 2 * 2**20, 4 * count_parameters(config)
     monkeypatch.setattr(model_size, "memory_size", lambda: layers + 3 * weights + 5)
     check_model(config, 3, more=5)
     for numbers, more in ((3, 6), (4, 0)):

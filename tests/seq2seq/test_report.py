@@ -17,7 +17,7 @@ from heed.seq2seq import (
 )
 from heed.seq2seq import report as report_module
 from heed.seq2seq.evaluation import Answer, Evaluation
-from heed.seq2seq.report import marked
+from heed.seq2seq.report import mark_differences
 from heed.seq2seq.tokenizer import END_ID
 
 
@@ -90,7 +90,7 @@ def test_no_sentence_is_shown_twice(translator, tmp_path):
     ],
 )
 def test_what_the_other_lacks_is_marked(text, beside, wanted):
-    found = marked(text, beside)
+    found = mark_differences(text, beside)
     assert found == wanted
     assert plain(found) == text
 
@@ -104,7 +104,7 @@ def test_figures_signatures_and_notes(translator, tmp_path):
         "extra": {"numbers below 1,000": evaluation_of(*PAIRS[:2])},
         "left_out": ["line 2: empty"],
         "cut": 1,
-        "given": True,
+        "given_pairs": True,
     }
     found = data_of(write_report(tmp_path / "r.html", translator, evaluation_of(*PAIRS, **figures)))
     said = {one["name"]: (one["values"], one["note"]) for one in found["figures"]}
@@ -165,10 +165,10 @@ def test_the_tokens_that_were_written_are_those_that_are_drawn(translator, tmp_p
             *answer.source.replace(",", ""),
         ]
         written = drawing["sequences"][cross["rows"]]
-        ids = [i for i in answer.said_ids if i > 0]
+        ids = [i for i in answer.translation_ids if i > 0]
         assert len(written) == len(ids)
     figures = evaluation.to_dict()
-    assert set(figures["wrong"][0]) == {"source", "said", "reference", "group"}
+    assert set(figures["wrong"][0]) == {"source", "translation", "reference", "group"}
 
 
 def test_drawings_are_bounded(translator, tmp_path, monkeypatch):

@@ -126,7 +126,9 @@ def test_the_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
 
 
 def test_a_failed_creation_leaves_nothing(tmp_path, task, monkeypatch):
-    monkeypatch.setattr(run_folder, "_json", lambda values: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(
+        run_folder, "_encode_json", lambda values: (_ for _ in ()).throw(OSError("full"))
+    )
     with pytest.raises(OSError, match="full"):
         make(tmp_path / "run", task)
     assert list(tmp_path.iterdir()) == []

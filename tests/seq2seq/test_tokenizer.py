@@ -64,7 +64,7 @@ def test_the_tokenizer_is_learned_from_training_numbers_only(monkeypatch):
     )
     NumbersTask(("en",))
     assert spelled
-    assert not number_words.held_out(spelled).any()
+    assert not number_words.is_held_out(spelled).any()
 
 
 def test_a_small_text_gets_fewer_pieces_than_asked_for():

@@ -61,7 +61,7 @@ def test_the_batches_are_those_of_the_seed(tmp_path):
     task = tiny.start(tmp_path / "run").task()
     for seed in (5, 6):
         options = TrainingOptions(steps=4, batch_size=32, seed=seed)
-        taken = list(training_module._ahead(task, options, 1))
+        taken = list(training_module._prefetch(task, options, 1))
         assert len(taken) == 3
         for step, (batch,) in enumerate(taken, 1):
             assert (batch.source == task.training_batch(seed, step, 32).source).all()
@@ -178,14 +178,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch, eager):
 
 def test_early_stopping_keeps_the_best_weights_and_survives_a_stop(tmp_path, monkeypatch, eager):
     losses, now = {1: 3.0, 2: 1.0, 3: 2.0, 4: 1.5, 5: 0.0}, {}
-    validated = training_module._Training._validated
+    validated = training_module._Training._validate
 
     def noted(self, log, loss):
         now["step"] = self._at.step
         now.setdefault(self._at.step, [w.numpy() for w in self._model.weights])
         return validated(self, log, loss)
 
-    monkeypatch.setattr(training_module._Training, "_validated", noted)
+    monkeypatch.setattr(training_module._Training, "_validate", noted)
     monkeypatch.setattr(
         TrainingStep, "validate", lambda *_: Validation(losses[now["step"]], 0.5, 0.5)
     )
@@ -277,7 +277,7 @@ def log_of(run):
 
 def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path, finished_run, capsys):
     run = unwritten(finished_run, tmp_path / "run")
-    older, newest = checkpoint.steps(run.checkpoints)
+    older, newest = checkpoint.list_steps(run.checkpoints)
     data = newest.read_bytes()
     place = data.index(b"PK\x01\x02")  # of the zip's directory: needs a zip of version 64.0
     newest.write_bytes(data[: place + 6] + b"\xff" + data[place + 7 :])

@@ -89,7 +89,7 @@ def test_a_run_stopped_in_the_middle_of_an_accumulation_ends_with_the_same_weigh
     train(RunFolder.open(stopped.path), progress=False)
     assert tiny.same(tiny.weights(stopped), tiny.weights(straight))
     assert metrics(stopped) == metrics(straight)
-    assert len(checkpoint.steps(stopped.checkpoints)) == options.get("keep", 2)
+    assert len(checkpoint.list_steps(stopped.checkpoints)) == options.get("keep", 2)
 
 
 def test_bfloat16_computes_in_less_and_keeps_weights_in_float32(tmp_path, finished_run):
@@ -234,7 +234,7 @@ def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, mo
     run = start_run(path, task, init_from=finished_run, **_training())
     arrays, meta = checkpoint.load(path / "initial.npz")
     assert tiny.same(arrays["weight"], tiny.weights(finished_run))
-    assert meta["said"] == f"began with the weights of {finished_run.path}: all of them"
+    assert meta["note"] == f"began with the weights of {finished_run.path}: all of them"
     assert run.config["model"] == finished_run.config["model"]
     begun = []
     monkeypatch.setattr(
@@ -248,7 +248,7 @@ def test_the_same_vocabulary_carries_all_weights_over(tmp_path, finished_run, mo
             train(run, progress=False)
     assert len(begun) == 2
     assert all(tiny.same(weights, arrays["weight"]) for weights in begun)
-    assert meta["said"] in (path / "train.log").read_text()
+    assert meta["note"] in (path / "train.log").read_text()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -327,7 +327,7 @@ def _training():
 def mean_is_right(run, name, steps):
     """Averages as many checkpoints, compares, and returns their arrays."""
     count = len(steps)
-    paths = checkpoint.steps(run.checkpoints)[-count:]
+    paths = checkpoint.list_steps(run.checkpoints)[-count:]
     arrays = [checkpoint.load(path)[0][name] for path in paths]
     assert average(run, count) == steps
     for mean, ones in zip(tiny.weights(run), zip(*arrays, strict=True), strict=True):

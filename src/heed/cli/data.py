@@ -54,10 +54,10 @@ def _write_catalogs(parsed: argparse.Namespace) -> None:
     from heed.seq2seq import catalogs
 
     if parsed.to is None:
-        for language, count in catalogs.languages().items():
+        for language, count in catalogs.count_catalogs().items():
             print_line(f"{language}  {count:,} {'catalog' if count == 1 else 'catalogs'}")
         return
-    pairs = catalogs.pairs(parsed.to)
+    pairs = catalogs.read_pairs(parsed.to)
     if not parsed.out.is_dir():
         raise TaskError(f"--out must be an existing folder, not {parsed.out}")
     paths = [parsed.out / f"catalogs.{language}" for language in ("en", parsed.to)]

@@ -72,7 +72,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
     runs = _name_runs(parsed.runs, parsed.name or [])
     for path in runs.values():
         seq2seq.RunFolder.open(path)
-    with sockets.bound(parsed.host, parsed.port) as listener:
+    with sockets.bind(parsed.host, parsed.port) as listener:
         hosts = Hosts.of(listener, parsed.host, parsed.allowed_host)
         if not sockets.is_loopback(listener):
             print_note(

@@ -105,7 +105,7 @@ def run_train(parsed: argparse.Namespace) -> None:
         config = None if parsed.config is None else seq2seq.read_config(parsed.config)
         if config is not None:
             _fill_in(parsed, config)
-        with contextlib.nullcontext() if config is None else config.blamed():
+        with contextlib.nullcontext() if config is None else config.name_file_in_errors():
             # A task is named, or it is that whose files are given.
             kinds = [
                 k

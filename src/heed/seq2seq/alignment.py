@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
-from heed.seq2seq.word_links import members
+from heed.seq2seq.word_links import mark_members
 
 _BATCH = 32
 
@@ -73,34 +73,36 @@ def align(
     """
     if not model.aligns:
         raise TaskError("the run's model has no attention that could say which words it looked at")
-    made: list[Alignment] = []
+    alignments: list[Alignment] = []
     for at in range(0, len(sources), _BATCH):
         part = slice(at, at + _BATCH)
-        written = [_before_end(ids) for ids in targets[part]]
-        found = _looked(model, sources[part], written)
-        for source, target, weights in zip(sources[part], written, found, strict=True):
-            made.append(_of_words(task, source, target, weights))
-    return made
+        outputs = [_cut_at_end(ids) for ids in targets[part]]
+        found = _compute_attention(model, sources[part], outputs)
+        for source, target, weights in zip(sources[part], outputs, found, strict=True):
+            alignments.append(_average_over_words(task, source, target, weights))
+    return alignments
 
 
-def _before_end(ids: Sequence[int]) -> list[int]:
+def _cut_at_end(ids: Sequence[int]) -> list[int]:
     ids = list(ids)
     return ids[: ids.index(END_ID)] if END_ID in ids else [i for i in ids if i != PAD_ID]
 
 
-def _looked(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
+def _compute_attention(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
     """(B, T, S): where the model looked when it wrote each token of a target."""
-    read = pad_rows([[START_ID, *target] for target in targets])
+    source_words = pad_rows([[START_ID, *target] for target in targets])
     memory = model.encode_source(model.check_source(pad_rows(sources)))
-    return np.asarray(model.decode_all(read, memory, return_alignment=True)[1])
+    return np.asarray(model.decode_all(source_words, memory, return_alignment=True)[1])
 
 
-def _of_words(
+def _average_over_words(
     task: Task, source: Sequence[int], target: Sequence[int], weights: NDArray[np.float32]
 ) -> Alignment:
-    columns, read = task.source_words(source)
-    rows, said = task.target_words(target)
-    of_source = members(columns, len(read))
-    of_target = members(rows, len(said))
+    columns, source_words = task.source_words(source)
+    rows, target_words = task.target_words(target)
+    of_source = mark_members(columns, len(source_words))
+    of_target = mark_members(rows, len(target_words))
     own = of_target @ weights[: len(target), : len(source)] @ of_source.T
-    return Alignment(read, said, own / np.maximum(of_target.sum(1, keepdims=True), 1))
+    return Alignment(
+        source_words, target_words, own / np.maximum(of_target.sum(1, keepdims=True), 1)
+    )

@@ -69,8 +69,8 @@ class TranslationAttention:
 
     def write_page(self, path: Path) -> Path:
         """Writes one HTML page of every head to a file, and returns its path."""
-        made = page(self.capture, self.tokens, title=f"{self.line} → {self.translation}")
-        write_atomically(path, lambda file: file.write(made.html.encode()))
+        html_page = page(self.capture, self.tokens, title=f"{self.line} → {self.translation}")
+        write_atomically(path, lambda file: file.write(html_page.html.encode()))
         return path
 
 
@@ -111,7 +111,7 @@ class AttentionReader:
 
         # TensorFlow counts the graphs of all closures of one function together, and warns when several runs are
         # read; it counts those of each partial alone.
-        scores = functools.partial(_scores, model)
+        scores = functools.partial(_compute_scores, model)
         self._scores = current().compiled(scores) if compiled else scores
 
     def warm_up(self) -> None:
@@ -137,8 +137,8 @@ class AttentionReader:
         inputs = {"source": np.array([source], np.int32), "target": np.array([read], np.int32)}
         order = task.reading_order(source)
         pieces = task.source_labels(source)
-        sources = [_shown(pieces[place]) for place in order]
-        written, reading = _target_labels(task, target), _target_labels(task, read)
+        sources = [_format_piece(pieces[place]) for place in order]
+        written, reading = _label_targets(task, target), _label_targets(task, read)
         sides = {
             "self": (sources, sources),
             "causal": (written, reading),
@@ -163,17 +163,19 @@ class AttentionReader:
         )
 
 
-def _scores(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+def _compute_scores(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     found = model(inputs, return_attention_scores=True)[1]
     # Of a recurrent model: one alignment (B, T, S).
     return found if isinstance(found, dict) else {"cross": [found[:, None]]}
 
 
-def _target_labels(task: Any, ids: Iterable[int]) -> list[str]:
+def _label_targets(task: Any, ids: Iterable[int]) -> list[str]:
     """A label for each id, also those that are no text."""
-    return [_SPECIAL[i] if i in _SPECIAL else _shown(task.target_labels([i])[0]) for i in ids]
+    return [
+        _SPECIAL[i] if i in _SPECIAL else _format_piece(task.target_labels([i])[0]) for i in ids
+    ]
 
 
-def _shown(piece: str) -> str:
+def _format_piece(piece: str) -> str:
     """A piece as people read it: the library marks spaces by an underscore-like sign."""
     return piece.replace("▁", " ").strip() or "space"

@@ -43,20 +43,20 @@ def average(run: RunFolder, last: int) -> list[int]:
             f"{run.path} is not finished: finish it with heed train --resume {run.path}"
         )
     with run.lock():
-        paths = checkpoint.steps(run.checkpoints)
+        paths = checkpoint.list_steps(run.checkpoints)
         if len(paths) < last:
             raise TaskError(
                 f"{run.path} has {len(paths)} checkpoints, and `last` asks for {last}: "
                 "a run keeps as many as it was started with (--keep)"
             )
-        steps, mean = _mean([checkpoint.load(path) for path in paths[-last:]], run)
+        steps, mean = _average_checkpoints([checkpoint.load(path) for path in paths[-last:]], run)
         write_trained(run, mean, {"step": steps[-1], "averaged": steps})
         with (run.path / "train.log").open("a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {said(steps)}\n")
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {describe_average(steps)}\n")
     return steps
 
 
-def said(steps: Sequence[int]) -> str:
+def describe_average(steps: Sequence[int]) -> str:
     """The line that says what the weights are.
 
     Example:
@@ -66,11 +66,11 @@ def said(steps: Sequence[int]) -> str:
     return f"the weights are the mean of the checkpoints of the steps {', '.join(f'{n:,}' for n in steps)}"
 
 
-def _mean(
-    found: Sequence[tuple[checkpoint.Arrays, dict[str, Any]]], run: RunFolder
+def _average_checkpoints(
+    checkpoints: Sequence[tuple[checkpoint.Arrays, dict[str, Any]]], run: RunFolder
 ) -> tuple[list[int], list[NDArray[Any]]]:
     """The steps, and the mean of the weights, summed up in float64."""
-    weights = [checkpoint.select_weights(arrays) for arrays, _ in found]
+    weights = [checkpoint.select_weights(arrays) for arrays, _ in checkpoints]
     shapes = [[one.shape for one in each] for each in weights]
     if any(other != shapes[0] for other in shapes):
         raise TaskError(f"{run.path} is damaged: its checkpoints are not of one model")
@@ -78,4 +78,4 @@ def _mean(
         np.mean(np.stack(ones), axis=0, dtype=np.float64).astype(ones[0].dtype)
         for ones in zip(*weights, strict=True)
     ]
-    return [meta["step"] for _, meta in found], mean
+    return [meta["step"] for _, meta in checkpoints], mean

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from heed.seq2seq._hashing import permutation, permuted
+from heed.seq2seq._hashing import permutation, permute
 
 _POOL = 50  # batches whose pairs are sorted by length together
 _ORDER_KEY, _BATCH_KEY = 0x74657874, 0x62617463
@@ -99,7 +99,7 @@ class BatchOrder:
 
     def _pairs(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Which pairs stand at places of an epoch."""
-        drawn = permuted(places, self._epoch, _ORDER_KEY, self._seed, epoch)
+        drawn = permute(places, self._epoch, _ORDER_KEY, self._seed, epoch)
         ends = np.cumsum(self._drawn)
         corpus = np.searchsorted(ends, drawn, side="right")
         # An epoch goes on where the one before it has ended, so that each pair has its turn.

@@ -20,28 +20,28 @@ _MNEMONIC = re.compile(r"[_&](?=\w)")  # "_File" and "&File" underline a letter 
 _NAMES = "iso_"  # catalogs of names of places and languages, which no one could guess
 
 
-def folders() -> list[Path]:
+def find_folders() -> list[Path]:
     """Where machines keep catalogs; those of them that are there."""
     roots = [Path(sys.prefix), Path("/usr"), Path("/usr/local")]
     found = [root / "share" / name for root in roots for name in ("locale", "locale-langpack")]
     return [path for path in dict.fromkeys(found) if path.is_dir()]
 
 
-def languages(where: Iterable[Path] | None = None) -> dict[str, int]:
+def count_catalogs(where: Iterable[Path] | None = None) -> dict[str, int]:
     """How many catalogs there are of each language, the most first.
 
     Args:
         where: Folders to look in; None looks in `folders()`.
     """
     counts: dict[str, int] = {}
-    for folder in folders() if where is None else where:
+    for folder in find_folders() if where is None else where:
         for path in folder.glob("*/LC_MESSAGES/*.mo"):
             language = path.parts[-3]
             counts[language] = counts.get(language, 0) + 1
     return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
 
-def pairs(language: str, where: Iterable[Path] | None = None) -> list[Pair]:
+def read_pairs(language: str, where: Iterable[Path] | None = None) -> list[Pair]:
     """English messages and their translations: what reads like words, each English one once.
 
     Left out are messages that hold places for values, markup or several lines, that are longer than 200 letters, or
@@ -57,14 +57,14 @@ def pairs(language: str, where: Iterable[Path] | None = None) -> list[Pair]:
     Raises:
         TaskError: if there are none; or without the polib library, which reads catalogs.
     """
-    where = folders() if where is None else list(where)
+    where = find_folders() if where is None else list(where)
     found: dict[str, str] = {}
     for path in sorted(p for folder in where for p in folder.glob(f"{language}/LC_MESSAGES/*.mo")):
         if not path.name.startswith(_NAMES):
-            for source, target in _messages(path):
+            for source, target in _read_messages(path):
                 found.setdefault(source, target)
     if not found:
-        known = ", ".join(list(languages(where))[:12])
+        known = ", ".join(list(count_catalogs(where))[:12])
         raise TaskError(
             f"this machine has no catalogs of {language!r} in {', '.join(map(str, where)) or 'any folder'}"
             + (f"; it has {known}" if known else "")
@@ -72,7 +72,7 @@ def pairs(language: str, where: Iterable[Path] | None = None) -> list[Pair]:
     return sorted(found.items())
 
 
-def _messages(path: Path) -> Iterator[Pair]:
+def _read_messages(path: Path) -> Iterator[Pair]:
     try:
         import polib
     except ImportError:
@@ -82,12 +82,12 @@ def _messages(path: Path) -> Iterator[Pair]:
     except (OSError, ValueError, struct.error):  # one that is damaged: there are others
         return
     for message in catalog:
-        source, target = (_plain(side) for side in (message.msgid, message.msgstr))
+        source, target = (_extract_words(side) for side in (message.msgid, message.msgstr))
         if source and target and source.casefold() != target.casefold():
             yield source, target
 
 
-def _plain(text: str) -> str:
+def _extract_words(text: str) -> str:
     """The words of a message, or nothing if it is more than that."""
     text = text.replace("\xa0", " ")  # a space that no line may be broken at
     if len(_MNEMONIC.findall(text)) == 1:

@@ -17,7 +17,7 @@ from heed.seq2seq.errors import TaskError
 
 _META = "meta.json"
 _STOPPED = "stopped.npz"
-_ROOM = 2**14  # bytes for the names and headers of the arrays of a weight, and for plain values
+_OVERHEAD = 2**14  # bytes for the names and headers of the arrays of a weight, and for plain values
 Arrays = dict[str, list[NDArray[Any]]]
 
 
@@ -53,7 +53,7 @@ def max_bytes(weights: Sequence[Any]) -> int:
         weights: of the model.
     """
     sizes = [math.prod(weight.shape) * 4 for weight in weights]
-    return 5 * sum(sizes) + _ROOM * (1 + len(sizes))
+    return 5 * sum(sizes) + _OVERHEAD * (1 + len(sizes))
 
 
 def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
@@ -103,7 +103,7 @@ def save_step(
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{meta['step']:08d}.npz"
     save(path, arrays, meta)
-    for old in steps(folder)[:-keep]:
+    for old in list_steps(folder)[:-keep]:
         old.unlink(missing_ok=True)
     (folder / _STOPPED).unlink(missing_ok=True)
     for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
@@ -131,13 +131,13 @@ def select_weights(arrays: Arrays) -> list[NDArray[Any]]:
     return arrays.get("average") or arrays.get("weight", [])
 
 
-def steps(folder: Path) -> list[Path]:
+def list_steps(folder: Path) -> list[Path]:
     """The regular checkpoints in a folder, the oldest first."""
     return sorted(folder.glob("step-*.npz"))
 
 
 def load_latest(
-    folder: Path, say: Callable[[str], object], most: float = math.inf
+    folder: Path, warn: Callable[[str], object], most: float = math.inf
 ) -> tuple[Arrays, dict[str, Any]] | None:
     """The newest checkpoint that can be read, or None if there is none.
 
@@ -151,14 +151,14 @@ def load_latest(
     """
     problems: list[TaskError] = []
     stopped = folder / _STOPPED
-    for path in ([stopped] if stopped.exists() else []) + steps(folder)[::-1]:
+    for path in ([stopped] if stopped.exists() else []) + list_steps(folder)[::-1]:
         try:
             found = load(path, most)
         except TaskError as error:
             problems.append(error)
             continue
         for problem in problems:
-            say(f"{problem}; {path.name} takes its place")
+            warn(f"{problem}; {path.name} takes its place")
         return found
     if problems:
         raise problems[0]

@@ -62,7 +62,7 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
         "chrF": sacrebleu.CHRF(references=references),
     }
     said: list[tuple[str, Sequence[str]]] = [
-        (name, [answer.said for answer in one.answers])
+        (name, [answer.translation for answer in one.answers])
         for name, one in (("first", first), ("second", second))
     ]
     test = PairedTest(said, metrics, references=None, test_type="bs", n_samples=_SAMPLES)

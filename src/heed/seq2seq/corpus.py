@@ -85,16 +85,16 @@ class Corpus:
         Raises:
             TaskError: if a file is missing, is a folder, or cannot be read.
         """
-        lines = itertools.zip_longest(*map(_lines, self.files), fillvalue=_NO_LINE)
+        lines = itertools.zip_longest(*map(_read_lines, self.files), fillvalue=_NO_LINE)
         for number, found in enumerate(lines, 1):
             try:
-                source, target = self._checked(found)
+                source, target = self._parse(found)
             except ValueError as error:
                 yield Entry(number, "", "", str(error))
             else:
                 yield Entry(number, source, target)
 
-    def _checked(self, lines: tuple[Any, ...]) -> Pair:
+    def _parse(self, lines: tuple[Any, ...]) -> Pair:
         """Both sides of a line of each file; a ValueError says what is wrong with it."""
         if _NO_LINE in lines:
             all_ = "both" if len(lines) == 2 else "all"
@@ -155,14 +155,14 @@ class Corpus:
 _NO_LINE = object()
 
 
-def _columns(line: str) -> tuple[str, str]:
+def _split_tsv(line: str) -> tuple[str, str]:
     columns = line.split("\t")
     if len(columns) != 2:
         raise ValueError(f"two columns with a tab between them are wanted, not {len(columns)}")
     return columns[0], columns[1]
 
 
-def _members(line: str) -> tuple[str, str]:
+def _split_json(line: str) -> tuple[str, str]:
     try:
         found = json.loads(line)
     except ValueError as error:  # RecursionError too: nobody nests a sentence so deep
@@ -176,16 +176,16 @@ def _members(line: str) -> tuple[str, str]:
 
 
 # How a line holds both sides, by the end of the file's name.
-_SPLIT: dict[str, Callable[[str], Pair]] = {".tsv": _columns, ".jsonl": _members}
+_SPLIT: dict[str, Callable[[str], Pair]] = {".tsv": _split_tsv, ".jsonl": _split_json}
 
 
-def _lines(path: Path) -> Iterator[str | None]:
+def _read_lines(path: Path) -> Iterator[str | None]:
     """The lines of a file, None for one that is not UTF-8.
 
     Only the line feed ends a line: Python's own idea of one would also split at form feeds and U+2028.
     """
     try:
-        with opened(path) as file:
+        with open_text(path) as file:
             for number, line in enumerate(file):
                 try:
                     yield line.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
@@ -197,7 +197,7 @@ def _lines(path: Path) -> Iterator[str | None]:
         ) from None
 
 
-def opened(path: Path) -> IO[bytes]:
+def open_text(path: Path) -> IO[bytes]:
     """The bytes of a file; those that were compressed, if its name ends with .gz."""
     if path.name.lower().endswith(".gz"):
         return cast(IO[bytes], gzip.open(path))

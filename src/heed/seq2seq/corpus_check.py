@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from heed.seq2seq.corpus import Corpus
 
-_SHOWN = 5  # line numbers of a finding
+_MAX_NUMBERS = 5  # line numbers of a finding
 _LONGEST = 500  # letters: about 128 subwords
 _UNLIKE = 3.0  # times as long as the other side, of sides that are more than a few words
 _FEW_WORDS = 30  # letters
@@ -73,38 +73,38 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
     Raises:
         TaskError: if a file cannot be read.
     """
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     lines = 0
     pairs: set[bytes] = set()
     sources: set[bytes] = set()
 
-    def note(number: int, text: str, stops: bool = False) -> None:
-        finding = found.setdefault(text, Finding(text, stops))
+    def add(number: int, text: str, stops: bool = False) -> None:
+        finding = findings.setdefault(text, Finding(text, stops))
         finding.count += 1
-        if len(finding.numbers) < _SHOWN:
+        if len(finding.numbers) < _MAX_NUMBERS:
             finding.numbers.append(number)
 
     for number, source, target, problem in corpus.entries():
         lines = number
         if problem is not None:
-            note(number, problem.partition(". Received:")[0], stops=True)
+            add(number, problem.partition(". Received:")[0], stops=True)
             continue
         if not (source and target):
-            note(number, "with an empty side, left out of training")
+            add(number, "with an empty side, left out of training")
             continue
-        for fault in _faults(source, target):
-            note(number, fault)
-        pair, seen = _digest(source, target), _digest(source)
-        if pair in pairs:
-            note(number, "that were there before, both sides")
-        elif seen in sources:
-            note(number, "whose source was there before, with another translation")
-        pairs.add(pair)
-        sources.add(seen)
-    return CorpusReport(lines, len(pairs), list(found.values()))
+        for fault in _find_faults(source, target):
+            add(number, fault)
+        pair_hash, source_hash = _hash(source, target), _hash(source)
+        if pair_hash in pairs:
+            add(number, "that were there before, both sides")
+        elif source_hash in sources:
+            add(number, "whose source was there before, with another translation")
+        pairs.add(pair_hash)
+        sources.add(source_hash)
+    return CorpusReport(lines, len(pairs), list(findings.values()))
 
 
-def _faults(source: str, target: str) -> Iterator[str]:
+def _find_faults(source: str, target: str) -> Iterator[str]:
     if max(len(source), len(target)) > _LONGEST:
         yield f"with more than {_LONGEST} letters, too long for most models"
     if not (_is_printable(source) and _is_printable(target)):
@@ -120,5 +120,5 @@ def _is_printable(text: str) -> bool:
     return all(letter.isprintable() or letter.isspace() for letter in text)
 
 
-def _digest(*sides: str) -> bytes:
+def _hash(*sides: str) -> bytes:
     return hashlib.blake2b("\n".join(sides).encode(), digest_size=8).digest()

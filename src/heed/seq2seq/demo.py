@@ -78,7 +78,7 @@ def run_demo(
     for answer in examples:
         mark = "" if answer.right else f"   WRONG, it is: {answer.reference}"
         language = f"  {answer.group}" if len(task.languages) > 1 else ""
-        print_line(f"  {answer.source:>7}{language}  {answer.said}{mark}")
+        print_line(f"  {answer.source:>7}{language}  {answer.translation}{mark}")
     attention = read_attention(translator, examples[-1].source, examples[-1].group)
     picture = attention.draw(run.path / "attention.png")
     page = attention.write_page(run.path / "attention.html")

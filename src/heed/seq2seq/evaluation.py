@@ -13,7 +13,7 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Item, Task
 from heed.seq2seq.translator import Translator
 
-_IN_JSON = ("source", "said", "reference", "group")  # of a wrong answer
+_JSON_FIELDS = ("source", "translation", "reference", "group")  # of a wrong answer
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Answer:
 
     Args:
         source: the source text.
-        said: the model's translation.
+        translation: the model's translation.
         reference: the right one.
         group: the language, if the run has several.
         source_ids: the tokens of the source, as the model read them.
@@ -30,16 +30,16 @@ class Answer:
     """
 
     source: str
-    said: str
+    translation: str
     reference: str
     group: str
     source_ids: Sequence[int] = field(default=(), repr=False)
-    said_ids: Sequence[int] = field(default=(), repr=False)
+    translation_ids: Sequence[int] = field(default=(), repr=False)
 
     @property
     def right(self) -> bool:
         """Whether the two are the same to the letter."""
-        return self.said == self.reference
+        return self.translation == self.reference
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Evaluation:
     extra: Mapping[str, Evaluation] = field(default_factory=dict)
     cut: int = 0
     signatures: Mapping[str, str] = field(default_factory=dict)
-    given: bool = False
+    given_pairs: bool = False
     left_out: Sequence[str] = ()
     perplexity: float | None = None
     group_scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -113,12 +113,12 @@ class Evaluation:
             >>> Evaluation([Answer("1", "one", "one", "en")], seconds=1.0).report()
             ['1 of 1 held-out answers are right to the letter: 100.00 % (decoded in 1.0 s)']
         """
-        kind = "answers" if self.given else "held-out answers"
+        kind = "answers" if self.given_pairs else "held-out answers"
         lines = [
             f"{self.right:,} of {len(self.answers):,} {kind} are right to the "
             f"letter: {100 * self.exact:.2f} % (decoded in {self.seconds:.1f} s)"
         ]
-        lines += self._by_group()
+        lines += self._report_groups()
         if self.cut:
             lines.append(
                 f"{self.cut:,} of the sources are too long: they were judged by their beginning"
@@ -137,10 +137,10 @@ class Evaluation:
                 f"{extra.right:,} of {len(extra.answers):,} {name} are right: "
                 f"{100 * extra.exact:.2f} % (training draws on these)"
             )
-            lines += extra._by_group()
+            lines += extra._report_groups()
         return lines
 
-    def _by_group(self) -> list[str]:
+    def _report_groups(self) -> list[str]:
         groups = self.groups()
         if len(groups) == 1:
             return []
@@ -160,7 +160,8 @@ class Evaluation:
             "groups": {name: group.exact for name, group in self.groups().items()},
             "cut": self.cut,
             "wrong": [
-                {name: getattr(answer, name) for name in _IN_JSON} for answer in self.wrong[:100]
+                {name: getattr(answer, name) for name in _JSON_FIELDS}
+                for answer in self.wrong[:100]
             ],
         }
         if self.group_scores:
@@ -194,26 +195,29 @@ def evaluate(
     """
     task = translator.task
     if corpus is not None:
-        items, left_out = _items_of(task, corpus, language)
-        found = _judged(translator, items)
+        items, left_out = _read_items(task, corpus, language)
+        found = _judge(translator, items)
         return replace(
-            found, given=True, left_out=left_out, **_scores(translator, items, found.answers)
+            found,
+            given_pairs=True,
+            left_out=left_out,
+            **_compute_scores(translator, items, found.answers),
         )
     items = task.evaluation_items()
-    found = _judged(translator, items)
+    found = _judge(translator, items)
     others = task.extra_evaluations().items()
-    extra = {name: _judged(translator, items) for name, items in others}
-    scores = _scores(translator, items, found.answers) if task.has_corpus_scores else {}
+    extra = {name: _judge(translator, items) for name, items in others}
+    scores = _compute_scores(translator, items, found.answers) if task.has_corpus_scores else {}
     return replace(found, extra=extra, **scores)
 
 
 def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
     """Writes the figures, and what they are of, to evaluation.json in the run's folder; returns its path."""
-    figures = {**translator.description(), **evaluation.to_dict()}
+    figures = {**translator.describe(), **evaluation.to_dict()}
     return translator.run.write_json("evaluation.json", figures)
 
 
-def _items_of(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:
+def _read_items(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:
     """The pairs of a corpus, and what is wrong with those that cannot be judged."""
     task.check_language(language)
     items, left_out = [], []
@@ -230,32 +234,37 @@ def _items_of(task: Task, corpus: Corpus, language: str | None) -> tuple[list[It
     return items, left_out
 
 
-def _judged(translator: Translator, items: Sequence[Item]) -> Evaluation:
+def _judge(translator: Translator, items: Sequence[Item]) -> Evaluation:
     began = time.monotonic()
     rows = translator.decode([item.ids for item in items])
-    said = translator.task.decode(rows)
+    translations = translator.task.decode(rows)
     seconds = time.monotonic() - began
     answers = [
         Answer(item.text, text, item.reference, item.group, item.ids, ids)
-        for item, text, ids in zip(items, said, rows, strict=True)
+        for item, text, ids in zip(items, translations, rows, strict=True)
     ]
     return Evaluation(answers, seconds, cut=sum(item.cut for item in items))
 
 
-def _scores(
+def _compute_scores(
     translator: Translator, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, Any]:
-    found = {"perplexity": _perplexity(translator, items), **_corpus_scores(answers)}
+    found = {
+        "perplexity": _compute_perplexity(translator, items),
+        **_compute_corpus_scores(answers),
+    }
     groups = dict.fromkeys(answer.group for answer in answers)
     if "bleu" in found and len(groups) > 1:
-        of = {name: _corpus_scores([a for a in answers if a.group == name]) for name in groups}
+        of = {
+            name: _compute_corpus_scores([a for a in answers if a.group == name]) for name in groups
+        }
         found["group_scores"] = {
             name: {"bleu": scores["bleu"], "chrf": scores["chrf"]} for name, scores in of.items()
         }
     return found
 
 
-def _perplexity(translator: Translator, items: Sequence[Item]) -> float | None:
+def _compute_perplexity(translator: Translator, items: Sequence[Item]) -> float | None:
     subwords = getattr(translator.task, "subwords", None)
     if subwords is None:  # a task may do without a tokenizer
         return None
@@ -263,14 +272,14 @@ def _perplexity(translator: Translator, items: Sequence[Item]) -> float | None:
     return translator.perplexity([item.ids for item in items], targets)
 
 
-def _corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
+def _compute_corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
     try:
         import sacrebleu
     except ImportError:
         return {}
-    said, references = [a.said for a in answers], [[a.reference for a in answers]]
+    translations, references = [a.translation for a in answers], [[a.reference for a in answers]]
     metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
-    found = {name: one.corpus_score(said, references) for name, one in metrics.items()}
+    found = {name: one.corpus_score(translations, references) for name, one in metrics.items()}
     return {
         "bleu": float(found["BLEU"].score),
         "chrf": float(found["chrF"].score),

@@ -30,7 +30,7 @@ _OF_TOKENS = {
 }
 
 
-def inherit_model(run: RunFolder, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def inherit_model(run: RunFolder, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The architecture of a run and the fields of its model, for another run to go on with.
 
     Args:
@@ -42,7 +42,7 @@ def inherit_model(run: RunFolder, given: Mapping[str, Any]) -> tuple[str, dict[s
     """
     name, values = run.config["architecture"], dict(run.config["model"])
     options = known_architecture(name).options
-    for key, value in given.items():
+    for key, value in chosen.items():
         if key in _FREE and key in options:
             values[key] = value
         elif value is not None and value != {"architecture": name, **values}.get(key):
@@ -68,25 +68,25 @@ def make_initial_weights(run: RunFolder, task: Task, name: str, config: Config, 
     """
     old, which = load_model(run)
     new = build_model(name, config, seed)
-    before, now = _vocabularies(run.task()), _vocabularies(task)
+    old_tokens, new_tokens = _list_tokens(run.task()), _list_tokens(task)
     weights = []
     for mine, theirs in zip(new.weights, old.weights, strict=True):
         value = theirs.numpy()
         found = _OF_TOKENS.get(mine.path.partition("/")[2])
         if found is not None:
             side, axis = found
-            value = _carried(mine.numpy(), value, axis, now[side], before[side])
+            value = _carry_over(mine.numpy(), value, axis, new_tokens[side], old_tokens[side])
         weights.append(value)
     meta = {
         "step": which["step"],
-        "said": f"began with the weights of {run.path}: {_said(now, before)}",
+        "note": f"began with the weights of {run.path}: {_describe_weights(new_tokens, old_tokens)}",
     }
     file = io.BytesIO()
     checkpoint.write(file, {"weight": weights}, meta)
     return file.getvalue()
 
 
-def _vocabularies(task: Task) -> dict[str, list[str]]:
+def _list_tokens(task: Task) -> dict[str, list[str]]:
     """The tokens of both sides by id, those that are reserved left out."""
     sides = {
         "source": task.source_labels(range(RESERVED, task.source_vocabulary_size)),
@@ -97,24 +97,30 @@ def _vocabularies(task: Task) -> dict[str, list[str]]:
     return sides
 
 
-def _carried(
-    new: np.ndarray, old: np.ndarray, axis: int, now: Sequence[str], before: Sequence[str]
+def _carry_over(
+    new: np.ndarray,
+    old: np.ndarray,
+    axis: int,
+    new_tokens: Sequence[str],
+    old_tokens: Sequence[str],
 ) -> np.ndarray:
     """`new` with the entries of `old` for the reserved tokens and those that are in both vocabularies."""
-    places = {token: place for place, token in enumerate(before)}
+    places = {token: place for place, token in enumerate(old_tokens)}
     pairs = [(i, i) for i in range(RESERVED)]
-    pairs += [(RESERVED + i, RESERVED + places[t]) for i, t in enumerate(now) if t in places]
+    pairs += [(RESERVED + i, RESERVED + places[t]) for i, t in enumerate(new_tokens) if t in places]
     to, of = (list(one) for one in zip(*pairs, strict=True))
     value = np.moveaxis(new.copy(), axis, 0)
     value[to] = np.moveaxis(old, axis, 0)[of]
     return np.ascontiguousarray(np.moveaxis(value, 0, axis))
 
 
-def _said(now: Mapping[str, Sequence[str]], before: Mapping[str, Sequence[str]]) -> str:
-    if now == before:
+def _describe_weights(
+    new_tokens: Mapping[str, Sequence[str]], old_tokens: Mapping[str, Sequence[str]]
+) -> str:
+    if new_tokens == old_tokens:
         return "all of them"
     counts = [
-        f"{len(set(now[side]) & set(before[side])):,} of {len(now[side]):,} {side}"
+        f"{len(set(new_tokens[side]) & set(old_tokens[side])):,} of {len(new_tokens[side]):,} {side}"
         for side in ("source", "target")
     ]
     return f"all, and of tokens those of {counts[0]} and {counts[1]} ones, which both vocabularies have"

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from heed.seq2seq.corpus import opened
+from heed.seq2seq.corpus import open_text
 
 _BLOCK = 50_000  # lines that are read together
 _MARK = "\ufeff"  # of the byte order; some editors begin a file with it
@@ -35,7 +35,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = _plain(path)
+        self._file = _open_uncompressed(path)
         weakref.finalize(self, self._file.close)
         self._raw = cast(
             io.RawIOBase, self._file.raw
@@ -44,7 +44,7 @@ class LineFile:
         # Where lines begin, and where the last one ends. Made at once: lists of parts would take twice the room.
         size = os.fstat(self._file.fileno()).st_size
         kind = np.uint32 if size <= np.iinfo(np.uint32).max else np.uint64
-        self._starts = np.zeros(1 + _count(self._file), kind)
+        self._starts = np.zeros(1 + _count_lines(self._file), kind)
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -84,7 +84,7 @@ class LineFile:
         return found
 
 
-def _count(file: io.BufferedReader) -> int:
+def _count_lines(file: io.BufferedReader) -> int:
     """How many lines a file has; the last one needs no end."""
     count, last = 0, b"\n"
     file.seek(0)
@@ -93,13 +93,13 @@ def _count(file: io.BufferedReader) -> int:
     return count + (last != b"\n")
 
 
-def _plain(path: Path) -> io.BufferedReader:
+def _open_uncompressed(path: Path) -> io.BufferedReader:
     """The file, open; a temporary copy of it if it is compressed."""
     if path.suffix.lower() != ".gz":
         return path.open("rb")
     copy = tempfile.TemporaryFile(prefix="heed-")  # noqa: SIM115 (its LineFile closes it)
     try:
-        with opened(path) as file:
+        with open_text(path) as file:
             shutil.copyfileobj(file, copy, 1 << 20)
         copy.flush()  # lines are read past its buffer
     except BaseException:

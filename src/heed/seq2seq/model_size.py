@@ -16,7 +16,7 @@ _LAYER = 2**20  # bytes of Python objects and graph for each layer, beside its w
 _NAMED = ("width", "encoder_layers", "decoder_layers", "feed_forward_width", "max_length")
 
 
-def parameters(config: Any) -> int:
+def count_parameters(config: Any) -> int:
     """The number of weights in the matrices of a model, which are nearly all of its weights.
 
     Example:
@@ -27,11 +27,13 @@ def parameters(config: Any) -> int:
     tokens = (config.source_vocabulary_size or 0) + config.target_vocabulary_size * (
         1 if config.tie_embeddings else 2
     )
-    of_layers = _of_recurrent if isinstance(config, RecurrentTranslatorConfig) else _of_transformer
-    return int(tokens * D + of_layers(config))
+    count_layers = (
+        _count_recurrent if isinstance(config, RecurrentTranslatorConfig) else _count_transformer
+    )
+    return int(tokens * D + count_layers(config))
 
 
-def _of_transformer(config: TransformerConfig) -> int:
+def _count_transformer(config: TransformerConfig) -> int:
     D, N, H = config.width, config.num_heads, config.head_dim
     K, V = config.num_key_value_heads or N, config.value_dim or H
     attention = D * (N + K) * (H + V)
@@ -46,7 +48,7 @@ def _of_transformer(config: TransformerConfig) -> int:
     )
 
 
-def _of_recurrent(config: RecurrentTranslatorConfig) -> int:
+def _count_recurrent(config: RecurrentTranslatorConfig) -> int:
     D, gates = config.width, 4 if config.cell == "lstm" else 3
     states = D * (gates - 2)  # of a layer: an LSTM has two
     bridge = config.encoder_layers * states * config.decoder_layers * states
@@ -60,7 +62,7 @@ def _of_recurrent(config: RecurrentTranslatorConfig) -> int:
     return encoder + decoder + bridge + attention + readout
 
 
-def check_model(config: Any, numbers: int = 1, more: int = 0) -> None:
+def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
     """Nothing, if a model fits into the memory of this machine.
 
     Args:
@@ -71,18 +73,22 @@ def check_model(config: Any, numbers: int = 1, more: int = 0) -> None:
     Raises:
         TaskError: if it does not.
     """
-    count = parameters(config)
+    count = count_parameters(config)
     layers = config.encoder_layers + config.decoder_layers
-    need, memory = _FLOAT * numbers * count + _LAYER * layers + more, memory_size()
+    need, memory = _FLOAT * floats * count + _LAYER * layers + batch_bytes, memory_size()
     if need <= memory:
         return
     source, target = config.source_vocabulary_size or 0, config.target_vocabulary_size
     sizes = ", ".join(f"{name}={getattr(config, name)}" for name in _NAMED if hasattr(config, name))
-    batch = f" and {_giga(more)} for a batch (--batch-size, --batch-tokens)" if more else ""
+    batch = (
+        f" and {_format_gigabytes(batch_bytes)} for a batch (--batch-size, --batch-tokens)"
+        if batch_bytes
+        else ""
+    )
     raise TaskError(
-        f"the model must fit into the memory of this machine, {_giga(memory)}. Received: {sizes}, "
+        f"the model must fit into the memory of this machine, {_format_gigabytes(memory)}. Received: {sizes}, "
         f"vocabularies of {source:,} and {target:,}: "
-        f"at least {_short(count)} parameters, which need {_giga(need - more)}{batch}"
+        f"at least {_format_number(count)} parameters, which need {_format_gigabytes(need - batch_bytes)}{batch}"
     )
 
 
@@ -107,9 +113,9 @@ def memory_size() -> int:
         return 2**40
 
 
-def _giga(size: int) -> str:
-    return f"{_short(size / 1e9)} GB"
+def _format_gigabytes(size: int) -> str:
+    return f"{_format_number(size / 1e9)} GB"
 
 
-def _short(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.1f}" if value < 1e3 else f"{value:,.0f}" if value < 1e12 else f"{value:.1e}"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heed._install import how_to_install
-from heed.seq2seq._hashing import mixed, permutation, stream
+from heed.seq2seq._hashing import mix, permutation, stream
 from heed.seq2seq.errors import TaskError
 
 LARGEST = 999_999
@@ -36,7 +36,7 @@ _HELD_OUT_KEY, _ORDER_KEY, _SAMPLE_KEY = 0x48454544, 0x6F726465, 0x73616D70
 _ZEROS_KEY = 0x7A65726F
 
 
-def held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
+def is_held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
     """Which numbers are kept away from training, in every language alike.
 
     A hash of the number decides: 5 % of the numbers of 100 or more; 0 to 99 are never held out.
@@ -48,13 +48,13 @@ def held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
         Booleans of the same shape.
 
     Example:
-        >>> held_out([7, 42, 99]).tolist()
+        >>> is_held_out([7, 42, 99]).tolist()
         [False, False, False]
-        >>> round(float(held_out(range(1_000_000)).mean()), 3)
+        >>> round(float(is_held_out(range(1_000_000)).mean()), 3)
         0.05
     """
     n = np.asarray(numbers, dtype=np.int64)
-    chosen = mixed(n ^ _HELD_OUT_KEY) % np.uint64(_ONE_IN) == 0
+    chosen = mix(n ^ _HELD_OUT_KEY) % np.uint64(_ONE_IN) == 0
     return chosen & (n >= _ALWAYS_TRAINED)
 
 
@@ -62,7 +62,7 @@ def held_out(numbers: ArrayLike) -> NDArray[np.bool_]:
 def _held_out_order() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """All held-out numbers in a fixed scrambled order: those below 10,000, and the others."""
     everything = np.arange(LARGEST + 1)
-    chosen = everything[held_out(everything)]
+    chosen = everything[is_held_out(everything)]
     chosen = chosen[permutation(len(chosen), _ORDER_KEY)]
     return chosen[chosen < _SMALL], chosen[chosen >= _SMALL]
 
@@ -75,7 +75,7 @@ def evaluation_numbers() -> NDArray[np.int64]:
 
     Example:
         >>> numbers = evaluation_numbers()
-        >>> len(numbers), int((numbers >= 10_000).sum()), bool(held_out(numbers).all())
+        >>> len(numbers), int((numbers >= 10_000).sum()), bool(is_held_out(numbers).all())
         (2000, 1600, True)
     """
     small, large = _held_out_order()
@@ -131,17 +131,17 @@ def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
     digits = np.array(_DIGITS_IN_TURN)[np.arange(step * count, (step + 1) * count) % ROUND]
     low, high = np.where(digits == 1, 0, 10 ** (digits - 1)), 10**digits
     drawn = np.zeros(count, np.int64)
-    wanted, attempt = np.ones(count, np.bool_), 0
-    while wanted.any():
+    missing, attempt = np.ones(count, np.bool_), 0
+    while missing.any():
         scrambled = stream(count, _SAMPLE_KEY, seed, step, attempt)
         candidates = low + (scrambled % (high - low).astype(np.uint64)).astype(np.int64)
         chance = stream(count, _ZEROS_KEY, seed, step, attempt)
-        drawn = np.where(wanted, _with_zeros(candidates, low, chance), drawn)
-        wanted, attempt = held_out(drawn), attempt + 1
+        drawn = np.where(missing, _add_zeros(candidates, low, chance), drawn)
+        missing, attempt = is_held_out(drawn), attempt + 1
     return drawn
 
 
-def _with_zeros(
+def _add_zeros(
     drawn: NDArray[np.int64], low: NDArray[np.int64], chance: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
     """One number in four with about half of its digits below the first set to zero."""
@@ -227,14 +227,14 @@ def parse_number(text: str) -> int:
         (1234, 1234)
     """
     stripped = text.strip().replace("\t", " ")
-    shown = stripped if len(stripped) <= 40 else stripped[:37] + "..."
+    excerpt = stripped if len(stripped) <= 40 else stripped[:37] + "..."
     if not stripped:
         raise TaskError(f"a number from 0 to {LARGEST:,} must not be empty")
     if not (_PLAIN.fullmatch(stripped) or _GROUPED.fullmatch(stripped)):
         raise TaskError(
-            f"a number must be digits, such as 1234, 1 2 3 4 or 1,234. Received: {shown!r}"
+            f"a number must be digits, such as 1234, 1 2 3 4 or 1,234. Received: {excerpt!r}"
         )
     digits = stripped.replace(" ", "").replace(",", "").lstrip("0") or "0"
     if len(digits) > len(str(LARGEST)):
-        raise TaskError(f"a number must be from 0 to {LARGEST:,}. Received: {shown!r}")
+        raise TaskError(f"a number must be from 0 to {LARGEST:,}. Received: {excerpt!r}")
     return int(digits)

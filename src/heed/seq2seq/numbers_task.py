@@ -63,7 +63,7 @@ class NumbersTask(Task):
     ) -> None:
         self.languages = number_words.check_languages(languages)
         self._source_names = [*[""] * RESERVED, *string.digits, *self.languages]  # by id
-        sample = [] if words and longest_target else self._sample()
+        sample = [] if words and longest_target else self._draw_sample()
         # About 60 pieces a language are whole words such as "thousand" and "ninety": short targets
         # train fastest.
         self.subwords = words or Tokenizer.train(sample, 40 + 56 * len(self.languages))
@@ -97,15 +97,15 @@ class NumbersTask(Task):
             "one in twenty held out"
         )
 
-    def _sample(self) -> list[str]:
+    def _draw_sample(self) -> list[str]:
         chosen = number_words.training_numbers(0, -1, _TOKENIZER_SAMPLE // len(self.languages))
         return [number_words.spell(int(n), language) for language in self.languages for n in chosen]
 
-    def _source(self, number: int, language: str) -> list[int]:
+    def _encode_number(self, number: int, language: str) -> list[int]:
         return [self._source_names.index(name) for name in (language, *reversed(str(number)))]
 
-    def _batch(self, pairs: Sequence[tuple[int, str]]) -> Batch:
-        source = [self._source(n, language) for n, language in pairs]
+    def _make_batch(self, pairs: Sequence[tuple[int, str]]) -> Batch:
+        source = [self._encode_number(n, language) for n, language in pairs]
         target = self.subwords.encode([number_words.spell(n, language) for n, language in pairs])
         # One shape for all batches: TensorFlow compiles the step once.
         return Batch(pad_rows(source, _LONGEST_SOURCE), pad_rows(target, self.longest_target))
@@ -120,28 +120,28 @@ class NumbersTask(Task):
             place + place // number_words.ROUND for place in range(step * size, (step + 1) * size)
         ]
         languages = [self.languages[turn % len(self.languages)] for turn in turns]
-        return self._batch(list(zip(chosen, languages, strict=True)))
+        return self._make_batch(list(zip(chosen, languages, strict=True)))
 
     def validation_batches(self) -> list[Batch]:
         """The validation numbers, the languages in turn."""
         chosen = number_words.validation_numbers().tolist()
         pairs = list(zip(chosen, itertools.cycle(self.languages), strict=False))
         return [
-            self._batch(pairs[i : i + _VALIDATION_BATCH])
+            self._make_batch(pairs[i : i + _VALIDATION_BATCH])
             for i in range(0, len(pairs), _VALIDATION_BATCH)
         ]
 
     def evaluation_items(self) -> list[Item]:
         """The 2,000 held-out evaluation numbers in each language; the language is the group."""
-        return self._items(number_words.evaluation_numbers().tolist())
+        return self._make_items(number_words.evaluation_numbers().tolist())
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
         """The numbers that people type first, in each language. Nearly all of them are trained on."""
-        return {f"numbers below {_SHORT:,}": self._items(range(_SHORT))}
+        return {f"numbers below {_SHORT:,}": self._make_items(range(_SHORT))}
 
-    def _items(self, chosen: Iterable[int]) -> list[Item]:
+    def _make_items(self, chosen: Iterable[int]) -> list[Item]:
         return [
-            Item(self._source(n, lang), f"{n:,}", number_words.spell(n, lang), lang)
+            Item(self._encode_number(n, lang), f"{n:,}", number_words.spell(n, lang), lang)
             for lang in self.languages
             for n in chosen
         ]
@@ -149,7 +149,7 @@ class NumbersTask(Task):
     def encode(self, line: str, language: str | None = None) -> list[int]:
         """The source ids of "1234", "1 2 3 4" or "1,234"; the first language if none is said."""
         self.check_language(language)
-        return self._source(number_words.parse_number(line), language or self.languages[0])
+        return self._encode_number(number_words.parse_number(line), language or self.languages[0])
 
     def source_labels(self, ids: Iterable[int]) -> list[str]:
         """The language, then the digits, units first; padding is left out."""

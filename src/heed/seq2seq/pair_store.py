@@ -42,8 +42,8 @@ class PairStore:
         self._parts = [_Part(corpus) for corpus in corpora]
         self.counts = [len(part.numbers) for part in self._parts]
         self.empty = sum(part.empty for part in self._parts)
-        self.sources = _joined([part.sources for part in self._parts])
-        self.letters = _joined([part.letters for part in self._parts])
+        self.sources = _join([part.sources for part in self._parts])
+        self.letters = _join([part.letters for part in self._parts])
         for part in self._parts:
             del part.sources, part.letters
         self._ends = np.cumsum(self.counts)
@@ -81,9 +81,9 @@ class PairStore:
         """What each corpus reads at those of the places that are its own."""
         places = np.asarray(places, np.int64)
         found = [nothing] * len(places)
-        of = self.corpus_of(places)
-        for number in np.unique(of).tolist():
-            chosen = np.flatnonzero(of == number)
+        corpora = self.corpus_of(places)
+        for number in np.unique(corpora).tolist():
+            chosen = np.flatnonzero(corpora == number)
             first = self._ends[number] - self.counts[number]
             own = read(self._parts[number], places[chosen] - first)
             for place, one in zip(chosen.tolist(), own, strict=True):
@@ -91,7 +91,7 @@ class PairStore:
         return found
 
 
-def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # which would copy
 
 
@@ -124,7 +124,7 @@ class _Part:
             here = slice(place, place + int(np.count_nonzero(kept)))
             counts = [np.fromiter(map(len, side), np.int64, len(side)) for side in sides]
             self.numbers[here] = number + np.flatnonzero(kept)
-            self.sources[here] = digests(sides[0])[kept]
+            self.sources[here] = hash_texts(sides[0])[kept]
             self.letters[here] = np.minimum(np.stack(counts, axis=1)[kept], _MOST_LETTERS)
             number, place = number + len(kept), here.stop
         self.numbers = self.numbers[:place]
@@ -133,7 +133,7 @@ class _Part:
         self.empty = number - place
 
     def pairs(self, places: NDArray[np.int64]) -> list[Pair]:
-        with self._unchanged():
+        with self._expect_unchanged():
             numbers = self.numbers[places].tolist()
             sides = self._corpus.sides(*(file.lines(numbers) for file in self._text))
         return list(zip(*sides, strict=True))
@@ -141,22 +141,22 @@ class _Part:
     def alignments(self, places: NDArray[np.int64]) -> list[str]:
         if self._corpus.alignment is None:
             return [""] * len(places)
-        with self._unchanged():
+        with self._expect_unchanged():
             return self._files[-1].lines(self.numbers[places].tolist())
 
     @contextlib.contextmanager
-    def _unchanged(self) -> Iterator[None]:
+    def _expect_unchanged(self) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError) as error:
             raise TaskError(f"{self._corpus} has changed while it was read: {error}") from None
 
 
-def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
+def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:
     """A number for each text: that of equal texts is equal, of two different ones as good as never.
 
     Example:
-        >>> first, second, third = digests(["a", "b", "a"])
+        >>> first, second, third = hash_texts(["a", "b", "a"])
         >>> bool(first == third), bool(first == second)
         (True, False)
     """

@@ -43,13 +43,13 @@ def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
             f"Received: {min(different, len(order))}"
         )
     count = min(_MOST_HELD_OUT, max(1, int(different * _HELD_OUT_SHARE)))
-    order = np.unique(order[: _several(order, count * held_out + 1)])
+    order = np.unique(order[: _count_leading(order, count * held_out + 1)])
     bounds = order[count * np.arange(1, held_out + 1)]  # part p + 1 is below bound p
     part = np.searchsorted(bounds, sources, side="right").astype(np.int8)
     return np.where(part < held_out, part + 1, 0).astype(np.int8)
 
 
-def _several(order: NDArray[np.uint64], count: int) -> int:
+def _count_leading(order: NDArray[np.uint64], count: int) -> int:
     """How many of the first values in order hold `count` different ones."""
     most = count
     while most < len(order) and len(np.unique(order[:most])) < count:
@@ -57,7 +57,7 @@ def _several(order: NDArray[np.uint64], count: int) -> int:
     return most
 
 
-def digest(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """The SHA-256 of a file, to tell whether it is the file that a run began with.
 
     Raises:

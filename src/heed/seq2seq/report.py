@@ -66,22 +66,22 @@ def write_report(
         TaskError: without the sacrebleu library, or if the two were judged by other pairs.
         OSError: if the file cannot be written.
     """
-    data = _report_of(translator, evaluation, other, sentences)
+    data = _collect(translator, evaluation, other, sentences)
     shared = drawing_parts()
     parts = {
         **shared,
         "title": html.escape(data["title"]),
-        "style": f"{shared['style']}{_read('report.css')}",
-        "script": _read("report.js"),
+        "style": f"{shared['style']}{_read_file('report.css')}",
+        "script": _read_file("report.js"),
         "data": json_in_html(data),
     }
-    text = fill(_read("report.html"), parts)
+    text = fill(_read_file("report.html"), parts)
     # Half of a surrogate pair, as a model may write byte by byte, cannot be encoded.
     write_atomically(path, lambda file: file.write(text.encode("utf-8", "replace")))
     return path
 
 
-def marked(text: str, beside: str) -> list[tuple[str, bool]]:
+def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
     """A text in parts, each with whether the other one lacks it: in words, or in letters where both are one word.
 
     Example:
@@ -107,7 +107,7 @@ def marked(text: str, beside: str) -> list[tuple[str, bool]]:
     return [part for part in found if part[0]]
 
 
-def _report_of(
+def _collect(
     translator: Translator, evaluation: Evaluation, other: Compared | None, count: int
 ) -> dict[str, Any]:
     """What the page's script reads."""
@@ -115,38 +115,44 @@ def _report_of(
     if any(_pairs(one) != _pairs(evaluation) for one in judged):
         raise TaskError("two runs can be shown together on the same pairs only")
     scores = [
-        sentence_chrf([x.said for x in one.answers], [x.reference for x in one.answers])
+        sentence_chrf([x.translation for x in one.answers], [x.reference for x in one.answers])
         for one in judged
     ]
-    worst, best = _ends(evaluation.answers, scores[0], count)
-    attention, several = _Attention(translator), len(evaluation.groups()) > 1
+    worst, best = _select_ends(evaluation.answers, scores[0], count)
+    attention, several = _AttentionDrawer(translator), len(evaluation.groups()) > 1
 
-    def sentence(i: int) -> dict[str, Any]:
+    def describe_sentence(i: int) -> dict[str, Any]:
         answer = evaluation.answers[i]
         return {
             "source": answer.source,
             "group": answer.group if several else "",
             "right": answer.right,
-            "reference": marked(answer.reference, answer.said),
+            "reference": mark_differences(answer.reference, answer.translation),
             "said": [
-                {"parts": marked(one.answers[i].said, answer.reference), "score": own[i]}
+                {
+                    "parts": mark_differences(one.answers[i].translation, answer.reference),
+                    "score": own[i],
+                }
                 for one, own in zip(judged, scores, strict=True)
             ],
             "attention": attention(answer),
         }
 
-    shown = {"worst": [sentence(i) for i in worst], "best": [sentence(i) for i in best]}
+    sentences = {
+        "worst": [describe_sentence(i) for i in worst],
+        "best": [describe_sentence(i) for i in best],
+    }
     run = translator.run.path
     return {
         "title": f"How {run.resolve().name} was judged",
         "runs": [str(run), *([other.name] if other else [])],
-        "about": _about(translator, evaluation),
-        "figures": _figures(judged),
-        "notes": [*map(str, other.comparisons if other else ()), *_notes(evaluation)],
-        "bins": [_bins(one.answers, own) for one, own in zip(judged, scores, strict=True)],
+        "about": _describe(translator, evaluation),
+        "figures": _compute_figures(judged),
+        "notes": [*map(str, other.comparisons if other else ()), *_list_notes(evaluation)],
+        "bins": [_count_bins(one.answers, own) for one, own in zip(judged, scores, strict=True)],
         "wrong": len(evaluation.wrong),
         "withoutAttention": attention.missing,
-        **shown,
+        **sentences,
     }
 
 
@@ -154,7 +160,7 @@ def _pairs(evaluation: Evaluation) -> list[tuple[str, str]]:
     return [(answer.source, answer.reference) for answer in evaluation.answers]
 
 
-def _ends(
+def _select_ends(
     answers: Sequence[Answer], scores: Sequence[float], count: int
 ) -> tuple[list[int], list[int]]:
     """The places of the worst answers, which are wrong, and of the best others; of equals the longer first."""
@@ -167,46 +173,49 @@ def _ends(
     return worst, best[:count]
 
 
-def _about(translator: Translator, evaluation: Evaluation) -> str:
+def _describe(translator: Translator, evaluation: Evaluation) -> str:
     """By what it was judged, and which weights."""
-    pairs = "pairs that were given" if evaluation.given else "held-out pairs"
+    pairs = "pairs that were given" if evaluation.given_pairs else "held-out pairs"
     which = f"step {translator.step:,}"
     if averaged := translator.weights.get("averaged"):
         which = f"the mean of the steps {', '.join(f'{step:,}' for step in averaged)}"
     return f"{len(evaluation.answers):,} {pairs}, {which}, decoded in {evaluation.seconds:.1f} s"
 
 
-def _figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
+def _compute_figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """A figure each: what it is, its values by run, and how it was computed."""
     first = judged[0]
-    made = [_share("right to the letter", judged, "")]
+    figures = [_share_figure("right to the letter", judged, "")]
     for name, field in (("BLEU", "bleu"), ("chrF", "chrf")):
         values = [getattr(one, field) for one in judged]
         if values[0] is not None:
-            said = ["" if x is None else f"{x:.1f}" for x in values]
+            texts = ["" if x is None else f"{x:.1f}" for x in values]
             note = first.signatures.get(name, "")
-            made.append({"name": name, "values": said, "note": note})
+            figures.append({"name": name, "values": texts, "note": note})
     if first.perplexity is not None:
-        said = ["" if one.perplexity is None else f"{one.perplexity:.2f}" for one in judged]
+        texts = ["" if one.perplexity is None else f"{one.perplexity:.2f}" for one in judged]
         note = "of a token of the right answers"
-        made.append({"name": "perplexity", "values": said, "note": note})
-    made += _of_groups("", judged)
+        figures.append({"name": "perplexity", "values": texts, "note": note})
+    figures += _compute_group_figures("", judged)
     for name in first.extra:
         others = [one.extra[name] for one in judged if name in one.extra]
         if len(others) == len(judged):
-            made.append(_share(name, others, "training draws on these"))
-            made += _of_groups(name, others)
-    return made
+            figures.append(_share_figure(name, others, "training draws on these"))
+            figures += _compute_group_figures(name, others)
+    return figures
 
 
-def _of_groups(of: str, judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
+def _compute_group_figures(of: str, judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
     groups = [one.groups() for one in judged]
     if len(groups[0]) == 1:
         return []
-    return [_share(f"{name} {of}".strip(), [own[name] for own in groups], "") for name in groups[0]]
+    return [
+        _share_figure(f"{name} {of}".strip(), [own[name] for own in groups], "")
+        for name in groups[0]
+    ]
 
 
-def _share(name: str, judged: Sequence[Evaluation], note: str) -> dict[str, Any]:
+def _share_figure(name: str, judged: Sequence[Evaluation], note: str) -> dict[str, Any]:
     counts = f"{judged[0].right:,} of {len(judged[0].answers):,}"
     return {
         "name": name,
@@ -215,7 +224,7 @@ def _share(name: str, judged: Sequence[Evaluation], note: str) -> dict[str, Any]
     }
 
 
-def _notes(evaluation: Evaluation) -> list[str]:
+def _list_notes(evaluation: Evaluation) -> list[str]:
     notes = []
     if evaluation.cut:
         notes.append(f"Sources that are too long, judged by their beginning: {evaluation.cut:,}")
@@ -224,7 +233,7 @@ def _notes(evaluation: Evaluation) -> list[str]:
     return notes
 
 
-def _bins(answers: Sequence[Answer], scores: Sequence[float]) -> list[list[int]]:
+def _count_bins(answers: Sequence[Answer], scores: Sequence[float]) -> list[list[int]]:
     """For each bin of chrF how many answers are in it, and how many of them are right; 100 is in the last one."""
     bins = [[0, 0] for _ in range(_BINS)]
     for answer, score in zip(answers, scores, strict=True):
@@ -234,7 +243,7 @@ def _bins(answers: Sequence[Answer], scores: Sequence[float]) -> list[list[int]]
     return bins
 
 
-class _Attention:
+class _AttentionDrawer:
     """The drawings of some sentences, as long as there is room for them."""
 
     def __init__(self, translator: Translator) -> None:
@@ -246,9 +255,11 @@ class _Attention:
             self.missing = "This model has no attention that could be shown."
 
     def __call__(self, answer: Answer) -> dict[str, Any] | None:
-        if self.missing or not answer.said_ids:
+        if self.missing or not answer.translation_ids:
             return None
-        seen = self._reader(answer.source, None, list(answer.source_ids), list(answer.said_ids))
+        seen = self._reader(
+            answer.source, None, list(answer.source_ids), list(answer.translation_ids)
+        )
         drawing = drawing_of(seen.capture, seen.tokens)
         self._left -= len(drawing["weights"])
         if self._left < 0:
@@ -260,5 +271,5 @@ class _Attention:
         return drawing
 
 
-def _read(name: str) -> str:
+def _read_file(name: str) -> str:
     return (_FILES / name).read_text(encoding="utf-8")

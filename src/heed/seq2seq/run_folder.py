@@ -96,7 +96,7 @@ class RunFolder:
             "format": _FORMAT,
             "version": _VERSION,
             "task": task.to_config(),
-            "files": {name: _checksum(data) for name, data in files.items()},
+            "files": {name: _hash(data) for name, data in files.items()},
             "training": options.to_dict(),
             "architecture": architecture,
             "model": dict(model),
@@ -105,7 +105,7 @@ class RunFolder:
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
-            for name, data in {**files, "config.json": _json(config)}.items():
+            for name, data in {**files, "config.json": _encode_json(config)}.items():
                 (temporary / name).write_bytes(data)
             (temporary / "checkpoints").mkdir()
             temporary.chmod(0o755)
@@ -208,14 +208,14 @@ class RunFolder:
         except OSError as error:
             reason = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
             raise TaskError(f"{self.path} is damaged: {name} {reason}") from None
-        if self.config["files"].get(name) != _checksum(data):
+        if self.config["files"].get(name) != _hash(data):
             raise TaskError(f"{self.path} is damaged: {name} is not as it was written")
         return data
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> Path:
         """Writes one of the folder's JSON files, whole or not at all, and returns its path."""
         path = self.path / name
-        write_atomically(path, lambda file: file.write(_json(values)))
+        write_atomically(path, lambda file: file.write(_encode_json(values)))
         return path
 
     @property
@@ -252,9 +252,9 @@ class RunFolder:
             yield
 
 
-def _checksum(data: bytes) -> str:
+def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
+def _encode_json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

@@ -65,8 +65,8 @@ def start_run(
         architecture = "transformer" if architecture is None else architecture
         values = model_values(architecture, preset, recipe, options)
     else:
-        given = {"architecture": architecture, "preset": preset, **options}
-        architecture, values = inherit_model(init_from, given)
+        chosen = {"architecture": architecture, "preset": preset, **options}
+        architecture, values = inherit_model(init_from, chosen)
     if values.get("share_embeddings") and not task.shares_vocabulary:
         raise TaskError(
             "`share_embeddings` must be False where each side has a vocabulary of its own "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, words_of
+from heed.seq2seq.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer, group_words
 
 
 class Batch(NamedTuple):
@@ -244,7 +244,7 @@ class Task(abc.ABC):
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
         """Which word each source token is part of, None for one that is no text; and the words, in reading order."""
         labels = self.source_labels(ids)
-        return words_of([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
+        return group_words([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
 
     def target_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
         """The same for target tokens before the end."""

@@ -53,7 +53,7 @@ class Tokenizer:
             if not model:  # of which the library would make one without pieces
                 raise ValueError
             self._processor = processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            described = description.ModelProto.FromString(model)  # type: ignore[attr-defined]
+            description_proto = description.ModelProto.FromString(model)  # type: ignore[attr-defined]
         except Exception:  # sentencepiece raises RuntimeError and its own kinds
             why = "no SentencePiece model, or damaged" if model else "empty"
             raise TaskError(f"the tokenizer cannot be read: it is {why}") from None
@@ -64,17 +64,17 @@ class Tokenizer:
             processor.unk_id(): UNKNOWN_ID,
         }
         others = itertools.count(RESERVED)
-        self._ours = [
+        self._our_ids = [
             special[i] if i in special else next(others) for i in range(processor.get_piece_size())
         ]
-        self._theirs = {ours: theirs for theirs, ours in enumerate(self._ours)}
+        self._library_ids = {ours: library_ids for library_ids, ours in enumerate(self._our_ids)}
         self._first_tag = next(others)
-        kinds = described.trainer_spec.ModelType
+        kinds = description_proto.trainer_spec.ModelType
         self.unit = {kinds.WORD: "word", kinds.CHAR: "character"}.get(
-            described.trainer_spec.model_type, "subword"
+            description_proto.trainer_spec.model_type, "subword"
         )
-        self.goes_by_word = _goes_by_word(described)
-        self._word = lru_cache(_WORDS)(self._by_library)
+        self.splits_at_spaces = _check_splits_at_spaces(description_proto)
+        self._word = lru_cache(_WORDS)(self._encode_with_library)
 
     @classmethod
     def train(cls, lines: Iterable[str], vocabulary_size: int, unit: str = "subword") -> Tokenizer:
@@ -102,15 +102,15 @@ class Tokenizer:
         kept = [line for line in lines if line.strip()]
         if not kept:
             raise TaskError("a tokenizer cannot be learned from no text")
-        if unit == "word" and not (kept := _without_single_words(kept)):
+        if unit == "word" and not (kept := _drop_single_words(kept)):
             raise TaskError("a vocabulary of words needs a text in which some come more than once")
         try:
-            return cls(_trained(kept, vocabulary_size, unit))
+            return cls(_train_model(kept, vocabulary_size, unit))
         except RuntimeError as error:
             # The library names the bound that it needs only in its message.
             bound = re.search(r"value (<=|>=?|>) (\d+)|size .*?(\d+) is too small", str(error))
             if bound and bound.group(1) == "<=":
-                return cls(_trained(kept, int(bound.group(2)), unit))
+                return cls(_train_model(kept, int(bound.group(2)), unit))
             raise TaskError(
                 f"a tokenizer of {vocabulary_size} pieces cannot be learned from this text: "
                 f"{_first_line(error)}"
@@ -131,17 +131,17 @@ class Tokenizer:
 
     def _ids(self, text: str) -> Iterable[int]:
         """Where no token goes beyond a word, the library is asked once for each: words come again."""
-        if self.goes_by_word and self.unit == "word":
+        if self.splits_at_spaces and self.unit == "word":
             text = text.replace(
                 _SPACE, " "
             )  # and unknown words stay apart, which the library joins
-        elif not self.goes_by_word or _SPACE in text:  # the library's own sign for a space
-            return self._by_library(text)
+        elif not self.splits_at_spaces or _SPACE in text:  # the library's own sign for a space
+            return self._encode_with_library(text)
         # Between two spaces is a word of no tokens. A loop in Python would take most of a batch's time.
         return itertools.chain.from_iterable(map(self._word, text.split(" ")))
 
-    def _by_library(self, text: str) -> list[int]:
-        return [self._ours[i] for i in self._processor.encode(text)]
+    def _encode_with_library(self, text: str) -> list[int]:
+        return [self._our_ids[i] for i in self._processor.encode(text)]
 
     def counts(self, texts: Sequence[str]) -> NDArray[np.uint16]:
         """(N,) how many ids each text has, the end token included; more than 65,535 count as these."""
@@ -153,30 +153,30 @@ class Tokenizer:
         """The text of each row of ids, up to its end token; tags say nothing, an unknown token "⁇"."""
         found = []
         for row in rows:
-            theirs = [self._theirs[i] for i in _before_end(row) if i in self._theirs]
-            text = str(self._processor.decode(theirs))
+            library_ids = [self._library_ids[i] for i in _cut_at_end(row) if i in self._library_ids]
+            text = str(self._processor.decode(library_ids))
             # Before an unknown word the library writes a space, also where it is the first.
             found.append(text.strip(" ") if self.unit == "word" else text)
         return found
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """What each id up to the end token stands for, as a label; "▁" marks the start of a word."""
-        return [self._label(i) for i in _before_end(ids)]
+        return [self._label(i) for i in _cut_at_end(ids)]
 
     def _label(self, i: int) -> str:
         if i >= self._first_tag:
             return self.tags[i - self._first_tag]
-        piece = str(self._processor.id_to_piece(self._theirs[i]))
+        piece = str(self._processor.id_to_piece(self._library_ids[i]))
         return f"{_SPACE}{piece}" if i == UNKNOWN_ID and self.unit == "word" else piece
 
     def words(self, ids: Iterable[int]) -> tuple[list[int | None], list[str]]:
         """Which word each id is part of, None for one that is no text, such as an end or a tag; and the words."""
-        return words_of(
+        return group_words(
             [self._label(i) if END_ID < i < self._first_tag else None for i in map(int, ids)]
         )
 
 
-def words_of(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
+def group_words(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]:
     """Which word each piece is part of, and the words: "▁" stands for the space before one.
 
     Args:
@@ -202,7 +202,7 @@ def words_of(pieces: Sequence[str | None]) -> tuple[list[int | None], list[str]]
     return [None if n == len(words) - 1 else n for n in numbers], words[:-1]
 
 
-def _before_end(ids: Iterable[int]) -> list[int]:
+def _cut_at_end(ids: Iterable[int]) -> list[int]:
     before = itertools.takewhile(lambda i: i != END_ID, map(int, ids))
     return [i for i in before if i not in (PAD_ID, START_ID)]
 
@@ -213,14 +213,14 @@ def check_unit(unit: str) -> None:
         raise TaskError(f"`unit` must be one of {', '.join(_MODEL_TYPES)}. Received: {unit!r}")
 
 
-def _without_single_words(lines: Sequence[str]) -> list[str]:
+def _drop_single_words(lines: Sequence[str]) -> list[str]:
     """The lines without the words that come once, so that training meets unknown words; lines without a word go."""
     counts = Counter(itertools.chain.from_iterable(line.split(" ") for line in lines))
     kept = (" ".join(word for word in line.split(" ") if counts[word] > 1) for line in lines)
     return [line for line in kept if line.strip()]
 
 
-def _trained(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
+def _train_model(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
     model = io.BytesIO()
     _sentencepiece().SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -242,19 +242,19 @@ def _trained(lines: Sequence[str], vocabulary_size: int, unit: str) -> bytes:
     return model.getvalue()
 
 
-def _goes_by_word(described: Any) -> bool:
+def _check_splits_at_spaces(description_proto: Any) -> bool:
     """Whether the tokens of a text are surely those of its words, parted by single spaces, one after the other.
 
     That is so if the text is not normalised, each word is marked where it begins, no piece has that mark further on,
     and segmentation is by rules: of two unigram paths that are equally likely, rounding may choose another in a whole
     sentence.
     """
-    trainer, normalizer = described.trainer_spec, described.normalizer_spec
-    texts = (described.SentencePiece.NORMAL, described.SentencePiece.UNUSED)
+    trainer, normalizer = description_proto.trainer_spec, description_proto.normalizer_spec
+    texts = (description_proto.SentencePiece.NORMAL, description_proto.SentencePiece.UNUSED)
     others = (
-        described.SentencePiece.CONTROL,
-        described.SentencePiece.UNKNOWN,
-        described.SentencePiece.BYTE,
+        description_proto.SentencePiece.CONTROL,
+        description_proto.SentencePiece.UNKNOWN,
+        description_proto.SentencePiece.BYTE,
     )
     words = trainer.model_type == trainer.WORD
     return (
@@ -263,10 +263,10 @@ def _goes_by_word(described: Any) -> bool:
         and normalizer.add_dummy_prefix
         and normalizer.remove_extra_whitespaces
         and normalizer.escape_whitespaces
-        and (words or any(one.piece == _SPACE for one in described.pieces))
+        and (words or any(one.piece == _SPACE for one in description_proto.pieces))
         and all(
             one.type in others or (one.type in texts and _SPACE not in one.piece[1:])
-            for one in described.pieces
+            for one in description_proto.pieces
         )
     )
 

@@ -63,14 +63,14 @@ def build_model(name: str, config: Config, seed: int, precision: str = "float32"
         TaskError: if it does not fit into memory.
     """
     check_model(config)
-    with _seeds_from(seed):
+    with _seed_keras(seed):
         model = architecture(name).model(config, dtype=_POLICIES[precision])
         model.build()
     return model
 
 
 @contextmanager
-def _seeds_from(seed: int) -> Iterator[None]:
+def _seed_keras(seed: int) -> Iterator[None]:
     """Meanwhile Keras takes the seeds of initializers and dropout, which it draws with `random`, from `seed`."""
     state = random.getstate()
     random.seed(seed)
@@ -81,7 +81,7 @@ def _seeds_from(seed: int) -> Iterator[None]:
 
 
 def load_model(
-    run: RunFolder, say: Callable[[str], object] = warnings.warn
+    run: RunFolder, warn: Callable[[str], object] = warnings.warn
 ) -> tuple[Any, dict[str, Any]]:
     """The run's model with its final weights, or with those of its newest checkpoint.
 
@@ -104,7 +104,7 @@ def load_model(
         except TaskError as error:
             raise TaskError(f"{error}; repair it with: heed train --resume {run.path}") from None
     else:
-        latest = checkpoint.load_latest(run.checkpoints, say, most)
+        latest = checkpoint.load_latest(run.checkpoints, warn, most)
         if latest is None:
             raise TaskError(
                 f"{run.path} has no weights yet: train it with `heed train --resume {run.path}`"
@@ -136,7 +136,7 @@ def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping
     checkpoint.save(run.weights, {"weight": weights}, meta)  # last: who has it is complete
 
 
-def check(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
+def check_values(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
     """Nothing, if there is a value of the right shape for each variable.
 
     Raises:
@@ -152,6 +152,6 @@ def assign(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFol
     Raises:
         TaskError: if there are more or fewer, or a shape differs; then none is changed.
     """
-    check(variables, values, run)
+    check_values(variables, values, run)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

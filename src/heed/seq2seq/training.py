@@ -24,7 +24,7 @@ from heed.seq2seq.options import TrainingOptions
 from heed.seq2seq.run_folder import RunFolder
 from heed.seq2seq.stop_request import StopRequest
 from heed.seq2seq.task import Batch, Task
-from heed.seq2seq.trained_model import assign, check, make_model, write_trained
+from heed.seq2seq.trained_model import assign, check_values, make_model, write_trained
 from heed.seq2seq.training_log import TrainingLog
 from heed.seq2seq.training_step import TrainingStep
 from heed.seq2seq.validation_score import ValidationScore
@@ -33,7 +33,7 @@ _RECORD_EVERY = 10  # steps in one line of metrics
 _TITLES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
-_STOPS = "stopping after this step: it is saved first; once more stops at once"
+_STOP_NOTICE = "stopping after this step: it is saved first; once more stops at once"
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -198,45 +198,47 @@ class _Training:
         assign(self._model.weights, arrays.get("weight", []), self._run)
         if self._step.average:
             assign(self._step.average, arrays["weight"], self._run)
-        self._notes.append(str(meta.get("said", "")))
+        self._notes.append(str(meta.get("note", "")))
 
     # The loop -------------------------------------------------------------------------------------
 
     def run(self, progress: bool) -> Trained:
         at, options = self._at, self._options
-        if self._finished() and self._is_written():
+        if self._is_finished() and self._is_written():
             return self._result()
-        if not self._finished():
+        if not self._is_finished():
             self._prepare()
         began = time.monotonic() - at.seconds
         with TrainingLog(
             self._run, at.step, options.steps, progress=progress, writes=self._chief
         ) as log:
-            log.say(self._description())
-            log.say(
+            log.write(self._describe())
+            log.write(
                 f"{'resumed' if at.step else 'began'} at step {at.step} of {options.steps}",
                 show=at.step > 0,
             )
             for note in self._notes:
-                log.say(note)
-            stop = StopRequest(lambda: at.step == self._saved, _STOPS if progress else "")
+                log.write(note)
+            stop = StopRequest(lambda: at.step == self._saved, _STOP_NOTICE if progress else "")
             try:
                 with stop:
-                    if not self._finished():
+                    if not self._is_finished():
                         self._take_steps(log, began, stop)
                     self._finish(log)
             except KeyboardInterrupt:
                 with contextlib.suppress(OSError):
-                    log.say(self._where(), show=False)
-                raise TrainingInterrupted(self._where(), stop.signal or signal.SIGINT) from None
+                    log.write(self._describe_position(), show=False)
+                raise TrainingInterrupted(
+                    self._describe_position(), stop.signal or signal.SIGINT
+                ) from None
             except OSError as error:
-                text = f"{error.strerror or error}; {self._where()}"
+                text = f"{error.strerror or error}; {self._describe_position()}"
                 where = error.filename or str(self._run.path)
                 raise OSError(error.errno or 0, text, where) from None
             except (MemoryError, tf.errors.ResourceExhaustedError):
                 raise MemoryError(
                     f"not enough memory for the model and a batch of {options.batch_size} "
-                    f"(--batch-size); {self._where()}"
+                    f"(--batch-size); {self._describe_position()}"
                 ) from None
         return self._result()
 
@@ -250,19 +252,19 @@ class _Training:
 
     def _take_steps(self, log: TrainingLog, began: float, stop: StopRequest) -> None:
         at, options = self._at, self._options
-        with contextlib.closing(_ahead(self._task, options, at.step)) as batches:
-            for of_step in batches:
-                self._take(of_step, log)
+        with contextlib.closing(_prefetch(self._task, options, at.step)) as batches:
+            for step_batches in batches:
+                self._take(step_batches, log)
                 at.seconds = time.monotonic() - began
                 self._after_step(log)
                 if stop.signal:
                     if self._saved < at.step:
                         self._save(stopped=True)
                     raise KeyboardInterrupt
-                if self._finished():
+                if self._is_finished():
                     break
 
-    def _description(self) -> str:
+    def _describe(self) -> str:
         """What is trained: the first line, long before the first validation."""
         task, options = self._task, self._options
         size = f"{options.accumulate * options.batch_size:,} pairs"
@@ -281,7 +283,7 @@ class _Training:
         try:
             most = checkpoint.max_bytes(self._model.weights)
             arrays, _ = checkpoint.load(self._run.weights, most)
-            check(self._model.weights, arrays.get("weight", []), self._run)
+            check_values(self._model.weights, arrays.get("weight", []), self._run)
         except TaskError as error:
             self._notes.append(
                 f"{error}; weights.npz is written again from the checkpoint of step {self._at.step}"
@@ -289,13 +291,13 @@ class _Training:
             return False
         return True
 
-    def _where(self) -> str:
+    def _describe_position(self) -> str:
         return (
             f"stopped at step {self._at.step} of {self._options.steps}; continue from step "
             f"{self._saved} with: heed train --resume {self._run.path}"
         )
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._at.step >= self._options.steps or self._at.stopped_early
 
     def _result(self) -> Trained:
@@ -327,15 +329,15 @@ class _Training:
             }
             at.loss_sum, at.loss_count = 0.0, 0
             if validates:
-                record |= self._validated(log, record["loss"])
+                record |= self._validate(log, record["loss"])
             log.record(record)
         if last or at.stopped_early or at.step % options.checkpoint_every == 0:
             self._save()
             log.flush()
 
-    def _validated(self, log: TrainingLog, loss: float) -> dict[str, Any]:
+    def _validate(self, log: TrainingLog, loss: float) -> dict[str, Any]:
         at, patience, name = self._at, self._options.patience, self._options.validate_with
-        with self._step.averaged():
+        with self._step.use_average():
             result = self._step.validate(self._validation_batches)._asdict()
             # Copies, for training goes on in the variables.
             wanted = self._model.weights if patience or self._score is not None else ()
@@ -351,7 +353,7 @@ class _Training:
             at.without_better += 1
             at.stopped_early = 0 < patience <= at.without_better
         translated = f"{_TITLES[name]} {score:.1f}  " if self._score is not None else ""
-        log.say(
+        log.write(
             f"step {at.step}/{self._options.steps}  loss {loss:.4f}  "
             f"validation loss {result['loss']:.4f}  {translated}exact {100 * result['exact']:.1f} %  "
             f"{at.seconds:.0f} s"
@@ -365,18 +367,20 @@ class _Training:
     def _finish(self, log: TrainingLog) -> None:
         at = self._at
         if self._best:
-            log.say(f"kept the weights of step {at.best_step}, the best in validation")
+            log.write(f"kept the weights of step {at.best_step}, the best in validation")
         if self._chief:
             weights = self._best or self._step.average or self._model.weights
             step = at.best_step if self._best else at.step
-            write_trained(self._run, [_value(weight) for weight in weights], {"step": step})
-        log.say(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
+            write_trained(self._run, [_to_numpy(weight) for weight in weights], {"step": step})
+        log.write(f"finished at step {at.step} after {at.seconds:.1f} s", show=False)
 
 
-def _ahead(task: Task, options: TrainingOptions, step: int) -> Generator[list[Batch], None, None]:
+def _prefetch(
+    task: Task, options: TrainingOptions, step: int
+) -> Generator[list[Batch], None, None]:
     """The batches of each step from `step` on; a second thread makes the next ones while these are used."""
 
-    def of_step(step: int) -> list[Batch]:
+    def make_batches(step: int) -> list[Batch]:
         first = step * options.accumulate
         return [
             task.training_batch(options.seed, number, options.batch_size, options.batch_tokens)
@@ -384,14 +388,14 @@ def _ahead(task: Task, options: TrainingOptions, step: int) -> Generator[list[Ba
         ]
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        coming = pool.submit(of_step, step)
-        for following in range(step + 1, options.steps + 1):
-            batches = coming.result()
-            coming = pool.submit(of_step, following)
+        future = pool.submit(make_batches, step)
+        for next_step in range(step + 1, options.steps + 1):
+            batches = future.result()
+            future = pool.submit(make_batches, next_step)
             yield batches
 
 
-def _value(weight: Any) -> np.ndarray:
+def _to_numpy(weight: Any) -> np.ndarray:
     return weight if isinstance(weight, np.ndarray) else np.asarray(weight.numpy())
 
 

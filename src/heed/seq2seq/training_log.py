@@ -92,7 +92,7 @@ class TrainingLog:
     ) -> None:
         self._run, self._step, self._steps = run, step, steps
         self._clock = clock
-        self._taken, self._began, self._said = step, clock(), clock()
+        self._taken, self._began, self._last_shown = step, clock(), clock()
         self._over = threading.Event()
         self._tensorboard = run.path / "tensorboard"
         self._progress, self._writes = progress, writes
@@ -112,8 +112,8 @@ class TrainingLog:
 
     def _begin(self) -> None:
         if self._writes:
-            said = self._run.path / "train.log"
-            self._lines = self._open.enter_context(open_regular(said, "a", encoding="utf-8"))
+            text_log = self._run.path / "train.log"
+            self._lines = self._open.enter_context(open_regular(text_log, "a", encoding="utf-8"))
             path = self._run.path / "metrics.jsonl"
             kept = read_metrics(path, self._step)
             text = "".join(json.dumps(record) + "\n" for record in kept)
@@ -141,7 +141,7 @@ class TrainingLog:
         try:
             import tensorboard  # noqa: F401
         except ImportError:
-            self.say("TensorBoard is not installed: no events are written", show=False)
+            self.write("TensorBoard is not installed: no events are written", show=False)
             return
         with self._as_os_errors():
             self._events = tf.summary.create_file_writer(str(self._tensorboard))
@@ -176,9 +176,9 @@ class TrainingLog:
 
     def _break_silence(self) -> None:
         """Says where training stands, in a thread: one step, or one validation, may take minutes."""
-        while not self._over.wait(max(0.0, self._said + _SILENCE - self._clock())):
+        while not self._over.wait(max(0.0, self._last_shown + _SILENCE - self._clock())):
             now = self._clock()
-            if now >= self._said + _SILENCE:
+            if now >= self._last_shown + _SILENCE:
                 self._show(f"step {self._taken}/{self._steps}  {now - self._began:.0f} s")
 
     def advance(self, step: int) -> None:
@@ -206,7 +206,7 @@ class TrainingLog:
             with self._as_os_errors():
                 self._events.flush()
 
-    def say(self, text: str, show: bool = True) -> None:
+    def write(self, text: str, show: bool = True) -> None:
         """Writes a line to the log, and to stderr if `show` and progress is shown.
 
         Raises:
@@ -219,7 +219,7 @@ class TrainingLog:
             self._show(text)
 
     def _show(self, text: str) -> None:
-        self._said = self._clock()
+        self._last_shown = self._clock()
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         else:

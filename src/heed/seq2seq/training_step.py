@@ -82,8 +82,8 @@ class TrainingStep:
         self._strategy = strategy
         self._weights = [variable.value for variable in model.trainable_variables]
         with strategy.scope():
-            self.first, self.second = _zeros(self._weights), _zeros(self._weights)
-            self._sums = _zeros(self._weights) if options.accumulate > 1 else []
+            self.first, self.second = _make_zeros(self._weights), _make_zeros(self._weights)
+            self._sums = _make_zeros(self._weights) if options.accumulate > 1 else []
             self.average = [
                 tf.Variable(w.value, trainable=False)
                 for w in (model.weights if options.ema else ())
@@ -93,9 +93,9 @@ class TrainingStep:
         scalars = tf.TensorSpec((6,), tf.float32)
         single = strategy.num_replicas_in_sync == 1
         signature = (scalars, _TOKENS, _TOKENS, *([_ALIGNMENT] if guided else ()))
-        self._train = _compiled(self._all_replicas, None if one_shape or not single else signature)
-        self._step_from_sums = _compiled(self._from_sums, (scalars,))
-        self._validate = _compiled(self._counts, None if one_shape else (_TOKENS, _TOKENS))
+        self._train = _compile(self._all_replicas, None if one_shape or not single else signature)
+        self._step_from_sums = _compile(self._from_sums, (scalars,))
+        self._validate = _compile(self._count, None if one_shape else (_TOKENS, _TOKENS))
 
     def __call__(
         self, batch: Batch, step: int, rate: float, more: Sequence[Batch] = ()
@@ -130,7 +130,7 @@ class TrainingStep:
         return losses[0] if len(losses) == 1 else tf.add_n(losses)
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
+    def use_average(self) -> Iterator[None]:
         """Meanwhile the model has the moving average of its weights, where there is one."""
         kept = [weight.numpy() for weight in self.model.weights] if self.average else []
         try:
@@ -163,7 +163,7 @@ class TrainingStep:
         with tf.GradientTape() as tape:
             if alignment:
                 inputs = self._inputs(source, target)
-                logits, looked = self.model(
+                logits, attention = self.model(
                     inputs, training=True, return_attention_scores="alignment"
                 )
             else:
@@ -173,7 +173,7 @@ class TrainingStep:
             )
             loss = tf.reduce_sum(losses) * scalars[0]
             if alignment:
-                logs = tf.math.log(tf.cast(looked, tf.float32) + _LEAST)
+                logs = tf.math.log(tf.cast(attention, tf.float32) + _LEAST)
                 loss -= tf.reduce_sum(alignment[0] * logs) * scalars[5]
         gradients = tape.gradient(loss, self._weights)
         context = tf.distribute.get_replica_context()
@@ -224,7 +224,7 @@ class TrainingStep:
     def _logits(self, source: tf.Tensor, target: tf.Tensor, training: bool) -> tf.Tensor:
         return self.model(self._inputs(source, target), training=training)
 
-    def _counts(self, source: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    def _count(self, source: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
         """Summed loss, right tokens, tokens, right rows, rows."""
         logits = self._logits(source, target, training=False)
         config = self.model.config
@@ -232,8 +232,10 @@ class TrainingStep:
         real = tf.not_equal(target, config.pad_id)
         # As decoding does: padding and the start token are never said.
         never = tf.one_hot([config.pad_id, config.start_id], config.target_vocabulary_size)
-        said = tf.argmax(logits - 1e9 * tf.reduce_sum(never, 0), axis=-1, output_type=target.dtype)
-        right = tf.equal(said, target)
+        predicted = tf.argmax(
+            logits - 1e9 * tf.reduce_sum(never, 0), axis=-1, output_type=target.dtype
+        )
+        right = tf.equal(predicted, target)
         counts = [
             tf.math.count_nonzero(tf.logical_and(right, real)),
             tf.math.count_nonzero(real),
@@ -252,14 +254,14 @@ class TrainingStep:
         return Validation(loss / max(1, tokens), right / max(1, tokens), exact / max(1, rows))
 
 
-def _compiled(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...] | None) -> Any:
+def _compile(function: Callable[..., Any], signature: tuple[tf.TensorSpec, ...] | None) -> Any:
     """The function as a graph. It holds no Python conditions on tensors for AutoGraph to turn."""
     return tf.function(
         function, input_signature=signature, autograph=False, reduce_retracing=signature is None
     )
 
 
-def _zeros(weights: Sequence[tf.Variable]) -> list[tf.Variable]:
+def _make_zeros(weights: Sequence[tf.Variable]) -> list[tf.Variable]:
     return [tf.Variable(tf.zeros_like(weight), trainable=False) for weight in weights]
 
 

@@ -19,7 +19,9 @@ from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 from heed.seq2seq.trained_model import load_model
 
-_JUDGED = 16  # pairs whose perplexity is computed together: all their logits are there at once
+_PERPLEXITY_BATCH = (
+    16  # pairs whose perplexity is computed together: all their logits are there at once
+)
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
 
 
@@ -60,7 +62,7 @@ class Translator:
     def __init__(
         self,
         run: RunFolder,
-        say: Callable[[str], object] = warnings.warn,
+        warn: Callable[[str], object] = warnings.warn,
         options: DecodingOptions | None = None,
         others: Sequence[RunFolder] = (),
     ) -> None:
@@ -69,16 +71,16 @@ class Translator:
         self._batches = 0
         self.task = run.task()
         for other in others:
-            if _tokens(other.task()) != _tokens(self.task):
+            if _identify_tokens(other.task()) != _identify_tokens(self.task):
                 raise TaskError(
                     f"{other.path} and {run.path} cannot translate together: their tokens differ"
                 )
-        self.model, self.weights = load_model(run, say)
+        self.model, self.weights = load_model(run, warn)
         self._decoded: Any = self.model
-        beside = [(str(other.path), *load_model(other, say)) for other in others]
-        self._beside = [{"run": path, "weights": weights} for path, _, weights in beside]
-        if beside:
-            self._decoded = Ensemble([self.model, *(model for _, model, _ in beside)])
+        companions = [(str(other.path), *load_model(other, warn)) for other in others]
+        self._other_weights = [{"run": path, "weights": weights} for path, _, weights in companions]
+        if companions:
+            self._decoded = Ensemble([self.model, *(model for _, model, _ in companions)])
         if self.options.coverage_penalty and not self._decoded.aligns:
             raise TaskError(
                 f"`coverage_penalty` must be 0 for {run.path}, which has no attention to its source. "
@@ -102,12 +104,12 @@ class Translator:
         """After how many steps of training the run's weights were taken."""
         return int(self.weights["step"])
 
-    def description(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What decides how it translates, ready for JSON: the weights, the options, and the runs beside its own."""
         return {
             "weights": self.weights,
             "decoding": dataclasses.asdict(self.options),
-            "ensemble": self._beside,
+            "ensemble": self._other_weights,
         }
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
@@ -214,17 +216,17 @@ class Translator:
         """
         total, count = 0.0, 0
         order = sorted(range(len(rows)), key=lambda i: len(targets[i]))
-        for at in range(0, len(order), _JUDGED):
-            part = order[at : at + _JUDGED]
-            wanted = pad_rows([targets[i][: self.task.longest_target] for i in part])
-            read = np.pad(wanted[:, :-1], ((0, 0), (1, 0)), constant_values=START_ID)
+        for at in range(0, len(order), _PERPLEXITY_BATCH):
+            part = order[at : at + _PERPLEXITY_BATCH]
+            expected = pad_rows([targets[i][: self.task.longest_target] for i in part])
+            read = np.pad(expected[:, :-1], ((0, 0), (1, 0)), constant_values=START_ID)
             source = self._decoded.check_source(pad_rows([rows[i] for i in part]))
             logits = np.asarray(self._decoded.decode_all(read, self._decoded.encode_source(source)))
             highest = logits.max(-1, keepdims=True)
             log_sums = np.log(np.exp(logits - highest).sum(-1)) + highest[..., 0]
-            own = np.take_along_axis(logits, wanted[..., None], -1)[..., 0] - log_sums
-            total += float(own[wanted != PAD_ID].sum(dtype=np.float64))
-            count += int((wanted != PAD_ID).sum())
+            own = np.take_along_axis(logits, expected[..., None], -1)[..., 0] - log_sums
+            total += float(own[expected != PAD_ID].sum(dtype=np.float64))
+            count += int((expected != PAD_ID).sum())
         return float(np.exp(-total / max(count, 1)))
 
     def _decode(
@@ -263,7 +265,7 @@ class Translator:
         return out
 
 
-def _tokens(task: Task) -> tuple[Any, ...]:
+def _identify_tokens(task: Task) -> tuple[Any, ...]:
     """What must be the same in runs that translate together: the meaning of every id."""
     models = {name: data for name, data in task.files().items() if name.endswith(".model")}
     return task.kind, task.languages, task.source_vocabulary_size, models

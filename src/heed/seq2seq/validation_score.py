@@ -45,7 +45,7 @@ class ValidationScore:
     def __call__(self, weights: Sequence[Any]) -> float:
         """The score of a model with these weights, 0 to 100."""
         assign(self._model.weights, weights, self._run)
-        said: list[str] = []
+        translations: list[str] = []
         for start in range(0, len(self._sources), _BATCH):
             part = self._sources[start : start + _BATCH]
             filled = part + part[:1] * (min(_BATCH, len(self._sources)) - len(part))
@@ -54,5 +54,5 @@ class ValidationScore:
                 pad_rows(filled, multiple=_MULTIPLE),
                 max_length=self._task.longest_target,
             )
-            said += self._task.decode(np.asarray(found).tolist()[: len(part)])
-        return float(self._metric().corpus_score(said, [self._references]).score)
+            translations += self._task.decode(np.asarray(found).tolist()[: len(part)])
+        return float(self._metric().corpus_score(translations, [self._references]).score)

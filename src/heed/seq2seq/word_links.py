@@ -23,7 +23,7 @@ def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
         >>> read_links("0-1 1-0", "the cat", "chat le")
         [(0, 1), (1, 0)]
     """
-    most = [len(words_between_spaces(text)) for text in (source, target)]
+    most = [len(split_words(text)) for text in (source, target)]
     links = []
     for text in line.split():
         found = _LINK.fullmatch(text)
@@ -41,7 +41,7 @@ def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
     return links
 
 
-def words_between_spaces(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words that links count.
 
     Example:
@@ -74,7 +74,7 @@ def spread(
         >>> spread([(0, 1), (1, 0)], [0, 1, 1, None], [0, 1, None]).tolist()
         [[0.0, 0.5, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
     """
-    of_source, of_target = (members(side, 1 + _last(side)) for side in (source, target))
+    of_source, of_target = (mark_members(side, 1 + _last(side)) for side in (source, target))
     linked = np.zeros((len(of_target), len(of_source)), np.float32)
     for i, j in links:
         linked[j, i] = 1
@@ -82,7 +82,7 @@ def spread(
     return found / np.maximum(found.sum(axis=1, keepdims=True), 1)
 
 
-def members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:
+def mark_members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:
     """(count, tokens): 1 where a token is part of a word."""
     numbers = np.array([-1 if word is None else word for word in words], np.int64)
     return (np.arange(count)[:, None] == numbers).astype(np.float32)

@@ -24,11 +24,11 @@ from heed.seq2seq.errors import TaskError
 from heed.seq2seq.serving import messages
 from heed.seq2seq.serving.batcher import Batcher, QueueFullError
 from heed.seq2seq.serving.body import read_body
-from heed.seq2seq.serving.hosts import Hosts, KnownHost
-from heed.seq2seq.serving.metrics import Counted, Metrics
+from heed.seq2seq.serving.hosts import HostFilter, Hosts
+from heed.seq2seq.serving.metrics import Metrics, RequestCounter
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.page import page_of
-from heed.seq2seq.serving.translations import Text, Translations, Way
+from heed.seq2seq.serving.page import make_page
+from heed.seq2seq.serving.translations import Mode, Text, Translations
 from heed.seq2seq.translator import Translator
 
 _LOG = logging.getLogger("heed.serving")
@@ -71,7 +71,7 @@ class Service:
             options.max_queue,
             self.metrics.batch.observe,
         )
-        self.request_model = messages.limited(options)
+        self.request_model = messages.limit_request(options)
         self.open_requests = 0
         self._end: float | None = None
 
@@ -100,19 +100,19 @@ class Service:
             HTTPException: with the status that says why not.
         """
         if self.stopping:
-            raise _stops()
+            raise _stopping_error()
         self.open_requests += 1
         try:
-            asked = await self._asked(request)
-            return await self._answer(asked)
+            message = await self._read_request(request)
+            return await self._answer(message)
         except (
             asyncio.CancelledError
         ):  # uvicorn does that when a server that stops has no time left
-            raise _stops() from None
+            raise _stopping_error() from None
         finally:
             self.open_requests -= 1
 
-    async def _asked(self, request: Request) -> messages.TranslateRequest:
+    async def _read_request(self, request: Request) -> messages.TranslateRequest:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             # A page of another site may send a form or plain text unasked, but not this.
@@ -123,24 +123,24 @@ class Service:
         try:
             return messages.read(self.request_model, body)
         except ValidationError as error:
-            bad = messages.is_no_json(error)
+            bad = messages.is_json_error(error)
             status = HTTPStatus.BAD_REQUEST if bad else HTTPStatus.UNPROCESSABLE_ENTITY
-            raise HTTPException(status, messages.in_one_line(error)) from None
+            raise HTTPException(status, messages.describe_error(error)) from None
 
-    async def _answer(self, asked: messages.TranslateRequest) -> messages.TranslateAnswer:
-        run = next(iter(self.translations.translators)) if asked.run is None else asked.run
+    async def _answer(self, message: messages.TranslateRequest) -> messages.TranslateAnswer:
+        run = next(iter(self.translations.translators)) if message.run is None else message.run
         if run not in self.translations.translators:
             known = ", ".join(self.translations.translators)
             raise HTTPException(
                 HTTPStatus.NOT_FOUND, f"no run has that name; those that are served: {known}"
             )
         options = self.decoding
-        if asked.beam_size != options.beam_size:  # its values are checked anew
-            options = dataclasses.replace(options, beam_size=asked.beam_size)
-        way = Way(run, options, asked.attention, asked.alignment)
-        texts = [Text(text, asked.language, asked.n_best) for text in asked.texts]
+        if message.beam_size != options.beam_size:  # its values are checked anew
+            options = dataclasses.replace(options, beam_size=message.beam_size)
+        mode = Mode(run, options, message.attention, message.alignment)
+        texts = [Text(text, message.language, message.n_best) for text in message.texts]
         try:
-            waiting = self.batcher.submit(way, texts)
+            waiting = self.batcher.submit(mode, texts)
         except QueueFullError:
             raise HTTPException(
                 HTTPStatus.TOO_MANY_REQUESTS, "too many texts wait: try again later", _SOON
@@ -177,7 +177,7 @@ class Service:
         return messages.Health(status=status, version=__version__, runs=runs)
 
 
-def _stops() -> HTTPException:
+def _stopping_error() -> HTTPException:
     return HTTPException(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "the server is stopping",
@@ -235,7 +235,7 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     problem: dict[str, Any] = {"model": messages.Problem}
     schema = service.request_model.model_json_schema()
     languages = {name: one.languages for name, one in service.health().runs.items()}
-    page, policy = page_of(languages, service.options.max_beam, service.options.max_characters)
+    page, policy = make_page(languages, service.options.max_beam, service.options.max_characters)
 
     @app.post(
         "/translate",
@@ -279,12 +279,12 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
         )
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
+    async def handle_failure(request: Request, error: Exception) -> Response:
         _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return JSONResponse({"detail": "a fault of heed's"}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     app.add_middleware(_HeadAsGet)
-    app.add_middleware(functools.partial(KnownHost, hosts=hosts or Hosts()))
+    app.add_middleware(functools.partial(HostFilter, hosts=hosts or Hosts()))
     paths = frozenset({"/", "/translate", "/health", "/metrics", "/openapi.json"})
-    app.add_middleware(functools.partial(Counted, metrics=service.metrics, paths=paths))
+    app.add_middleware(functools.partial(RequestCounter, metrics=service.metrics, paths=paths))
     return app

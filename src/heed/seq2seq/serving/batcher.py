@@ -40,7 +40,7 @@ class Batcher(Generic[Item, Result]):
 
     Example:
         >>> async def ask():
-        ...     batcher = Batcher(lambda kind, items: [kind * item for item in items], lambda kind: 2, room=4)
+        ...     batcher = Batcher(lambda kind, items: [kind * item for item in items], lambda kind: 2, capacity=4)
         ...     try:
         ...         return await asyncio.gather(*batcher.submit(10, [1, 2, 3]))
         ...     finally:
@@ -52,11 +52,16 @@ class Batcher(Generic[Item, Result]):
     def __init__(
         self,
         work: Callable[[Any, list[Item]], Sequence[Result | Exception]],
-        size: Callable[[Any], int],
-        room: int,
-        ran: Callable[[int], object] = lambda size: None,
+        batch_size: Callable[[Any], int],
+        capacity: int,
+        on_batch: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self._work, self._size, self._room, self._ran = work, size, room, ran
+        self._work, self._batch_size, self._capacity, self._on_batch = (
+            work,
+            batch_size,
+            capacity,
+            on_batch,
+        )
         self._waiting: deque[_Waiting[Item]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -78,7 +83,7 @@ class Batcher(Generic[Item, Result]):
         loop = asyncio.get_running_loop()
         added = [_Waiting(kind, item, loop.create_future()) for item in items]
         with self._changed:
-            if self._closed or len(self._waiting) + len(added) > self._room:
+            if self._closed or len(self._waiting) + len(added) > self._capacity:
                 raise QueueFullError
             self._waiting.extend(added)
             self._changed.notify()
@@ -97,7 +102,7 @@ class Batcher(Generic[Item, Result]):
 
     def _run(self) -> None:
         while batch := self._next():
-            self._ran(len(batch))
+            self._on_batch(len(batch))
             try:
                 results = self._work(batch[0].kind, [one.item for one in batch])
             except Exception as error:  # the thread goes on for the others
@@ -120,7 +125,7 @@ class Batcher(Generic[Item, Result]):
                 if one.future.cancelled():
                     continue
                 if not batch:
-                    most = self._size(one.kind)
+                    most = self._batch_size(one.kind)
                 if not batch or (one.kind == batch[0].kind and len(batch) < most):
                     batch.append(one)
                 else:
@@ -136,12 +141,12 @@ class Batcher(Generic[Item, Result]):
             by_loop.setdefault(one.future.get_loop(), []).append((one.future, result))
         for loop, pairs in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_settle, pairs)
+                loop.call_soon_threadsafe(_resolve, pairs)
             except RuntimeError:  # the loop was closed: nobody waits any more
                 continue
 
 
-def _settle(pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+def _resolve(pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
     for future, result in pairs:
         if future.done():  # cancelled meanwhile
             continue

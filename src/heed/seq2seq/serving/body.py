@@ -37,7 +37,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise _refused(HTTPStatus.BAD_REQUEST, "the client went away")
+                    raise _refusal(HTTPStatus.BAD_REQUEST, "the client went away")
                 part, more = message.get("body", b""), message.get("more_body", False)
                 if len(body) + len(part) > most:
                     break
@@ -45,7 +45,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
             else:
                 return bytes(body)
     except TimeoutError:
-        raise _refused(
+        raise _refusal(
             HTTPStatus.REQUEST_TIMEOUT,
             f"the body must arrive within {seconds:g} seconds: {len(body):,} bytes of it did",
         ) from None
@@ -63,10 +63,10 @@ async def _drop(request: Request) -> None:
 
 
 def _too_large(most: int) -> HTTPException:
-    return _refused(
+    return _refusal(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body must have at most {most:,} bytes"
     )
 
 
-def _refused(status: int, detail: str) -> HTTPException:
+def _refusal(status: int, detail: str) -> HTTPException:
     return HTTPException(status, detail, {"Connection": "close"})

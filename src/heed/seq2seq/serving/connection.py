@@ -8,7 +8,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.sockets import network_of
+from heed.seq2seq.serving.sockets import get_network
 
 # The head of a request, bytes; browsers send one or two thousand. More may be read at once, but is not waited for.
 _MOST_HEAD = 1 << 16
@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
     @property
     def network(self) -> str | None:
         """Whose connection it is."""
-        return network_of(self.client[0]) if self.client else None
+        return get_network(self.client[0]) if self.client else None
 
     def close_if_stuck(self, now: float) -> None:
         """Ends a connection on which nothing comes, or whose client does not read; called again and again.

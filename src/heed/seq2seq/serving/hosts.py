@@ -38,11 +38,11 @@ class Hosts:
     """
 
     def __init__(self, names: Iterable[str] = (), addresses: bool = False) -> None:
-        self._names = {"localhost", *map(_checked, names)}
+        self._names = {"localhost", *map(_parse_name, names)}
         self._addresses = addresses
 
     @classmethod
-    def of(cls, made: socket.socket, host: str, names: Iterable[str]) -> Hosts:
+    def of(cls, listener: socket.socket, host: str, names: Iterable[str]) -> Hosts:
         """Those of a server that listens.
 
         Args:
@@ -50,15 +50,15 @@ class Hosts:
             host: the address or name that it was told to listen at.
             names: what else it answers to.
         """
-        if is_loopback(made):
+        if is_loopback(listener):
             return cls(names)
         hosts = cls(names, addresses=True)
-        hosts._names.update(filter(None, map(name_of, (host, socket.gethostname()))))
+        hosts._names.update(filter(None, map(parse_host, (host, socket.gethostname()))))
         return hosts
 
     def __contains__(self, host: str) -> bool:
         """Whether a server answers to this value of the Host header."""
-        name = name_of(host)
+        name = parse_host(host)
         if name is None:
             return False
         if "*" in self._names or name in self._names:
@@ -71,7 +71,7 @@ class Hosts:
         return self._addresses or mapped.is_loopback
 
 
-class KnownHost:
+class HostFilter:
     """ASGI middleware: refuses requests for other hosts, and those that do not say for which host they are.
 
     Args:
@@ -94,7 +94,7 @@ class KnownHost:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if not hosts and scope["http_version"] == "1.0":  # it knew no such header, browsers do
             return None
-        if len(hosts) != 1 or name_of(hosts[0]) is None:
+        if len(hosts) != 1 or parse_host(hosts[0]) is None:
             return HTTPStatus.BAD_REQUEST, "a request must have one Host header, with a host's name"
         if hosts[0] not in self._hosts:
             return (
@@ -104,7 +104,7 @@ class KnownHost:
         return None
 
 
-def name_of(host: str) -> str | None:
+def parse_host(host: str) -> str | None:
     """The name or address in a value of the Host header, in lower case, without port; None if there is none."""
     found = _HOST.fullmatch(host.strip(" \t").lower())
     if found is None:
@@ -117,13 +117,13 @@ def name_of(host: str) -> str | None:
         return None
 
 
-def _checked(name: str) -> str:
+def _parse_name(name: str) -> str:
     with_brackets = f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
     try:
         encoded = with_brackets.encode("idna").decode("ascii")
     except UnicodeError:
         encoded = ""
-    found = name_of(encoded)
+    found = parse_host(encoded)
     if found is None or (":" in encoded and not encoded.endswith("]")):
         raise TaskError(
             "--allowed-host must be the name or address of a host, without scheme and port, or *. "

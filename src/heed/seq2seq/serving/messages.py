@@ -74,11 +74,11 @@ class TranslateRequest(BaseModel):
         return self
 
 
-def limited(options: ServingOptions) -> type[TranslateRequest]:
+def limit_request(options: ServingOptions) -> type[TranslateRequest]:
     """`TranslateRequest` with the limits of a server.
 
     Example:
-        >>> schema = limited(ServingOptions(max_texts=2)).model_json_schema()
+        >>> schema = limit_request(ServingOptions(max_texts=2)).model_json_schema()
         >>> schema["properties"]["texts"]["maxItems"]
         2
     """
@@ -192,18 +192,19 @@ def read(model: type[Model], body: bytes) -> Model:
     unknown = next((name for name in fields if name not in model.model_fields), None)
     if unknown is not None:
         raise ValidationError.from_exception_data(
-            model.__name__, [{"type": "extra_forbidden", "loc": (_short(unknown),), "input": None}]
+            model.__name__,
+            [{"type": "extra_forbidden", "loc": (_shorten(unknown),), "input": None}],
         )
     return model.model_validate(fields)
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     """A field's name that somebody made up, short and in one line."""
     printable = "".join(c if c.isprintable() else "\ufffd" for c in name[:41])
     return printable if len(name) <= 40 else f"{printable[:40]}..."
 
 
-def in_one_line(error: ValidationError) -> str:
+def describe_error(error: ValidationError) -> str:
     """What is wrong with a request, and where."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"
@@ -211,6 +212,6 @@ def in_one_line(error: ValidationError) -> str:
     return f"{where}: {first['msg'].removeprefix('Value error, ')}{more}"
 
 
-def is_no_json(error: ValidationError) -> bool:
+def is_json_error(error: ValidationError) -> bool:
     """Whether the body could not be read as JSON at all."""
     return error.errors(include_url=False)[0]["type"] == "json_invalid"

@@ -47,13 +47,13 @@ class Metrics:
         """All of it, as Prometheus reads it."""
         return generate_latest(self._registry)
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
+    def count_request(self, path: str, status: int, seconds: float) -> None:
         """Counts a request."""
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
 
 
-class Counted:
+class RequestCounter:
     """ASGI middleware: every answer is counted, whatever gave it.
 
     Args:
@@ -72,14 +72,14 @@ class Counted:
         begin, status = time.perf_counter(), 500
         path = scope["path"] if scope["path"] in self._paths else "other"
 
-        async def noted(message: Any) -> None:
+        async def send_and_note(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_and_note)
         finally:
-            self._metrics.answered(path, status, time.perf_counter() - begin)
+            self._metrics.count_request(path, status, time.perf_counter() - begin)
         return None

@@ -19,19 +19,19 @@ from heed.seq2seq.serving.app import Service, make_app
 from heed.seq2seq.serving.connection import KEEP_ALIVE, Connection
 from heed.seq2seq.serving.hosts import Hosts
 from heed.seq2seq.serving.options import ServingOptions
-from heed.seq2seq.serving.sockets import url_of
+from heed.seq2seq.serving.sockets import get_url
 from heed.seq2seq.translator import Translator
 
 _MOST_CONNECTIONS = 1_000
 
 
 def serve(
-    made: socket.socket,
+    listener: socket.socket,
     translators: Mapping[str, Translator],
     options: ServingOptions,
     decoding: DecodingOptions,
     hosts: Hosts,
-    started: Callable[[str], object],
+    on_start: Callable[[str], object],
 ) -> None:
     """Answers requests until the process is told to stop (SIGINT, SIGTERM), and then those that it has taken.
 
@@ -52,14 +52,14 @@ def serve(
     gc.collect()
     gc.freeze()
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # not each bad request
-    _Server(service, hosts, lambda: started(url_of(made))).run(sockets=[made])
+    _Server(service, hosts, lambda: on_start(get_url(listener))).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Stops in two steps: new requests get 503 while those in the queue are answered; then the socket is closed."""
 
     def __init__(
-        self, service: Service, hosts: Hosts | None, started: Callable[[], object]
+        self, service: Service, hosts: Hosts | None, on_start: Callable[[], object]
     ) -> None:
         config = uvicorn.Config(
             make_app(service, hosts),
@@ -74,12 +74,12 @@ class _Server(uvicorn.Server):
             limit_concurrency=_MOST_CONNECTIONS,
         )
         super().__init__(config)
-        self._service, self._started_serving = service, started
+        self._service, self._on_start = service, on_start
 
     async def startup(self, sockets: Any = None) -> None:
         """Begins to answer."""
         await super().startup(sockets=sockets)
-        self._started_serving()
+        self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: says whether to stop."""

@@ -30,7 +30,7 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
+class Mode:
     """How texts are translated; those of one way may share a batch."""
 
     run: str
@@ -55,14 +55,14 @@ class Translations:
                 self._readers[name] = AttentionReader(translator)
         self._max_batch = max_batch
 
-    def size(self, way: Way) -> int:
+    def size(self, mode: Mode) -> int:
         """How many texts may be translated together."""
-        size = max(1, self._max_batch // way.options.beam_size)
-        return min(size, _READ_AT_ONCE) if way.attention else size
+        size = max(1, self._max_batch // mode.options.beam_size)
+        return min(size, _READ_AT_ONCE) if mode.attention else size
 
-    def __call__(self, way: Way, texts: Sequence[Text]) -> list[Translation | Exception]:
+    def __call__(self, mode: Mode, texts: Sequence[Text]) -> list[Translation | Exception]:
         """The translation of each text, or what is wrong with it: one that cannot be translated stops no other."""
-        translator = self.translators[way.run]
+        translator = self.translators[mode.run]
         results: list[Translation | Exception] = []
         rows: dict[int, list[int]] = {}
         for place, one in enumerate(texts):
@@ -72,14 +72,16 @@ class Translations:
             except TaskError as error:
                 results[place] = error
         found = translator.search(
-            list(rows.values()), options=_whole_beam(way.options), alignments=way.alignment
+            list(rows.values()),
+            options=_request_whole_beam(mode.options),
+            alignments=mode.alignment,
         )
         for (place, row), several in zip(rows.items(), found, strict=True):
-            results[place] = self._translation(way, texts[place], row, several)
+            results[place] = self._translation(mode, texts[place], row, several)
         return results
 
     def _translation(
-        self, way: Way, one: Text, row: list[int], found: list[Translated]
+        self, mode: Mode, one: Text, row: list[int], found: list[Translated]
     ) -> Translation:
         # Where a beam met fewer sequences than it is wide, what is left has no probability.
         found = [each for each in found if each.score != -math.inf][: one.n_best]
@@ -88,7 +90,7 @@ class Translations:
                 text=each.text,
                 score=each.score or 0.0,
                 alignment=None if each.alignment is None else str(each.alignment),
-                attention=self._attention(way, one, row, each.ids),
+                attention=self._attention(mode, one, row, each.ids),
             )
             for each in found
         ]
@@ -98,22 +100,22 @@ class Translations:
         return Translation(text=best.text, alignment=best.alignment, attention=best.attention)
 
     def _attention(
-        self, way: Way, one: Text, source: list[int], target: list[int]
+        self, mode: Mode, one: Text, source: list[int], target: list[int]
     ) -> Attention | None:
-        if not way.attention or way.run not in self._readers:
+        if not mode.attention or mode.run not in self._readers:
             return None
-        seen = self._readers[way.run](one.text, one.language, source, target)
+        seen = self._readers[mode.run](one.text, one.language, source, target)
         return Attention(**drawing_of(seen.capture, seen.tokens))
 
     def warm_up(self, options: DecodingOptions) -> None:
         """Compiles what requests with these options need, for any number and length of texts."""
         for name, translator in self.translators.items():
-            translator.warm_up(options=_whole_beam(options))
+            translator.warm_up(options=_request_whole_beam(options))
             if name in self._readers:
                 self._readers[name].warm_up()
 
 
-def _whole_beam(options: DecodingOptions) -> DecodingOptions:
+def _request_whole_beam(options: DecodingOptions) -> DecodingOptions:
     """All that a beam has, whatever is wanted of it: one compiled program for each width."""
     if options.beam_size == 1:
         return options
