@@ -1,4 +1,4 @@
-"""Scrambled integers: chance as plain arithmetic, the same on every machine and NumPy version."""
+"""Random numbers as plain arithmetic: the same on every machine and NumPy version."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def mix(values: ArrayLike) -> NDArray[np.uint64]:
-    """Scrambled 64-bit integers: the output function of SplitMix64.
+    """Scrambles 64-bit integers with the output function of SplitMix64.
 
     Args:
-        values: integers of any shape; they are taken modulo 2**64.
+        values: integers of any shape, taken modulo 2**64.
 
     Returns:
         uint64 of the same shape, one to one.
@@ -67,9 +67,9 @@ def permutation(count: int, *key: int) -> NDArray[np.int64]:
 
 
 def permute(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
-    """What stands at some places of the integers 0 to count - 1, in the scrambled order named by `key`.
+    """The numbers at some places of 0 to count - 1 in the scrambled order named by `key`.
 
-    The time and memory that it takes grow with the number of places, not with `count`.
+    Time and memory grow with the number of places, not with `count`.
 
     Args:
         places: (N,) integers from 0 to count - 1.
@@ -80,7 +80,7 @@ def permute(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
         (N,) int64.
 
     Source: Luby and Rackoff, "How to construct pseudorandom permutations from pseudorandom functions" (1988), four
-        rounds; Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), its section 3 for any `count`.
+        rounds; Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), section 3, for any `count`.
 
     Example:
         >>> sorted(permute(range(5), 5, 1).tolist())
@@ -91,7 +91,7 @@ def permute(places: ArrayLike, count: int, *key: int) -> NDArray[np.int64]:
     rounds = stream(4, *key)
     out = np.asarray(places).astype(np.uint64)
     outside = np.arange(len(out))
-    while len(outside):  # what falls beyond `count` is scrambled again until it does not
+    while len(outside):  # scramble again until the number is below `count`
         left, right = out[outside] >> half, out[outside] & mask
         for number in rounds:
             left, right = right, left ^ (mix(right ^ number) & mask)

@@ -1,4 +1,4 @@
-"""The mean of a run's last checkpoints as its weights."""
+"""Averages a run's last checkpoints."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from heed.seq2seq.trained_model import write_trained
 
 
 def average(run: RunFolder, last: int) -> list[int]:
-    """Makes the mean of the weights of a run's last checkpoints its final weights.
+    """Makes the mean of a run's last checkpoints its final weights.
 
-    The checkpoints stay, and so does what training went by: without weights.npz, `heed train --resume` writes the
-    weights of before again. Of a run with a moving average, the checkpoints' moving averages are averaged.
+    The checkpoints stay: without weights.npz, `heed train --resume` writes the previous weights again. Of a run with a
+        moving
+    average, the checkpoints' moving averages are averaged.
 
     Args:
         run: the run folder of a finished run.
-        last: how many checkpoints, 1 or more; the run keeps as many as its option `keep` says.
+        last: number of checkpoints, 1 or more; a run keeps as many as its option `keep` says.
 
     Returns:
         The steps of the checkpoints. They are in weights.npz and in train.log too.
@@ -57,10 +58,10 @@ def average(run: RunFolder, last: int) -> list[int]:
 
 
 def describe_average(steps: Sequence[int]) -> str:
-    """The line that says what the weights are.
+    """The line that describes averaged weights.
 
     Example:
-        >>> said([10, 20])
+        >>> describe_average([10, 20])
         'the weights are the mean of the checkpoints of the steps 10, 20'
     """
     return f"the weights are the mean of the checkpoints of the steps {', '.join(f'{n:,}' for n in steps)}"
@@ -69,7 +70,7 @@ def describe_average(steps: Sequence[int]) -> str:
 def _average_checkpoints(
     checkpoints: Sequence[tuple[checkpoint.Arrays, dict[str, Any]]], run: RunFolder
 ) -> tuple[list[int], list[NDArray[Any]]]:
-    """The steps, and the mean of the weights, summed up in float64."""
+    """The steps of checkpoints, and the mean of their weights, summed in float64."""
     weights = [checkpoint.select_weights(arrays) for arrays, _ in checkpoints]
     shapes = [[one.shape for one in each] for each in weights]
     if any(other != shapes[0] for other in shapes):

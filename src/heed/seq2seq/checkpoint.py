@@ -26,8 +26,8 @@ def save(path: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any
 
     Args:
         path: the file; it is replaced at once when all of it is on disk.
-        arrays: lists by name of arrays or variables of any shape and number type. In the file each is
-            named by its place, "weight/0000": names of layers depend on what else was built.
+        arrays: lists by name of arrays or variables of any shape and number type. In the file each is named by its
+            place, "weight/0000": names of layers depend on what else was built.
         meta: values for JSON. Floats come back bit for bit.
 
     Raises:
@@ -37,7 +37,7 @@ def save(path: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any
 
 
 def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes the same to an open file, see :func:`save`."""
+    """Writes a checkpoint to an open file, see :func:`save`."""
     everything: dict[str, Any] = {_META: np.frombuffer(json.dumps(dict(meta)).encode(), np.uint8)}
     for name, values in arrays.items():
         everything |= {f"{name}/{i:04d}": np.asarray(value) for i, value in enumerate(values)}
@@ -45,9 +45,9 @@ def write(file: IO[bytes], arrays: Mapping[str, Sequence[Any]], meta: Mapping[st
 
 
 def max_bytes(weights: Sequence[Any]) -> int:
-    """How long the file of a model can be.
+    """The largest file that a checkpoint of a model can have.
 
-    A checkpoint has five arrays for each weight: itself, Adam's two moments, its moving average and its best value.
+    It has five arrays for each weight: itself, Adam's two moments, its moving average and its best value.
 
     Args:
         weights: of the model.
@@ -57,14 +57,17 @@ def max_bytes(weights: Sequence[Any]) -> int:
 
 
 def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
-    """The lists of arrays, empty ones left out, and the values of a file written by :func:`save`.
+    """Reads a file that :func:`save` wrote.
 
     Args:
         path: the file.
-        most: bytes that it may have, see :func:`most_bytes`.
+        most: the most bytes that it may have, see :func:`max_bytes`.
+
+    Returns:
+        The lists of arrays, empty ones left out, and the plain values.
 
     Raises:
-        TaskError: if the file is missing, damaged, or something else.
+        TaskError: if the file is missing, damaged, or not a checkpoint.
     """
     try:
         arrays = read_npz(path, most)
@@ -92,10 +95,10 @@ def save_step(
     """Writes the checkpoint of a step and removes those that are no longer needed.
 
     Args:
-        folder: the folder of the checkpoints; it is made if it is not there.
+        folder: the folder of the checkpoints; made if it is missing.
         arrays: as for :func:`save`.
-        meta: as for :func:`save`; its "step" says how many steps have been taken.
-        keep: how many checkpoints stay, 1 or more; with two there is one in case the newest is damaged.
+        meta: as for :func:`save`; "step" is the number of steps taken.
+        keep: checkpoints to keep, 1 or more; with two, one is left if the newest is damaged.
 
     Raises:
         OSError: if it cannot be written; the older checkpoints are as they were.
@@ -106,15 +109,15 @@ def save_step(
     for old in list_steps(folder)[:-keep]:
         old.unlink(missing_ok=True)
     (folder / _STOPPED).unlink(missing_ok=True)
-    for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+    for leftover in folder.glob(".*.tmp"):  # of a process killed while writing
         leftover.unlink(missing_ok=True)
     return path
 
 
 def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes the checkpoint of a training that is stopped between two regular ones.
+    """Writes the checkpoint of a training that stops between two regular ones.
 
-    The next regular checkpoint removes it, so that the folder is then as if training had not been stopped.
+    The next regular checkpoint removes it, so that the folder is as if training had not stopped.
 
     Args:
         folder, arrays, meta: as for :func:`save_step`.
@@ -127,24 +130,24 @@ def save_stop(folder: Path, arrays: Mapping[str, Sequence[Any]], meta: Mapping[s
 
 
 def select_weights(arrays: Arrays) -> list[NDArray[Any]]:
-    """The weights to translate with: the moving average of those that are trained, where there is one."""
+    """The weights to translate with: the moving average if there is one, else the trained weights."""
     return arrays.get("average") or arrays.get("weight", [])
 
 
 def list_steps(folder: Path) -> list[Path]:
-    """The regular checkpoints in a folder, the oldest first."""
+    """Lists the regular checkpoints in a folder, the oldest first."""
     return sorted(folder.glob("step-*.npz"))
 
 
 def load_latest(
     folder: Path, warn: Callable[[str], object], most: float = math.inf
 ) -> tuple[Arrays, dict[str, Any]] | None:
-    """The newest checkpoint that can be read, or None if there is none.
+    """Loads the newest readable checkpoint, or returns None if there is none.
 
     Args:
         folder: the folder of the checkpoints.
-        say: is called with a line for each newer one that is damaged.
-        most: bytes that one may have, see :func:`most_bytes`.
+        warn: called with a line for each newer one that is damaged.
+        most: the most bytes that one may have, see :func:`max_bytes`.
 
     Raises:
         TaskError: if there are some and none can be read.

@@ -121,9 +121,9 @@ def _validate(content: Any, path: Path) -> dict[str, Any]:
     except pydantic.ValidationError as error:
         raise TaskError(f"{path}: {_describe_problem(error.errors()[0])}") from None
     values = found.model_dump(exclude_none=True)
-    types = {option.name: option.type for task in TASKS.values() for option in task.options}
+    converters = {option.name: option.type for task in TASKS.values() for option in task.options}
     for name, value in values.get("data", {}).items():
-        values["data"][name] = types[name](value) if name in types else value
+        values["data"][name] = converters[name](value) if name in converters else value
     return values
 
 

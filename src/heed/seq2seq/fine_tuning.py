@@ -1,4 +1,4 @@
-"""Going on from another run: its weights are the first ones, also where the vocabulary is a new one."""
+"""Starts a run from the weights of another, also with a new vocabulary."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from heed.seq2seq.tokenizer import RESERVED
 from heed.seq2seq.trained_model import build_model, load_model
 
 INITIAL = "initial.npz"
-_FREE = ("dropout", "attention_dropout")  # what another value of changes no weight
-# Which weights have an entry for each token, of which vocabulary, and along which axis; by their names in the model.
+_FREE = ("dropout", "attention_dropout")  # fields that do not affect weights
+# Weights with an entry for each token: vocabulary and axis, by the weight's name in the model.
 _OF_TOKENS = {
     "encoder/embedding/tokens/embeddings": ("source", 0),
     "encoder/tokens/embeddings": ("source", 0),
@@ -31,14 +31,14 @@ _OF_TOKENS = {
 
 
 def inherit_model(run: RunFolder, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The architecture of a run and the fields of its model, for another run to go on with.
+    """The architecture and the model fields that a new run takes from another.
 
     Args:
-        run: the run folder.
-        given: what a person chose of them; rates of dropout may differ.
+        run: the other run.
+        chosen: the user's choices among them; dropout rates may differ.
 
     Raises:
-        TaskError: if something else was chosen than the run has.
+        TaskError: if a choice differs from the run's.
     """
     name, values = run.config["architecture"], dict(run.config["model"])
     options = known_architecture(name).options
@@ -51,17 +51,17 @@ def inherit_model(run: RunFolder, chosen: Mapping[str, Any]) -> tuple[str, dict[
 
 
 def make_initial_weights(run: RunFolder, task: Task, name: str, config: Config, seed: int) -> bytes:
-    """The first weights of a new run, from those of another: the contents of its initial.npz.
+    """Makes the first weights of a new run from those of another, as the contents of its initial.npz.
 
-    Entries of tokens that both vocabularies have are carried over, those of others are drawn; all other weights are as
-    they were.
+    Embeddings of tokens in both vocabularies are copied, those of other tokens initialised; all other weights are
+    copied.
 
     Args:
         run: the other run, trained.
-        task: of the new one.
-        name: of the architecture of both.
+        task: the new task.
+        name: the architecture of both.
         config: of the new model.
-        seed: of what is drawn.
+        seed: of the initialisation.
 
     Raises:
         TaskError: if the other run has no weights yet, or is damaged.
@@ -87,12 +87,12 @@ def make_initial_weights(run: RunFolder, task: Task, name: str, config: Config, 
 
 
 def _list_tokens(task: Task) -> dict[str, list[str]]:
-    """The tokens of both sides by id, those that are reserved left out."""
+    """The tokens of both sides by id, without the reserved ones."""
     sides = {
         "source": task.source_labels(range(RESERVED, task.source_vocabulary_size)),
         "target": task.target_labels(range(RESERVED, task.target_vocabulary_size)),
     }
-    # The labels of a source may go on with one for its end.
+    # Source labels may end with one for the end token.
     sides["source"] = sides["source"][: task.source_vocabulary_size - RESERVED]
     return sides
 
@@ -104,7 +104,7 @@ def _carry_over(
     new_tokens: Sequence[str],
     old_tokens: Sequence[str],
 ) -> np.ndarray:
-    """`new` with the entries of `old` for the reserved tokens and those that are in both vocabularies."""
+    """Returns `new` with the entries of `old` for the reserved tokens and those in both vocabularies."""
     places = {token: place for place, token in enumerate(old_tokens)}
     pairs = [(i, i) for i in range(RESERVED)]
     pairs += [(RESERVED + i, RESERVED + places[t]) for i, t in enumerate(new_tokens) if t in places]

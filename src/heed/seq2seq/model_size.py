@@ -1,4 +1,4 @@
-"""How large a model would be, from its config alone: reckoned before anything is built."""
+"""Estimates the memory of a model from its config, before anything is built."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NAMED = ("width", "encoder_layers", "decoder_layers", "feed_forward_width", "ma
 
 
 def count_parameters(config: Any) -> int:
-    """The number of weights in the matrices of a model, which are nearly all of its weights.
+    """Counts the weights in a model's matrices, which are nearly all of its weights.
 
     Example:
-        >>> parameters(TransformerConfig(16, 16, width=512, num_heads=8, feed_forward_width=2048))
+        >>> count_parameters(TransformerConfig(16, 16, width=512, num_heads=8, feed_forward_width=2048))
         14696448
     """
     D = config.width
@@ -63,15 +63,15 @@ def _count_recurrent(config: RecurrentTranslatorConfig) -> int:
 
 
 def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
-    """Nothing, if a model fits into the memory of this machine.
+    """Checks that a model fits into the memory of this machine.
 
     Args:
         config: of the model.
-        numbers: how many floats there are for each weight.
-        more: bytes of what else must fit.
+        floats: numbers kept for each weight.
+        batch_bytes: memory of a batch.
 
     Raises:
-        TaskError: if it does not.
+        TaskError: if it does not fit.
     """
     count = count_parameters(config)
     layers = config.encoder_layers + config.decoder_layers
@@ -93,10 +93,10 @@ def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
 
 
 def check_training(config: Any, task: Task, options: TrainingOptions) -> None:
-    """Nothing, if a model fits into memory with all that its training needs.
+    """Checks that a model and its training fit into memory.
 
     Raises:
-        TaskError: if it does not.
+        TaskError: if they do not.
     """
     tokens = options.batch_tokens or options.batch_size * (
         task.longest_target if task.one_shape else 1
@@ -106,7 +106,7 @@ def check_training(config: Any, task: Task, options: TrainingOptions) -> None:
 
 
 def memory_size() -> int:
-    """The memory of this machine in bytes; 1 TiB where the system does not say."""
+    """The memory of this machine in bytes; 1 TiB if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # Windows

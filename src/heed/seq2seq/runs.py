@@ -30,16 +30,16 @@ def start_run(
     config_file: ConfigFile | None = None,
     **options: Any,
 ) -> RunFolder:
-    """A new run. What the options do not say, the preset does, then the task's recipe, and else the defaults.
+    """Makes a new run. Options override the preset, the preset the task's recipe, and the recipe the defaults.
 
     Args:
         path: the run folder to make.
-        task: what is to be learned: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
+        task: what to learn: `NumbersTask(("en", "de"))`, `TextTask.create(source, target)`.
         architecture: "transformer" (the default) or "recurrent".
         preset: the size of the model: "tiny", "base" or "big"; None takes that of the task's recipe.
-        init_from: a trained run to go on from. The model is that run's; weights of tokens that both vocabularies have
-            are carried over, and so are all others.
-        config_file: the file that asked for the run, to be kept in its folder.
+        init_from: a trained run to start from. The new run takes its model and weights; embeddings of tokens that only
+            the new vocabulary has are initialised.
+        config_file: the file that asked for the run, kept in its folder.
         **options: fields of `TrainingOptions`, or of the model's config (`TransformerConfig`,
             `RecurrentTranslatorConfig`).
 
@@ -99,21 +99,20 @@ def start_run(
 
 
 def extend_run(run: RunFolder, steps: int) -> RunFolder:
-    """The run with more steps to take. Its folder says so from now on, and it is complete no longer.
+    """Extends a run by more steps, in its folder; the run is no longer complete.
 
-    The rates of steps to come are those of a run that had as many steps from its beginning: what "constant" and
-    "inverse_sqrt" do goes on smoothly, and a run that was trained on is, bit for bit, one that was made so long. The
-    warm-up stays as long as it was. A cosine, which was near zero, is where it would be in the middle of a longer run:
-    the rate rises at once, and falls to zero anew. A run that was stopped early goes on from its last weights, and
-    remembers its best.
+    The learning rate of further steps is that of a run that was as long from the start. With "constant" and
+    "inverse_sqrt" the extended run equals such a run bit for bit. A cosine, which was near zero, jumps to its value in
+    the middle of the longer run and falls to zero again. The warm-up keeps its length. A run that stopped early
+    continues from its last weights and remembers its best.
 
     Args:
         run: the run folder.
-        steps: how many in all, more than before.
+        steps: the number of steps in all, more than before.
 
     Raises:
-        TaskError: if these are no more steps, there is no checkpoint to go on from, or the text is no longer what it
-            was. The run is then as it was.
+        TaskError: if these are no more steps, there is no checkpoint to continue from, or the text has changed. The run
+            is then as it was.
         OSError: if the folder cannot be written.
     """
     before = run.options

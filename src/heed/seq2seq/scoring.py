@@ -1,4 +1,4 @@
-"""The sacrebleu library, which scores translations, with one message where it is missing."""
+"""Loads sacrebleu, which scores translations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from heed.seq2seq.errors import TaskError
 
 
 def load_sacrebleu(what: str) -> Any:
-    """The library.
+    """Imports sacrebleu.
 
     Args:
-        what: what needs it, the beginning of a sentence.
+        what: the feature that needs it; begins the error message.
 
     Raises:
         TaskError: if it is not installed.
@@ -26,7 +26,7 @@ def load_sacrebleu(what: str) -> Any:
 
 
 def sentence_chrf(said: Sequence[str], references: Sequence[str]) -> list[float]:
-    """The chrF of each translation alone, 0 to 100.
+    """Computes chrF of each translation alone, 0 to 100.
 
     Raises:
         TaskError: without the sacrebleu library.

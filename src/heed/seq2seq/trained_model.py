@@ -1,4 +1,4 @@
-"""The model of a run: new, or with the weights that training gave it."""
+"""Makes the model of a run, new or with trained weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
 def read_model_config(run: RunFolder) -> Any:
-    """What the run's model is made of.
+    """The config of the run's model.
 
     Raises:
         TaskError: if its config.json does not describe a model.
@@ -34,13 +34,13 @@ def read_model_config(run: RunFolder) -> Any:
 
 
 def make_model(run: RunFolder, precision: str = "float32") -> Any:
-    """The run's model with its first weights, a function of its seed.
+    """Makes the run's model with its first weights, a function of its seed.
 
     The states of all random generators stay as they are.
 
     Args:
         run: the run folder.
-        precision: what its layers compute in, "float32" or "bfloat16"; its weights are float32.
+        precision: "float32" or "bfloat16", in which its layers compute; its weights are float32.
 
     Raises:
         TaskError: if its config does not describe a model.
@@ -51,13 +51,13 @@ def make_model(run: RunFolder, precision: str = "float32") -> Any:
 
 
 def build_model(name: str, config: Config, seed: int, precision: str = "float32") -> Any:
-    """A model with its first weights.
+    """Builds a model with its first weights.
 
     Args:
-        name: of its architecture.
-        config: of that.
-        seed: what the weights are drawn from.
-        precision: as for `new_model`.
+        name: its architecture.
+        config: its config.
+        seed: determines the weights.
+        precision: as for `make_model`.
 
     Raises:
         TaskError: if it does not fit into memory.
@@ -71,7 +71,7 @@ def build_model(name: str, config: Config, seed: int, precision: str = "float32"
 
 @contextmanager
 def _seed_keras(seed: int) -> Iterator[None]:
-    """Meanwhile Keras takes the seeds of initializers and dropout, which it draws with `random`, from `seed`."""
+    """Seeds Keras' initializers and dropout, whose seeds it draws with `random`, in the block."""
     state = random.getstate()
     random.seed(seed)
     try:
@@ -83,15 +83,14 @@ def _seed_keras(seed: int) -> Iterator[None]:
 def load_model(
     run: RunFolder, warn: Callable[[str], object] = warnings.warn
 ) -> tuple[Any, dict[str, Any]]:
-    """The run's model with its final weights, or with those of its newest checkpoint.
+    """Loads the run's model with its final weights, or with those of its newest checkpoint.
 
     Args:
         run: the run folder.
-        say: is called with a line for each newer checkpoint that is damaged.
+        warn: called with a line for each newer checkpoint that is damaged.
 
     Returns:
-        The model, and which weights it has: "step", after how many they were taken, and of a mean of checkpoints
-        "averaged", the steps of these.
+        The model, and a description of its weights: "step", and for a mean of checkpoints "averaged", their steps.
 
     Raises:
         TaskError: if there are no weights yet, or they are damaged.
@@ -115,12 +114,12 @@ def load_model(
 
 
 def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """Writes the final weights, as weights.npz and as model.keras, which Keras opens after `import heed`.
+    """Writes the final weights to weights.npz and to model.keras, which Keras opens after `import heed`.
 
     Args:
         run: the run folder.
         weights: the values of the model's weights.
-        meta: what else weights.npz says; its "step" is that of the weights.
+        meta: plain values for weights.npz; "step" is that of the weights.
 
     Raises:
         OSError: if they cannot be written; weights.npz is then as it was.
@@ -133,24 +132,24 @@ def write_trained(run: RunFolder, weights: Sequence[NDArray[Any]], meta: Mapping
         temporary.replace(run.path / MODEL)
     finally:
         temporary.unlink(missing_ok=True)
-    checkpoint.save(run.weights, {"weight": weights}, meta)  # last: who has it is complete
+    checkpoint.save(run.weights, {"weight": weights}, meta)  # last: it marks the run as complete
 
 
 def check_values(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Nothing, if there is a value of the right shape for each variable.
+    """Checks that there is a value of the right shape for each variable.
 
     Raises:
-        TaskError: otherwise.
+        TaskError: if not.
     """
     if [value.shape for value in values] != [tuple(variable.shape) for variable in variables]:
         raise TaskError(f"{run.path} is damaged: its weights are not those of its model")
 
 
 def assign(variables: Sequence[Any], values: Sequence[NDArray[Any]], run: RunFolder) -> None:
-    """Gives each variable its value.
+    """Assigns each variable its value.
 
     Raises:
-        TaskError: if there are more or fewer, or a shape differs; then none is changed.
+        TaskError: if the numbers or a shape differ; then none is changed.
     """
     check_values(variables, values, run)
     for variable, value in zip(variables, values, strict=True):
