@@ -21,9 +21,7 @@ def add_evaluate(parser: Parser) -> None:
     parser.epilog = "for example: heed evaluate RUN --source a.en --target a.de --beam-size 4"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "--source",
-        type=Path,
-        help="sentences to judge by, or both sides (.tsv, .jsonl, -)",
+        "--source", type=Path, help="sentences to judge by, or both sides (.tsv, .jsonl, -)"
     )
     parser.add_argument("--target", type=Path, help="their translations")
     parser.add_argument("--language", help="which of the run's languages they are in")

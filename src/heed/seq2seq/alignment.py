@@ -1,4 +1,4 @@
-"""Which words of a line the words of its translation come from, by where the model looked."""
+"""Word alignments of translations, from the model's cross-attention."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class Alignment:
-    """How much each word of a translation looked at each word of the line.
+    """The attention of each word of a translation to each word of its source.
 
-    `weights[j, i] = mean_t sum_s a[t, s]` over the tokens t of word j and s of word i, where a is the mean over the
-    heads of the cross-attention of the last decoder layer but one (of the only one, if there is no more), in the step
-    that writes token t. Words are what spaces separate, of numbers the digits in reading order. What goes to the end of
-    the line is nobody's: rows sum to at most 1.
+    `weights[j, i] = mean_t sum_s a[t, s]` over the tokens t of target word j and s of source word i. a is the mean over
+    the heads of the cross-attention of the last decoder layer but one (of the only one, if there is one), in the step
+    that writes token t. Words are separated by spaces; in numbers they are the digits in reading order. Attention to
+    the source's end belongs to no word: rows sum to at most 1.
 
     Args:
-        source: S words of the line.
+        source: S words of the source.
         target: T words of the translation.
         weights: (T, S) float32.
 
@@ -47,26 +47,26 @@ class Alignment:
 
     @property
     def links(self) -> list[tuple[int, int]]:
-        """(i, j) for each word j of the translation: it looked at word i of the line most, the first of equals."""
+        """(i, j) for each target word j and the source word i it attends to most, the first of equals."""
         if not self.source:
             return []
         return sorted((int(i), j) for j, i in enumerate(np.argmax(self.weights, axis=1)))
 
     def __str__(self) -> str:
-        """The links as Pharaoh had them: "i-j" for word i of the line and word j of the translation, from 0."""
+        """The links in Pharaoh format: "i-j" for source word i and target word j, from 0."""
         return " ".join(f"{i}-{j}" for i, j in self.links)
 
 
 def align(
     model: Any, task: Task, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[Alignment]:
-    """The alignment of each line and its translation.
+    """Aligns each source with its translation.
 
     Args:
-        model: a `Transformer`, or a `RecurrentTranslator`, whose only attention it is then.
-        task: what the ids mean.
-        sources: ids of lines.
-        targets: ids of their translations; what stands after an end counts for nothing.
+        model: a `Transformer`, or a `RecurrentTranslator`, whose only attention is used.
+        task: the task of the ids.
+        sources: ids of sources.
+        targets: ids of their translations; ids after an end are ignored.
 
     Raises:
         TaskError: if the model has no attention.
@@ -89,7 +89,7 @@ def _cut_at_end(ids: Sequence[int]) -> list[int]:
 
 
 def _compute_attention(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
-    """(B, T, S): where the model looked when it wrote each token of a target."""
+    """(B, T, S): the attention in the step that writes each target token."""
     source_words = pad_rows([[START_ID, *target] for target in targets])
     memory = model.encode_source(model.check_source(pad_rows(sources)))
     return np.asarray(model.decode_all(source_words, memory, return_alignment=True)[1])

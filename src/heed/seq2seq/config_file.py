@@ -1,4 +1,4 @@
-"""A training written down: a YAML file of what the command line takes, every key and value of it checked."""
+"""A training in a YAML file: the options of the command line, every key and value checked."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from heed.seq2seq.settings import MODEL, TRAINING, nearest
 from heed.seq2seq.tasks import TASKS
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-_LONGEST = 80  # characters of a value that a message repeats
-# YAML 1.1 takes 1e-3 for text, because it has no point.
+_LONGEST = 80  # characters of a value in a message
+# YAML 1.1 reads 1e-3 as text, because it has no point.
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a file says of a training.
+    """The contents of a config file.
 
     Args:
         path: the file.
-        data: what it holds, as it is.
-        values: what it sets, by the names of the options, whichever section they are in.
+        data: its bytes.
+        values: option values by name, from all sections.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class ConfigFile:
 
     @contextlib.contextmanager
     def name_file_in_errors(self) -> Iterator[None]:
-        """A TaskError of the block that names a key of the file names the file too."""
+        """Adds the file's name to a TaskError of the block that names one of its keys."""
         try:
             yield
         except TaskError as error:
@@ -51,15 +51,15 @@ def read_config(path: Path) -> ConfigFile:
 
     Its keys are `task`, `run`, `preset`, `architecture`, `init_from`, and the sections
 
-    - `data`: the options of the task, such as `source` and `target`; and `corpora`, a list of texts to train on, each
-      with its `source`, `target`, `alignment`, `weight` and `target_language`, and `valid` and `test`, lists of texts
-      to hold out;
+    - `data`: the options of the task, such as `source` and `target`; `corpora`, a list of texts to train on, each with
+      its `source`, `target`, `alignment`, `weight` and `target_language`; `valid` and `test`, lists of texts to hold
+      out;
     - `model`: fields of the model's config, such as `width`;
     - `training`: fields of `TrainingOptions`, such as `steps`.
 
     Raises:
-        TaskError: if it cannot be read or is no YAML, for an unknown key, with the nearest one that is known, and for a
-            value of a wrong type or range; without the pydantic or yaml library.
+        TaskError: if it cannot be read or is not YAML; for an unknown key, with the most similar known one; for a value
+            of a wrong type or range; without pydantic or yaml.
 
     Example:
         >>> import tempfile
@@ -84,7 +84,7 @@ def read_config(path: Path) -> ConfigFile:
 
 
 def _collect_types() -> dict[str, dict[str, Any]]:
-    """The kinds of the keys of each section. Those of a task's options that are no plain type are made from text."""
+    """The types of the keys in each section. Options of a task with other types are converted from text."""
     options = [option for task in TASKS.values() for option in task.options]
     return {
         "data": {one.name: one.type if one.type in _TYPE_NAMES else str for one in options},
@@ -94,7 +94,7 @@ def _collect_types() -> dict[str, dict[str, Any]]:
 
 
 def _collect_list_types() -> dict[str, Mapping[str, Any]]:
-    """What each list of a task holds: the kinds of the keys."""
+    """The types of the keys in entries of each list."""
     return {name: types for task in TASKS.values() for name, types in task.lists.items()}
 
 
@@ -128,7 +128,7 @@ def _validate(content: Any, path: Path) -> dict[str, Any]:
 
 
 def _describe_problem(error: Mapping[str, Any]) -> str:
-    """What is wrong with the first key that is wrong."""
+    """Describes the first wrong key."""
     *parents, key = error["loc"] or ("",)
     types = _collect_types()
     types["data"] |= dict.fromkeys(_collect_list_types(), list)
@@ -154,7 +154,7 @@ def _parse(data: bytes, path: Path) -> Any:
     yaml = _import_library("yaml")
 
     class Loader(yaml.SafeLoader):  # type: ignore[name-defined]
-        """Refuses a key that is there twice, and one that is no text."""
+        """Rejects duplicate keys, and keys that are not text."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()

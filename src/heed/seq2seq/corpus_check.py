@@ -1,4 +1,4 @@
-"""What is wrong with parallel text, before time goes into training on it."""
+"""Finds problems of parallel text before training on it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from heed.seq2seq.corpus import Corpus
 
 _MAX_NUMBERS = 5  # line numbers of a finding
 _LONGEST = 500  # letters: about 128 subwords
-_UNLIKE = 3.0  # times as long as the other side, of sides that are more than a few words
+_UNLIKE = 3.0  # ratio of lengths, of sides of more than a few words
 _FEW_WORDS = 30  # letters
 
 
 @dataclass
 class Finding:
-    """Lines of one fault.
+    """Lines with one problem.
 
     Args:
-        text: What is wrong.
-        stops: Whether training stops at such a line.
-        count: How many there are.
-        numbers: The first of them.
+        text: the problem.
+        stops: whether training stops at such a line.
+        count: the number of lines.
+        numbers: the first of them.
     """
 
     text: str
@@ -38,12 +38,12 @@ class Finding:
 
 @dataclass
 class CorpusReport:
-    """What was found in a corpus.
+    """The problems found in a corpus.
 
     Args:
-        lines: How many lines were read.
-        pairs: How many different pairs with two sides there are: what training has.
-        findings: What is wrong, as it came up.
+        lines: lines read.
+        pairs: different pairs with two sides, as training counts them.
+        findings: the problems, in the order found.
     """
 
     lines: int
@@ -56,7 +56,7 @@ class CorpusReport:
         return any(finding.stops for finding in self.findings)
 
     def report(self) -> Iterator[str]:
-        """The findings in lines, for people."""
+        """The findings as lines of text."""
         yield f"{self.lines:,} lines, different pairs among them: {self.pairs:,}"
         yield from map(str, self.findings)
         if not self.findings:
@@ -64,11 +64,11 @@ class CorpusReport:
 
 
 def check_corpus(corpus: Corpus) -> CorpusReport:
-    """Reads a corpus once, from its first line to its last, and counts what is wrong.
+    """Reads a corpus once and counts its problems.
 
-    It finds lines that are not UTF-8, that have no counterpart or are no pair, with an empty side, with more than 500
-    letters, with a control character, with the same text on both sides or one side three times as long as the other,
-    and pairs and sources that come more than once (8 bytes are kept of each, so memory grows slowly).
+    Problems are lines that are not UTF-8, lack a counterpart or are not a pair, have an empty side, more than 500
+    letters, a control character, the same text on both sides or one side three times as long as the other, and repeated
+    pairs and sources (8 bytes are kept of each, so memory grows slowly).
 
     Raises:
         TaskError: if a file cannot be read.

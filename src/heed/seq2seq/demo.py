@@ -1,4 +1,4 @@
-"""The demo: learn to write numbers in words, and show that it works on numbers never seen."""
+"""The demo: learns to write numbers in words, and shows it on unseen numbers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _EXAMPLES = 10
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made.
+    """The results of the demo.
 
     Args:
         run: its run folder.
         trained: how training ended.
         evaluation: the answers to the held-out numbers.
-        picture: where the picture of the cross-attention is.
-        page: where the page of every attention is.
+        picture: the picture of the cross-attention.
+        page: the page of all attention.
     """
 
     run: RunFolder
@@ -46,12 +46,12 @@ def run_demo(
     progress: bool = True,
     **options: Any,
 ) -> Demo:
-    """Trains on numbers, evaluates on 2,000 held-out ones and all below 1,000, and draws where it looked.
+    """Trains on numbers, evaluates on 2,000 held-out ones and all below 1,000, and draws the attention.
 
     Args:
         path: the run folder to make.
         languages: some of "en", "de", "fr", "es".
-        say: is called with each line of the report.
+        print_line: called with each line of the report.
         progress: whether to show progress on stderr.
         **options: as for :func:`heed.seq2seq.start_run`.
 
@@ -91,7 +91,7 @@ def run_demo(
 
 
 def _choose_examples(evaluation: Evaluation) -> list[Answer]:
-    """Ten answers spread over languages and lengths, the last with all its digits different."""
+    """Ten answers spread over languages and lengths; the digits of the last all differ."""
     answers = list(evaluation.answers)
     step = max(1, len(answers) // _EXAMPLES)
     chosen = answers[::step][:_EXAMPLES]

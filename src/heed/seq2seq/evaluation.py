@@ -1,4 +1,4 @@
-"""How right a trained run is on pairs that it never saw, and on what else its task asks for."""
+"""Evaluates a trained run on pairs that it never saw, and on others that its task names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JSON_FIELDS = ("source", "translation", "reference", "group")  # of a wrong ans
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said, and what is right.
+    """A model's translation beside the reference.
 
     Args:
         source: the source text.
@@ -26,7 +26,7 @@ class Answer:
         reference: the right one.
         group: the language, if the run has several.
         source_ids: the tokens of the source, as the model read them.
-        said_ids: those that it wrote, then padding.
+        translation_ids: the tokens it wrote, then padding.
     """
 
     source: str
@@ -38,27 +38,26 @@ class Answer:
 
     @property
     def right(self) -> bool:
-        """Whether the two are the same to the letter."""
+        """Whether translation and reference are identical."""
         return self.translation == self.reference
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers to all held-out evaluation pairs, and how long they took.
+    """The answers to all held-out evaluation pairs, and their scores.
 
     Args:
         answers: in the order of the task's items.
         seconds: for decoding, compilation included.
-        bleu: BLEU in percent, or None where it is not computed.
+        bleu: BLEU in percent, or None if it is not computed.
         chrf: chrF in percent, or None.
-        perplexity: of the right answers, see `Translator.perplexity`, or None.
-        group_scores: BLEU and chrF of each group alone, by their names above, where there are several.
-        signatures: sacrebleu's of the two, by name: how they were computed, for others to do the same.
-        given: whether the pairs were given, not held out.
-        left_out: what is wrong with pairs that could not be judged, a line each.
-        extra: the same for the task's other evaluations, by name. They are not held out, and no
-            figure of this one counts them.
-        cut: how many sources were longer than any may be, and were judged by their beginning.
+        extra: the task's other evaluations, by name. They are not held out and do not count here.
+        cut: number of sources that were cut because they are too long.
+        signatures: sacrebleu's signatures of the two metrics, by name, to reproduce them.
+        given_pairs: whether the pairs were given, not held out.
+        left_out: the problems of pairs that could not be evaluated, a line each.
+        perplexity: of the references, see `Translator.perplexity`, or None.
+        group_scores: BLEU and chrF of each group, by their names above, if there are several.
 
     Example:
         >>> evaluation = Evaluation([Answer("1", "one", "one", "en")], seconds=0.1)
@@ -80,7 +79,7 @@ class Evaluation:
 
     @property
     def right(self) -> int:
-        """How many answers are right."""
+        """The number of right answers."""
         return sum(answer.right for answer in self.answers)
 
     @property
@@ -94,7 +93,7 @@ class Evaluation:
         return [answer for answer in self.answers if not answer.right]
 
     def groups(self) -> dict[str, Evaluation]:
-        """The same for each group alone."""
+        """An evaluation of each group."""
         names = dict.fromkeys(answer.group for answer in self.answers)
         return {
             name: Evaluation(
@@ -107,7 +106,7 @@ class Evaluation:
         }
 
     def report(self) -> list[str]:
-        """The figures in lines for people.
+        """The figures as lines of text.
 
         Example:
             >>> Evaluation([Answer("1", "one", "one", "en")], seconds=1.0).report()
@@ -151,7 +150,7 @@ class Evaluation:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures and the wrong answers (the first 100), ready for JSON."""
+        """The figures and the first 100 wrong answers, as JSON-ready values."""
         figures: dict[str, Any] = {
             "pairs": len(self.answers),
             "right": self.right,
@@ -180,15 +179,15 @@ class Evaluation:
 def evaluate(
     translator: Translator, corpus: Corpus | None = None, language: str | None = None
 ) -> Evaluation:
-    """Translates the held-out evaluation pairs of the run's task, and its extra evaluations, or pairs that are given.
+    """Translates given pairs, or the held-out ones of the run's task and its extra evaluations.
 
-    For own text, and for pairs that are given, the perplexity of the right answers is computed too, and BLEU and chrF
-    by the sacrebleu library if it is there.
+    For own text and given pairs it also computes the perplexity of the references, and BLEU and chrF if sacrebleu is
+    there.
 
     Args:
         translator: the run's model.
-        corpus: pairs to judge it by; None takes those that were held out.
-        language: which of the run's languages the given pairs are in; None takes the first.
+        corpus: pairs to evaluate on; None takes the held-out ones.
+        language: the run's language of the given pairs; None takes the first.
 
     Raises:
         TaskError: if the corpus cannot be read, or holds no pair that can be translated.
@@ -212,13 +211,13 @@ def evaluate(
 
 
 def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
-    """Writes the figures, and what they are of, to evaluation.json in the run's folder; returns its path."""
+    """Writes the figures, and a description of the model, to the run's evaluation.json; returns its path."""
     figures = {**translator.describe(), **evaluation.to_dict()}
     return translator.run.write_json("evaluation.json", figures)
 
 
 def _read_items(task: Task, corpus: Corpus, language: str | None) -> tuple[list[Item], list[str]]:
-    """The pairs of a corpus, and what is wrong with those that cannot be judged."""
+    """The pairs of a corpus, and the problems of those that cannot be evaluated."""
     task.check_language(language)
     items, left_out = [], []
     for number, (source, target) in enumerate(corpus.pairs(), 1):

@@ -16,24 +16,25 @@ from heed.seq2seq.tokenizer import RESERVED, Tokenizer
 _TOKENIZER_SAMPLE = 8_000  # numbers whose words teach the tokenizer, and bound the length
 _VALIDATION_BATCH = 256
 _LONGEST_SOURCE = 1 + len(str(number_words.LARGEST))
-_SHORT = 1_000  # all numbers below are judged beside the held-out ones
+_SHORT = 1_000  # all numbers below are evaluated, too
 
 
 class NumbersTask(Task):
     """Numbers from 0 to 999,999 in digits to words, in one or several languages.
 
-    The source is the language, then the digits, units first. So the position of a digit is its place
-    value, whatever the length of the number, which is learned in two thirds of the steps that reading
-    order needs.
+    The source is the language, then the digits, units first: so the position of a digit is its place value, whatever
+        the
+    length of the number, which takes a third fewer steps to learn than reading order.
 
-    The recipe: pre-norm Transformer of 2 + 2 layers and width 128, batches of 64, 600 steps, 1,000
-    for several languages; a third of them warms up to 3e-3, then half a cosine goes to zero.
+    The recipe: pre-norm Transformer of 2 + 2 layers and width 128, batches of 64, 600 steps, 1,000 for several
+        languages;
+    the rate warms up to 3e-3 for a third of them and falls to zero along half a cosine.
 
     Args:
-        languages: some of "en", "de", "fr", "es", or their names with commas between; a batch holds
-            them in equal parts.
+        languages: some of "en", "de", "fr", "es", or their names with commas between; a batch holds them in equal
+            parts.
         words: the tokenizer of the words; None learns one from training numbers.
-        longest_target: the most tokens that a number is expected to take; 0 measures it.
+        longest_target: the most tokens that a number may take; 0 measures it.
 
     Raises:
         TaskError: for an unknown language, or without the num2words or sentencepiece library.
@@ -64,8 +65,7 @@ class NumbersTask(Task):
         self.languages = number_words.check_languages(languages)
         self._source_names = [*[""] * RESERVED, *string.digits, *self.languages]  # by id
         sample = [] if words and longest_target else self._draw_sample()
-        # About 60 pieces a language are whole words such as "thousand" and "ninety": short targets
-        # train fastest.
+        # About 60 pieces a language make most words single tokens: short targets train fastest.
         self.subwords = words or Tokenizer.train(sample, 40 + 56 * len(self.languages))
         self.source_vocabulary_size = len(self._source_names)
         self.target_vocabulary_size = self.subwords.vocabulary_size
@@ -115,7 +115,7 @@ class NumbersTask(Task):
         if tokens:
             raise TaskError("batches of numbers have one size: leave out --batch-tokens")
         chosen = number_words.training_numbers(seed, step, size).tolist()
-        # One further in each round of lengths, so that each length comes in each language.
+        # Shifted by one in each round of lengths, so that each length comes in each language.
         turns = [
             place + place // number_words.ROUND for place in range(step * size, (step + 1) * size)
         ]
@@ -136,7 +136,7 @@ class NumbersTask(Task):
         return self._make_items(number_words.evaluation_numbers().tolist())
 
     def extra_evaluations(self) -> dict[str, list[Item]]:
-        """The numbers that people type first, in each language. Nearly all of them are trained on."""
+        """All numbers below 1,000, which people try first, in each language. Nearly all of them are trained on."""
         return {f"numbers below {_SHORT:,}": self._make_items(range(_SHORT))}
 
     def _make_items(self, chosen: Iterable[int]) -> list[Item]:
@@ -147,7 +147,7 @@ class NumbersTask(Task):
         ]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of "1234", "1 2 3 4" or "1,234"; the first language if none is said."""
+        """The source ids of "1234", "1 2 3 4" or "1,234"; in the first language by default."""
         self.check_language(language)
         return self._encode_number(number_words.parse_number(line), language or self.languages[0])
 
@@ -160,7 +160,7 @@ class NumbersTask(Task):
         return [0, *range(len(ids) - 1, 0, -1)]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """Each digit is a word; the language is none."""
+        """Each digit is a word; the language is not text."""
         digits = self.source_labels(ids)[1:]
         return [None, *range(len(digits) - 1, -1, -1)], digits[::-1]
 

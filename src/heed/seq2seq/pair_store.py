@@ -1,4 +1,4 @@
-"""Sentence pairs by their numbers, of corpora that are larger than memory too."""
+"""Random access to sentence pairs of corpora that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ _MOST_LETTERS = np.iinfo(np.uint16).max  # longer sides count as this
 
 
 class PairStore:
-    """The pairs of one corpus or several, one after the other; those with an empty side are left out.
+    """The pairs of one or several corpora, one after the other, without those with an empty side.
 
-    The files are read once and stay open; in memory are some 30 bytes for each pair, not its text.
+    The files are read once and stay open; memory holds some 30 bytes for each pair, not its text.
 
     Args:
-        corpora: what to read.
+        corpora: the corpora to read.
 
     Attributes:
-        counts: how many pairs each corpus has.
-        empty: how many lines were left out.
-        sources: (P,) uint64, a digest of each source sentence: equal sentences have equal ones; none once they are
-            forgotten.
-        letters: (P, 2) uint16, how many letters the source and the target have.
+        counts: number of pairs in each corpus.
+        empty: number of lines left out.
+        sources: (P,) uint64, a hash of each source sentence; empty after `forget_sources`.
+        letters: (P, 2) uint16, letters of the source and the target.
 
     Raises:
-        TaskError: if a file cannot be read, or holds a line that is no pair; the message has its number.
+        TaskError: if a file cannot be read, or holds a line that is not a pair; the message has its number.
     """
 
     def __init__(self, corpora: Sequence[Corpus]) -> None:
@@ -52,33 +51,33 @@ class PairStore:
         return sum(self.counts)
 
     def forget_sources(self) -> None:
-        """Gives back the memory of `sources`, which are of use until it is known what is held out."""
+        """Frees the memory of `sources`, once the held-out pairs are known."""
         self.sources = self.sources[:0].copy()
 
     def corpus_of(self, places: ArrayLike) -> NDArray[np.int64]:
-        """The number of the corpus that each of these pairs is from."""
+        """The number of the corpus of each of these pairs."""
         return np.searchsorted(self._ends, places, side="right")
 
     def pairs(self, places: ArrayLike) -> list[Pair]:
-        """The pairs at these places, read from the files.
+        """Reads the pairs at these places from the files.
 
         Raises:
-            TaskError: if a file is no longer what it was.
+            TaskError: if a file has changed.
         """
         return self._read(places, _Part.pairs, ("", ""))
 
     def alignments(self, places: ArrayLike) -> list[str]:
-        """The lines of the alignments of the pairs at these places; an empty one where a corpus has none.
+        """Reads the alignment lines of the pairs at these places; empty ones for a corpus without.
 
         Raises:
-            TaskError: if a file is no longer what it was.
+            TaskError: if a file has changed.
         """
         return self._read(places, _Part.alignments, "")
 
     def _read(
         self, places: ArrayLike, read: Callable[[_Part, NDArray[np.int64]], list[_T]], nothing: _T
     ) -> list[_T]:
-        """What each corpus reads at those of the places that are its own."""
+        """Lets each corpus read those of the places that are its own."""
         places = np.asarray(places, np.int64)
         found = [nothing] * len(places)
         corpora = self.corpus_of(places)
@@ -96,7 +95,7 @@ def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 class _Part:
-    """One corpus: in which lines its pairs stand."""
+    """One corpus: the lines of its pairs."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
@@ -153,7 +152,7 @@ class _Part:
 
 
 def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """A number for each text: that of equal texts is equal, of two different ones as good as never.
+    """A hash of each text: equal texts have equal hashes, different ones practically never.
 
     Example:
         >>> first, second, third = hash_texts(["a", "b", "a"])

@@ -1,4 +1,4 @@
-"""A person's own parallel text: what is trained on, and what is held out."""
+"""Splits own parallel text into training and held-out parts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MOST_HELD_OUT = 1_000  # for validation, and as many again for evaluation
 
 
 def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
-    """Which part each pair belongs to, by a digest of its source sentence.
+    """Assigns each pair to a part by a hash of its source sentence.
 
-    Each held-out part is 5 % of the different sentences, at least one and at most 1,000.
-    Equal source sentences stay together, so that no held-out sentence was seen in training.
+    Each held-out part is 5 % of the different sentences, at least one and at most 1,000. Equal source sentences stay
+    together, so that no held-out sentence is seen in training.
 
     Args:
-        sources: (P,) uint64, digests of the source sentences.
-        held_out: how many parts are held out.
+        sources: (P,) uint64, hashes of the source sentences.
+        held_out: number of held-out parts.
 
     Returns:
         (P,) int8: 0 for training, then 1 to `held_out`.
@@ -50,7 +50,7 @@ def split(sources: NDArray[np.uint64], held_out: int = 2) -> NDArray[np.int8]:
 
 
 def _count_leading(order: NDArray[np.uint64], count: int) -> int:
-    """How many of the first values in order hold `count` different ones."""
+    """How many of the first sorted values hold `count` different ones."""
     most = count
     while most < len(order) and len(np.unique(order[:most])) < count:
         most *= 2
@@ -58,7 +58,7 @@ def _count_leading(order: NDArray[np.uint64], count: int) -> int:
 
 
 def hash_file(path: Path) -> str:
-    """The SHA-256 of a file, to tell whether it is the file that a run began with.
+    """The SHA-256 of a file, to tell whether it has changed.
 
     Raises:
         TaskError: if it cannot be read.

@@ -1,4 +1,4 @@
-"""A page that shows how a run was judged: its figures, how its sentences are spread, the worst and the best of them."""
+"""A page about an evaluation: figures, the distribution of sentence scores, the worst and the best sentences."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MOST = 16_000_000
 
 @dataclass(frozen=True)
 class Compared:
-    """A second run that was judged by the same pairs.
+    """A second run, evaluated on the same pairs.
 
     Args:
-        name: what the page calls it.
+        name: its name on the page.
         evaluation: of it.
-        comparisons: what `compare` says of the two.
+        comparisons: the results of `compare`.
     """
 
     name: str
@@ -47,23 +47,23 @@ def write_report(
     other: Compared | None = None,
     sentences: int = 10,
 ) -> Path:
-    """Writes one HTML page of an evaluation: it needs no network, no server and no library.
+    """Writes one HTML page of an evaluation that needs no network, server or library.
 
     It shows the figures, the distribution of chrF by sentence, and the worst and the best sentences, each with every
     head of the run's attention.
 
     Args:
-        path: of the file; an existing one is replaced.
-        translator: the run that was judged.
-        evaluation: what `evaluate` returned for it.
-        other: a second run, to be shown beside it; its attention is not.
-        sentences: how many of the worst, which are wrong, and how many of the best; 0 or more.
+        path: the file; an existing one is replaced.
+        translator: the evaluated run.
+        evaluation: its result of `evaluate`.
+        other: a second run to show beside it, without its attention.
+        sentences: number of the worst sentences, which are wrong, and of the best; 0 or more.
 
     Returns:
         `path`.
 
     Raises:
-        TaskError: without the sacrebleu library, or if the two were judged by other pairs.
+        TaskError: without the sacrebleu library, or if the two were evaluated on other pairs.
         OSError: if the file cannot be written.
     """
     data = _collect(translator, evaluation, other, sentences)
@@ -82,12 +82,12 @@ def write_report(
 
 
 def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
-    """A text in parts, each with whether the other one lacks it: in words, or in letters where both are one word.
+    """Splits a text into parts, each with whether the other lacks it; by words, or letters if both are one word.
 
     Example:
-        >>> marked("one hundred two", "one thousand two")
+        >>> mark_differences("one hundred two", "one thousand two")
         [('one ', False), ('hundred', True), (' two', False)]
-        >>> marked("zwei", "drei")
+        >>> mark_differences("zwei", "drei")
         [('zw', True), ('ei', False)]
     """
     between = " " if " " in text + beside else ""
@@ -110,7 +110,7 @@ def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
 def _collect(
     translator: Translator, evaluation: Evaluation, other: Compared | None, count: int
 ) -> dict[str, Any]:
-    """What the page's script reads."""
+    """The data of the page's script."""
     judged = [evaluation, *([other.evaluation] if other else [])]
     if any(_pairs(one) != _pairs(evaluation) for one in judged):
         raise TaskError("two runs can be shown together on the same pairs only")
@@ -174,7 +174,7 @@ def _select_ends(
 
 
 def _describe(translator: Translator, evaluation: Evaluation) -> str:
-    """By what it was judged, and which weights."""
+    """The pairs, the weights and the time."""
     pairs = "pairs that were given" if evaluation.given_pairs else "held-out pairs"
     which = f"step {translator.step:,}"
     if averaged := translator.weights.get("averaged"):
@@ -183,7 +183,7 @@ def _describe(translator: Translator, evaluation: Evaluation) -> str:
 
 
 def _compute_figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """A figure each: what it is, its values by run, and how it was computed."""
+    """The figures: name, value of each run, and a note."""
     first = judged[0]
     figures = [_share_figure("right to the letter", judged, "")]
     for name, field in (("BLEU", "bleu"), ("chrF", "chrf")):
@@ -244,7 +244,7 @@ def _count_bins(answers: Sequence[Answer], scores: Sequence[float]) -> list[list
 
 
 class _AttentionDrawer:
-    """The drawings of some sentences, as long as there is room for them."""
+    """Draws the attention of sentences, as long as the page has room."""
 
     def __init__(self, translator: Translator) -> None:
         self.missing = ""

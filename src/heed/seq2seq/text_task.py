@@ -87,10 +87,7 @@ class TextTask(Task):
     kind, title = "text", "own text"
     options = (
         Option(
-            "source",
-            Path,
-            "own text: sentences, or both sides (.tsv, .jsonl, -)",
-            required=True,
+            "source", Path, "own text: sentences, or both sides (.tsv, .jsonl, -)", required=True
         ),
         Option("target", Path, "own text: their translations, line by line"),
         Option("valid_source", Path, "own text: to watch (and --valid-target)"),

@@ -133,11 +133,7 @@ class _Training:
         with strategy.scope():
             self._model = make_model(run, self._options.precision)
         self._step = TrainingStep(
-            self._model,
-            self._options,
-            strategy,
-            self._task.one_shape,
-            self._task.has_alignments,
+            self._model, self._options, strategy, self._task.one_shape, self._task.has_alignments
         )
         self._at = _Progress(steps=self._options.steps)
         self._best: list[np.ndarray] = []  # the weights of the best validation, if they are kept

@@ -52,9 +52,7 @@ def split_words(text: str) -> list[str]:
 
 
 def spread(
-    links: Iterable[tuple[int, int]],
-    source: Sequence[int | None],
-    target: Sequence[int | None],
+    links: Iterable[tuple[int, int]], source: Sequence[int | None], target: Sequence[int | None]
 ) -> NDArray[np.float32]:
     """Where each token of a target should look: at the tokens of all words that its own is linked to, at each alike.
 

@@ -66,10 +66,7 @@ class Service:
         self.translations = Translations(translators, options.max_batch)
         self.metrics = Metrics(lambda: len(self.batcher))
         self.batcher: Batcher[Text, messages.Translation] = Batcher(
-            self.translations,
-            self.translations.size,
-            options.max_queue,
-            self.metrics.batch.observe,
+            self.translations, self.translations.size, options.max_queue, self.metrics.batch.observe
         )
         self.request_model = messages.limit_request(options)
         self.open_requests = 0
@@ -179,9 +176,7 @@ class Service:
 
 def _stopping_error() -> HTTPException:
     return HTTPException(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "the server is stopping",
-        {**_SOON, "Connection": "close"},
+        HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping", {**_SOON, "Connection": "close"}
     )
 
 
