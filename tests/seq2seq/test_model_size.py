@@ -43,8 +43,8 @@ def test_the_estimate_is_that_of_the_matrices(config):
     [
         ({"width": 100_000_000, "num_heads": 4}, "width=100000000"),
         ({"encoder_layers": 10**9}, "encoder_layers=1000000000"),
-        ({"feed_forward_width": 10**15}, "feed_forward_width=1000000000000000"),
-        ({"position": "learned", "max_length": 10**12}, "max_length=1000000000000"),
+        ({"feed_forward_width": 2 * 10**9}, "feed_forward_width=2000000000"),
+        ({"position": "learned", "max_length": 2 * 10**9}, "max_length=2000000000"),
         ({"architecture": "recurrent", "width": 10**8}, "width=100000000"),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(tmp_path, optio
 
 def test_a_batch_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(TaskError, match=r"GB for a batch \(--batch-size, --batch-tokens\)"):
-        start_run(tmp_path / "run", NumbersTask(("en",)), batch_size=10**12)
+        start_run(tmp_path / "run", NumbersTask(("en",)), batch_size=2 * 10**9)
     assert list(tmp_path.iterdir()) == []
 
 

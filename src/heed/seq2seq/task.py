@@ -250,7 +250,7 @@ class Task(abc.ABC):
         return self.subwords.pieces(ids)
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """The word that each source token is part of, None for one that is not text; and the words, in reading order."""
+        """The word that each source token is part of (None if it is not text), and the words, in reading order."""
         labels = self.source_labels(ids)
         return group_words([x if i > END_ID else None for i, x in zip(ids, labels, strict=True)])
 
