@@ -1,4 +1,4 @@
-"""The task of translating as a person's own parallel text does."""
+"""The task of translating, learned from the user's parallel text."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from heed.seq2seq.tokenizer import PAD_ID, Tokenizer
 from heed.seq2seq.vocabularies import DEFAULT_SIZE, Vocabularies
 from heed.seq2seq.word_links import read_links, split_words, spread
 
-# Tokens in a sentence, its end included, if nothing else is said; by what a token is.
+# The default of the most tokens in a sentence, its end included, by unit.
 _LONGEST = {"subword": 128, "word": 128, "character": 512}
 _MULTIPLE = 8  # batches are padded to a multiple of this
 _VALIDATION_BATCH = 64
-_SAMPLE = 100_000  # pairs that the subwords are learned from
-_COUNTED = 500_000  # pairs; the tokens of a larger corpus are reckoned from its letters
-_BLOCK = 20_000  # pairs whose text is in memory together when their tokens are counted
+_SAMPLE = 100_000  # pairs to learn subwords from
+_COUNTED = 500_000  # pairs; tokens of a larger corpus are estimated from its letters
+_BLOCK = 20_000  # pairs in memory while tokens are counted
 _SAMPLE_KEY = 0x73616D70
-_MOST_TRIES = 1_000  # batches in a row without a sentence that is short enough
+_MOST_TRIES = 1_000  # batches in a row without a short enough sentence
 _SIDES = ("source", "target")
 _OF_VOCABULARY = {"vocabulary", "vocabulary_size", "unit", "source_tokenizer", "target_tokenizer"}
 _FILES = (*_SIDES, "alignment")  # of a corpus
@@ -45,7 +45,7 @@ _Ids = tuple[list[int], list[int]]  # of a source and of its target
 
 
 class _HeldOut(NamedTuple):
-    """Pairs that are not trained on, and the language of each target: None where all are in one that has no name."""
+    """Held-out pairs, and the language of each target: None if targets are in one unnamed language."""
 
     pairs: list[Pair]
     languages: list[str | None]
@@ -60,7 +60,7 @@ class _Entry(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """What is trained on: places in the store, the tokens on each side, and how many pairs are too long."""
+    """The training pairs: places in the store, tokens on each side, and the number of pairs that are too long."""
 
     places: NDArray[np.uint32]
     lengths: NDArray[np.uint16]
@@ -68,20 +68,20 @@ class _Training(NamedTuple):
 
 
 class TextTask(Task):
-    """A person's own parallel text.
+    """The user's own parallel text.
 
-    The recipe: pre-norm Transformer of 3 + 3 layers and width 256, dropout 0.1, label smoothing
-    0.1, 10,000 steps with a peak of 1e-3 after 1,000, or after a third of the steps if these are
-    fewer than 3,000; it stops when five validations in a row are no better, and keeps the best
-    weights.
+    The recipe: pre-norm Transformer of 3 + 3 layers and width 256, dropout 0.1, label smoothing 0.1, 10,000 steps with
+        a peak
+    of 1e-3 after 1,000, or after a third of the steps if these are fewer than 3,000. It stops after five validations
+    without improvement and keeps the best weights.
 
-    Training reads its sentences from the files, which may be larger than memory and must stay as they
-    were when the run began; evaluation and translation need the run folder only.
+    Training reads its sentences from the files, which may be larger than memory and must not change during the run;
+    evaluation and translation need the run folder only.
 
     Args:
-        config: what `to_config` returned.
-        read: gives the run folder's file of a name.
-        store, places: the pairs of the files and which of them are trained on, if they have been read already.
+        config: the values that `to_config` returned.
+        read: returns a file of the run folder by name.
+        store, places: the pairs of the files and those to train on, if they have been read already.
     """
 
     kind, title = "text", "own text"
@@ -153,7 +153,7 @@ class TextTask(Task):
         models = [read(f"{side}.model") for side in _SIDES]
         self._files |= {f"{side}.model": model for side, model in zip(_SIDES, models, strict=True)}
         self.shares_vocabulary = models[0] == models[1]
-        # What an id means on one side it then means on the other one, too.
+        # Both sides get the tags, so that ids mean the same.
         tags = [_name_tag(language) for language in self.languages]
         self.source_subwords = Tokenizer(models[0], tags)
         self.subwords = Tokenizer(models[1], tags if self.shares_vocabulary else ())
@@ -198,30 +198,30 @@ class TextTask(Task):
         valid: Sequence[Mapping[str, Any]] = (),
         test: Sequence[Mapping[str, Any]] = (),
     ) -> TextTask:
-        """A new task from files of parallel text: reads, splits, and learns the vocabularies.
+        """Makes a new task from files of parallel text: reads, splits, and learns the vocabularies.
 
         Args:
-            source: path of the sentences, or of a file of both sides, see `Corpus`.
-            target: path of their translations, if the source has one side.
+            source: file of sentences, or of both sides, see `Corpus`.
+            target: file of their translations, if the source has one side.
             vocabulary_size: the most tokens of each vocabulary (8,000).
-            valid_source, valid_target: the same, of what training is watched on. Without them it is held out.
-            test_source, test_target: the same, of what `evaluate` judges by. Without them it is held out.
+            valid_source, valid_target: the same, to validate on. Without them a part of the text is held out.
+            test_source, test_target: the same, for `evaluate`. Without them a part of the text is held out.
             longest: the most tokens of a sentence that is trained on or translated, its end and the token of its
                 language included, 2 or more (128; of characters 512).
-            corpora: more text: "source", perhaps "target" and "alignment"; perhaps "weight", how often each pair
-                comes in an epoch (1; 0.5: each second pair in turn); and perhaps "target_language".
+            corpora: more text: "source", and optionally "target", "alignment", "weight", how often each pair comes in
+                an epoch (1; 0.5: each second pair in turn), and "target_language".
             vocabulary: "separate", one for each side (the default), or "shared", one for both.
-            unit: what a token is: "subword" (the default), "word" or "character", see `Tokenizer.train`.
-            source_tokenizer, target_tokenizer: sentencepiece models to be used in place of learning any; the one of the
-                source serves both sides if the vocabulary is shared.
-            target_language: which language `target` is in, such as "de". The text of `corpora` may be in others: then
-                one model learns them all, and is told by a token before the source which one is wanted.
-            alignment: path of the links between the words of each pair, which guide the attention, see `read_links`.
-            valid, test: more of what training is watched on, and of what `evaluate` judges by: "source", perhaps
-                "target"; and "target_language", which must be there if there are several.
+            unit: a token is a "subword" (the default), "word" or "character", see `Tokenizer.train`.
+            source_tokenizer, target_tokenizer: sentencepiece models to use instead of learning any; the source's serves
+                both sides if the vocabulary is shared.
+            target_language: the language of `target`, such as "de". The text of `corpora` may be in others: one model
+                learns them all, and a token before the source selects the language.
+            alignment: file of word links, which guide the attention, see `read_links`.
+            valid, test: more text to validate and evaluate on: "source", optionally "target"; and "target_language",
+                which is required if there are several.
 
         Raises:
-            TaskError: if the files do not fit, or without the sentencepiece library.
+            TaskError: if the files do not fit together, or without the sentencepiece library.
         """
         if longest is not None:
             with convert_value_errors():
@@ -288,7 +288,7 @@ class TextTask(Task):
             "empty_pairs": store.empty,
             "held_out_pairs": len(store) - len(places),
             "longest": longest,
-            # Room for answers half as long again as the longest that are trained on.
+            # Answers may be half as long again as the longest training target.
             "longest_target": int(1.5 * lengths[lengths <= longest].max(initial=8)),
         }
         return cls(config, files.__getitem__, store, places)
@@ -310,7 +310,7 @@ class TextTask(Task):
 
     @cached_property
     def _places(self) -> NDArray[np.uint32]:
-        """Where the pairs stand that are not held out, too long or not."""
+        """The places of the pairs that are not held out, too long or not."""
         found = _select_training_places(self._store, [self._validation, self._evaluation])
         self._store.forget_sources()
         return found
@@ -322,7 +322,7 @@ class TextTask(Task):
 
     @cached_property
     def _training(self) -> _Training:
-        """What is trained on, of the original files."""
+        """The training pairs, from the original files."""
         self._check_files()
         places = self._places
         lengths = self._measure_lengths(places)
@@ -334,7 +334,7 @@ class TextTask(Task):
         return _Training(places[fits], lengths[fits], int(np.count_nonzero(~fits)))
 
     def _measure_lengths(self, places: NDArray[np.uint32]) -> NDArray[np.uint16]:
-        """(P, 2), the tokens of each side: counted, or for a large corpus reckoned from its letters."""
+        """(P, 2), the tokens of each side: counted, or in a large corpus estimated from its letters."""
         out = np.empty((len(places), 2), np.uint16)
         blocks = [slice(first, first + _BLOCK) for first in range(0, len(places), _BLOCK)]
         if len(places) <= _COUNTED:
@@ -356,7 +356,7 @@ class TextTask(Task):
         return np.stack([counts, self.subwords.counts(targets)], axis=1)
 
     def notes(self) -> list[str]:
-        """Which pairs are left out of training, and which are cut in validation."""
+        """The pairs that are left out of training, and those that are cut in validation."""
         counts = {
             "left out, because a side is empty": self._empty_pairs,
             f"left out of training, because a side has more than {self._longest} tokens": (
@@ -385,14 +385,14 @@ class TextTask(Task):
         return list(zip(sources, targets, strict=True))
 
     def _add_language(self, ids: list[int], language: str | None) -> list[int]:
-        """The ids of a source after the token of the language that is wanted, if there is a choice."""
+        """Puts the token of the requested language before the ids of a source, if there is a choice."""
         if not self.languages:
             return ids
         return [self.source_subwords.tag(_name_tag(language or self.languages[0])), *ids]
 
     def check_batches(self, options: TrainingOptions, step: int = 0) -> None:
-        """Nothing, if there is a batch for a step, and the files are what they were."""
-        if "_training" in vars(self):  # else it is found now, which compares them
+        """Checks that there is a batch for a step and that the files have not changed."""
+        if "_training" in vars(self):  # else reading it checks them
             self._check_files()
         super().check_batches(options, step)
 
@@ -404,7 +404,7 @@ class TextTask(Task):
             languages = [self._of_corpora[number] for number in self._store.corpus_of(places)]
             pairs = self._store.pairs(places)
             ids = self._encode_pairs(pairs, languages)
-            # Reckoned lengths let some through that are too long; very rarely all of a batch.
+            # Estimated lengths let some long pairs through; very rarely all of a batch.
             kept = [n for n, pair in enumerate(ids) if max(map(len, pair)) <= self._longest]
             if kept:
                 batch = _make_batch([ids[n] for n in kept])
@@ -418,26 +418,26 @@ class TextTask(Task):
     def _spread_links(
         self, batch: Batch, pairs: Sequence[Pair], lines: Sequence[str]
     ) -> NDArray[np.float32]:
-        """(B, T, S): where each target token should look."""
+        """(B, T, S): the source tokens that each target token should attend to."""
         found = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
         for n, (pair, line) in enumerate(zip(pairs, lines, strict=True)):
             source, source_words = self.source_words(_unpad(batch.source[n]))
             target, target_words = self.target_words(_unpad(batch.target[n]))
-            # Of text that has the sign of the subwords for a space tokens make other words than spaces do.
+            # Text that contains "▁" has other words by its tokens than by its spaces.
             if [len(source_words), len(target_words)] == [len(split_words(text)) for text in pair]:
                 rows = spread(read_links(line, *pair), source, target)
                 found[n, : rows.shape[0], : rows.shape[1]] = rows
         return found
 
     def _make_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
-        # Bounds of another kind of numbers would make a copy of the places.
+        # Bounds of another dtype would copy the places.
         bounds = np.cumsum([0, *self._store.counts]).astype(np.uint32)
         ends = np.searchsorted(self._training.places, bounds)
         counts = np.diff(ends).tolist()
         return BatchOrder(self._training.lengths, seed, size, tokens, counts, self._weights)
 
     def validation_batches(self) -> list[Batch]:
-        """The validation pairs, cut to the longest length, those of like length together."""
+        """The validation pairs, cut to the longest length and grouped by length."""
         most = self._longest
         pairs = [(s[:most], t[:most]) for s, t in self._encode_pairs(*self._validation)]
         pairs.sort(key=lambda pair: len(pair[1]))
@@ -447,7 +447,7 @@ class TextTask(Task):
         ]
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
-        """The source ids of the validation pairs, cut to the longest length, and their translations as they are."""
+        """The source ids of the validation pairs, cut to the longest length, and their uncut translations."""
         found = zip(self._encode_pairs(*self._validation), self._validation.pairs, strict=True)
         return [(self._cut(ids), target) for (ids, _), (_, target) in found]
 
@@ -458,7 +458,7 @@ class TextTask(Task):
         return {"source_tokenizer": self.source_subwords, "target_tokenizer": self.subwords}
 
     def evaluation_items(self) -> list[Item]:
-        """The evaluation pairs, grouped by language; sources that are too long are cut, and say so."""
+        """The evaluation pairs, grouped by language; sources that are too long are cut and marked."""
         found = zip(self._encode_pairs(*self._evaluation), *self._evaluation, strict=True)
         return [
             Item(self._cut(ids), *pair, language or "text", cut=len(ids) > self._longest)
@@ -469,7 +469,7 @@ class TextTask(Task):
         return ids if len(ids) <= self._longest else [*ids[: self._longest - 1], ids[-1]]
 
     def encode(self, line: str, language: str | None = None) -> list[int]:
-        """The source ids of a sentence; TaskError for one that is empty, no text or too long."""
+        """The source ids of a sentence; TaskError for one that is empty, not text or too long."""
         self.check_language(language)
         if not line.strip():
             raise TaskError("a sentence to translate must not be empty")
@@ -495,7 +495,7 @@ class TextTask(Task):
         return [*self.source_subwords.pieces(ids), "end"]
 
     def source_words(self, ids: Sequence[int]) -> tuple[list[int | None], list[str]]:
-        """The words of the source; the language is none."""
+        """The words of the source; the language is not text."""
         return self.source_subwords.words(ids)
 
     @property
@@ -511,7 +511,7 @@ class TextTask(Task):
         return Reading(both[0].unit)
 
     def to_config(self) -> dict[str, Any]:
-        """Where the files are, what they held, and the longest target."""
+        """The files, their hashes, and the longest target."""
         return self._config
 
     def files(self) -> dict[str, bytes]:
@@ -545,7 +545,7 @@ def _unpad(ids: NDArray[np.int32]) -> list[int]:
 
 
 def _read_pairs(corpus: Corpus) -> list[Pair]:
-    """The pairs of a held-out part that a person gives.
+    """The pairs of a given held-out corpus.
 
     Raises:
         TaskError: if there are none.
@@ -563,10 +563,10 @@ def _read_held_out(
     others: Sequence[Mapping[str, Any]],
     languages: Sequence[str],
 ) -> list[_Entry]:
-    """What a person gives to be held out, each corpus with its language; nothing: it is taken from the text.
+    """The corpora that the user gives to hold out, each with its language; empty if the text is to be split.
 
     Raises:
-        TaskError: if the language of one is not said, or not learned.
+        TaskError: if the language of one is missing, or not learned.
     """
     found = [_read_entry(one, name) for one in others]
     if (first := _make_corpus(f"{name}_source", source, target)) is not None:
@@ -587,7 +587,7 @@ def _read_held_out(
 
 
 def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
-    """A corpus, from what a person said of it in a list of the task."""
+    """A corpus, from an entry in a list of the task."""
     known = TextTask.lists[list_]
     if unknown := sorted(set(corpus) - set(known)):
         raise TaskError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
@@ -606,7 +606,7 @@ def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
 
 
 def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
-    """The languages of the targets, in the order in which they come; none, if they have no names.
+    """The languages of the targets, in order; none if they have no names.
 
     Raises:
         TaskError: if only some have one.
@@ -621,7 +621,7 @@ def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
 
 
 def _name_tag(language: str) -> str:
-    """What the token is called that asks for a language: with a space in it no piece of text can be called so."""
+    """The name of a language's token: no piece of text has a space in its name."""
     return f"to {language}"
 
 
@@ -645,7 +645,7 @@ def _select_training_places(store: PairStore, held_out: Iterable[_HeldOut]) -> N
 
 
 def _sample_places(count: int, most: int) -> NDArray[np.int64]:
-    """Some of the numbers 0 to count - 1, in order; all of them if these are not too many."""
+    """Some of the numbers 0 to count - 1, in order; all of them if they are not more than `most`."""
     if count <= most:
         return np.arange(count)
     return np.sort(permute(np.arange(most), count, _SAMPLE_KEY))

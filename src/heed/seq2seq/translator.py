@@ -1,4 +1,4 @@
-"""Translating with a trained run."""
+"""Translates with a trained run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from heed.seq2seq.task import Task, pad_rows
 from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
 from heed.seq2seq.trained_model import load_model
 
-_PERPLEXITY_BATCH = (
-    16  # pairs whose perplexity is computed together: all their logits are there at once
-)
+_PERPLEXITY_BATCH = 16  # pairs; all their logits are in memory
 _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes are compiled
 
 
@@ -30,10 +28,10 @@ class Translation:
     """One translation of a line.
 
     Args:
-        text: what it says.
-        ids: its tokens, then padding; nothing but padding where a search met no further sequence.
-        score: log p of it, as `heed.models.generate` has it; None where scores are not asked for.
-        alignment: which words it comes from; None where that is not asked for.
+        text: the translation.
+        ids: its tokens, then padding; padding alone if a search found no further sequence.
+        score: its log-probability, see `heed.models.generate`; None if scores are not requested.
+        alignment: its word alignment; None if it is not requested.
     """
 
     text: str
@@ -47,12 +45,12 @@ class Translator:
 
     Args:
         run: the run folder; unfinished runs translate with their newest checkpoint.
-        say: is called with a line for each newer checkpoint that is damaged.
-        options: how translations are chosen. None takes the likeliest token in each step.
+        warn: called with a line for each newer checkpoint that is damaged.
+        options: decoding options; None decodes greedily.
         others: runs that translate with it, as a `heed.models.Ensemble`. Alignments are those of the first run.
 
     Raises:
-        TaskError: if a run has no weights yet, or is damaged, or has other tokens than the first.
+        TaskError: if a run has no weights yet, is damaged, or has other tokens than the first.
 
     Example:
         >>> Translator(RunFolder.open("heed-runs/numbers"))(["1 2"])  # doctest: +SKIP
@@ -101,11 +99,11 @@ class Translator:
 
     @property
     def step(self) -> int:
-        """After how many steps of training the run's weights were taken."""
+        """The training step of the loaded weights."""
         return int(self.weights["step"])
 
     def describe(self) -> dict[str, Any]:
-        """What decides how it translates, ready for JSON: the weights, the options, and the runs beside its own."""
+        """The settings that affect translations, as JSON-ready values: weights, options, and the other runs."""
         return {
             "weights": self.weights,
             "decoding": dataclasses.asdict(self.options),
@@ -113,11 +111,11 @@ class Translator:
         }
 
     def __call__(self, lines: Sequence[str], language: str | None = None) -> list[str]:
-        """The translation of each line.
+        """Translates each line.
 
         Args:
-            lines: what to translate.
-            language: which of the run's languages, if it has some; None takes the first.
+            lines: texts to translate.
+            language: one of the run's languages, if it has some; None takes the first.
 
         Raises:
             TaskError: if a line cannot be translated; the message says why.
@@ -133,14 +131,14 @@ class Translator:
         options: DecodingOptions | None = None,
         alignments: bool = False,
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each line, best first, or as they were drawn; with scores if they are wanted.
+        """The `n_best` translations of each line, best first, or as they were sampled; with scores if requested.
 
         Args:
-            lines: what to translate.
-            language: which of the run's languages, if it has some; None takes the first.
-            prefix: what each translation begins with, in whole words; None leaves that to the model.
-            options: how they are chosen; None takes those of the translator.
-            alignments: whether to say which words each comes from.
+            lines: texts to translate.
+            language: one of the run's languages, if it has some; None takes the first.
+            prefix: the beginning of each translation, in whole words; or None.
+            options: decoding options; None takes the translator's.
+            alignments: whether to align words.
 
         Raises:
             TaskError: if a line cannot be translated, or the prefix leaves no room for a translation.
@@ -177,7 +175,7 @@ class Translator:
         ]
 
     def warm_up(self, prefix: Sequence[int] = (), options: DecodingOptions | None = None) -> None:
-        """Compiles what decoding needs, for rows of any number and length; what is drawn later stays as it was."""
+        """Compiles decoding for rows of any number and length, without changing later samples."""
         batches = self._batches
         for rows in ([[END_ID]], [[END_ID] * 9] * 2):  # TensorFlow generalises from two sizes
             self._decode(rows, len(rows), prefix, options or self.options)
@@ -189,13 +187,14 @@ class Translator:
         batch_size: int = 500,
         options: DecodingOptions | None = None,
     ) -> list[list[int]]:
-        """The target ids of rows of source ids, of several the first.
+        """The target ids of rows of source ids, the best of several.
 
-        Rows of like length are decoded together: a batch goes on until its longest target ends.
+        Rows of similar length are decoded together: a batch runs until its longest target ends.
 
         Args:
             rows: source ids.
-            batch_size: how many rows are decoded at once.
+            batch_size: rows decoded at once.
+            options: decoding options; None takes the translator's.
 
         Returns:
             A list of target ids for each row, in the order of `rows`.
@@ -203,16 +202,15 @@ class Translator:
         return [ids[0] for ids, _ in self._decode(rows, batch_size, (), options or self.options)]
 
     def perplexity(self, rows: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> float:
-        """How unsure the model is of given translations: `exp(-mean log p(token))` over all tokens, ends included.
+        """The perplexity of given translations: `exp(-mean log p(token))` over all tokens, ends included.
 
         Args:
             rows: source ids.
-            targets: a row of target ids for each, its end included; of what is longer than a translation of the task
-                may be, the beginning counts.
+            targets: target ids of each, the end included, cut to the longest translation of the task.
 
         Returns:
-            1 or more; the size of the target vocabulary if all tokens are as likely. Of other subwords it is another
-            number: compare runs of one vocabulary alone.
+            1 or more; the size of the target vocabulary if all tokens are equally likely. It depends on the vocabulary:
+            compare only runs that share one.
         """
         total, count = 0.0, 0
         order = sorted(range(len(rows)), key=lambda i: len(targets[i]))
@@ -236,7 +234,7 @@ class Translator:
         prefix: Sequence[int],
         options: DecodingOptions,
     ) -> list[tuple[list[list[int]], list[float | None]]]:
-        """Of each row the target ids of all its results, and their scores."""
+        """The target ids of all results of each row, and their scores."""
         most = options.max_length or self.task.longest_target
         if len(prefix) >= most:
             raise TaskError(
@@ -247,7 +245,7 @@ class Translator:
         out: list[Any] = [None] * len(rows)
         for start in range(0, len(order), batch_size):
             part = order[start : start + batch_size]
-            # One size of batch for all: each size is compiled anew.
+            # All batches have one size: each size is compiled.
             filled = part + part[:1] * (min(batch_size, len(rows)) - len(part))
             source = pad_rows([rows[i] for i in filled], multiple=_MULTIPLE)
             arguments = options.arguments(self._batches, self.task.longest_target)
@@ -266,7 +264,7 @@ class Translator:
 
 
 def _identify_tokens(task: Task) -> tuple[Any, ...]:
-    """What must be the same in runs that translate together: the meaning of every id."""
+    """The meaning of all ids, which must agree in runs that translate together."""
     models = {name: data for name, data in task.files().items() if name.endswith(".model")}
     return task.kind, task.languages, task.source_vocabulary_size, models
 

@@ -1,4 +1,4 @@
-"""What greedy translations of validation sentences are worth, while a run is trained."""
+"""BLEU or chrF of greedy translations of validation sentences, during training."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MULTIPLE = 8  # sources are padded to a multiple of this, so that few shapes ar
 
 
 class ValidationScore:
-    """BLEU or chrF, as sacrebleu has them, of a fixed choice of validation sentences.
+    """BLEU or chrF, by sacrebleu, of a fixed choice of validation sentences.
 
-    They are translated by a model of its own: in float32, whatever the training computes in, so that the decoder
-    engine can.
+    A model of its own translates them, in float32 whatever the training computes in, so that the decoder engine
+    applies.
 
     Args:
-        run: the run folder; its options say which score, and how many sentences.
+        run: the run folder; its options set the score and the number of sentences.
         task: its task.
 
     Raises:

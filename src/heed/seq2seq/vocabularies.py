@@ -1,4 +1,4 @@
-"""The vocabularies of own text: learned from it, or given as files."""
+"""The vocabularies of own text: learned, or given as files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ _KINDS = ("separate", "shared")
 
 
 class Vocabularies:
-    """What a person says of the tokens of both sides.
+    """The user's choices about the tokens of both sides.
 
     Args:
-        kind: "separate" (None too): each side has its own; "shared": both have the same.
+        kind: "separate" (or None): each side has its own; "shared": both have the same.
         size: the most tokens of each; None: 8,000.
-        unit: what a token is, see `Tokenizer.train`; None: a subword.
-        source, target: tokenizers, or paths of sentencepiece models, to be used as they are; None: learned from the
-            text. The one of the source serves both sides if they share it.
+        unit: see `Tokenizer.train`; None: a subword.
+        source, target: tokenizers, or sentencepiece models, to use as they are; None: learned from the text. The
+            source's serves both sides if they share it.
 
     Raises:
-        TaskError: if a file cannot be read or is no such model, or if something is said of the tokens that a given
-            model says already.
+        TaskError: if a file cannot be read or is not a model, or an option conflicts with a given model.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which words of a sentence belong to which words of its translation: read, and spread over their tokens."""
+"""Links between the words of a sentence and of its translation: reading them, and spreading them over tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
-    """The links of a sentence pair, as Pharaoh had them: "i-j" for word i of the source and word j of the target.
+    """Parses the links of a sentence pair in Pharaoh format: "i-j" for source word i and target word j.
 
-    Words are what spaces separate, counted from 0. A line without links is one too.
+    Words are separated by spaces and counted from 0. A line may have no links.
 
     Raises:
-        ValueError: for something else, or a word that is not there. The message ends with what was received.
+        ValueError: for other text, or a word that does not exist. The message ends with what was received.
 
     Example:
         >>> read_links("0-1 1-0", "the cat", "chat le")
@@ -45,7 +45,7 @@ def split_words(text: str) -> list[str]:
     """The words that links count.
 
     Example:
-        >>> words_between_spaces("the  cat")
+        >>> split_words("the  cat")
         ['the', 'cat']
     """
     return [word for word in text.split(" ") if word]
@@ -54,15 +54,15 @@ def split_words(text: str) -> list[str]:
 def spread(
     links: Iterable[tuple[int, int]], source: Sequence[int | None], target: Sequence[int | None]
 ) -> NDArray[np.float32]:
-    """Where each token of a target should look: at the tokens of all words that its own is linked to, at each alike.
+    """The attention that links ask for: each target token attends equally to all tokens of the words linked to its own.
 
     Args:
-        links: (i, j) for word i of the source and word j of the target.
-        source: which word each of S tokens is part of, None for one that is no text.
+        links: (i, j) for source word i and target word j.
+        source: the word that each of S tokens is part of, None for one that is not text.
         target: the same of T tokens.
 
     Returns:
-        (T, S) float32, of which each row sums to 1, or to 0 where there is no link.
+        (T, S) float32, whose rows sum to 1, or to 0 without a link.
 
     Source:
         Garg, Peitz, Nallasamy and Paulik, "Jointly learning to align and translate with Transformer models" (2019),
