@@ -16,7 +16,7 @@ from heed.seq2seq import (
     start_run,
     train,
 )
-from heed.seq2seq import start as start_module
+from heed.seq2seq import runs as runs_module
 from heed.seq2seq.trained_model import load_model
 from tests.seq2seq import tiny
 
@@ -57,7 +57,7 @@ def test_a_missing_library_is_said_before_the_folder_is_made(tmp_path, task, mon
     def missing(what):
         raise TaskError(f"{what} needs the sacrebleu library")
 
-    monkeypatch.setattr(start_module, "load_sacrebleu", missing)
+    monkeypatch.setattr(runs_module, "load_sacrebleu", missing)
     assert scoring.load_sacrebleu is not missing
     with pytest.raises(TaskError, match="bleu needs the sacrebleu library"):
         start_run(tmp_path / "run", task, validate_with="bleu")
