@@ -77,7 +77,7 @@ def test_the_bound_is_the_memory_of_the_machine(monkeypatch):
     config = TransformerConfig(16, 16, **TRANSFORMER)
     layers, weights = 2 * 2**20, 4 * count_parameters(config)
     monkeypatch.setattr(model_size, "memory_size", lambda: layers + 3 * weights + 5)
-    check_model(config, 3, more=5)
+    check_model(config, 3, batch_bytes=5)
     for numbers, more in ((3, 6), (4, 0)):
         with pytest.raises(TaskError, match="must fit into the memory"):
             check_model(config, numbers, more)

@@ -1,7 +1,6 @@
 """The command `heed`: arguments only; the work is in `heed.seq2seq`.
 
-Exit status: 0 done; 1 something that the person can put right, said in one line on stderr; 2 wrong
-arguments; 130 stopped with Ctrl-C.
+Exit status: 0 success; 1 an error that the user can fix, in one line on stderr; 2 wrong arguments; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
 
     Example:
-        >>> main(["translate", "surely-not-here", "1"])  # says on stderr that it does not exist
+        >>> main(["translate", "surely-not-here", "1"])  # prints on stderr that it does not exist
         1
     """
     prepare_streams()
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except KeyboardInterrupt as error:  # its message, if training was stopped
         return _fail(str(error) or "stopped", 130)
-    except BrokenPipeError:  # the reader of the output has gone, as in `heed ... | head -1`
+    except BrokenPipeError:  # the reader is gone, as in `heed ... | head -1`
         drop_output()
         return 1
     except Exception as error:
@@ -63,7 +62,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         if not _is_utf8(word):
             parser.error(f"the arguments must be UTF-8 text. Received: {word!r}")
     parsed, others = parser.parse_known_args(arguments)
-    # argparse takes no text after an option once the list has begun: `translate RUN --language de 7`.
+    # argparse takes no text after an option: `translate RUN --language de 7`.
     if others and not (hasattr(parsed, "text") and all(_is_text(word) for word in others)):
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     if others:
@@ -72,7 +71,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether no byte of it had to be escaped when it was read."""
+    """Whether all its bytes were UTF-8 when it was read."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -86,7 +85,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def _explain_error(error: Exception) -> str | None:
-    """The line for an error that the person can put right; None for a fault of heed."""
+    """The line for an error that the user can fix; None for a bug."""
     if isinstance(error, TaskError):
         return str(error)
     tensorflow = sys.modules.get("tensorflow")
@@ -114,7 +113,7 @@ heed learns to translate one sequence into another, and shows where it looks.
 
 `heed help` lists all commands, `heed help train` the options of one."""
 
-# What each command is: `add_NAME(parser)` and `run_NAME(parsed)` of a module, loaded when it is asked for.
+# Module and help of each command; the module has `add_NAME(parser)` and `run_NAME(parsed)` and loads on use.
 _COMMANDS = {
     "demo": ("train", "Learn numbers in words, evaluate, and draw the attention."),
     "train": ("train", "Train a new run, or continue one that was stopped."),
@@ -138,7 +137,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def _parser(names: Iterable[str]) -> Parser:
-    """The parser; of the commands only those that are asked for have their arguments."""
+    """The parser; only the named commands have their arguments."""
     parser = Parser(
         prog="heed", description="Learn to translate one sequence into another, and see how."
     )

@@ -1,4 +1,4 @@
-"""`heed data`: parallel text, checked or made."""
+"""`heed data`: checks or makes parallel text."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def add_data(parser: Parser) -> None:
 
 
 def run_data(parsed: argparse.Namespace) -> int | None:
-    """Checks, or makes."""
+    """Checks or makes text."""
     return {"check": _check_data, "catalogs": _write_catalogs}[parsed.what](parsed)
 
 
 def _check_data(parsed: argparse.Namespace) -> int:
-    """The status is 1 if training would stop at what is wrong."""
+    """Returns 1 if training would stop at a line."""
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.corpus_check import check_corpus
 

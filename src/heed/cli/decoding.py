@@ -1,4 +1,4 @@
-"""What the commands that use a trained run have in common."""
+"""Parts shared by the commands that use a trained run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS = (
 
 
 def add_decoding_options(parser: Parser) -> None:
-    """The options of how a translation is chosen."""
+    """Adds the decoding options."""
     add_options(parser, _OPTIONS)
     parser.add_argument(
         "--device-threads", type=int, help="threads to compute with (all there are)"
@@ -40,7 +40,7 @@ def add_decoding_options(parser: Parser) -> None:
 
 
 def read_decoding_options(parsed: argparse.Namespace) -> seq2seq.DecodingOptions:
-    """Those that were given."""
+    """The given decoding options."""
     names = [*(name for name, _, _ in _OPTIONS), "n_best", "scores"]
     if parsed.device_threads is not None:
         check_positive("--device-threads", parsed.device_threads)
@@ -53,7 +53,7 @@ def open_translator(
     ensemble: Sequence[Path] | None = None,
     threads: int | None = None,
 ) -> seq2seq.Translator:
-    """The run's model, ready to translate, with others if these are given; what a person should know goes to stderr."""
+    """Opens the run's model, and those of an ensemble; notes go to stderr."""
     run, *others = (seq2seq.RunFolder.open(one) for one in (path, *(ensemble or ())))
     start_tensorflow(threads)
     translator = seq2seq.Translator(run, print_note, options, others)

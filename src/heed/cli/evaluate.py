@@ -1,4 +1,4 @@
-"""`heed evaluate`: how good a run is."""
+"""`heed evaluate`: measures a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def run_evaluate(parsed: argparse.Namespace) -> None:
-    """Judges a run on pairs that it never saw."""
+    """Evaluates a run on pairs that it never saw."""
     with tempfile.TemporaryDirectory(prefix="heed-") as folder:
         if parsed.source == STANDARD_INPUT:
             parsed.source = Path(folder) / "input.tsv"
@@ -54,7 +54,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         name = "--target" if parsed.target is not None else "--language"
         raise TaskError(f"{name} goes with --source: both say what to judge by")
     if parsed.compare is not None:
-        seq2seq.RunFolder.open(parsed.compare)  # before the first one takes its time
+        seq2seq.RunFolder.open(parsed.compare)  # before the evaluation takes its time
     report = _check_report_path(parsed)
     translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
     evaluation = seq2seq.evaluate(translator, corpus, parsed.language)
@@ -77,7 +77,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
 
 
 def _check_report_path(parsed: argparse.Namespace) -> Path | None:
-    """Where the report goes, checked before the judging takes its time."""
+    """Checks where the report goes, before the evaluation takes its time."""
     if parsed.report is None:
         return None
     load_sacrebleu("--report")

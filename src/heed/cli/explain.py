@@ -1,4 +1,4 @@
-"""`heed explain`: where each head looked."""
+"""`heed explain`: the attention of a translation."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def run_explain(parsed: argparse.Namespace) -> None:
             raise TaskError(f"{option} must be a file in an existing folder, not {path}")
     if parsed.png is not None:
         picture_format(parsed.png)
-    translator = open_translator(
-        parsed.run
-    )  # first: it loads TensorFlow, which says much otherwise
+    translator = open_translator(parsed.run)  # first: it silences TensorFlow
     found = seq2seq.read_attention(translator, text, parsed.language)
     print_line(found.translation)
     print_line(f"every head: {found.write_page(out)}")

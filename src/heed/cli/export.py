@@ -1,4 +1,4 @@
-"""`heed export`: a run for a runtime without heed."""
+"""`heed export`: writes a run for a runtime without heed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_export(parser: Parser) -> None:
 
 
 def run_export(parsed: argparse.Namespace) -> None:
-    """Exports, and says how far the artefact is from the run."""
+    """Exports, and prints how far the artefact is from the run."""
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
     from heed.export import ExportError, export

@@ -1,4 +1,4 @@
-"""`heed info`: versions, and which implementation of attention is in use."""
+"""`heed info`: versions, and the implementation of attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def add_info(parser: Parser) -> None:
 
 
 def run_info(_: argparse.Namespace) -> None:
-    """Says what there is."""
-    with contextlib.suppress(ImportError):  # what is missing is part of the answer
+    """Prints the information."""
+    with contextlib.suppress(ImportError):  # missing packages are part of the answer
         start_tensorflow()
     from heed._info import info
 

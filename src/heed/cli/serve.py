@@ -1,4 +1,4 @@
-"""`heed serve`: runs over HTTP, and a page to try them on."""
+"""`heed serve`: runs over HTTP, with a page to try them on."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
         from heed._install import how_to_install
 
         raise TaskError(f"serving needs {error.name}: {how_to_install('serve')}") from None
-    # What can be checked without TensorFlow is checked before the seconds that it takes to load.
+    # Checks that need no TensorFlow come before it loads, which takes seconds.
     from heed.seq2seq.serving import sockets
     from heed.seq2seq.serving.hosts import Hosts
     from heed.seq2seq.serving.options import ServingOptions
@@ -95,7 +95,7 @@ def _name_runs(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     """The runs by name.
 
     Raises:
-        TaskError: if there are more or fewer names than runs, or two are the same.
+        TaskError: if the numbers of names and runs differ, or two names are equal.
     """
     if names and len(names) != len(paths):
         raise TaskError(

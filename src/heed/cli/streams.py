@@ -1,4 +1,4 @@
-"""What a command reads and says."""
+"""Input and output of the commands."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from heed.seq2seq.errors import TaskError
 
 
 def print_line(line: str) -> None:
-    """Prints a line of the answer at once, also to a pipe."""
+    """Prints a line of output at once, also to a pipe."""
     print(line, flush=True)
 
 
 def print_note(line: str) -> None:
-    """Prints a line about the work, to stderr."""
+    """Prints a line about the work to stderr."""
     print(f"heed: {line}", file=sys.stderr, flush=True)
 
 
-STANDARD_INPUT = Path("-")  # as people name it
+STANDARD_INPUT = Path("-")
 
 
 def prepare_streams() -> None:
-    """Bytes that are no text are said to be so, and nothing that is said stops the command."""
+    """Makes bytes that are not UTF-8 readable and all output printable."""
     if sys.stderr is None:  # closed: `print` would write to standard output instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -39,7 +39,7 @@ def prepare_streams() -> None:
 
 
 def drop_output() -> None:
-    """Drops what could not be written, which Python would try again at its end."""
+    """Drops unwritten output, which Python would try to write again at its end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -50,7 +50,7 @@ def drop_output() -> None:
 
 @contextlib.contextmanager
 def open_input(path: Path | None) -> Iterator[Iterable[str]]:
-    """The lines of a file, or of standard input."""
+    """Opens the lines of a file, or of standard input."""
     if path is not None:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             yield file
@@ -61,7 +61,7 @@ def open_input(path: Path | None) -> Iterator[Iterable[str]]:
 
 
 def read_terminal(prepare: Callable[[], object]) -> Iterator[str]:
-    """The lines of a terminal; what is to be done once is done while none is there yet."""
+    """Yields the lines of a terminal; calls `prepare` once, while no line waits."""
     pending = True
     while True:
         if pending and not _line_waits():
@@ -73,7 +73,7 @@ def read_terminal(prepare: Callable[[], object]) -> Iterator[str]:
 
 
 def _line_waits() -> bool:
-    """Whether a line of the terminal waits; no, where a system cannot tell."""
+    """Whether a line of the terminal waits; no, if the system cannot tell."""
     try:
         return bool(select.select([sys.stdin], [], [], 0)[0])
     except (OSError, ValueError):
@@ -81,14 +81,14 @@ def _line_waits() -> bool:
 
 
 def copy_input(path: Path, target: Path | None = None) -> None:
-    """Writes standard input, lines of both sides, to a file, byte by byte.
+    """Copies standard input, lines of both sides, to a file.
 
     Args:
         path: the file to make; its folder is made too.
-        target: what was given as the other side.
+        target: the file given for the other side.
 
     Raises:
-        TaskError: if there is another side, if nothing can be read, or if the file exists.
+        TaskError: if there is another side, nothing can be read, or the file exists.
     """
     if target is not None:
         raise TaskError(f"standard input holds both sides: leave out {target}")
@@ -117,7 +117,7 @@ def copy_input(path: Path, target: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """Writes lines to a file, or to standard output."""
+    """Opens a file, or standard output, and yields a function that writes a line."""
     if path is None:
         yield print_line
         return
@@ -126,6 +126,6 @@ def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 def strip_byte_order_mark(lines: Iterable[str]) -> Iterator[str]:
-    """The lines; a mark of the byte order before the first is no text."""
+    """The lines, without a byte order mark before the first."""
     for number, line in enumerate(lines):
         yield line if number else line.removeprefix("\ufeff")

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from heed import seq2seq  # whose parts load when they are first used
-from heed.cli.arguments import Parser, option_name, select_options
+from heed import seq2seq
+from heed.cli.arguments import Parser, add_options, option_name, select_options
 from heed.cli.streams import STANDARD_INPUT, copy_input, print_line
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.settings import MODEL, TRAINING, Setting
+from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tensorflow_start import start_tensorflow
 
 RUNS = Path("heed-runs")
 _DEFAULTS = "Options left out are chosen to suit the task; config.json of the run has all."
 _OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """A line for each option: there are many."""
+    """Gives each option a line: there are many."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
@@ -32,7 +31,7 @@ def add_demo(parser: Parser) -> None:
     """The arguments of `heed demo`."""
     parser.add_argument("--run", type=Path, help=f"run folder to make (default: {RUNS}/numbers)")
     parser.add_argument("--languages", default="en", help="some of en,de,fr,es (default: en)")
-    _add_settings(parser, TRAINING)
+    add_options(parser, TRAINING)
     parser.epilog = f"{_DEFAULTS}\nfor example: heed demo --languages en,de"
     parser.formatter_class = _Help
 
@@ -45,11 +44,9 @@ def add_train(parser: Parser) -> None:
     parser.formatter_class = _Help
     data = parser.add_argument_group("what to learn")
     data.add_argument("task", nargs="?", choices=list(TASKS), help="numbers, or text: your own")
-    for option in {one.name: one for task in TASKS.values() for one in task.options}.values():
-        metavar = _METAVARS.get(option.type, "NAME")
-        name = option_name(option.name)
-        data.add_argument(name, type=option.type, help=option.help, metavar=metavar)
-    # A file can name several texts, the command line one.
+    options = {one.name: one[:3] for task in TASKS.values() for one in task.options}
+    add_options(data, options.values())
+    # Only a file can list several texts.
     parser.set_defaults(**{name: None for task in TASKS.values() for name in task.lists})
     run = parser.add_argument_group("the run")
     run.add_argument("--run", type=Path, help=f"folder to make (default: in {RUNS})")
@@ -60,24 +57,14 @@ def add_train(parser: Parser) -> None:
     run.add_argument(
         "--init-from", type=Path, metavar="RUN", help="begin with its weights and vocabulary"
     )
-    _add_settings(parser.add_argument_group("training"), TRAINING)
+    add_options(parser.add_argument_group("training"), TRAINING)
     model = parser.add_argument_group("the model")
     model.add_argument("--architecture", metavar="NAME", help="transformer or recurrent")
     model.add_argument("--preset", metavar="NAME", help="tiny, base or big")
-    _add_settings(model, MODEL)
+    add_options(model, MODEL)
     parser.epilog = (
         f"{_DEFAULTS}\nfor example: heed train --source a.en --target a.de --validate-with bleu"
     )
-
-
-def _add_settings(parser: Any, settings: Iterable[Setting]) -> None:
-    """Options with the type and the help of each."""
-    for name, kind, text in settings:
-        if kind is bool:
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(option_name(name), action=action, default=None, help=text)
-        else:
-            parser.add_argument(option_name(name), type=kind, help=text, metavar=_METAVARS[kind])
 
 
 def run_demo(parsed: argparse.Namespace) -> None:
@@ -96,7 +83,7 @@ def run_demo(parsed: argparse.Namespace) -> None:
 
 
 def run_train(parsed: argparse.Namespace) -> None:
-    """Trains a new run, or goes on with one."""
+    """Trains a new run, or continues one."""
     from heed.seq2seq.tasks import TASKS
 
     if parsed.resume is not None:
@@ -106,7 +93,7 @@ def run_train(parsed: argparse.Namespace) -> None:
         if config is not None:
             _fill_in(parsed, config)
         with contextlib.nullcontext() if config is None else config.name_file_in_errors():
-            # A task is named, or it is that whose files are given.
+            # The task is named, or its files are given.
             kinds = [
                 k
                 for k, task in TASKS.items()
@@ -125,7 +112,7 @@ def run_train(parsed: argparse.Namespace) -> None:
 
 
 def _describe_ways() -> str:
-    """What can be trained, as commands."""
+    """The commands that train."""
     from heed.seq2seq.tasks import TASKS
 
     tasks = [f"`heed train {kind}`" for kind in TASKS if kind != "text"]
@@ -134,7 +121,7 @@ def _describe_ways() -> str:
 
 
 def _open_run_to_resume(parsed: argparse.Namespace) -> seq2seq.RunFolder:
-    """The run to go on with, with more steps if that is said."""
+    """Opens the run to resume, extended if there are more steps."""
     from heed.seq2seq.tasks import TASKS
 
     if parsed.task is not None:
@@ -155,7 +142,7 @@ def _open_run_to_resume(parsed: argparse.Namespace) -> seq2seq.RunFolder:
 
 
 def _fill_in(parsed: argparse.Namespace, config: seq2seq.ConfigFile) -> None:
-    """What the file says holds where the command line says nothing."""
+    """Fills in values of the file that the command line does not set."""
     for name, value in config.values.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, Path(value) if name in ("run", "init_from") else value)
@@ -186,7 +173,7 @@ def _make_run(
 
 @contextlib.contextmanager
 def _keep_input(values: dict[str, Any], path: Path) -> Iterator[None]:
-    """Where the source is standard input, it is kept beside the run for `--resume`; not if no run is made."""
+    """Keeps standard input beside the run for `--resume`, if it is the source; drops it if no run is made."""
     if values.get("source") != STANDARD_INPUT:
         yield
         return
@@ -211,10 +198,10 @@ def _choose_path(parsed: argparse.Namespace, name: str) -> Path:
 
 
 def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -> dict[str, Any]:
-    """Those of the task's options that were given.
+    """The given options of the task.
 
     Raises:
-        TaskError: if one that it needs is missing, or one of another task is there.
+        TaskError: if a required one is missing, or one of another task is given.
     """
     from heed.seq2seq.tasks import TASKS
 
@@ -236,5 +223,5 @@ def _select_task_options(parsed: argparse.Namespace, task: type[seq2seq.Task]) -
 
 
 def _option_names(task: type[seq2seq.Task], required: bool = False) -> list[str]:
-    """The names of a task's options, or of those that it needs."""
+    """The names of a task's options, or of the required ones."""
     return [option.name for option in task.options if option.required or not required]

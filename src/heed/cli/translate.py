@@ -1,4 +1,4 @@
-"""`heed translate`: text given, a file or standard input."""
+"""`heed translate`: translates arguments, a file or standard input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from heed.cli.streams import (
 )
 from heed.seq2seq.errors import TaskError
 
-# Tokens that stand for bytes may spell a line break, which would be another answer's line.
+# Byte tokens may spell a line break, which would start another line.
 _NO_BREAKS = str.maketrans("\r\n", "  ")
 
 
@@ -53,8 +53,8 @@ def add_translate(parser: Parser) -> None:
 
 
 def run_translate(parsed: argparse.Namespace) -> int | None:
-    """Translates; the status is 1 if a line could not be."""
-    # What can be checked without TensorFlow is checked before the seconds that it takes to load.
+    """Translates; the status is 1 if a line could not be translated."""
+    # Checks that need no TensorFlow come before it loads, which takes seconds.
     options = read_decoding_options(parsed)
     size = 64 if parsed.batch_size is None else check_positive("--batch-size", parsed.batch_size)
     files = [path for path in (parsed.input, parsed.output) if path is not None and path.is_file()]
@@ -104,7 +104,7 @@ def _translate_lines(
     write: Callable[[str], None],
     batch_size: int,
 ) -> int:
-    """The status is 1 if a line could not be translated."""
+    """Translates lines; the status is 1 if one could not be translated."""
     from heed.seq2seq.translator import translate_stream
 
     problems: list[str] = []
@@ -131,7 +131,7 @@ def _translate_lines(
 def _format_answer(
     parsed: argparse.Namespace, number: int, found: Sequence[seq2seq.Translation]
 ) -> Iterator[str]:
-    """What is written for a line of input: as many lines whatever is found, columns with a tab between them."""
+    """The output for a line of input, always the same number of lines: columns separated by tabs."""
     for rank in range(parsed.n_best or 1):
         one = found[rank] if found else None
         columns = [] if parsed.n_best is None else [str(number)]

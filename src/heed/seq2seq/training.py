@@ -1,4 +1,4 @@
-"""The training loop: one for one machine and for many, and it can be killed at any step."""
+"""The training loop: on one machine or many, and safe to kill at any step."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ from heed.seq2seq.validation_score import ValidationScore
 
 _RECORD_EVERY = 10  # steps in one line of metrics
 _TITLES = {"bleu": "BLEU", "chrf": "chrF"}
-
-
 _STOP_NOTICE = "stopping after this step: it is saved first; once more stops at once"
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM while training. The message says where the run stands and how to go on.
+    """Ctrl-C or SIGTERM during training. The message says where the run stands and how to continue.
 
     Args:
         message: the line.
@@ -54,11 +52,11 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training ended.
+    """The result of a training.
 
     Args:
-        steps: how many steps were taken in all.
-        seconds: how long they took, over all sittings, validation and checkpoints included.
+        steps: steps taken in all.
+        seconds: their time, over all sittings, validation and checkpoints included.
         stopped_early: whether validation stopped it.
         best_step: the step of the best validation; its weights are kept if `patience` is set.
     """
@@ -71,10 +69,9 @@ class Trained:
 
 @dataclass
 class _Progress:
-    """What the loop knows beside weights and optimizer state; plain values for the checkpoint.
+    """The state of the loop beside weights and optimizer, as plain values for the checkpoint.
 
-    Batches and learning rates are functions of the step, so nothing of them is here. `steps` is how many there were to
-    be when it was written.
+    Batches and learning rates are functions of the step, so they are not here. `steps` is the planned number of steps.
     """
 
     step: int = 0
@@ -91,29 +88,28 @@ class _Progress:
 def train(
     run: RunFolder, *, strategy: tf.distribute.Strategy | None = None, progress: bool = True
 ) -> Trained:
-    """Trains a run from where it stands to its end, and writes its final weights.
+    """Trains a run to its end, from where it stands, and writes its final weights.
 
-    A run that was stopped, by whatever, goes on from its newest checkpoint. On the same machine the
-    final weights are the same, bit for bit, as if it had not been stopped. For that TensorFlow's
-    operations are deterministic meanwhile, in the whole process; the states of random generators
-    stay as they are.
+    An interrupted run resumes from its newest checkpoint. On the same machine its final weights are bit for bit those
+    of an uninterrupted run. For that TensorFlow's operations are deterministic in the whole process during training;
+    the states of random generators stay as they are.
 
     Args:
-        run: the run folder. It says everything: what is learned, how, with which seed.
-        strategy: the tf.distribute strategy; None takes the current one. The batch is split over
-            its replicas. Only its first worker writes.
+        run: the run folder, which holds the task, the options and the seed.
+        strategy: the tf.distribute strategy; None takes the current one. The batch is split over its replicas. Only its
+            first worker writes.
         progress: whether to show progress on stderr.
 
     Returns:
-        How it ended. A run that is complete already is left as it is.
+        How it ended. A complete run is left as it is.
 
     Raises:
-        TaskError: if the folder is damaged, its text has changed, another process trains in it, or
-            Keras does not run on TensorFlow.
+        TaskError: if the folder is damaged, its text has changed, another process trains in it, or Keras does not run
+            on TensorFlow.
         OSError: if it cannot be written, as when the disk is full. The last checkpoint is intact.
-        MemoryError: if the memory does not suffice. The last checkpoint is intact.
-        TrainingInterrupted: on Ctrl-C or SIGTERM, after the step at hand has been saved. A second signal does not wait
-            for that; the last checkpoint is intact then too.
+        MemoryError: if memory runs out. The last checkpoint is intact.
+        TrainingInterrupted: on Ctrl-C or SIGTERM, after the current step has been saved. A second signal does not wait
+            for that; the last checkpoint is intact.
     """
     if keras.backend.backend() != "tensorflow":
         raise TaskError("training needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow")
@@ -124,7 +120,7 @@ def train(
 
 
 class _Training:
-    """One sitting: the model, its optimizer and where the run stands."""
+    """One sitting: the model, its optimizer and the progress."""
 
     def __init__(self, run: RunFolder, strategy: tf.distribute.Strategy, chief: bool) -> None:
         self._run, self._chief = run, chief
@@ -138,14 +134,14 @@ class _Training:
         self._at = _Progress(steps=self._options.steps)
         self._best: list[np.ndarray] = []  # the weights of the best validation, if they are kept
         self._saved = 0
-        self._score: ValidationScore | None = None  # of translations, if they are asked for
-        self._notes: list[str] = []  # what to say once the log is open
+        self._score: ValidationScore | None = None  # of translations, if requested
+        self._notes: list[str] = []  # to write once the log is open
         self._restore()
 
-    # What a checkpoint holds ----------------------------------------------------------------------
+    # Checkpoints ----------------------------------------------------------------------------------
 
     def _variables(self) -> dict[str, Sequence[Any]]:
-        """Weights under the name that translation looks for; "other": the random generators of dropout."""
+        """The variables of a checkpoint; translation reads "weight"; "other" holds the random generators of dropout."""
         weights = {id(variable) for variable in self._model.weights}
         return {
             "weight": self._model.weights,
@@ -156,7 +152,7 @@ class _Training:
         }
 
     def _save(self, stopped: bool = False) -> None:
-        """Writes a checkpoint: a regular one, or that of a stop, which the next regular one replaces."""
+        """Writes a checkpoint: a regular one, or one of a stop, which the next regular one replaces."""
         at, folder = self._at, self._run.checkpoints
         if self._chief:
             arrays = {**self._variables(), "best": self._best}
@@ -181,15 +177,15 @@ class _Training:
             raise TaskError(f"{self._run.path} is damaged: its checkpoint is not one") from None
         self._best = arrays.get("best", [])
         self._saved = self._at.step
-        if self._at.steps < self._options.steps:  # it is trained on
+        if self._at.steps < self._options.steps:  # the run was extended
             self._at.steps = self._options.steps
             self._at.stopped_early, self._at.without_better = False, 0
 
     def _begin(self) -> None:
-        """Takes the weights of another run, if it is to go on from them."""
+        """Takes the initial weights from another run, if there are some."""
         if INITIAL not in self._run.config["files"]:
             return
-        self._run.read(INITIAL)  # which compares the checksum
+        self._run.read(INITIAL)  # compares the checksum
         arrays, meta = checkpoint.load(self._run.path / INITIAL)
         assign(self._model.weights, arrays.get("weight", []), self._run)
         if self._step.average:
@@ -239,7 +235,7 @@ class _Training:
         return self._result()
 
     def _prepare(self) -> None:
-        """Does what may be refused, before anything is written: the folder then stays as it is."""
+        """Does all that may fail before anything is written: the folder then stays as it is."""
         options, task = self._options, self._task
         task.check_batches(options, self._at.step)
         self._notes += task.notes()
@@ -261,7 +257,7 @@ class _Training:
                     break
 
     def _describe(self) -> str:
-        """What is trained: the first line, long before the first validation."""
+        """Describes the training: the first line, long before the first validation."""
         task, options = self._task, self._options
         size = f"{options.accumulate * options.batch_size:,} pairs"
         if options.batch_tokens:
@@ -312,7 +308,7 @@ class _Training:
         log.advance(at.step)
 
     def _after_step(self, log: TrainingLog) -> None:
-        """Metrics, validation and checkpoint: in this order, so that a checkpoint covers both."""
+        """Writes metrics, validation and checkpoint, in this order, so that a checkpoint covers both."""
         at, options = self._at, self._options
         last = at.step == options.steps
         validates = last or at.step % options.validate_every == 0
@@ -335,7 +331,7 @@ class _Training:
         at, patience, name = self._at, self._options.patience, self._options.validate_with
         with self._step.use_average():
             result = self._step.validate(self._validation_batches)._asdict()
-            # Copies, for training goes on in the variables.
+            # Copies: training goes on in the variables.
             wanted = self._model.weights if patience or self._score is not None else ()
             weights = [np.array(weight.numpy()) for weight in wanted]
         if self._score is not None:
@@ -374,7 +370,7 @@ class _Training:
 def _prefetch(
     task: Task, options: TrainingOptions, step: int
 ) -> Generator[list[Batch], None, None]:
-    """The batches of each step from `step` on; a second thread makes the next ones while these are used."""
+    """Yields the batches of each step from `step` on; a second thread makes the next ones meanwhile."""
 
     def make_batches(step: int) -> list[Batch]:
         first = step * options.accumulate
@@ -404,7 +400,7 @@ def _is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Makes TensorFlow add in the same order each time, or say that it cannot; then as it was.
+    """Makes TensorFlow's operations deterministic in the block, or raise if they cannot be.
 
     Left on, it would change the caller's own work: Keras then compiles nothing with XLA.
     """

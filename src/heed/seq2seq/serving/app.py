@@ -1,4 +1,4 @@
-"""The paths of a server, and which status each failure has."""
+"""The paths of a server, and the status of each failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from heed.seq2seq.translator import Translator
 
 _LOG = logging.getLogger("heed.serving")
 _SOON = {"Retry-After": "1"}
-# Status by status, why `POST /translate` may refuse.
+# Failures of `POST /translate` by status.
 _REFUSALS = {
     HTTPStatus.BAD_REQUEST: "The body is no JSON",
     HTTPStatus.NOT_FOUND: "No run has that name",
@@ -48,12 +48,12 @@ _REFUSALS = {
 
 
 class Service:
-    """The runs that are served, the queue before them, and whether new requests are still taken.
+    """The served runs, the queue before them, and whether the server takes requests.
 
     Args:
-        translators: by name the runs; the first is the usual one.
+        translators: the runs by name; the first is the default.
         options: the limits.
-        decoding: how translations are chosen, but for what requests say.
+        decoding: decoding options, for all that requests do not set.
     """
 
     def __init__(
@@ -74,27 +74,27 @@ class Service:
 
     @property
     def stopping(self) -> bool:
-        """Whether no new requests are taken."""
+        """Whether the server refuses new requests."""
         return self._end is not None
 
     def stop(self) -> None:
-        """Takes no new requests; those that were taken have `drain` seconds from now."""
+        """Refuses new requests; those taken already have `drain` seconds from now."""
         if self._end is None:
             self._end = time.monotonic() + self.options.drain
 
     def seconds_left(self) -> float:
-        """For what was taken, once the server stops."""
+        """The seconds left for requests under way, once the server stops."""
         return max(0.0, (self._end or 0.0) - time.monotonic())
 
     def warm_up(self) -> None:
-        """Compiles what the usual requests need, so that none waits for it."""
+        """Compiles for usual requests, so that none waits for it."""
         self.translations.warm_up(self.decoding)
 
     async def translate(self, request: Request) -> messages.TranslateAnswer:
         """Answers a request.
 
         Raises:
-            HTTPException: with the status that says why not.
+            HTTPException: with the status of the failure.
         """
         if self.stopping:
             raise _stopping_error()
@@ -112,7 +112,7 @@ class Service:
     async def _read_request(self, request: Request) -> messages.TranslateRequest:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            # A page of another site may send a form or plain text unasked, but not this.
+            # Pages of other sites may send forms or plain text without asking the server first, but not JSON.
             raise HTTPException(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the Content-Type must be application/json"
             )
@@ -163,7 +163,7 @@ class Service:
         return messages.TranslateAnswer.model_construct(run=run, translations=found)
 
     def health(self) -> messages.Health:
-        """Which runs are served, and whether requests are taken."""
+        """The served runs, and whether the server takes requests."""
         runs = {
             name: messages.ServedRun(
                 task=one.task.kind, step=one.step, languages=list(one.task.languages)
@@ -181,15 +181,15 @@ def _stopping_error() -> HTTPException:
 
 
 class _Direct(APIRoute):
-    """A route whose endpoint takes the request: FastAPI describes it, and looks for no parameters in each request."""
+    """A route whose endpoint takes the request: FastAPI describes it, but parses no parameters of each request."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers."""
+        """The endpoint itself."""
         return self.endpoint
 
 
 class _HeadAsGet:
-    """ASGI middleware: HEAD is answered as GET is; uvicorn leaves the body out."""
+    """ASGI middleware: answers HEAD as GET; uvicorn leaves the body out."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -201,11 +201,11 @@ class _HeadAsGet:
 
 
 def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
-    """The application; it closes the service's queue when it ends.
+    """Makes the application; it closes the service's queue when it ends.
 
     Args:
-        service: what answers.
-        hosts: that requests may name; None: those of the loopback.
+        service: answers requests.
+        hosts: the hosts that requests may name; None: those of the loopback.
     """
 
     @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""The queue of a server: what waits is joined into batches for one worker thread."""
+"""The queue of a server: joins waiting items into batches for one worker thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class QueueFullError(Exception):
-    """No room for what was submitted."""
+    """The queue has no room for the submitted items."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,18 +25,19 @@ class _Waiting(Generic[Item]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Items of one kind that wait at the same time are worked on together.
+    """Works on waiting items of one kind together.
 
-    Nothing waits on purpose: an item that finds the worker idle is a batch of its own at once, and what arrives while
-    the worker is busy is the next batch. So a lone request is as quick as can be, and batches grow with the load by
-    themselves. First come, first served: the oldest item chooses the kind, and others of its kind join it.
+    It never waits to fill a batch: an item that finds the worker idle is a batch at once, and items that arrive while
+        the
+    worker is busy are the next batch. So a lone request is as quick as possible, and batches grow with the load. First
+    come, first served: the oldest item sets the kind, and others of its kind join it.
 
     Args:
-        work: is called on the worker thread with a kind and some of its items, and returns for each its result or the
-            exception that whoever submitted it gets.
-        size: how many items of a kind may be joined.
-        room: how many items may wait.
-        ran: is called on the worker thread with the size of each batch, before it is worked on.
+        work: called on the worker thread with a kind and some of its items; returns for each its result, or the
+            exception to raise in whoever submitted it.
+        batch_size: the most items of a kind in a batch.
+        capacity: the most items that may wait.
+        on_batch: called on the worker thread with the size of each batch, before work on it.
 
     Example:
         >>> async def ask():
@@ -69,11 +70,11 @@ class Batcher(Generic[Item, Result]):
         self._thread.start()
 
     def __len__(self) -> int:
-        """How many items wait; those that are worked on do not."""
+        """The number of waiting items, without those being worked on."""
         return len(self._waiting)
 
     def submit(self, kind: Hashable, items: Sequence[Item]) -> list[asyncio.Future[Result]]:
-        """Puts items in the queue, all of them or none; called on an event loop, which gets the results.
+        """Puts items in the queue, all or none; called on an event loop, which gets the results.
 
         An item whose future is cancelled while it waits is never worked on.
 
@@ -90,10 +91,10 @@ class Batcher(Generic[Item, Result]):
         return [one.future for one in added]
 
     def close(self, seconds: float | None = None) -> None:
-        """Ends the thread, once what waits has been worked on.
+        """Ends the thread, after work on the waiting items.
 
         Args:
-            seconds: after which the thread is left to itself; None: never.
+            seconds: the longest time to wait for the thread; None: no limit.
         """
         with self._changed:
             self._closed = True
@@ -110,7 +111,7 @@ class Batcher(Generic[Item, Result]):
             self._deliver(batch, results)
 
     def _next(self) -> list[_Waiting[Item]]:
-        """The oldest item and those of its kind, in order; none once the batcher is closed and empty."""
+        """The oldest item and those of its kind, in order; empty once the batcher is closed and empty."""
         with self._changed:
             while True:
                 while self._waiting and self._waiting[0].future.cancelled():
@@ -135,7 +136,7 @@ class Batcher(Generic[Item, Result]):
 
     @staticmethod
     def _deliver(batch: Sequence[_Waiting[Item]], results: Sequence[Any]) -> None:
-        """Hands results over on their event loops, one call for all of a loop."""
+        """Delivers results on their event loops, with one call for each loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
         for one, result in zip(batch, results, strict=True):
             by_loop.setdefault(one.future.get_loop(), []).append((one.future, result))

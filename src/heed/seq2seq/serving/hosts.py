@@ -1,4 +1,4 @@
-"""To which names a server answers: a page of another site must not reach it under a name of its own."""
+"""The host names that a server answers to: pages of other sites must not reach it by names of their own."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:/?#@\\,\"'<>]+))(?::\d*)?", 
 class Hosts:
     """The hosts that requests may name, with any port.
 
-    A site whose name resolves to 127.0.0.1 (DNS rebinding) has its page's requests sent here, and the browser lets the
+    A site whose name resolves to 127.0.0.1 (DNS rebinding) makes browsers send its page's requests here and lets the
     page read the answers. Only the Host header tells: it holds the site's name. An address cannot be rebound.
 
     Args:
         names: besides those of this machine's loopback; "*" for all.
-        addresses: whether IP addresses other than those of the loopback are hosts too.
+        addresses: whether to accept IP addresses other than the loopback's.
 
     Raises:
-        TaskError: if a name is none.
+        TaskError: if a name is not a host name.
 
     Example:
         >>> hosts = Hosts(["heed.example"])
@@ -43,12 +43,12 @@ class Hosts:
 
     @classmethod
     def of(cls, listener: socket.socket, host: str, names: Iterable[str]) -> Hosts:
-        """Those of a server that listens.
+        """The hosts of a listening server.
 
         Args:
-            made: where it listens.
+            listener: its socket.
             host: the address or name that it was told to listen at.
-            names: what else it answers to.
+            names: further names.
         """
         if is_loopback(listener):
             return cls(names)
@@ -57,7 +57,7 @@ class Hosts:
         return hosts
 
     def __contains__(self, host: str) -> bool:
-        """Whether a server answers to this value of the Host header."""
+        """Whether the server answers to this value of the Host header."""
         name = parse_host(host)
         if name is None:
             return False
@@ -72,11 +72,11 @@ class Hosts:
 
 
 class HostFilter:
-    """ASGI middleware: refuses requests for other hosts, and those that do not say for which host they are.
+    """ASGI middleware: refuses requests for other hosts, and those without a host.
 
     Args:
-        app: what answers.
-        hosts: those that are known.
+        app: answers the others.
+        hosts: the accepted hosts.
     """
 
     def __init__(self, app: Any, hosts: Hosts) -> None:
@@ -92,7 +92,7 @@ class HostFilter:
 
     def _refusal(self, scope: Any) -> tuple[HTTPStatus, str] | None:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if not hosts and scope["http_version"] == "1.0":  # it knew no such header, browsers do
+        if not hosts and scope["http_version"] == "1.0":  # has no such header
             return None
         if len(hosts) != 1 or parse_host(hosts[0]) is None:
             return HTTPStatus.BAD_REQUEST, "a request must have one Host header, with a host's name"
@@ -105,7 +105,7 @@ class HostFilter:
 
 
 def parse_host(host: str) -> str | None:
-    """The name or address in a value of the Host header, in lower case, without port; None if there is none."""
+    """The name or address in a Host header, in lower case, without port; None if there is none."""
     found = _HOST.fullmatch(host.strip(" \t").lower())
     if found is None:
         return None

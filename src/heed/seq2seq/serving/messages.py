@@ -1,4 +1,4 @@
-"""What is asked and answered over HTTP; the OpenAPI description is made of these."""
+"""Requests and answers over HTTP; the OpenAPI description is made of these."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MOST_ATTENTION = 16  # each may take a megabyte
 
 
 class TranslateRequest(BaseModel):
-    """What `POST /translate` takes."""
+    """The body of `POST /translate`."""
 
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
         json_schema_extra={
             "examples": [{"texts": ["1 2 3 4", "42"], "beam_size": 4, "n_best": 2}],
-            # A schema cannot compare two fields; this much of "`n_best` is at most `beam_size`" it can say.
+            # A schema cannot compare two fields; it can say this much of "`n_best` is at most `beam_size`".
             "if": {"properties": {"n_best": {"minimum": 2}}, "required": ["n_best"]},
             "then": {"properties": {"beam_size": {"minimum": 2}}, "required": ["beam_size"]},
         },
@@ -132,7 +132,7 @@ class Hypothesis(BaseModel):
 
 
 class Translation(BaseModel):
-    """What became of one text."""
+    """The result for one text."""
 
     text: str = Field(description="the likeliest translation")
     hypotheses: list[Hypothesis] | None = Field(
@@ -147,7 +147,7 @@ class Translation(BaseModel):
 
 
 class TranslateAnswer(BaseModel):
-    """What `POST /translate` gives: a translation for each text, in their order."""
+    """The answer of `POST /translate`: a translation for each text, in their order."""
 
     run: str
     translations: list[Translation]
@@ -160,7 +160,7 @@ class Problem(BaseModel):
 
 
 class ServedRun(BaseModel):
-    """A run that is served."""
+    """A served run."""
 
     task: str
     step: int = Field(description="training steps behind its weights")
@@ -168,7 +168,7 @@ class ServedRun(BaseModel):
 
 
 class Health(BaseModel):
-    """What `GET /health` gives."""
+    """The answer of `GET /health`."""
 
     status: str = Field(description="ok, or stopping")
     version: str
@@ -180,13 +180,13 @@ _FIELDS = TypeAdapter(dict[str, Any])
 
 
 def read(model: type[Model], body: bytes) -> Model:
-    """A request from its body.
+    """Parses a request's body.
 
-    One mistake is described. To describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
+    It describes only one mistake: to describe each of ten thousand unknown fields, as pydantic does, takes tenths of a
     second in which nobody else is answered.
 
     Raises:
-        ValidationError: if the body is no JSON, or a field is wrong.
+        ValidationError: if the body is not JSON, or a field is wrong.
     """
     fields = _FIELDS.validate_json(body)
     unknown = next((name for name in fields if name not in model.model_fields), None)
@@ -199,13 +199,13 @@ def read(model: type[Model], body: bytes) -> Model:
 
 
 def _shorten(name: str) -> str:
-    """A field's name that somebody made up, short and in one line."""
+    """The name of an unknown field, short and in one line."""
     printable = "".join(c if c.isprintable() else "\ufffd" for c in name[:41])
     return printable if len(name) <= 40 else f"{printable[:40]}..."
 
 
 def describe_error(error: ValidationError) -> str:
-    """What is wrong with a request, and where."""
+    """Describes the first mistake of a request."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"])) or "the body"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -213,5 +213,5 @@ def describe_error(error: ValidationError) -> str:
 
 
 def is_json_error(error: ValidationError) -> bool:
-    """Whether the body could not be read as JSON at all."""
+    """Whether the body is not JSON at all."""
     return error.errors(include_url=False)[0]["type"] == "json_invalid"

@@ -1,4 +1,4 @@
-"""What a server counts, in the form that Prometheus reads."""
+"""The metrics of a server, in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The figures of one server.
+    """The metrics of one server.
 
     Args:
-        waiting: says how many texts wait.
+        waiting: returns the number of waiting texts.
 
     Attributes:
-        batch: takes the number of texts of each batch.
+        batch: observes the number of texts of each batch.
     """
 
     def __init__(self, waiting: Callable[[], int]) -> None:
@@ -44,7 +44,7 @@ class Metrics:
         queue.set_function(waiting)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in Prometheus' format."""
         return generate_latest(self._registry)
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
@@ -54,12 +54,12 @@ class Metrics:
 
 
 class RequestCounter:
-    """ASGI middleware: every answer is counted, whatever gave it.
+    """ASGI middleware: counts every answer, whatever gave it.
 
     Args:
-        app: what answers.
-        metrics: what counts.
-        paths: those that are counted by name; all others are "other", or anybody could make up labels without end.
+        app: answers requests.
+        metrics: counts them.
+        paths: the paths counted by name; all others are "other", or clients could make up endless labels.
     """
 
     def __init__(self, app: Any, metrics: Metrics, paths: frozenset[str]) -> None:

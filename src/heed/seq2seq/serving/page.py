@@ -1,4 +1,4 @@
-"""The page of a server: one HTML document that asks the server itself and nothing else."""
+"""The page of a server: one HTML document that sends requests to the server alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FILES = Path(__file__).parent / "_page_files"
 
 
 def make_page(runs: Mapping[str, Any], max_beam: int, max_characters: int) -> tuple[str, str]:
-    """The page, and its content security policy, which lets no other script run than the page's own.
+    """Makes the page, and its content security policy, which allows no scripts but the page's own.
 
     Args:
-        runs: by name the languages that each run can write; the first is the usual one.
+        runs: the target languages of each run by name; the first is the default.
         max_beam: the widest beam.
         max_characters: of a text.
     """

@@ -1,4 +1,4 @@
-"""Where a server listens. Nothing here waits for TensorFlow, so that a port in use is known at once."""
+"""The address of a server. Nothing here needs TensorFlow, so that a port in use is known at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from heed.seq2seq.errors import TaskError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that nobody else can have, on which nothing is listened to yet.
+    """Makes a socket that nobody else can have, and listens on it.
 
     Args:
         host: an address of this machine, or a name that it has; "0.0.0.0" or "::" for all of them.
         port: 0 to 65,535; 0 takes a free one.
 
     Raises:
-        TaskError: if it is in use, or cannot be had.
+        TaskError: if it is in use, or not available.
     """
     if not 0 <= port <= 65_535:
         raise TaskError(f"--port must be from 0 to 65535. Received: {port}")
@@ -26,10 +26,10 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except (OSError, UnicodeError):
         raise TaskError(f"--host must be an address of this machine. Received: {host!r}") from None
-    # asyncio switches off Nagle's algorithm, which holds answers back for 40 ms, where a socket is said to be TCP.
+    # For TCP sockets asyncio switches off Nagle's algorithm, which delays answers by 40 ms.
     listener = socket.socket(family, kind, protocol)
     try:
-        # After a server has stopped its port is free at once; one that listens keeps it.
+        # The port of a stopped server is free at once; a listening server keeps it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(128)
@@ -48,7 +48,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def get_url(listener: socket.socket) -> str:
-    """Where a browser on this machine finds it."""
+    """The URL for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "::1" if listener.family == socket.AF_INET6 else "127.0.0.1"
@@ -56,7 +56,7 @@ def get_url(listener: socket.socket) -> str:
 
 
 def get_network(host: str) -> str:
-    """Whose address it is: an IPv4 address by itself; of IPv6, where one person has 2^64 of them, the first half."""
+    """The network of a client: of IPv4 the address; of IPv6, where one person has 2^64 of them, the first half."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)

@@ -1,4 +1,4 @@
-"""What the worker of a server does: texts that go together, translated together."""
+"""Translates batches of texts on the worker thread of a server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from heed.seq2seq.serving.messages import Attention, Hypothesis, Translation
 from heed.seq2seq.translator import Translation as Translated
 from heed.seq2seq.translator import Translator
 
-# Attention of a text takes as long as decoding several: others get their turn after so many.
+# Texts in a batch with attention, which takes as long as decoding several texts.
 _READ_AT_ONCE = 4
 
 
 class Text(NamedTuple):
-    """One text to translate, the language to write, and how many translations to give."""
+    """A text to translate, its target language, and the number of translations."""
 
     text: str
     language: str | None = None
@@ -31,7 +31,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Mode:
-    """How texts are translated; those of one way may share a batch."""
+    """How to translate texts; those of one mode may share a batch."""
 
     run: str
     options: DecodingOptions
@@ -43,8 +43,8 @@ class Translations:
     """Translates batches of texts with one of several runs.
 
     Args:
-        translators: by name the runs that are served.
-        max_batch: hypotheses that are decoded together.
+        translators: the served runs by name.
+        max_batch: hypotheses decoded together.
     """
 
     def __init__(self, translators: Mapping[str, Translator], max_batch: int) -> None:
@@ -56,12 +56,12 @@ class Translations:
         self._max_batch = max_batch
 
     def size(self, mode: Mode) -> int:
-        """How many texts may be translated together."""
+        """The most texts to translate together."""
         size = max(1, self._max_batch // mode.options.beam_size)
         return min(size, _READ_AT_ONCE) if mode.attention else size
 
     def __call__(self, mode: Mode, texts: Sequence[Text]) -> list[Translation | Exception]:
-        """The translation of each text, or what is wrong with it: one that cannot be translated stops no other."""
+        """The translation of each text, or its error: one that cannot be translated stops no other."""
         translator = self.translators[mode.run]
         results: list[Translation | Exception] = []
         rows: dict[int, list[int]] = {}
@@ -83,7 +83,7 @@ class Translations:
     def _translation(
         self, mode: Mode, one: Text, row: list[int], found: list[Translated]
     ) -> Translation:
-        # Where a beam met fewer sequences than it is wide, what is left has no probability.
+        # A beam that met fewer sequences than it is wide ends with impossible ones.
         found = [each for each in found if each.score != -math.inf][: one.n_best]
         answers = [
             Hypothesis(
@@ -108,7 +108,7 @@ class Translations:
         return Attention(**drawing_of(seen.capture, seen.tokens))
 
     def warm_up(self, options: DecodingOptions) -> None:
-        """Compiles what requests with these options need, for any number and length of texts."""
+        """Compiles for requests with these options, for any number and length of texts."""
         for name, translator in self.translators.items():
             translator.warm_up(options=_request_whole_beam(options))
             if name in self._readers:
@@ -116,7 +116,7 @@ class Translations:
 
 
 def _request_whole_beam(options: DecodingOptions) -> DecodingOptions:
-    """All that a beam has, whatever is wanted of it: one compiled program for each width."""
+    """Options that return the whole beam: one compiled program for each width."""
     if options.beam_size == 1:
         return options
     return dataclasses.replace(options, n_best=options.beam_size, scores=True)
