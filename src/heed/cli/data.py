@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from heed.cli.arguments import Parser
-from heed.cli.streams import STANDARD_INPUT, copy_input, print_line
+from heed.cli.streams import print_line, resolve_input
 from heed.seq2seq.errors import TaskError
 
 
@@ -40,11 +39,8 @@ def _check_data(parsed: argparse.Namespace) -> int:
     from heed.seq2seq.corpus import Corpus
     from heed.seq2seq.corpus_check import check_corpus
 
-    with tempfile.TemporaryDirectory(prefix="heed-") as folder:
-        if parsed.source == STANDARD_INPUT:
-            parsed.source = Path(folder) / "input.tsv"
-            copy_input(parsed.source, parsed.target)
-        found = check_corpus(Corpus(parsed.source, parsed.target, parsed.alignment))
+    with resolve_input(parsed.source, parsed.target) as source:
+        found = check_corpus(Corpus(source, parsed.target, parsed.alignment))
     for line in found.report():
         print_line(line)
     return int(found.stops)

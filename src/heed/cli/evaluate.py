@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from heed import seq2seq
 from heed._install import how_to_install
 from heed.cli.arguments import Parser
 from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
-from heed.cli.streams import STANDARD_INPUT, copy_input, print_line, print_note
+from heed.cli.streams import print_line, print_note, resolve_input
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.scoring import load_sacrebleu
 
@@ -39,10 +38,7 @@ def add_evaluate(parser: Parser) -> None:
 
 def run_evaluate(parsed: argparse.Namespace) -> None:
     """Evaluates a run on pairs that it never saw."""
-    with tempfile.TemporaryDirectory(prefix="heed-") as folder:
-        if parsed.source == STANDARD_INPUT:
-            parsed.source = Path(folder) / "input.tsv"
-            copy_input(parsed.source, parsed.target)
+    with resolve_input(parsed.source, parsed.target) as parsed.source:
         _evaluate(parsed)
 
 

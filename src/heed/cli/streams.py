@@ -8,8 +8,10 @@ import os
 import select
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from heed.seq2seq.errors import TaskError
 
@@ -113,6 +115,18 @@ def copy_input(path: Path, target: Path | None = None) -> None:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def resolve_input(path: Any, target: Path | None) -> Iterator[Any]:
+    """Yields the path, or that of a temporary copy if it is standard input, see `copy_input`."""
+    if path != STANDARD_INPUT:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="heed-") as folder:
+        copy = Path(folder) / "input.tsv"
+        copy_input(copy, target)
+        yield copy
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heed.seq2seq.errors import TaskError
 from heed.seq2seq.task import Task, pad_rows
-from heed.seq2seq.tokenizer import END_ID, PAD_ID, START_ID
+from heed.seq2seq.tokenizer import START_ID, cut_at_end
 from heed.seq2seq.word_links import mark_members
 
 _BATCH = 32
@@ -76,16 +76,11 @@ def align(
     alignments: list[Alignment] = []
     for at in range(0, len(sources), _BATCH):
         part = slice(at, at + _BATCH)
-        outputs = [_cut_at_end(ids) for ids in targets[part]]
+        outputs = [cut_at_end(ids) for ids in targets[part]]
         found = _compute_attention(model, sources[part], outputs)
         for source, target, weights in zip(sources[part], outputs, found, strict=True):
             alignments.append(_average_over_words(task, source, target, weights))
     return alignments
-
-
-def _cut_at_end(ids: Sequence[int]) -> list[int]:
-    ids = list(ids)
-    return ids[: ids.index(END_ID)] if END_ID in ids else [i for i in ids if i != PAD_ID]
 
 
 def _compute_attention(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:

@@ -73,10 +73,8 @@ def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
         arrays = read_npz(path, most)
     except FileNotFoundError:
         raise TaskError(f"{path} is missing") from None
-    except OSError as error:
-        raise TaskError(f"{path} is damaged: {error.strerror or error}") from None
-    except ValueError as error:
-        raise TaskError(f"{path} is damaged: {error}") from None
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}") from None
     try:
         meta = json.loads(arrays.pop(_META).tobytes())
         if not isinstance(meta["step"], int) or meta["step"] < 0:

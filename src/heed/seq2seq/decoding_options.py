@@ -8,6 +8,7 @@ from typing import Any
 
 from heed._numbers import check_integer, check_real
 from heed.seq2seq.errors import convert_value_errors
+from heed.seq2seq.options import check_one_of
 
 WEIGHTS = ("float32", "bfloat16", "int8")
 _OF_SAMPLING = ("top_k", "top_p", "seed")
@@ -67,11 +68,7 @@ class DecodingOptions:
             self._check("n_best", check_integer, least=1)
             if (self.top_p or 1) > 1:
                 raise ValueError(f"`top_p` must be in (0, 1]. Received: top_p={self.top_p}")
-            if self.weights not in WEIGHTS:
-                allowed = ", ".join(map(repr, WEIGHTS))
-                raise ValueError(
-                    f"`weights` must be one of {allowed}. Received: weights={self.weights!r}"
-                )
+            check_one_of("weights", self.weights, WEIGHTS)
             self._check_together()
 
     def _check_together(self) -> None:

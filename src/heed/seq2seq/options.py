@@ -14,6 +14,7 @@ from heed.seq2seq.errors import TaskError, convert_value_errors
 SCHEDULES = ("cosine", "inverse_sqrt", "constant")
 PRECISIONS = ("float32", "bfloat16")
 METRICS = ("loss", "bleu", "chrf")
+_EVERY = ("validate_every", "validate_sentences", "checkpoint_every")
 _MOST_STEPS = 10**8  # the names of checkpoints have room for eight digits
 
 
@@ -79,9 +80,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         with convert_value_errors():
-            for name in ("steps", "batch_size", "accumulate"):
-                self._check(name, check_integer, least=1)
-            for name in ("validate_every", "validate_sentences", "checkpoint_every"):
+            for name in ("steps", "batch_size", "accumulate", *_EVERY):
                 self._check(name, check_integer, least=1)
             self._check("keep", check_integer, least=2)
             for name, known in (

@@ -161,11 +161,10 @@ class RunFolder:
                 f"{path} was made by another version of heed (format {config.get('version')}; "
                 f"this one reads {_VERSION})"
             )
-        for part in ("task", "files", "training", "model"):
-            if not isinstance(config.get(part), dict):
+        parts = {**dict.fromkeys(("task", "files", "training", "model"), dict), "architecture": str}
+        for part, kind in parts.items():
+            if not isinstance(config.get(part), kind):
                 raise TaskError(f"{path} is damaged: its config.json has no {part}")
-        if not isinstance(config.get("architecture"), str):
-            raise TaskError(f"{path} is damaged: its config.json has no architecture")
         return cls(path, config)
 
     @property

@@ -150,7 +150,7 @@ class Tokenizer:
         """The text of each row of ids, up to its end token; tags give nothing, an unknown token "⁇"."""
         found = []
         for row in rows:
-            library_ids = [self._library_ids[i] for i in _cut_at_end(row) if i in self._library_ids]
+            library_ids = [self._library_ids[i] for i in cut_at_end(row) if i in self._library_ids]
             text = str(self._processor.decode(library_ids))
             # The library writes a space before each unknown word, even the first.
             found.append(text.strip(" ") if self.unit == "word" else text)
@@ -158,7 +158,7 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """A label for each id up to the end token; "▁" marks the start of a word."""
-        return [self._label(i) for i in _cut_at_end(ids)]
+        return [self._label(i) for i in cut_at_end(ids)]
 
     def _label(self, i: int) -> str:
         if i >= self._first_tag:
@@ -199,7 +199,8 @@ def group_words(pieces: Sequence[str | None]) -> tuple[list[int | None], list[st
     return [None if n == len(words) - 1 else n for n in numbers], words[:-1]
 
 
-def _cut_at_end(ids: Iterable[int]) -> list[int]:
+def cut_at_end(ids: Iterable[int]) -> list[int]:
+    """The ids before the end token, without padding and start."""
     before = itertools.takewhile(lambda i: i != END_ID, map(int, ids))
     return [i for i in before if i not in (PAD_ID, START_ID)]
 
