@@ -101,6 +101,6 @@ main([*words[:2], "--port", sys.stdin.readline(), "--timeout", "60"])
         process.kill()
     assert out == ""
     assert [line for line in err.splitlines() if "heed" in line or "WARNING" in line] == [
-        "heed: 0.0.0.0: other machines can reach this server, and it asks nobody who they are",
+        "heed: 0.0.0.0: other machines can reach this server, which has no authentication",
         "heed: stopped",
     ]

@@ -58,7 +58,7 @@ def test_every_pair_is_asked_for_in_its_language(task):
             assert task.decode([target])[0].startswith(WORDS[language])
             seen[language] += 1
     assert seen == {"de": 90, "fr": 90}
-    assert " in de, fr, 20 others held out" in task.describe
+    assert " in de, fr, 20 others held out" in task.description
 
 
 def test_held_out_pairs_keep_their_language(task):

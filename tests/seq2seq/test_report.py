@@ -112,12 +112,12 @@ def test_figures_signatures_and_notes(translator, tmp_path):
         "right to the letter": (["40.0 %"], "2 of 5"),
         "BLEU": (["41.2"], "nrefs:1|b"),
         "chrF": (["60.5"], "nrefs:1|c"),
-        "perplexity": (["3.46"], "of a token of the right answers"),
+        "perplexity": (["3.46"], "per token of the references"),
         "numbers below 1,000": (["50.0 %"], "1 of 2, training draws on these"),
     }
     assert found["about"].startswith("5 pairs that were given, step 12, decoded in 1.0 s")
     assert found["notes"] == [
-        "Sources that are too long, judged by their beginning: 1",
+        "Sources that are too long and were cut: 1",
         "Pairs that were left out: 1; the first: line 2: empty",
     ]
 

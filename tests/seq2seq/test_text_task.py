@@ -34,8 +34,8 @@ def test_one_file_of_both_sides_is_a_corpus(tmp_path):
     seen = trained_on(reloaded(task))
     assert not held_out & seen
     assert len(seen) == 90
-    assert "90 sentence pairs of " in task.describe
-    assert "10 others held out" in task.describe
+    assert "90 sentence pairs of " in task.description
+    assert "10 others held out" in task.description
 
 
 def test_held_out_files_are_taken_and_never_trained_on(tmp_path):

@@ -105,11 +105,11 @@ def _explain_error(error: Exception) -> str | None:
 
 
 _WELCOME = """\
-heed learns to translate one sequence into another, and shows where it looks.
+heed learns to translate one sequence into another, and shows its attention.
 
   heed demo                                  learn to write numbers in words; needs no data
   heed train --source a.txt --target b.txt   learn from your own text
-  heed translate RUN "1 2 3 4"               translate with what was learned
+  heed translate RUN "1 2 3 4"               translate with the trained run
 
 `heed help` lists all commands, `heed help train` the options of one."""
 
@@ -117,14 +117,14 @@ heed learns to translate one sequence into another, and shows where it looks.
 _COMMANDS = {
     "demo": ("train", "Learn numbers in words, evaluate, and draw the attention."),
     "train": ("train", "Train a new run, or continue one that was stopped."),
-    "average": ("average", "Make the mean of a run's last checkpoints its weights."),
-    "data": ("data", "Check parallel text, or make some of what this machine has."),
-    "evaluate": ("evaluate", "Judge a run on pairs that it never saw."),
-    "translate": ("translate", "Translate the text given, or standard input."),
-    "explain": ("explain", "Translate, and show on one page where each head looked."),
+    "average": ("average", "Average the weights of a run's last checkpoints."),
+    "data": ("data", "Check parallel text, or make some from this machine's programs."),
+    "evaluate": ("evaluate", "Evaluate a run on pairs that it never saw."),
+    "translate": ("translate", "Translate arguments, a file or standard input."),
+    "explain": ("explain", "Translate, and write a page of every head's attention."),
     "serve": ("serve", "Serve runs over HTTP, with a page to try them on."),
-    "export": ("export", "Make a run a model that needs no heed: SavedModel, LiteRT, ONNX ..."),
-    "info": ("info", "Say which versions and which implementation of attention are in use."),
+    "export": ("export", "Export a run to run without heed: SavedModel, LiteRT, ONNX ..."),
+    "info": ("info", "Print versions and the implementation of attention in use."),
 }
 
 
@@ -138,9 +138,7 @@ class _PrintCompletion(argparse.Action):
 
 def _parser(names: Iterable[str]) -> Parser:
     """The parser; only the named commands have their arguments."""
-    parser = Parser(
-        prog="heed", description="Learn to translate one sequence into another, and see how."
-    )
+    parser = Parser(prog="heed", description="Learn to translate one sequence into another.")
     parser.add_argument(
         "-V", "--version", action="version", version=f"heed {__version__}", help="print the version"
     )
@@ -149,7 +147,7 @@ def _parser(names: Iterable[str]) -> Parser:
         action=_PrintCompletion,
         choices=SHELLS,
         metavar="SHELL",
-        help=f"print a script that completes what you type: {', '.join(SHELLS)}",
+        help=f"print a script for shell completion: {', '.join(SHELLS)}",
     )
     parser.epilog = "for example: heed demo"
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

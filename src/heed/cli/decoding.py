@@ -12,30 +12,32 @@ from heed.cli.streams import print_note
 from heed.seq2seq.tensorflow_start import start_tensorflow
 
 _OPTIONS = (
-    ("beam_size", int, "search with so many hypotheses (1: take the likeliest token in each step)"),
-    ("length_penalty", float, "of a search: higher favours longer translations (0.6)"),
-    ("coverage_penalty", float, "of a search: higher favours what looks at all of the line (0)"),
-    ("temperature", float, "draw tokens; below 1 sharpens, above 1 flattens"),
-    ("top_k", int, "draw among so many likeliest tokens"),
-    ("top_p", float, "draw among the likeliest tokens that hold this share"),
-    ("seed", int, "of what is drawn"),
+    ("beam_size", int, "hypotheses of a beam search (1: greedy)"),
+    ("length_penalty", float, "of a beam search: higher favours longer translations (0.6)"),
+    (
+        "coverage_penalty",
+        float,
+        "of a beam search: higher favours attending to all of the line (0)",
+    ),
+    ("temperature", float, "sample tokens; below 1 sharpens, above 1 flattens"),
+    ("top_k", int, "sample among this many likeliest tokens"),
+    ("top_p", float, "sample among the likeliest tokens that hold this share"),
+    ("seed", int, "of the samples"),
     ("max_length", int, "most tokens of a translation"),
-    ("weights", str, "how weights are kept meanwhile: float32, bfloat16 or int8"),
+    ("weights", str, "storage of weights: float32, bfloat16 or int8"),
 )
 
 
 def add_decoding_options(parser: Parser) -> None:
     """Adds the decoding options."""
     add_options(parser, _OPTIONS)
-    parser.add_argument(
-        "--device-threads", type=int, help="threads to compute with (all there are)"
-    )
+    parser.add_argument("--device-threads", type=int, help="threads to compute with (all)")
     parser.add_argument(
         "--ensemble",
         type=Path,
         action="append",
         metavar="RUN2",
-        help="translate with this run too, by the mean of their log p; may be given again",
+        help="also use this run, averaging log-probabilities; repeatable",
     )
 
 

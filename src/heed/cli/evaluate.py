@@ -20,11 +20,11 @@ def add_evaluate(parser: Parser) -> None:
     parser.epilog = "for example: heed evaluate RUN --source a.en --target a.de --beam-size 4"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "--source", type=Path, help="sentences to judge by, or both sides (.tsv, .jsonl, -)"
+        "--source", type=Path, help="sentences to evaluate on, or both sides (.tsv, .jsonl, -)"
     )
     parser.add_argument("--target", type=Path, help="their translations")
-    parser.add_argument("--language", help="which of the run's languages they are in")
-    parser.add_argument("--compare", type=Path, metavar="RUN2", help="judge this run too")
+    parser.add_argument("--language", help="their target language")
+    parser.add_argument("--compare", type=Path, metavar="RUN2", help="evaluate this run too")
     parser.add_argument(
         "--report",
         type=Path,
@@ -48,7 +48,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         corpus = seq2seq.Corpus(parsed.source, parsed.target)
     elif parsed.target is not None or parsed.language is not None:
         name = "--target" if parsed.target is not None else "--language"
-        raise TaskError(f"{name} goes with --source: both say what to judge by")
+        raise TaskError(f"{name} goes with --source: both choose the pairs")
     if parsed.compare is not None:
         seq2seq.RunFolder.open(parsed.compare)  # before the evaluation takes its time
     report = _check_report_path(parsed)

@@ -16,8 +16,8 @@ def add_explain(parser: Parser) -> None:
     """The arguments of `heed explain`."""
     parser.epilog = "for example: heed explain heed-runs/numbers 1234"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("text", nargs="*", default=[], help="what to translate")
-    parser.add_argument("--language", help="which of the languages of the run (the first)")
+    parser.add_argument("text", nargs="*", default=[], help="text to translate")
+    parser.add_argument("--language", help="target language of the run (the first)")
     parser.add_argument("--out", type=Path, help="page to write (default: RUN/attention.html)")
     parser.add_argument(
         "--png", type=Path, help="draw the cross-attention to this file (.png, .svg, .pdf)"

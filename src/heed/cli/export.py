@@ -19,7 +19,7 @@ _OPTIONS = ("precision", "implementation", "opset")
 def add_export(parser: Parser) -> None:
     """The arguments of `heed export`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--format", required=True, choices=_FORMATS, help="what to make of it")
+    parser.add_argument("--format", required=True, choices=_FORMATS, help="format to write")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     parser.add_argument(
         "--precision", help="of the weights: float32 (default), float16, bfloat16 or int8"

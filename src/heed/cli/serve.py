@@ -22,13 +22,13 @@ _LIMITS = (
     ("body_timeout", float, "seconds for a request to arrive (10)"),
     ("timeout", float, "seconds from then to its answer (30)"),
     ("write_timeout", float, "seconds in which a client must take some of its answer (30)"),
-    ("drain", float, "seconds to answer what is under way when told to stop (10)"),
+    ("drain", float, "seconds to answer requests under way when told to stop (10)"),
     ("max_per_address", int, "connections of one address (256)"),
 )
 _DECODING = (
     ("length_penalty", float, "of beams: higher favours longer translations (0.6)"),
     ("max_length", int, "most tokens of a translation"),
-    ("weights", str, "how weights are kept: float32, bfloat16 or int8"),
+    ("weights", str, "storage of weights: float32, bfloat16 or int8"),
 )
 
 
@@ -45,7 +45,7 @@ def add_serve(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name under which others reach it, as through a proxy (*: any); repeatable",
+        help="host name that clients use, as through a proxy (*: any); repeatable",
     )
     add_options(parser, _LIMITS + _DECODING)
     parser.epilog = "for example: heed serve heed-runs/numbers --port 8080"
@@ -76,7 +76,7 @@ def run_serve(parsed: argparse.Namespace) -> None:
         hosts = Hosts.of(listener, parsed.host, parsed.allowed_host)
         if not sockets.is_loopback(listener):
             print_note(
-                f"{parsed.host}: other machines can reach this server, and it asks nobody who they are"
+                f"{parsed.host}: other machines can reach this server, which has no authentication"
             )
         translators = {name: open_translator(path) for name, path in runs.items()}
         from heed.seq2seq.serving.server import serve

@@ -16,7 +16,7 @@ from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tensorflow_start import start_tensorflow
 
 RUNS = Path("heed-runs")
-_DEFAULTS = "Options left out are chosen to suit the task; config.json of the run has all."
+_DEFAULTS = "Defaults suit the task; the run's config.json lists all values."
 _OPTIONS = [setting.name for setting in (*TRAINING, *MODEL)]
 
 
@@ -50,12 +50,12 @@ def add_train(parser: Parser) -> None:
     parser.set_defaults(**{name: None for task in TASKS.values() for name in task.lists})
     run = parser.add_argument_group("the run")
     run.add_argument("--run", type=Path, help=f"folder to make (default: in {RUNS})")
-    run.add_argument("--config", type=Path, metavar="FILE", help="YAML file of all this")
+    run.add_argument("--config", type=Path, metavar="FILE", help="YAML file of these options")
     run.add_argument(
-        "--resume", type=Path, metavar="RUN", help="continue this run; with --steps train it on"
+        "--resume", type=Path, metavar="RUN", help="continue this run; with --steps extend it"
     )
     run.add_argument(
-        "--init-from", type=Path, metavar="RUN", help="begin with its weights and vocabulary"
+        "--init-from", type=Path, metavar="RUN", help="start from its weights and vocabulary"
     )
     add_options(parser.add_argument_group("training"), TRAINING)
     model = parser.add_argument_group("the model")

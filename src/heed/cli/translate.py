@@ -29,27 +29,27 @@ def add_translate(parser: Parser) -> None:
     parser.epilog = "for example: heed translate RUN --beam-size 4 --n-best 2 --scores < a.txt"
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "text", nargs="*", default=[], help="what to translate; none: read standard input"
+        "text", nargs="*", default=[], help="text to translate; none: read standard input"
     )
-    parser.add_argument("--language", help="which of the languages of the run (the first)")
+    parser.add_argument("--language", help="target language of the run (the first)")
     parser.add_argument("--picture", action="store_true", help="draw RUN/attention.png too")
     parser.add_argument("--input", type=Path, help="read this file, not standard input")
     parser.add_argument("--output", type=Path, help="write this file, not standard output")
-    parser.add_argument("--batch-size", type=int, help="lines that are translated together (64)")
+    parser.add_argument("--batch-size", type=int, help="lines translated together (64)")
     add_decoding_options(parser)
-    parser.add_argument("--prefix", metavar="TEXT", help="what each translation begins with")
-    parser.add_argument("--n-best", type=int, help="so many translations, after the line's number")
+    parser.add_argument("--prefix", metavar="TEXT", help="beginning of each translation")
+    parser.add_argument("--n-best", type=int, help="translations of each line, after its number")
     parser.add_argument(
         "--scores",
         action="store_true",
-        help="log p before each translation, divided by the penalty",
+        help="log-probability of each translation, divided by its penalty",
     )
     parser.add_argument(
         "--alignments",
         action="store_true",
-        help="word i of the line, word j of the answer: i-j ...",
+        help="word links after each translation: i-j ...",
     )
-    parser.add_argument("--quiet", action="store_true", help="say nothing but what is wrong")
+    parser.add_argument("--quiet", action="store_true", help="print problems only")
 
 
 def run_translate(parsed: argparse.Namespace) -> int | None:
@@ -66,7 +66,7 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
     if parsed.prefix is not None:
         task.encode_prefix(parsed.prefix)
         if parsed.picture:
-            raise TaskError("--picture draws what the model says by itself: leave out --prefix")
+            raise TaskError("--picture draws a translation without a prefix: leave out --prefix")
     if parsed.text:
         if parsed.input is not None:
             raise TaskError("give the text as an argument or by --input, not both")

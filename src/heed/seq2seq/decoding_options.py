@@ -74,24 +74,24 @@ class DecodingOptions:
     def _check_together(self) -> None:
         if self.temperature is not None and self.beam_size > 1:
             raise ValueError(
-                "`temperature` draws, `beam_size` searches: give one of them. "
+                "`temperature` samples, `beam_size` searches: give one of them. "
                 f"Received: temperature={self.temperature}, beam_size={self.beam_size}"
             )
         if self.coverage_penalty and self.beam_size == 1:
             raise ValueError(
-                "`coverage_penalty` is for a search: give a `beam_size` of 2 or more too. "
+                "`coverage_penalty` is for a beam search: give a `beam_size` of 2 or more too. "
                 f"Received: coverage_penalty={self.coverage_penalty}"
             )
         if self.temperature is None and self.n_best > self.beam_size:
             raise ValueError(
-                "`n_best` must be at most `beam_size`, unless a `temperature` draws. "
+                "`n_best` must be at most `beam_size`, unless a `temperature` samples. "
                 f"Received: n_best={self.n_best}, beam_size={self.beam_size}"
             )
         for name in _OF_SAMPLING:
             value = getattr(self, name)
             if self.temperature is None and value is not None:
                 raise ValueError(
-                    f"`{name}` is for drawing: give a `temperature` too. Received: {name}={value}"
+                    f"`{name}` is for sampling: give a `temperature` too. Received: {name}={value}"
                 )
 
     def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:

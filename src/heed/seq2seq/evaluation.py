@@ -119,14 +119,12 @@ class Evaluation:
         ]
         lines += self._report_groups()
         if self.cut:
-            lines.append(
-                f"{self.cut:,} of the sources are too long: they were judged by their beginning"
-            )
+            lines.append(f"{self.cut:,} of the sources are too long and were cut")
         if self.bleu is not None and self.chrf is not None:
             lines.append(f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f}")
             lines += [f"  {name}: {signature}" for name, signature in self.signatures.items()]
         if self.perplexity is not None:
-            lines.append(f"perplexity {self.perplexity:.2f} a token of the right answers")
+            lines.append(f"perplexity {self.perplexity:.2f} per token of the references")
         if self.left_out:
             lines.append(
                 f"{len(self.left_out):,} pairs were left out; the first: {self.left_out[0]}"

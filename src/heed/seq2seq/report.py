@@ -194,7 +194,7 @@ def _compute_figures(judged: Sequence[Evaluation]) -> list[dict[str, Any]]:
             figures.append({"name": name, "values": texts, "note": note})
     if first.perplexity is not None:
         texts = ["" if one.perplexity is None else f"{one.perplexity:.2f}" for one in judged]
-        note = "of a token of the right answers"
+        note = "per token of the references"
         figures.append({"name": "perplexity", "values": texts, "note": note})
     figures += _compute_group_figures("", judged)
     for name in first.extra:
@@ -227,7 +227,7 @@ def _share_figure(name: str, judged: Sequence[Evaluation], note: str) -> dict[st
 def _list_notes(evaluation: Evaluation) -> list[str]:
     notes = []
     if evaluation.cut:
-        notes.append(f"Sources that are too long, judged by their beginning: {evaluation.cut:,}")
+        notes.append(f"Sources that are too long and were cut: {evaluation.cut:,}")
     if left_out := evaluation.left_out:
         notes.append(f"Pairs that were left out: {len(left_out):,}; the first: {left_out[0]}")
     return notes

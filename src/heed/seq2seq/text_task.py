@@ -90,17 +90,17 @@ class TextTask(Task):
             "source", Path, "own text: sentences, or both sides (.tsv, .jsonl, -)", required=True
         ),
         Option("target", Path, "own text: their translations, line by line"),
-        Option("valid_source", Path, "own text: to watch (and --valid-target)"),
+        Option("valid_source", Path, "own text: to validate on (with --valid-target)"),
         Option("valid_target", Path, "own text: their translations"),
-        Option("test_source", Path, "own text: to be judged by (and --test-target)"),
+        Option("test_source", Path, "own text: to evaluate on (with --test-target)"),
         Option("test_target", Path, "own text: their translations"),
-        Option("alignment", Path, "own text: links of words, i-j ..., a line a pair"),
+        Option("alignment", Path, "own text: word links, i-j ..., a line a pair"),
         Option("vocabulary", str, "own text: separate, or shared by both sides"),
         Option("vocabulary_size", int, f"own text: most tokens in one ({DEFAULT_SIZE:,})"),
         Option("unit", str, "own text: a token is a subword, word or character"),
         Option("source_tokenizer", Path, "own text: a SentencePiece model"),
-        Option("target_tokenizer", Path, "own text: another one"),
-        Option("target_language", str, "own text: of the target"),
+        Option("target_tokenizer", Path, "own text: another for the target"),
+        Option("target_language", str, "own text: language of the target"),
         Option("longest", int, "own text: most tokens of a sentence to train on (128)"),
     )
     lists = {  # noqa: RUF012

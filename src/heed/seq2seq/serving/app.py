@@ -35,11 +35,11 @@ _LOG = logging.getLogger("heed.serving")
 _SOON = {"Retry-After": "1"}
 # Failures of `POST /translate` by status.
 _REFUSALS = {
-    HTTPStatus.BAD_REQUEST: "The body is no JSON",
+    HTTPStatus.BAD_REQUEST: "The body is not JSON",
     HTTPStatus.NOT_FOUND: "No run has that name",
     HTTPStatus.REQUEST_TIMEOUT: "The body did not arrive in time",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body is not said to be JSON",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The Content-Type is not JSON",
     HTTPStatus.UNPROCESSABLE_ENTITY: "A field is wrong, or a text cannot be translated",
     HTTPStatus.TOO_MANY_REQUESTS: "Too many texts wait",
     HTTPStatus.SERVICE_UNAVAILABLE: "The server is stopping",
@@ -128,9 +128,7 @@ class Service:
         run = next(iter(self.translations.translators)) if message.run is None else message.run
         if run not in self.translations.translators:
             known = ", ".join(self.translations.translators)
-            raise HTTPException(
-                HTTPStatus.NOT_FOUND, f"no run has that name; those that are served: {known}"
-            )
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"no run has that name; served runs: {known}")
         options = self.decoding
         if message.beam_size != options.beam_size:  # its values are checked anew
             options = dataclasses.replace(options, beam_size=message.beam_size)
@@ -276,7 +274,7 @@ def make_app(service: Service, hosts: Hosts | None = None) -> FastAPI:
     @app.exception_handler(Exception)
     async def handle_failure(request: Request, error: Exception) -> Response:
         _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return JSONResponse({"detail": "a fault of heed's"}, HTTPStatus.INTERNAL_SERVER_ERROR)
+        return JSONResponse({"detail": "internal error of heed"}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     app.add_middleware(_HeadAsGet)
     app.add_middleware(functools.partial(HostFilter, hosts=hosts or Hosts()))

@@ -34,33 +34,31 @@ class TranslateRequest(BaseModel):
         },
     )
 
-    texts: list[str] = Field(description="what to translate")
+    texts: list[str] = Field(description="texts to translate")
     run: str | None = Field(
         default=None,
         max_length=200,
-        description="which run by name; none: the first that is served",
+        description="name of the run; none: the first one served",
     )
     language: str | None = Field(
         default=None,
         max_length=40,
-        description="which language to write, where the run knows several",
+        description="target language, if the run has several",
     )
     beam_size: int = Field(
         default=1,
         ge=1,
-        description="hypotheses of a beam search; 1: the likeliest token in each step",
+        description="hypotheses of a beam search; 1: greedy",
     )
     n_best: int = Field(
         default=1,
         ge=1,
-        description="how many of them to give, the likeliest first; at most `beam_size`",
+        description="translations to return, the likeliest first; at most `beam_size`",
     )
-    alignment: bool = Field(
-        default=False, description="which words each word comes from, as Pharaoh writes it"
-    )
+    alignment: bool = Field(default=False, description="whether to align words, in Pharaoh format")
     attention: bool = Field(
         default=False,
-        description=f"where each head looked; for at most {MOST_ATTENTION} translations of a request",
+        description=f"whether to return attention; for at most {MOST_ATTENTION} translations of a request",
     )
 
     @model_validator(mode="after")
@@ -125,7 +123,7 @@ class Hypothesis(BaseModel):
 
     text: str
     score: float = Field(
-        description="log-probability, divided by the penalty for its length, by which they are ranked"
+        description="log-probability divided by the length penalty, which ranks them"
     )
     alignment: str | None = None
     attention: Attention | None = None
@@ -137,13 +135,13 @@ class Translation(BaseModel):
     text: str = Field(description="the likeliest translation")
     hypotheses: list[Hypothesis] | None = Field(
         default=None,
-        description="where `n_best` is above 1: the likeliest first, each with its attention",
+        description="if `n_best` is above 1: the likeliest first, each with its attention",
     )
     alignment: str | None = Field(
         default=None,
-        description='of `text`, where `n_best` is 1: "0-1 1-0", words of the source and of it',
+        description='of `text`, if `n_best` is 1: "0-1 1-0", words of the source and of it',
     )
-    attention: Attention | None = Field(default=None, description="of `text`, where `n_best` is 1")
+    attention: Attention | None = Field(default=None, description="of `text`, if `n_best` is 1")
 
 
 class TranslateAnswer(BaseModel):
@@ -164,7 +162,7 @@ class ServedRun(BaseModel):
 
     task: str
     step: int = Field(description="training steps behind its weights")
-    languages: list[str] = Field(description="that `language` may name")
+    languages: list[str] = Field(description="languages of requests")
 
 
 class Health(BaseModel):
@@ -172,7 +170,7 @@ class Health(BaseModel):
 
     status: str = Field(description="ok, or stopping")
     version: str
-    runs: dict[str, ServedRun] = Field(description="by name; the first is the usual one")
+    runs: dict[str, ServedRun] = Field(description="by name; the first is the default")
 
 
 Model = TypeVar("Model", bound=BaseModel)
