@@ -116,8 +116,8 @@ FAULTS = (
     Fault(
         "what a beam never met is an empty translation",
         f"{_SEQ2SEQ}/serving/translations.py",
-        "[each for each in found if each.score != -math.inf][: one.n_best]",
-        "found[: one.n_best]",
+        "[each for each in translations if each.score != -math.inf][: one.n_best]",
+        "translations[: one.n_best]",
         (f"{_OF_SEQ2SEQ}/serving/test_app.py",),
     ),
     Fault(
@@ -353,8 +353,8 @@ FAULTS = (
     Fault(
         "held-out sentences are trained on",
         f"{_SEQ2SEQ}/text_task.py",
-        "found = first + np.flatnonzero(candidates != sources)",
-        "found = first + np.arange(len(sources))",
+        "chosen = first + np.flatnonzero(candidates != sources)",
+        "chosen = first + np.arange(len(sources))",
         (f"{_OF_SEQ2SEQ}/test_text_task.py",),
     ),
     Fault(
@@ -474,8 +474,8 @@ FAULTS = (
     Fault(
         "a token that is linked to many looks at each of them wholly",
         f"{_SEQ2SEQ}/word_links.py",
-        "return found / np.maximum(found.sum(axis=1, keepdims=True), 1)",
-        "return found",
+        "return attention / np.maximum(attention.sum(axis=1, keepdims=True), 1)",
+        "return attention",
         (f"{_OF_SEQ2SEQ}/test_guided_alignment.py",),
     ),
     Fault(

@@ -212,7 +212,7 @@ FAULTS = (
     Fault(
         "a check that found what stops training ends well",
         "src/heed/cli/data.py",
-        "return int(found.stops)",
+        "return int(report.stops)",
         "return 0",
         ("tests/cli/test_data.py::test_data_is_checked_before_training",),
     ),
@@ -240,7 +240,7 @@ FAULTS = (
     Fault(
         "a misspelt option's value is taken for a task",
         "src/heed/cli/arguments.py",
-        "        if not found:\n",
+        "        if not exists:\n",
         "        if False:\n",
         ("tests/cli/test_main.py::test_names_are_checked_before_values",),
     ),

@@ -47,10 +47,10 @@ class Parser(argparse.ArgumentParser):
         if " " in word or _is_number_or_dash(word):  # a value
             return
         if name.startswith("--"):
-            found = any(option.startswith(name) for option in known)
+            exists = any(option.startswith(name) for option in known)
         else:
-            found = name[:2] in known
-        if not found:
+            exists = name[:2] in known
+        if not exists:
             like = nearest(f"--{name.lstrip('-')}", known)
             self.error(f"there is no option {name!r}{like}")
 

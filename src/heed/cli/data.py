@@ -40,10 +40,10 @@ def _check_data(parsed: argparse.Namespace) -> int:
     from heed.seq2seq.corpus_check import check_corpus
 
     with resolve_input(parsed.source, parsed.target) as source:
-        found = check_corpus(Corpus(source, parsed.target, parsed.alignment))
-    for line in found.report():
+        report = check_corpus(Corpus(source, parsed.target, parsed.alignment))
+    for line in report.report():
         print_line(line)
-    return int(found.stops)
+    return int(report.stops)
 
 
 def _write_catalogs(parsed: argparse.Namespace) -> None:

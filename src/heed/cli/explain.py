@@ -39,8 +39,8 @@ def run_explain(parsed: argparse.Namespace) -> None:
     if parsed.png is not None:
         picture_format(parsed.png)
     translator = open_translator(parsed.run)  # first: it silences TensorFlow
-    found = seq2seq.read_attention(translator, text, parsed.language)
-    print_line(found.translation)
-    print_line(f"every head: {found.write_page(out)}")
+    attention = seq2seq.read_attention(translator, text, parsed.language)
+    print_line(attention.translation)
+    print_line(f"every head: {attention.write_page(out)}")
     if parsed.png is not None:
-        print_line(f"picture: {found.draw(parsed.png)}")
+        print_line(f"picture: {attention.draw(parsed.png)}")

@@ -132,7 +132,7 @@ def _open_run_to_resume(parsed: argparse.Namespace) -> seq2seq.RunFolder:
     if others:
         raise TaskError(
             f"--resume continues a run as it is: leave out {option_name(others[0])} "
-            "(only --steps may be given, to train on)"
+            "(only --steps may be given, to extend it)"
         )
     run = seq2seq.RunFolder.open(parsed.resume)
     if parsed.steps is not None:

@@ -74,10 +74,10 @@ def run_translate(parsed: argparse.Namespace) -> int | None:
         task.encode(text, parsed.language)
         translator = open_translator(parsed.run, options, parsed.ensemble, parsed.device_threads)
         with open_output(parsed.output) as write:
-            (found,) = translator.translations(
+            (translations,) = translator.translations(
                 [text], parsed.language, parsed.prefix, alignments=parsed.alignments
             )
-            for line in _format_answer(parsed, 1, found):
+            for line in _format_answer(parsed, 1, translations):
                 write(line)
         if parsed.picture:
             seen = seq2seq.read_attention(translator, text, parsed.language)
@@ -122,18 +122,18 @@ def _translate_lines(
         parsed.prefix,
         parsed.alignments,
     )
-    for number, found in enumerate(stream, 1):
-        for line in _format_answer(parsed, number, found):
+    for number, translations in enumerate(stream, 1):
+        for line in _format_answer(parsed, number, translations):
             write(line)
     return 1 if problems else 0
 
 
 def _format_answer(
-    parsed: argparse.Namespace, number: int, found: Sequence[seq2seq.Translation]
+    parsed: argparse.Namespace, number: int, translations: Sequence[seq2seq.Translation]
 ) -> Iterator[str]:
     """The output for a line of input, always the same number of lines: columns separated by tabs."""
     for rank in range(parsed.n_best or 1):
-        one = found[rank] if found else None
+        one = translations[rank] if translations else None
         columns = [] if parsed.n_best is None else [str(number)]
         if parsed.scores:
             columns.append("" if one is None else f"{one.score:.4f}")

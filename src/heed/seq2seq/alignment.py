@@ -77,8 +77,8 @@ def align(
     for at in range(0, len(sources), _BATCH):
         part = slice(at, at + _BATCH)
         outputs = [cut_at_end(ids) for ids in targets[part]]
-        found = _compute_attention(model, sources[part], outputs)
-        for source, target, weights in zip(sources[part], outputs, found, strict=True):
+        attention = _compute_attention(model, sources[part], outputs)
+        for source, target, weights in zip(sources[part], outputs, attention, strict=True):
             alignments.append(_average_over_words(task, source, target, weights))
     return alignments
 

@@ -163,9 +163,9 @@ class AttentionReader:
 
 
 def _compute_scores(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    found = model(inputs, return_attention_scores=True)[1]
+    scores = model(inputs, return_attention_scores=True)[1]
     # A recurrent model returns one alignment (B, T, S).
-    return found if isinstance(found, dict) else {"cross": [found[:, None]]}
+    return scores if isinstance(scores, dict) else {"cross": [scores[:, None]]}
 
 
 def _label_targets(task: Any, ids: Iterable[int]) -> list[str]:

@@ -23,8 +23,8 @@ _NAMES = "iso_"  # catalogs of place and language names
 def find_folders() -> list[Path]:
     """The folders in which this machine keeps catalogs."""
     roots = [Path(sys.prefix), Path("/usr"), Path("/usr/local")]
-    found = [root / "share" / name for root in roots for name in ("locale", "locale-langpack")]
-    return [path for path in dict.fromkeys(found) if path.is_dir()]
+    folders = [root / "share" / name for root in roots for name in ("locale", "locale-langpack")]
+    return [path for path in dict.fromkeys(folders) if path.is_dir()]
 
 
 def count_catalogs(where: Iterable[Path] | None = None) -> dict[str, int]:
@@ -58,18 +58,18 @@ def read_pairs(language: str, where: Iterable[Path] | None = None) -> list[Pair]
         TaskError: if there are none; or without polib, which reads catalogs.
     """
     where = find_folders() if where is None else list(where)
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for path in sorted(p for folder in where for p in folder.glob(f"{language}/LC_MESSAGES/*.mo")):
         if not path.name.startswith(_NAMES):
             for source, target in _read_messages(path):
-                found.setdefault(source, target)
-    if not found:
+                pairs.setdefault(source, target)
+    if not pairs:
         known = ", ".join(list(count_catalogs(where))[:12])
         raise TaskError(
             f"this machine has no catalogs of {language!r} in {', '.join(map(str, where)) or 'any folder'}"
             + (f"; it has {known}" if known else "")
         )
-    return sorted(found.items())
+    return sorted(pairs.items())
 
 
 def _read_messages(path: Path) -> Iterator[Pair]:

@@ -154,13 +154,13 @@ def load_latest(
     stopped = folder / _STOPPED
     for path in ([stopped] if stopped.exists() else []) + list_steps(folder)[::-1]:
         try:
-            found = load(path, most)
+            contents = load(path, most)
         except TaskError as error:
             problems.append(error)
             continue
         for problem in problems:
             warn(f"{problem}; {path.name} takes its place")
-        return found
+        return contents
     if problems:
         raise problems[0]
     return None

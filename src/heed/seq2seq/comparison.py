@@ -66,9 +66,9 @@ def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
         for name, one in (("first", first), ("second", second))
     ]
     test = PairedTest(translations, metrics, references=None, test_type="bs", n_samples=_SAMPLES)
-    found: dict[str, Any] = test()[1]
-    rows = [name for name in found if name != "System"]
+    results: dict[str, Any] = test()[1]
+    rows = [name for name in results if name != "System"]
     return [
         Comparison(metric, (one.score, other.score), other.p_value)
-        for metric, (one, other) in zip(metrics, (found[row] for row in rows), strict=True)
+        for metric, (one, other) in zip(metrics, (results[row] for row in rows), strict=True)
     ]

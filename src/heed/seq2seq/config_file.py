@@ -72,15 +72,15 @@ def read_config(path: Path) -> ConfigFile:
         data = path.read_bytes()
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
-    found = _validate(_parse(data, path), path)
-    sections = {name: found.pop(name, {}) for name in _collect_types()}
+    values = _validate(_parse(data, path), path)
+    sections = {name: values.pop(name, {}) for name in _collect_types()}
     try:
         TrainingOptions(**sections["training"])
     except TaskError as error:
         raise TaskError(f"{path}: {error}") from None
     for part in sections.values():
-        found |= part
-    return ConfigFile(path, data, found)
+        values |= part
+    return ConfigFile(path, data, values)
 
 
 def _collect_types() -> dict[str, dict[str, Any]]:
@@ -115,12 +115,12 @@ def _validate(content: Any, path: Path) -> dict[str, Any]:
         types["data"][name] = list[make_model(name, members)]  # type: ignore[misc]
     sections = {name: make_model(name, fields) for name, fields in types.items()}
     try:
-        found = make_model("file", {**_TOP, **sections}).model_validate(
+        checked = make_model("file", {**_TOP, **sections}).model_validate(
             {} if content is None else content
         )
     except pydantic.ValidationError as error:
         raise TaskError(f"{path}: {_describe_problem(error.errors()[0])}") from None
-    values = found.model_dump(exclude_none=True)
+    values = checked.model_dump(exclude_none=True)
     converters = {option.name: option.type for task in TASKS.values() for option in task.options}
     for name, value in values.get("data", {}).items():
         values["data"][name] = converters[name](value) if name in converters else value

@@ -85,9 +85,9 @@ class Corpus:
             TaskError: if a file is missing, is a folder, or cannot be read.
         """
         lines = itertools.zip_longest(*map(_read_lines, self.files), fillvalue=_NO_LINE)
-        for number, found in enumerate(lines, 1):
+        for number, texts in enumerate(lines, 1):
             try:
-                source, target = self._parse(found)
+                source, target = self._parse(texts)
             except ValueError as error:
                 yield Entry(number, "", "", str(error))
             else:
@@ -163,10 +163,12 @@ def _split_tsv(line: str) -> tuple[str, str]:
 
 def _split_json(line: str) -> tuple[str, str]:
     try:
-        found = json.loads(line)
+        content = json.loads(line)
     except ValueError as error:  # RecursionError too
         raise ValueError(f"not JSON: {error}") from None
-    sides = [found.get(name) if isinstance(found, dict) else None for name in ("source", "target")]
+    sides = [
+        content.get(name) if isinstance(content, dict) else None for name in ("source", "target")
+    ]
     if not all(isinstance(side, str) for side in sides):
         raise ValueError('an object with the strings "source" and "target" is wanted')
     if any("\ud800" <= letter <= "\udfff" for side in sides for letter in str(side)):

@@ -193,19 +193,21 @@ def evaluate(
     task = translator.task
     if corpus is not None:
         items, left_out = _read_items(task, corpus, language)
-        found = _judge(translator, items)
+        evaluation = _judge(translator, items)
         return replace(
-            found,
+            evaluation,
             given_pairs=True,
             left_out=left_out,
-            **_compute_scores(translator, items, found.answers),
+            **_compute_scores(translator, items, evaluation.answers),
         )
     items = task.evaluation_items()
-    found = _judge(translator, items)
+    evaluation = _judge(translator, items)
     others = task.extra_evaluations().items()
     extra = {name: _judge(translator, items) for name, items in others}
-    scores = _compute_scores(translator, items, found.answers) if task.has_corpus_scores else {}
-    return replace(found, extra=extra, **scores)
+    scores = (
+        _compute_scores(translator, items, evaluation.answers) if task.has_corpus_scores else {}
+    )
+    return replace(evaluation, extra=extra, **scores)
 
 
 def write_evaluation(translator: Translator, evaluation: Evaluation) -> Path:
@@ -246,19 +248,19 @@ def _judge(translator: Translator, items: Sequence[Item]) -> Evaluation:
 def _compute_scores(
     translator: Translator, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, Any]:
-    found = {
+    figures = {
         "perplexity": _compute_perplexity(translator, items),
         **_compute_corpus_scores(answers),
     }
     groups = dict.fromkeys(answer.group for answer in answers)
-    if "bleu" in found and len(groups) > 1:
+    if "bleu" in figures and len(groups) > 1:
         of = {
             name: _compute_corpus_scores([a for a in answers if a.group == name]) for name in groups
         }
-        found["group_scores"] = {
+        figures["group_scores"] = {
             name: {"bleu": scores["bleu"], "chrf": scores["chrf"]} for name, scores in of.items()
         }
-    return found
+    return figures
 
 
 def _compute_perplexity(translator: Translator, items: Sequence[Item]) -> float | None:
@@ -276,9 +278,9 @@ def _compute_corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
         return {}
     translations, references = [a.translation for a in answers], [[a.reference for a in answers]]
     metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
-    found = {name: one.corpus_score(translations, references) for name, one in metrics.items()}
+    scores = {name: one.corpus_score(translations, references) for name, one in metrics.items()}
     return {
-        "bleu": float(found["BLEU"].score),
-        "chrf": float(found["chrF"].score),
+        "bleu": float(scores["BLEU"].score),
+        "chrf": float(scores["chrF"].score),
         "signatures": {name: str(one.get_signature()) for name, one in metrics.items()},
     }

@@ -72,9 +72,9 @@ def make_initial_weights(run: RunFolder, task: Task, name: str, config: Config, 
     weights = []
     for mine, theirs in zip(new.weights, old.weights, strict=True):
         value = theirs.numpy()
-        found = _OF_TOKENS.get(mine.path.partition("/")[2])
-        if found is not None:
-            side, axis = found
+        place = _OF_TOKENS.get(mine.path.partition("/")[2])
+        if place is not None:
+            side, axis = place
             value = _carry_over(mine.numpy(), value, axis, new_tokens[side], old_tokens[side])
         weights.append(value)
     meta = {

@@ -73,13 +73,13 @@ class LineFile:
         """
         chosen = np.fromiter(numbers, np.int64)
         places = np.stack([self._starts[chosen], self._starts[chosen + 1]], axis=1).tolist()
-        found = []
+        texts = []
         with self._lock:
             for start, end in places:
                 self._raw.seek(start)
                 line = (self._raw.read(end - start) or b"").decode().removesuffix("\n")
-                found.append(line if start else line.removeprefix(_MARK))
-        return found
+                texts.append(line if start else line.removeprefix(_MARK))
+        return texts
 
 
 def _count_lines(file: io.BufferedReader) -> int:

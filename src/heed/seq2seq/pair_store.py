@@ -79,15 +79,15 @@ class PairStore:
     ) -> list[_T]:
         """Lets each corpus read those of the places that are its own."""
         places = np.asarray(places, np.int64)
-        found = [nothing] * len(places)
+        results = [nothing] * len(places)
         corpora = self.corpus_of(places)
         for number in np.unique(corpora).tolist():
             chosen = np.flatnonzero(corpora == number)
             first = self._ends[number] - self.counts[number]
             own = read(self._parts[number], places[chosen] - first)
             for place, one in zip(chosen.tolist(), own, strict=True):
-                found[place] = one
-        return found
+                results[place] = one
+        return results
 
 
 def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:

@@ -63,11 +63,11 @@ def hash_file(path: Path) -> str:
     Raises:
         TaskError: if it cannot be read.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             for block in iter(lambda: file.read(1 << 20), b""):
-                found.update(block)
+                digest.update(block)
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from None
-    return found.hexdigest()
+    return digest.hexdigest()

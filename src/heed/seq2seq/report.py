@@ -103,8 +103,8 @@ def mark_differences(text: str, beside: str) -> list[tuple[str, bool]]:
             pieces.append((between, lacking[i - 1] and lacking[i]))
         pieces.append((piece, lacking[i]))
     parts = itertools.groupby(pieces, key=lambda piece: piece[1])
-    found = [("".join(text for text, _ in group), lacks) for lacks, group in parts]
-    return [part for part in found if part[0]]
+    merged = [("".join(text for text, _ in group), lacks) for lacks, group in parts]
+    return [part for part in merged if part[0]]
 
 
 def _collect(

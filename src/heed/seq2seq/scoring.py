@@ -25,7 +25,7 @@ def load_sacrebleu(what: str) -> Any:
     return sacrebleu
 
 
-def sentence_chrf(said: Sequence[str], references: Sequence[str]) -> list[float]:
+def sentence_chrf(translations: Sequence[str], references: Sequence[str]) -> list[float]:
     """Computes chrF of each translation alone, 0 to 100.
 
     Raises:
@@ -36,5 +36,5 @@ def sentence_chrf(said: Sequence[str], references: Sequence[str]) -> list[float]
         [100.0, 0.0]
     """
     metric = load_sacrebleu("the chrF of a sentence").CHRF()
-    pairs = zip(said, references, strict=True)
+    pairs = zip(translations, references, strict=True)
     return [float(metric.sentence_score(one, [right]).score) for one, right in pairs]

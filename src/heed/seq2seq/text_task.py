@@ -249,10 +249,10 @@ class TextTask(Task):
 
         def held_out(corpora: list[_Entry]) -> _HeldOut:
             if corpora:
-                found = [
+                pairs = [
                     (pair, one.language) for one in corpora for pair in _read_pairs(one.corpus)
                 ]
-                return _HeldOut(*map(list, zip(*found, strict=True)))
+                return _HeldOut(*map(list, zip(*pairs, strict=True)))
             places = np.flatnonzero(parts == next(numbers))
             of = store.corpus_of(places).tolist()
             return _HeldOut(store.pairs(places), [entries[number].language for number in of])
@@ -311,9 +311,9 @@ class TextTask(Task):
     @cached_property
     def _places(self) -> NDArray[np.uint32]:
         """The places of the pairs that are not held out, too long or not."""
-        found = _select_training_places(self._store, [self._validation, self._evaluation])
+        places = _select_training_places(self._store, [self._validation, self._evaluation])
         self._store.forget_sources()
-        return found
+        return places
 
     def _check_files(self) -> None:
         for path, sha256 in self._originals.items():
@@ -367,16 +367,16 @@ class TextTask(Task):
                 for pair in self._encode_pairs(*self._validation)
             ),
         }
-        found = [
+        notes = [
             f"{count:,} {'pair is' if count == 1 else 'pairs are'} {what}"
             for what, count in counts.items()
             if count
         ]
         if len(self._training.places) > _COUNTED:
-            found.append(
+            notes.append(
                 "lengths are reckoned from letters: a pair that turns out to be too long is left out when it comes"
             )
-        return found
+        return notes
 
     def _encode_pairs(self, pairs: Sequence[Pair], languages: Iterable[str | None]) -> list[_Ids]:
         sources = self.source_subwords.encode([source for source, _ in pairs])
@@ -419,15 +419,15 @@ class TextTask(Task):
         self, batch: Batch, pairs: Sequence[Pair], lines: Sequence[str]
     ) -> NDArray[np.float32]:
         """(B, T, S): the source tokens that each target token should attend to."""
-        found = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
+        attention = np.zeros((*batch.target.shape, batch.source.shape[1]), np.float32)
         for n, (pair, line) in enumerate(zip(pairs, lines, strict=True)):
             source, source_words = self.source_words(_unpad(batch.source[n]))
             target, target_words = self.target_words(_unpad(batch.target[n]))
             # Text that contains "▁" has other words by its tokens than by its spaces.
             if [len(source_words), len(target_words)] == [len(split_words(text)) for text in pair]:
                 rows = spread(read_links(line, *pair), source, target)
-                found[n, : rows.shape[0], : rows.shape[1]] = rows
-        return found
+                attention[n, : rows.shape[0], : rows.shape[1]] = rows
+        return attention
 
     def _make_order(self, seed: int, size: int, tokens: int) -> BatchOrder:
         # Bounds of another dtype would copy the places.
@@ -448,8 +448,8 @@ class TextTask(Task):
 
     def validation_texts(self) -> list[tuple[list[int], str]]:
         """The source ids of the validation pairs, cut to the longest length, and their uncut translations."""
-        found = zip(self._encode_pairs(*self._validation), self._validation.pairs, strict=True)
-        return [(self._cut(ids), target) for (ids, _), (_, target) in found]
+        pairs = zip(self._encode_pairs(*self._validation), self._validation.pairs, strict=True)
+        return [(self._cut(ids), target) for (ids, _), (_, target) in pairs]
 
     def same_vocabulary(self, chosen: Collection[str] = ()) -> dict[str, Any]:
         """The tokenizers."""
@@ -459,10 +459,10 @@ class TextTask(Task):
 
     def evaluation_items(self) -> list[Item]:
         """The evaluation pairs, grouped by language; sources that are too long are cut and marked."""
-        found = zip(self._encode_pairs(*self._evaluation), *self._evaluation, strict=True)
+        pairs = zip(self._encode_pairs(*self._evaluation), *self._evaluation, strict=True)
         return [
             Item(self._cut(ids), *pair, language or "text", cut=len(ids) > self._longest)
-            for (ids, _), pair, language in found
+            for (ids, _), pair, language in pairs
         ]
 
     def _cut(self, ids: list[int]) -> list[int]:
@@ -568,11 +568,11 @@ def _read_held_out(
     Raises:
         TaskError: if the language of one is missing, or not learned.
     """
-    found = [_read_entry(one, name) for one in others]
+    entries = [_read_entry(one, name) for one in others]
     if (first := _make_corpus(f"{name}_source", source, target)) is not None:
-        found.insert(0, _Entry(first, 1.0, None))
+        entries.insert(0, _Entry(first, 1.0, None))
     known = ", ".join(languages)
-    for one in found:
+    for one in entries:
         if one.language is None and len(languages) > 1:
             raise TaskError(
                 f"{one.corpus} must have a `target_language`, one of {known}: list it under `{name}` in a "
@@ -583,7 +583,7 @@ def _read_held_out(
             raise TaskError(
                 f"the `target_language` of {one.corpus} must be {expected}. Received: {one.language}"
             )
-    return [one._replace(language=one.language or next(iter(languages), None)) for one in found]
+    return [one._replace(language=one.language or next(iter(languages), None)) for one in entries]
 
 
 def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
@@ -591,8 +591,8 @@ def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
     known = TextTask.lists[list_]
     if unknown := sorted(set(corpus) - set(known)):
         raise TaskError(f"one of `{list_}` has {', '.join(known)}. Received: {', '.join(unknown)}")
-    found = _make_corpus("source", *(corpus.get(name) for name in _FILES))
-    if found is None:
+    text = _make_corpus("source", *(corpus.get(name) for name in _FILES))
+    if text is None:
         raise TaskError("a corpus needs a source")
     language = corpus.get("target_language")
     if language is not None and not (isinstance(language, str) and _LANGUAGE.fullmatch(language)):
@@ -602,7 +602,7 @@ def _read_entry(corpus: Mapping[str, Any], list_: str = "corpora") -> _Entry:
         )
     with convert_value_errors():
         weight = check_real("weight", corpus.get("weight", 1.0), least=0, exclusive=True)
-    return _Entry(found, weight, language)
+    return _Entry(text, weight, language)
 
 
 def _list_languages(corpora: Sequence[_Entry]) -> list[str]:
@@ -636,9 +636,9 @@ def _select_training_places(store: PairStore, held_out: Iterable[_HeldOut]) -> N
     for first in range(0, len(store), _BLOCK):  # np.isin would sort the corpus
         sources = store.sources[first : first + _BLOCK]
         candidates = kept_back[np.searchsorted(kept_back[:-1], sources)]
-        found = first + np.flatnonzero(candidates != sources)
-        places[count : count + len(found)] = found
-        count += len(found)
+        chosen = first + np.flatnonzero(candidates != sources)
+        places[count : count + len(chosen)] = chosen
+        count += len(chosen)
     if not count:
         raise TaskError("every sentence to train on is held out too")
     return places[:count]

@@ -148,13 +148,13 @@ class Tokenizer:
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """The text of each row of ids, up to its end token; tags give nothing, an unknown token "⁇"."""
-        found = []
+        texts = []
         for row in rows:
             library_ids = [self._library_ids[i] for i in cut_at_end(row) if i in self._library_ids]
             text = str(self._processor.decode(library_ids))
             # The library writes a space before each unknown word, even the first.
-            found.append(text.strip(" ") if self.unit == "word" else text)
-        return found
+            texts.append(text.strip(" ") if self.unit == "word" else text)
+        return texts
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """A label for each id up to the end token; "▁" marks the start of a word."""

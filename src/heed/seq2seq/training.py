@@ -332,8 +332,8 @@ class _Training:
         with self._step.use_average():
             result = self._step.validate(self._validation_batches)._asdict()
             # Copies: training goes on in the variables.
-            wanted = self._model.weights if patience or self._score is not None else ()
-            weights = [np.array(weight.numpy()) for weight in wanted]
+            variables = self._model.weights if patience or self._score is not None else ()
+            weights = [np.array(weight.numpy()) for weight in variables]
         if self._score is not None:
             result[name] = self._score(weights)
         score = result[name] if self._score is not None else -result["loss"]

@@ -85,15 +85,15 @@ class Translator:
                 f"Received: {self.options.coverage_penalty}"
             )
         if self.options.weights != "float32":
-            found = explain_generate(
+            explanation = explain_generate(
                 self._decoded,
                 method=self.options.method,
                 beam_size=self.options.beam_size,
                 coverage_penalty=self.options.coverage_penalty,
             )
-            if found.implementation != "engine":
+            if explanation.implementation != "engine":
                 raise TaskError(
-                    f"`weights` must be 'float32' for {run.path}: {'; '.join(found.reasons)}. "
+                    f"`weights` must be 'float32' for {run.path}: {'; '.join(explanation.reasons)}. "
                     f"Received: {self.options.weights!r}"
                 )
 
@@ -160,8 +160,10 @@ class Translator:
         Raises:
             TaskError: if the prefix leaves no room for a translation.
         """
-        found = self._decode(rows, batch_size, prefix, options or self.options)
-        pairs = [(row, ids) for row, (of_row, _) in zip(rows, found, strict=True) for ids in of_row]
+        results = self._decode(rows, batch_size, prefix, options or self.options)
+        pairs = [
+            (row, ids) for row, (of_row, _) in zip(rows, results, strict=True) for ids in of_row
+        ]
         texts = iter(self.task.decode([ids for _, ids in pairs]))
         aligned: Iterator[Alignment | None] = itertools.repeat(None)
         if alignments and pairs:
@@ -171,7 +173,7 @@ class Translator:
                 Translation(next(texts), ids, score, next(aligned))
                 for ids, score in zip(of_row, scores, strict=True)
             ]
-            for of_row, scores in found
+            for of_row, scores in results
         ]
 
     def warm_up(self, prefix: Sequence[int] = (), options: DecodingOptions | None = None) -> None:
@@ -251,9 +253,9 @@ class Translator:
             arguments = options.arguments(self._batches, self.task.longest_target)
             if len(prefix):
                 arguments["prompt"] = np.tile(np.asarray(prefix, np.int32), (len(filled), 1))
-            found = generate(self._decoded, source, **arguments)
+            results = generate(self._decoded, source, **arguments)
             self._batches += 1
-            tokens, scores = found if options.scores else (found, None)
+            tokens, scores = results if options.scores else (results, None)
             several = np.asarray(tokens).reshape(len(filled), options.n_best, -1).tolist()
             values = [[None] * options.n_best] * len(filled)
             if scores is not None:
@@ -304,5 +306,5 @@ def translate_stream(
     numbered = enumerate(lines, 1)
     while rows := [encode(*line) for line in itertools.islice(numbered, batch_size)]:
         known = [row for row in rows if row is not None]
-        found = iter(translator.search(known, start, alignments=alignments))
-        yield from ([] if row is None else next(found) for row in rows)
+        translations = iter(translator.search(known, start, alignments=alignments))
+        yield from ([] if row is None else next(translations) for row in rows)

@@ -49,10 +49,10 @@ class ValidationScore:
         for start in range(0, len(self._sources), _BATCH):
             part = self._sources[start : start + _BATCH]
             filled = part + part[:1] * (min(_BATCH, len(self._sources)) - len(part))
-            found = generate(
+            ids = generate(
                 self._model,
                 pad_rows(filled, multiple=_MULTIPLE),
                 max_length=self._task.longest_target,
             )
-            translations += self._task.decode(np.asarray(found).tolist()[: len(part)])
+            translations += self._task.decode(np.asarray(ids).tolist()[: len(part)])
         return float(self._metric().corpus_score(translations, [self._references]).score)

@@ -26,12 +26,12 @@ def read_links(line: str, source: str, target: str) -> list[tuple[int, int]]:
     most = [len(split_words(text)) for text in (source, target)]
     links = []
     for text in line.split():
-        found = _LINK.fullmatch(text)
-        if found is None:
+        match = _LINK.fullmatch(text)
+        if match is None:
             raise ValueError(
                 f"a link must be two numbers with a hyphen between them. Received: {text}"
             )
-        i, j = map(int, found.groups())
+        i, j = map(int, match.groups())
         if i >= most[0] or j >= most[1]:
             raise ValueError(
                 "a link must be i-j for word i of the source and word j of the target, counted from 0. "
@@ -76,8 +76,8 @@ def spread(
     linked = np.zeros((len(of_target), len(of_source)), np.float32)
     for i, j in links:
         linked[j, i] = 1
-    found = of_target.T @ linked @ of_source
-    return found / np.maximum(found.sum(axis=1, keepdims=True), 1)
+    attention = of_target.T @ linked @ of_source
+    return attention / np.maximum(attention.sum(axis=1, keepdims=True), 1)
 
 
 def mark_members(words: Sequence[int | None], count: int) -> NDArray[np.float32]:

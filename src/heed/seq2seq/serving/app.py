@@ -157,8 +157,8 @@ class Service:
                 raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"texts.{place}: {error}")
             if error is not None:
                 raise error
-        found = [future.result() for future in waiting]
-        return messages.TranslateAnswer.model_construct(run=run, translations=found)
+        translations = [future.result() for future in waiting]
+        return messages.TranslateAnswer.model_construct(run=run, translations=translations)
 
     def health(self) -> messages.Health:
         """The served runs, and whether the server takes requests."""

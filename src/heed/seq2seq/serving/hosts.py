@@ -106,13 +106,13 @@ class HostFilter:
 
 def parse_host(host: str) -> str | None:
     """The name or address in a Host header, in lower case, without port; None if there is none."""
-    found = _HOST.fullmatch(host.strip(" \t").lower())
-    if found is None:
+    match = _HOST.fullmatch(host.strip(" \t").lower())
+    if match is None:
         return None
-    if found[1] is None:
-        return found[2].removesuffix(".") or None
+    if match[1] is None:
+        return match[2].removesuffix(".") or None
     try:
-        return str(ipaddress.IPv6Address(found[1]))
+        return str(ipaddress.IPv6Address(match[1]))
     except ValueError:
         return None
 
@@ -123,10 +123,10 @@ def _parse_name(name: str) -> str:
         encoded = with_brackets.encode("idna").decode("ascii")
     except UnicodeError:
         encoded = ""
-    found = parse_host(encoded)
-    if found is None or (":" in encoded and not encoded.endswith("]")):
+    host = parse_host(encoded)
+    if host is None or (":" in encoded and not encoded.endswith("]")):
         raise TaskError(
             "--allowed-host must be the name or address of a host, without scheme and port, or *. "
             f"Received: {name!r}"
         )
-    return found
+    return host

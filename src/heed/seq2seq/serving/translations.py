@@ -71,20 +71,20 @@ class Translations:
                 rows[place] = translator.task.encode(one.text, one.language)
             except TaskError as error:
                 results[place] = error
-        found = translator.search(
+        hypotheses = translator.search(
             list(rows.values()),
             options=_request_whole_beam(mode.options),
             alignments=mode.alignment,
         )
-        for (place, row), several in zip(rows.items(), found, strict=True):
+        for (place, row), several in zip(rows.items(), hypotheses, strict=True):
             results[place] = self._translation(mode, texts[place], row, several)
         return results
 
     def _translation(
-        self, mode: Mode, one: Text, row: list[int], found: list[Translated]
+        self, mode: Mode, one: Text, row: list[int], translations: list[Translated]
     ) -> Translation:
         # A beam that met fewer sequences than it is wide ends with impossible ones.
-        found = [each for each in found if each.score != -math.inf][: one.n_best]
+        translations = [each for each in translations if each.score != -math.inf][: one.n_best]
         answers = [
             Hypothesis(
                 text=each.text,
@@ -92,7 +92,7 @@ class Translations:
                 alignment=None if each.alignment is None else str(each.alignment),
                 attention=self._attention(mode, one, row, each.ids),
             )
-            for each in found
+            for each in translations
         ]
         best = answers[0]
         if one.n_best > 1:
