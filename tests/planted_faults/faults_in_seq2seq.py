@@ -710,8 +710,8 @@ FAULTS = (
     Fault(
         "groups have the scores of all",
         f"{_SEQ2SEQ}/evaluation.py",
-        "_corpus_scores([a for a in answers if a.group == name])",
-        "_corpus_scores(answers)",
+        "_score_corpus([a for a in answers if a.group == name])",
+        "_score_corpus(answers)",
         (
             f"{_OF_SEQ2SEQ}/test_languages.py",
             f"{_OF_SEQ2SEQ}/test_using_a_run.py",

@@ -77,7 +77,7 @@ def test_a_better_run_is_told_from_chance():
     assert bleu.scores[1] > bleu.scores[0] + 20
     assert max(bleu.p_value, chrf.p_value) < 0.01
     assert str(bleu).startswith(f"BLEU {bleu.scores[0]:.1f} and {bleu.scores[1]:.1f}: +")
-    wanted = evaluation_module._compute_corpus_scores(good.answers)
+    wanted = evaluation_module._score_corpus(good.answers)
     assert bleu.scores[1] == pytest.approx(wanted["bleu"])
     assert chrf.scores[1] == pytest.approx(wanted["chrf"])
     assert min(one.p_value for one in compare(good, same)) > 0.05

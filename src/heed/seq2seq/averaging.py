@@ -19,9 +19,8 @@ from heed.seq2seq.trained_model import write_trained
 def average(run: RunFolder, last: int) -> list[int]:
     """Makes the mean of a run's last checkpoints its final weights.
 
-    The checkpoints stay: without weights.npz, `heed train --resume` writes the previous weights again. Of a run with a
-        moving
-    average, the checkpoints' moving averages are averaged.
+    The checkpoints stay: without weights.npz, `heed train --resume` writes the previous weights again. If the run has a
+    moving average, the checkpoints' moving averages are averaged.
 
     Args:
         run: the run folder of a finished run.

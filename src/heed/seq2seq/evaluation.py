@@ -179,8 +179,7 @@ def evaluate(
 ) -> Evaluation:
     """Translates given pairs, or the held-out ones of the run's task and its extra evaluations.
 
-    For own text and given pairs it also computes the perplexity of the references, and BLEU and chrF if sacrebleu is
-    there.
+    For own text and given pairs it also computes perplexity, and BLEU and chrF if sacrebleu is there.
 
     Args:
         translator: the run's model.
@@ -194,19 +193,13 @@ def evaluate(
     if corpus is not None:
         items, left_out = _read_items(task, corpus, language)
         evaluation = _judge(translator, items)
-        return replace(
-            evaluation,
-            given_pairs=True,
-            left_out=left_out,
-            **_compute_scores(translator, items, evaluation.answers),
-        )
+        scores = _score(translator, items, evaluation.answers)
+        return replace(evaluation, given_pairs=True, left_out=left_out, **scores)
     items = task.evaluation_items()
     evaluation = _judge(translator, items)
     others = task.extra_evaluations().items()
     extra = {name: _judge(translator, items) for name, items in others}
-    scores = (
-        _compute_scores(translator, items, evaluation.answers) if task.has_corpus_scores else {}
-    )
+    scores = _score(translator, items, evaluation.answers) if task.has_corpus_scores else {}
     return replace(evaluation, extra=extra, **scores)
 
 
@@ -245,33 +238,24 @@ def _judge(translator: Translator, items: Sequence[Item]) -> Evaluation:
     return Evaluation(answers, seconds, cut=sum(item.cut for item in items))
 
 
-def _compute_scores(
+def _score(
     translator: Translator, items: Sequence[Item], answers: Sequence[Answer]
 ) -> dict[str, Any]:
-    figures = {
-        "perplexity": _compute_perplexity(translator, items),
-        **_compute_corpus_scores(answers),
-    }
+    figures = _score_corpus(answers)
     groups = dict.fromkeys(answer.group for answer in answers)
-    if "bleu" in figures and len(groups) > 1:
-        of = {
-            name: _compute_corpus_scores([a for a in answers if a.group == name]) for name in groups
-        }
+    if figures and len(groups) > 1:
+        of = {name: _score_corpus([a for a in answers if a.group == name]) for name in groups}
         figures["group_scores"] = {
             name: {"bleu": scores["bleu"], "chrf": scores["chrf"]} for name, scores in of.items()
         }
+    subwords = getattr(translator.task, "subwords", None)
+    if subwords is not None:  # a task may do without a tokenizer
+        targets = subwords.encode([item.reference for item in items])
+        figures["perplexity"] = translator.perplexity([item.ids for item in items], targets)
     return figures
 
 
-def _compute_perplexity(translator: Translator, items: Sequence[Item]) -> float | None:
-    subwords = getattr(translator.task, "subwords", None)
-    if subwords is None:  # a task may do without a tokenizer
-        return None
-    targets = subwords.encode([item.reference for item in items])
-    return translator.perplexity([item.ids for item in items], targets)
-
-
-def _compute_corpus_scores(answers: Sequence[Answer]) -> dict[str, Any]:
+def _score_corpus(answers: Sequence[Answer]) -> dict[str, Any]:
     try:
         import sacrebleu
     except ImportError:

@@ -79,7 +79,7 @@ def make_initial_weights(run: RunFolder, task: Task, name: str, config: Config, 
         weights.append(value)
     meta = {
         "step": which["step"],
-        "note": f"began with the weights of {run.path}: {_describe_weights(new_tokens, old_tokens)}",
+        "note": f"began with the weights of {run.path}: {_describe(new_tokens, old_tokens)}",
     }
     file = io.BytesIO()
     checkpoint.write(file, {"weight": weights}, meta)
@@ -98,29 +98,23 @@ def _list_tokens(task: Task) -> dict[str, list[str]]:
 
 
 def _carry_over(
-    new: np.ndarray,
-    old: np.ndarray,
-    axis: int,
-    new_tokens: Sequence[str],
-    old_tokens: Sequence[str],
+    new: np.ndarray, old: np.ndarray, axis: int, tokens: Sequence[str], before: Sequence[str]
 ) -> np.ndarray:
     """Returns `new` with the entries of `old` for the reserved tokens and those in both vocabularies."""
-    places = {token: place for place, token in enumerate(old_tokens)}
+    places = {token: place for place, token in enumerate(before)}
     pairs = [(i, i) for i in range(RESERVED)]
-    pairs += [(RESERVED + i, RESERVED + places[t]) for i, t in enumerate(new_tokens) if t in places]
+    pairs += [(RESERVED + i, RESERVED + places[t]) for i, t in enumerate(tokens) if t in places]
     to, of = (list(one) for one in zip(*pairs, strict=True))
     value = np.moveaxis(new.copy(), axis, 0)
     value[to] = np.moveaxis(old, axis, 0)[of]
     return np.ascontiguousarray(np.moveaxis(value, 0, axis))
 
 
-def _describe_weights(
-    new_tokens: Mapping[str, Sequence[str]], old_tokens: Mapping[str, Sequence[str]]
-) -> str:
-    if new_tokens == old_tokens:
+def _describe(tokens: Mapping[str, list[str]], before: Mapping[str, list[str]]) -> str:
+    if tokens == before:
         return "all of them"
     counts = [
-        f"{len(set(new_tokens[side]) & set(old_tokens[side])):,} of {len(new_tokens[side]):,} {side}"
+        f"{len(set(tokens[side]) & set(before[side])):,} of {len(tokens[side]):,} {side}"
         for side in ("source", "target")
     ]
     return f"all, and of tokens those of {counts[0]} and {counts[1]} ones, which both vocabularies have"

@@ -80,15 +80,13 @@ def check_model(config: Any, floats: int = 1, batch_bytes: int = 0) -> None:
         return
     source, target = config.source_vocabulary_size or 0, config.target_vocabulary_size
     sizes = ", ".join(f"{name}={getattr(config, name)}" for name in _NAMED if hasattr(config, name))
-    batch = (
-        f" and {_format_gigabytes(batch_bytes)} for a batch (--batch-size, --batch-tokens)"
-        if batch_bytes
-        else ""
+    batch = f" and {_giga(batch_bytes)} for a batch (--batch-size, --batch-tokens)" * bool(
+        batch_bytes
     )
     raise TaskError(
-        f"the model must fit into the memory of this machine, {_format_gigabytes(memory)}. Received: {sizes}, "
+        f"the model must fit into the memory of this machine, {_giga(memory)}. Received: {sizes}, "
         f"vocabularies of {source:,} and {target:,}: "
-        f"at least {_format_number(count)} parameters, which need {_format_gigabytes(need - batch_bytes)}{batch}"
+        f"at least {_short(count)} parameters, which need {_giga(need - batch_bytes)}{batch}"
     )
 
 
@@ -113,9 +111,9 @@ def memory_size() -> int:
         return 2**40
 
 
-def _format_gigabytes(size: int) -> str:
-    return f"{_format_number(size / 1e9)} GB"
+def _giga(size: int) -> str:
+    return f"{_short(size / 1e9)} GB"
 
 
-def _format_number(value: float) -> str:
+def _short(value: float) -> str:
     return f"{value:,.1f}" if value < 1e3 else f"{value:,.0f}" if value < 1e12 else f"{value:.1e}"

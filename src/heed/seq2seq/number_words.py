@@ -107,12 +107,10 @@ def training_numbers(seed: int, step: int, count: int) -> NDArray[np.int64]:
     """The numbers of a training batch, a function of (seed, step) alone.
 
     The samples of all steps are one sequence in which the numbers of digits alternate, 16 to a round: of 16 samples one
-        has
-    a single digit, two have two, two have three, three have four, four have five and four have six. Numbers of one
+    has a single digit, two have two, two have three, three have four, four have five and four have six. Numbers of one
     length are drawn evenly, but one in four is then given zeros: each of its digits but the first, with a chance of one
-        half. Drawn
-    evenly as a whole, one number in a thousand would be below 1,000 and one in a thousand would end in 100, and people
-    ask for such numbers first. Held-out numbers never come.
+    half. Drawn evenly as a whole, one number in a thousand would be below 1,000 and one in a thousand would end in 100,
+    and users ask for such numbers first. Held-out numbers never come.
 
     Args:
         seed: int; another seed gives other batches.

@@ -23,16 +23,13 @@ class NumbersTask(Task):
     """Numbers from 0 to 999,999 in digits to words, in one or several languages.
 
     The source is the language, then the digits, units first: so the position of a digit is its place value, whatever
-        the
-    length of the number, which takes a third fewer steps to learn than reading order.
+    the length of the number, which takes a third fewer steps to learn than reading order.
 
     The recipe: pre-norm Transformer of 2 + 2 layers and width 128, batches of 64, 600 steps, 1,000 for several
-        languages;
-    the rate warms up to 3e-3 for a third of them and falls to zero along half a cosine.
+    languages; the rate warms up to 3e-3 for a third of them and falls to zero along half a cosine.
 
     Args:
-        languages: some of "en", "de", "fr", "es", or their names with commas between; a batch holds them in equal
-            parts.
+        languages: some of "en", "de", "fr", "es", or their names with commas between; batches hold them in equal parts.
         words: the tokenizer of the words; None learns one from training numbers.
         longest_target: the most tokens that a number may take; 0 measures it.
 

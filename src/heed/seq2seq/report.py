@@ -121,27 +121,20 @@ def _collect(
     worst, best = _select_ends(evaluation.answers, scores[0], count)
     attention, several = _AttentionDrawer(translator), len(evaluation.groups()) > 1
 
-    def describe_sentence(i: int) -> dict[str, Any]:
-        answer = evaluation.answers[i]
+    def describe(i: int) -> dict[str, Any]:
+        answer, texts = evaluation.answers[i], [one.answers[i].translation for one in judged]
         return {
             "source": answer.source,
             "group": answer.group if several else "",
             "right": answer.right,
             "reference": mark_differences(answer.reference, answer.translation),
             "said": [
-                {
-                    "parts": mark_differences(one.answers[i].translation, answer.reference),
-                    "score": own[i],
-                }
-                for one, own in zip(judged, scores, strict=True)
+                {"parts": mark_differences(text, answer.reference), "score": score}
+                for text, score in zip(texts, (own[i] for own in scores), strict=True)
             ],
             "attention": attention(answer),
         }
 
-    sentences = {
-        "worst": [describe_sentence(i) for i in worst],
-        "best": [describe_sentence(i) for i in best],
-    }
     run = translator.run.path
     return {
         "title": f"How {run.resolve().name} was judged",
@@ -151,8 +144,9 @@ def _collect(
         "notes": [*map(str, other.comparisons if other else ()), *_list_notes(evaluation)],
         "bins": [_count_bins(one.answers, own) for one, own in zip(judged, scores, strict=True)],
         "wrong": len(evaluation.wrong),
-        "withoutAttention": attention.missing,
-        **sentences,
+        "worst": [describe(i) for i in worst],
+        "best": [describe(i) for i in best],
+        "withoutAttention": attention.missing,  # once all are drawn
     }
 
 

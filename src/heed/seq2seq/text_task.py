@@ -71,9 +71,8 @@ class TextTask(Task):
     """The user's own parallel text.
 
     The recipe: pre-norm Transformer of 3 + 3 layers and width 256, dropout 0.1, label smoothing 0.1, 10,000 steps with
-        a peak
-    of 1e-3 after 1,000, or after a third of the steps if these are fewer than 3,000. It stops after five validations
-    without improvement and keeps the best weights.
+    a peak of 1e-3 after 1,000, or after a third of the steps if these are fewer than 3,000. It stops after five
+    validations without improvement and keeps the best weights.
 
     Training reads its sentences from the files, which may be larger than memory and must not change during the run;
     evaluation and translation need the run folder only.

@@ -28,9 +28,8 @@ class Batcher(Generic[Item, Result]):
     """Works on waiting items of one kind together.
 
     It never waits to fill a batch: an item that finds the worker idle is a batch at once, and items that arrive while
-        the
-    worker is busy are the next batch. So a lone request is as quick as possible, and batches grow with the load. First
-    come, first served: the oldest item sets the kind, and others of its kind join it.
+    the worker is busy are the next batch. So a lone request is as quick as possible, and batches grow with the load.
+    First come, first served: the oldest item sets the kind, and others of its kind join it.
 
     Args:
         work: called on the worker thread with a kind and some of its items; returns for each its result, or the
@@ -57,12 +56,8 @@ class Batcher(Generic[Item, Result]):
         capacity: int,
         on_batch: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self._work, self._batch_size, self._capacity, self._on_batch = (
-            work,
-            batch_size,
-            capacity,
-            on_batch,
-        )
+        self._work, self._on_batch = work, on_batch
+        self._batch_size, self._capacity = batch_size, capacity
         self._waiting: deque[_Waiting[Item]] = deque()
         self._changed = threading.Condition()
         self._closed = False
