@@ -51,7 +51,7 @@ def check_integer(
     most: float = LARGEST_COUNT,
     optional: bool = False,
 ) -> Any:
-    """Checks an integer; None stays None if `optional` (hence the type).
+    """Returns the value as an int; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.
@@ -59,9 +59,6 @@ def check_integer(
         least: the smallest allowed value; None for any integer.
         most: the largest; math.inf for any.
         optional: whether None is allowed.
-
-    Returns:
-        The value as an int.
 
     Raises:
         ValueError: for anything else.
@@ -90,7 +87,7 @@ def check_real(
     exclusive: bool = False,
     optional: bool = False,
 ) -> Any:
-    """Checks a finite number; None stays None if `optional` (hence the type).
+    """Returns the value as a finite float; None stays None if `optional` (hence the type).
 
     Args:
         name: of the argument, for the message.
@@ -98,9 +95,6 @@ def check_real(
         least, most: the allowed range: [least, most), or (least, most) if `exclusive`; -inf and inf for any.
         exclusive: whether `least` itself is not allowed.
         optional: whether None is allowed.
-
-    Returns:
-        The value as a float.
 
     Raises:
         ValueError: for anything else, infinity and NaN included.

@@ -139,7 +139,7 @@ def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
         yield lambda line: print(line, file=file, flush=True)
 
 
-def strip_byte_order_mark(lines: Iterable[str]) -> Iterator[str]:
+def strip_mark(lines: Iterable[str]) -> Iterator[str]:
     """The lines, without a byte order mark before the first."""
     for number, line in enumerate(lines):
         yield line if number else line.removeprefix("\ufeff")

@@ -10,13 +10,7 @@ from pathlib import Path
 from heed import seq2seq
 from heed.cli.arguments import Parser, check_positive
 from heed.cli.decoding import add_decoding_options, open_translator, read_decoding_options
-from heed.cli.streams import (
-    open_input,
-    open_output,
-    print_note,
-    read_terminal,
-    strip_byte_order_mark,
-)
+from heed.cli.streams import open_input, open_output, print_note, read_terminal, strip_mark
 from heed.seq2seq.errors import TaskError
 
 # Byte tokens may spell a line break, which would start another line.
@@ -115,7 +109,7 @@ def _translate_lines(
 
     stream = translate_stream(
         translator,
-        strip_byte_order_mark(lines),
+        strip_mark(lines),
         report,
         parsed.language,
         batch_size,

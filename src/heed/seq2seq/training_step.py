@@ -22,8 +22,8 @@ _LEAST = 1e-9  # added to weights before the logarithm
 class Validation(NamedTuple):
     """A model's scores on held-out pairs, with teacher forcing; the names are those in metrics.jsonl.
 
-    `exact` is also the share that greedy decoding gets right: it errs at some token exactly if the model, given the right
-    tokens before, errs at one.
+    `exact` is also the share that greedy decoding gets right: it errs at some token exactly if the model, given the
+    right tokens before, errs at one.
     """
 
     loss: float
