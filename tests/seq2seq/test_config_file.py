@@ -90,7 +90,7 @@ def test_what_a_file_sets(read, tmp_path):
         ("a: b: c", ", line 1 is not YAML: mapping values are not allowed here"),
         ("task: [", "is not YAML"),
         ("task: numbers\non: 1", ", line 2: a key must be text. Received: True"),
-        ("model: {width: 5, width: 6}", ", line 1: `width` is there twice"),
+        ("model: {width: 5, width: 6}", ", line 1: duplicate key `width`"),
         ("task: \x01", "is not YAML: special characters are not allowed"),
         (b"task: \xff", "is not UTF-8"),
         ("[" * 100_000, "is not YAML"),

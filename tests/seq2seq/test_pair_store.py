@@ -76,8 +76,8 @@ def test_pairs_of_several_corpora_and_kinds_stand_one_after_the_other(tmp_path):
     ("bad", "problem"),
     [
         (b"\xff\xfe", "line 5: not UTF-8"),
-        (b"a b", "line 5: two columns with a tab between them are wanted, not 1"),
-        (b"a\tb\tc", "line 5: two columns with a tab between them are wanted, not 3"),
+        (b"a b", "line 5: two columns with a tab between them are expected, not 1"),
+        (b"a\tb\tc", "line 5: two columns with a tab between them are expected, not 3"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(tmp_path, bad, problem):

@@ -84,7 +84,7 @@ def test_a_missing_folder_and_a_file(tmp_path):
 def test_damaged_tasks_and_tokenizers(tmp_path, task):
     run = make(tmp_path / "run", task)
     (run.path / "target.model").write_bytes(b"x")
-    with pytest.raises(TaskError, match=r"target.model is not as it was written"):
+    with pytest.raises(TaskError, match=r"target.model has been changed"):
         RunFolder.open(run.path).task()
     (run.path / "target.model").unlink()
     with pytest.raises(TaskError, match=r"target.model is missing"):
@@ -232,7 +232,7 @@ def test_the_files_of_own_text_are_checked_too(tmp_path):
         path = run.path / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if whole else b"x")
-        with pytest.raises(TaskError, match=f"is damaged: {name} is not as it was written"):
+        with pytest.raises(TaskError, match=f"is damaged: {name} has been changed"):
             RunFolder.open(run.path).task()
         path.write_bytes(whole)
     for name, value in (("longest_target", 0), ("empty_pairs", "x"), ("files", None)):

@@ -84,7 +84,7 @@ def test_translations_begin_with_a_prefix(translator, options):
         (" \t", "a prefix must not be empty"),
         ("\udcff", "a prefix must be UTF-8 text"),
         ("日本", "of characters that translations of this run have. Received: 日本"),
-        ("one " * 200, "a prefix must have less than the .* tokens of a translation"),
+        ("one " * 200, "a prefix must have fewer than the .* tokens of a translation"),
     ],
 )
 def test_prefixes_that_cannot_be(translator, prefix, message):

@@ -73,7 +73,7 @@ def test_files_that_do_not_serve(tmp_path):
         TextTask.create(corpus, test_source=empty)
     with pytest.raises(TaskError, match=r"target\.txt has no other side: give --valid-source too"):
         TextTask.create(corpus, valid_target=target)
-    with pytest.raises(TaskError, match="every sentence to train on is held out too"):
+    with pytest.raises(TaskError, match="all sentences to train on are held out"):
         TextTask.create(corpus, test_source=corpus)
     task = TextTask.create(corpus, vocabulary_size=60)
     pairs_file(corpus, range(31))

@@ -312,7 +312,7 @@ def test_damaged_first_weights_are_refused(tmp_path, finished_run):
     run = start_run(tmp_path / "run", tiny.numbers("en", "de"), init_from=finished_run)
     path = run.path / "initial.npz"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TaskError, match=r"initial.npz is not as it was written"):
+    with pytest.raises(TaskError, match=r"initial.npz has been changed"):
         train(run, progress=False)
 
 

@@ -95,7 +95,7 @@ def copy_input(path: Path, target: Path | None = None) -> None:
     if target is not None:
         raise TaskError(f"standard input holds both sides: leave out {target}")
     if sys.stdin is None:
-        raise TaskError("standard input is closed, and it was to be read")
+        raise TaskError("standard input is closed")
     if sys.stdin.isatty():
         raise TaskError(
             "standard input is a terminal: lines of two columns with a tab between them are to be "
@@ -106,7 +106,7 @@ def copy_input(path: Path, target: Path | None = None) -> None:
     if not first:
         raise TaskError("standard input is empty: lines of two columns with a tab between them")
     if path.exists():
-        raise TaskError(f"{path} exists already, and standard input is to be kept there")
+        raise TaskError(f"{path} exists already, and would hold standard input")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:

@@ -72,7 +72,7 @@ def align(
         TaskError: if the model has no attention.
     """
     if not model.aligns:
-        raise TaskError("the run's model has no attention that could say which words it looked at")
+        raise TaskError("the run's model has no attention to align words with")
     alignments: list[Alignment] = []
     for at in range(0, len(sources), _BATCH):
         part = slice(at, at + _BATCH)

@@ -80,7 +80,7 @@ def load(path: Path, most: float = math.inf) -> tuple[Arrays, dict[str, Any]]:
         if not isinstance(meta["step"], int) or meta["step"] < 0:
             raise ValueError(f"its step is {meta['step']!r}")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TaskError(f"{path} is damaged: it is not one of heed: {error}") from None
+        raise TaskError(f"{path} is damaged: heed did not write it: {error}") from None
     lists: Arrays = {}
     for name, array in arrays.items():
         lists.setdefault(name.partition("/")[0], []).append(array)

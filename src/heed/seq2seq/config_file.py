@@ -164,7 +164,7 @@ def _parse(data: bytes, path: Path) -> Any:
                 if not isinstance(key, str):
                     raise TaskError(f"{path}, {where}: a key must be text. Received: {key!r}")
                 if key in seen:
-                    raise TaskError(f"{path}, {where}: `{key}` is there twice")
+                    raise TaskError(f"{path}, {where}: duplicate key `{key}`")
                 seen.add(key)
             return super().construct_mapping(node, deep)
 

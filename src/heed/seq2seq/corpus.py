@@ -157,7 +157,7 @@ _NO_LINE = object()
 def _split_tsv(line: str) -> tuple[str, str]:
     columns = line.split("\t")
     if len(columns) != 2:
-        raise ValueError(f"two columns with a tab between them are wanted, not {len(columns)}")
+        raise ValueError(f"two columns with a tab between them are expected, not {len(columns)}")
     return columns[0], columns[1]
 
 
@@ -170,7 +170,7 @@ def _split_json(line: str) -> tuple[str, str]:
         content.get(name) if isinstance(content, dict) else None for name in ("source", "target")
     ]
     if not all(isinstance(side, str) for side in sides):
-        raise ValueError('an object with the strings "source" and "target" is wanted')
+        raise ValueError('an object with the strings "source" and "target" is expected')
     if any("\ud800" <= letter <= "\udfff" for side in sides for letter in str(side)):
         raise ValueError(NOT_UTF8)  # half of a surrogate pair
     return str(sides[0]), str(sides[1])

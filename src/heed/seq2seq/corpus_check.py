@@ -57,10 +57,10 @@ class CorpusReport:
 
     def report(self) -> Iterator[str]:
         """The findings as lines of text."""
-        yield f"{self.lines:,} lines, different pairs among them: {self.pairs:,}"
+        yield f"{self.lines:,} lines, {self.pairs:,} different pairs"
         yield from map(str, self.findings)
         if not self.findings:
-            yield "nothing is wrong with them"
+            yield "no problems"
 
 
 def check_corpus(corpus: Corpus) -> CorpusReport:
@@ -96,9 +96,9 @@ def check_corpus(corpus: Corpus) -> CorpusReport:
             add(number, fault)
         pair_hash, source_hash = _hash(source, target), _hash(source)
         if pair_hash in pairs:
-            add(number, "that were there before, both sides")
+            add(number, "repeated on both sides")
         elif source_hash in sources:
-            add(number, "whose source was there before, with another translation")
+            add(number, "with a repeated source and another translation")
         pairs.add(pair_hash)
         sources.add(source_hash)
     return CorpusReport(lines, len(pairs), list(findings.values()))

@@ -155,7 +155,7 @@ class RunFolder:
         except (ValueError, RecursionError):
             raise TaskError(f"{path} is not a run folder: its config.json is not JSON") from None
         if not isinstance(config, dict) or config.get("format") != _FORMAT:
-            raise TaskError(f"{path} is not a run folder: its config.json is not one of heed")
+            raise TaskError(f"{path} is not a run folder: heed did not write its config.json")
         if config.get("version") != _VERSION:
             raise TaskError(
                 f"{path} was made by another version of heed (format {config.get('version')}; "
@@ -192,7 +192,7 @@ class RunFolder:
         except KeyError as error:
             raise TaskError(f"{self.path} is damaged: its task has no {error}") from None
         except (TypeError, ValueError) as error:
-            raise TaskError(f"{self.path} is damaged: its task is not one: {error}") from None
+            raise TaskError(f"{self.path} is damaged: its task cannot be read: {error}") from None
         raise TaskError(f"{self.path} has a task that is not known: {config['kind']!r}")
 
     def read(self, name: str) -> bytes:
@@ -208,7 +208,7 @@ class RunFolder:
             reason = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
             raise TaskError(f"{self.path} is damaged: {name} {reason}") from None
         if self.config["files"].get(name) != _hash(data):
-            raise TaskError(f"{self.path} is damaged: {name} is not as it was written")
+            raise TaskError(f"{self.path} is damaged: {name} has been changed")
         return data
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> Path:

@@ -69,7 +69,7 @@ def start_run(
         architecture, values = inherit_model(init_from, chosen)
     if values.get("share_embeddings") and not task.shares_vocabulary:
         raise TaskError(
-            "`share_embeddings` must be False where each side has a vocabulary of its own "
+            "`share_embeddings` must be False if each side has its own vocabulary "
             "(own text: --vocabulary shared). Received: share_embeddings=True"
         )
     values |= {"pad_id": PAD_ID, "start_id": START_ID, "end_id": END_ID}

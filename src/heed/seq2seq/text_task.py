@@ -639,7 +639,7 @@ def _select_training_places(store: PairStore, held_out: Iterable[_HeldOut]) -> N
         places[count : count + len(chosen)] = chosen
         count += len(chosen)
     if not count:
-        raise TaskError("every sentence to train on is held out too")
+        raise TaskError("all sentences to train on are held out")
     return places[:count]
 
 

@@ -100,7 +100,7 @@ class Tokenizer:
         vocabulary_size = min(vocabulary_size, _LARGEST)
         kept = [line for line in lines if line.strip()]
         if not kept:
-            raise TaskError("a tokenizer cannot be learned from no text")
+            raise TaskError("a tokenizer cannot be learned from an empty text")
         if unit == "word" and not (kept := _drop_single_words(kept)):
             raise TaskError("a vocabulary of words needs a text in which some come more than once")
         try:

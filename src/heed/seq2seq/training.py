@@ -174,7 +174,9 @@ class _Training:
         try:
             self._at = _Progress(**meta)
         except TypeError:
-            raise TaskError(f"{self._run.path} is damaged: its checkpoint is not one") from None
+            raise TaskError(
+                f"{self._run.path} is damaged: its checkpoint is not one of heed's"
+            ) from None
         self._best = arrays.get("best", [])
         self._saved = self._at.step
         if self._at.steps < self._options.steps:  # the run was extended

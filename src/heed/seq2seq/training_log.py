@@ -46,8 +46,8 @@ def read_metrics(path: Path, last_step: int | None = None) -> list[dict[str, Any
         records.pop()
     if None in records:
         raise TaskError(
-            f"{path} is damaged: line {records.index(None) + 1:,} is not a record; mend it, or "
-            "remove the file to go on without the figures so far"
+            f"{path} is damaged: line {records.index(None) + 1:,} is not a record; repair it, or "
+            "remove the file to continue without the metrics so far"
         )
     return [r for r in records if r is not None and (last_step is None or r["step"] <= last_step)]
 

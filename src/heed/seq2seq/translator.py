@@ -240,7 +240,7 @@ class Translator:
         most = options.max_length or self.task.longest_target
         if len(prefix) >= most:
             raise TaskError(
-                f"a prefix must have less than the {most:,} tokens of a translation. "
+                f"a prefix must have fewer than the {most:,} tokens of a translation. "
                 f"Received: {len(prefix):,}"
             )
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
