@@ -175,7 +175,7 @@ class _Training:
             self._at = _Progress(**meta)
         except TypeError:
             raise TaskError(
-                f"{self._run.path} is damaged: its checkpoint is not one of heed's"
+                f"{self._run.path} is damaged: its checkpoint has unknown fields"
             ) from None
         self._best = arrays.get("best", [])
         self._saved = self._at.step
