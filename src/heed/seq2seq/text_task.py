@@ -501,7 +501,7 @@ class TextTask(Task):
     def reads(self) -> Reading:
         """Words and characters by rules; subwords by the SentencePiece tokenizer."""
         if self.languages:
-            return Reading(None, "a text does not say which language is wanted")
+            return Reading(None, "a text does not say which language to write")
         both = (self.source_subwords, self.subwords)
         if any(x.unit == "subword" or not x.splits_at_spaces for x in both):
             return Reading(
