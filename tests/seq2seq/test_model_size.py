@@ -1,4 +1,4 @@
-"""Sizes are reckoned before a model is built: what does not fit is refused at once."""
+"""Sizes are estimated before a model is built: a model that does not fit is refused at once."""
 
 import pytest
 

@@ -373,7 +373,7 @@ class TextTask(Task):
         ]
         if len(self._training.places) > _COUNTED:
             notes.append(
-                "lengths are reckoned from letters: a pair that turns out to be too long is left out when it comes"
+                "lengths are estimated from letters: pairs that turn out to be too long are left out"
             )
         return notes
 
