@@ -744,8 +744,8 @@ FAULTS = (
     Fault(
         "the decoder is shown beside the tokens that it wrote",
         f"{_SEQ2SEQ}/attention.py",
-        '"causal": (written, reading),',
-        '"causal": (written, written),',
+        '"causal": (targets, previous),',
+        '"causal": (targets, targets),',
         (f"{_OF_SEQ2SEQ}/test_using_a_run.py",),
     ),
     Fault(

@@ -107,7 +107,7 @@ def test_a_recurrent_run_trains_translates_and_shows_where_it_looked(
     assert found.translation == translator(["1234"])[0]
     (weights,) = found.capture.weights.values()
     assert found.capture.names == ("cross 1",)
-    assert weights.shape == (1, 1, len(found.written), 5)
+    assert weights.shape == (1, 1, len(found.target), 5)
     np.testing.assert_allclose(np.asarray(weights).sum(-1), 1, atol=1e-5)
     assert found.write_page(tmp_path / "a.html").stat().st_size > 1000
 

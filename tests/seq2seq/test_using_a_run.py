@@ -283,7 +283,7 @@ def test_own_text_from_files_to_scores(text_run, tmp_path):
     assert references.exact == 1.0
     found = read_attention(translator, "aa bb")
     assert found.source[-1] == "end"
-    assert found.capture.weights["cross 1"].shape[2:] == (len(found.written), len(found.source))
+    assert found.capture.weights["cross 1"].shape[2:] == (len(found.target), len(found.source))
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def test_a_changed_text_is_noticed(tmp_path):
 
 def test_cross_attention_is_in_reading_order_and_adds_up_to_one(translator):
     found = read_attention(translator, "12 34", "de")
-    rows, weights = found.written, found.capture.weights["cross 1"]
+    rows, weights = found.target, found.capture.weights["cross 1"]
     assert found.source == ["de", "1", "2", "3", "4"]
     assert weights.shape == (1, 2, len(rows), 5)
     np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
@@ -337,10 +337,10 @@ def test_every_attention_of_a_translation(translator):
     found = read_attention(translator, "12 34", "de")
     assert found.source == ["de", "1", "2", "3", "4"]
     assert found.translation == translator(["1234"], "de")[0]
-    T = len(found.written)
+    T = len(found.target)
     kinds, weights = found.capture.kinds, found.capture.weights
     assert kinds == {"encoder 1": "self", "decoder 1": "causal", "cross 1": "cross"}
-    assert found.tokens["decoder 1"] == (found.written, ["start", *found.written[:-1]])
+    assert found.tokens["decoder 1"] == (found.target, ["start", *found.target[:-1]])
     assert weights["decoder 1"].shape == (1, 2, T, T)
     assert (np.triu(weights["decoder 1"][0, 0], 1) == 0).all()
     # The encoder's rows and columns are moved alike: the model reads the units first.
@@ -355,8 +355,8 @@ def test_ids_that_are_no_text_have_labels_too(translator, monkeypatch):
     ids = [5, 0, 1, 3, 6, 2, 0, 0]
     monkeypatch.setattr(translator, "decode", lambda rows: [ids])
     found = read_attention(translator, "7")
-    assert len(found.written) == 6
-    assert (found.written[1], found.written[2], found.written[5]) == ("pad", "start", "end")
+    assert len(found.target) == 6
+    assert (found.target[1], found.target[2], found.target[5]) == ("pad", "start", "end")
     assert found.capture.weights["cross 1"].shape[2:] == (6, 2)
 
 

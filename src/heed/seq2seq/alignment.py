@@ -85,9 +85,9 @@ def align(
 
 def _compute_attention(model: Any, sources: Any, targets: Any) -> NDArray[np.float32]:
     """(B, T, S): the attention in the step that writes each target token."""
-    source_words = pad_rows([[START_ID, *target] for target in targets])
+    inputs = pad_rows([[START_ID, *target] for target in targets])
     memory = model.encode_source(model.check_source(pad_rows(sources)))
-    return np.asarray(model.decode_all(source_words, memory, return_alignment=True)[1])
+    return np.asarray(model.decode_all(inputs, memory, return_alignment=True)[1])
 
 
 def _average_over_words(

@@ -31,7 +31,7 @@ class TranslationAttention:
         language: the requested language, or None.
         translation: its translation.
         source: S labels of source tokens. The digits of a number are in reading order.
-        written: T labels of the target tokens; the last is the end, if it was reached.
+        target: T labels of the target tokens; the last is the end, if it was reached.
         capture: the weights, by name "encoder 1" ..., "decoder 1" ... and "cross 1" ...: (1, N, S, S), (1, N, T, T) and
             (1, N, T, S); of a recurrent model "cross 1" alone, with N = 1. Row t of the last two belongs to the step
             that wrote token t.
@@ -43,7 +43,7 @@ class TranslationAttention:
     language: str | None
     translation: str
     source: list[str]
-    written: list[str]
+    target: list[str]
     capture: Capture
     tokens: dict[str, tuple[list[str], list[str]]]
 
@@ -61,7 +61,7 @@ class TranslationAttention:
         title = f"Where heed looked in {self.line}"
         title += f"\nto write {self.translation}" + (f" ({self.language})" if self.language else "")
         try:
-            figure = plot_cross_attention(self.capture, self.source, self.written, title=title)
+            figure = plot_cross_attention(self.capture, self.source, self.target, title=title)
         except ImportError as error:
             raise TaskError(str(error)) from None
         write_atomically(path, lambda file: figure.savefig(file, format=kind))
@@ -137,11 +137,11 @@ class AttentionReader:
         order = task.reading_order(source)
         pieces = task.source_labels(source)
         sources = [_format_piece(pieces[place]) for place in order]
-        written, reading = _label_targets(task, target), _label_targets(task, read)
+        targets, previous = _label_targets(task, target), _label_targets(task, read)
         sides = {
             "self": (sources, sources),
-            "causal": (written, reading),
-            "cross": (written, sources),
+            "causal": (targets, previous),
+            "cross": (targets, sources),
         }
         weights, kinds = {}, {}
         for part, layers in self._scores(inputs).items():
@@ -156,7 +156,7 @@ class AttentionReader:
             language,
             task.decode([target])[0],
             sources,
-            written,
+            targets,
             Capture(weights, kinds),
             {name: sides[kind] for name, kind in kinds.items()},
         )

@@ -116,7 +116,7 @@ def test_where_it_looked(serving, translator):
     for name in weights:
         np.testing.assert_allclose(weights[name], expected.capture.weights[name][0], atol=6e-3)
     cross = next(layer for layer in data["layers"] if layer["kind"] == "cross")
-    assert data["sequences"][cross["rows"]] == expected.written
+    assert data["sequences"][cross["rows"]] == expected.target
     assert data["sequences"][cross["keys"]] == expected.source
 
 
