@@ -109,7 +109,7 @@ def test_a_refused_training_leaves_a_run_as_it_was(tmp_path, finished_run):
     bare = RunFolder.open(shutil.copytree(finished_run.path, tmp_path / "bare"))
     shutil.rmtree(bare.checkpoints)
     before = contents(bare.path)
-    with pytest.raises(TaskError, match="has no checkpoint to train on from"):
+    with pytest.raises(TaskError, match="has no checkpoint to continue from"):
         extend_run(bare, 20)
     with pytest.raises(TaskError, match="has 0 checkpoints"):
         average(bare, 1)

@@ -119,13 +119,13 @@ def extend_run(run: RunFolder, steps: int) -> RunFolder:
     options = TrainingOptions.from_dict({**before.to_dict(), "steps": steps})
     if options.steps <= before.steps:
         raise TaskError(
-            f"`steps` must be more than the {before.steps:,} of {run.path} to train on. "
+            f"`steps` must be more than the {before.steps:,} of {run.path} to extend it. "
             f"Received: steps={steps}"
         )
     task = run.task()
     latest = checkpoint.load_latest(run.checkpoints, lambda _: None)
     if latest is None and run.weights.exists():
-        raise TaskError(f"{run.path} has no checkpoint to train on from")
+        raise TaskError(f"{run.path} has no checkpoint to continue from")
     task.check_batches(options, 0 if latest is None else latest[1]["step"])
     config = {**run.config, "training": options.to_dict()}
     with run.lock():
