@@ -124,7 +124,7 @@ def test_what_a_check_finds(tmp_path):
         "that were there before": [4],
         "whose source was there before": [5],
         "with the same text on both sides": [6],
-        "two columns with a tab between them are wanted": [7],
+        "two columns with a tab between them are expected": [7],
         "not UTF-8 text": [8],
         "with a control character": [9],
         "with one side more than 3 times as long as the other": [10, 12],

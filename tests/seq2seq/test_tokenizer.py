@@ -74,7 +74,7 @@ def test_a_small_text_gets_fewer_pieces_than_asked_for():
 
 
 def test_what_a_tokenizer_refuses():
-    with pytest.raises(TaskError, match="no text"):
+    with pytest.raises(TaskError, match="an empty text"):
         Tokenizer.train(["", " "], 100)
     with pytest.raises(TaskError, match="of 5 pieces cannot be learned"):
         Tokenizer.train(["abcdefghijklmnopqrstuvwxyz"], 5)
