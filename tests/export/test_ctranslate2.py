@@ -31,8 +31,8 @@ from heed.models import (
     VisionTransformerConfig,
     generate,
 )
-from heed.seq2seq import RunFolder, TextTask, start_run
-from heed.seq2seq.trained_model import new_model, write_trained
+from heed.seq2seq import RunFolder, Shipment, TextTask, start_run
+from heed.seq2seq.trained_model import make_model, write_trained
 from tests.models.builders import prompts, randomise, sources
 from tests.seq2seq import tiny
 
@@ -389,14 +389,14 @@ def test_names_that_come_twice() -> None:
 def finished(run: RunFolder) -> Any:
     """Gives a run random weights; returns its model."""
     keras.utils.set_random_seed(0)
-    model = randomise(new_model(run), 5)
+    model = randomise(make_model(run), 5)
     write_trained(run, [weight.numpy() for weight in model.weights], {"step": 0})
     return model
 
 
 def write_run(run: RunFolder, folder: Path) -> None:
     """Writes a run with the names of its tokens, as `heed export` does."""
-    shipment = run.shipment()
+    shipment = Shipment(run)
     tokens = {
         f"{side}_tokens": export.make_unique(shipment.tokens[side]) for side in ("source", "target")
     }

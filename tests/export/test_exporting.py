@@ -29,7 +29,7 @@ from heed.models import (
     Transformer,
     TransformerConfig,
 )
-from heed.seq2seq import Translator, shipping
+from heed.seq2seq import Shipment, Translator, shipping
 
 SMALL = {"width": 16, "num_heads": 4, "feed_forward_width": 32}
 
@@ -123,7 +123,7 @@ def test_what_decodes_decodes_alike(tmp_path, model, implementation, here):
 def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
     monkeypatch.setattr(shipping, "_SAMPLES", 20)
     before = {path: path.stat().st_mtime_ns for path in finished_run.path.rglob("*")}
-    done = export(finished_run, tmp_path / "model", format="saved_model")
+    done = export(Shipment(finished_run), tmp_path / "model", format="saved_model")
     assert before == {path: path.stat().st_mtime_ns for path in finished_run.path.rglob("*")}
     assert done.agreement.samples == 20
     assert done.agreement.same == 1
@@ -193,7 +193,7 @@ def test_a_folder_takes_the_place_that_a_link_names(tmp_path):
 
 
 def test_the_runner_reads_numbers_as_heed_does(finished_run):
-    shipment = finished_run.shipment()
+    shipment = Shipment(finished_run)
     model = object.__new__(runner.Model)
     model.manifest = {"tokens": shipment.tokens, "decoding": {"pad": 0, "start": 1, "end": 2}}
     task = finished_run.task()

@@ -13,11 +13,11 @@ TEXTS = ("aa bb cc", "  aa   bb ", "aa unheard-of xyz bb", "xyz", "cc", "é aa",
 
 def tokens_of(task):
     """The tokens of a shipment, for a task without a run."""
-    reads, reason = shipping._reads(task)
-    assert (reads in ("digits", "word", "character")) == (reason is None)
+    unit, obstacle = task.reads
+    assert (unit in ("digits", "word", "character")) == (obstacle is None)
     return {
         **shipping.token_names(task),
-        "reads": reads,
+        "reads": unit,
         "language": next(iter(task.languages), None),
     }
 
@@ -64,11 +64,11 @@ def test_numbers():
 
 def test_subwords_and_several_languages_stay_outside(tmp_path):
     task = text_task(tmp_path)
-    reads, reason = shipping._reads(task)
+    reads, reason = task.reads
     assert reads == "subword"
     assert "TensorFlow Text" in reason
     assert text_ops({"reads": reads}) is None
     task = text_task(tmp_path, unit="word", target_language="de")
-    reads, reason = shipping._reads(task)
+    reads, reason = task.reads
     assert text_ops({"reads": reads}) is None
     assert "which language" in reason

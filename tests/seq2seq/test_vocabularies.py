@@ -93,10 +93,10 @@ def test_every_piece_has_an_id_of_its_own():
 
 def test_which_models_are_asked_word_by_word():
     """It is quicker, and right for few."""
-    assert {kind for kind, model in OF_OTHERS.items() if Tokenizer(model).goes_by_word} == {
+    assert {kind for kind, model in OF_OTHERS.items() if Tokenizer(model).splits_at_spaces} == {
         "bpe, by word", "bytes by word",
     }  # fmt: skip
-    assert all(tokenizer.goes_by_word for tokenizer in OWN.values())
+    assert all(tokenizer.splits_at_spaces for tokenizer in OWN.values())
 
 
 @pytest.mark.parametrize("unit", ["subword", "character"])

@@ -1,4 +1,4 @@
-"""`heed export`: a run for a runtime without heed."""
+"""`heed export`: writes a run for a runtime without heed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 
 from heed import seq2seq
-from heed.cli.arguments import Parser, given
-from heed.cli.streams import say
+from heed.cli.arguments import Parser, select_options
+from heed.cli.streams import print_line
 from heed.export import FORMATS
 from heed.seq2seq.errors import TaskError
-from heed.seq2seq.startup import start_tensorflow
+from heed.seq2seq.tensorflow_start import start_tensorflow
 
 _OPTIONS = [
     (format.name, option) for format in FORMATS.values() for option in format.options if option.type
@@ -32,19 +32,21 @@ def add_export(parser: Parser) -> None:
 
 
 def run_export(parsed: argparse.Namespace) -> None:
-    """Exports, and says how far the artefact is from the run."""
+    """Exports, and prints how far the artefact is from the run."""
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
     from heed.export import ExportError, export
 
     names = ["precision", *(option.name for _, option in _OPTIONS)]
     try:
-        done = export(run, parsed.out, format=parsed.format, **given(parsed, names))
+        shipment = seq2seq.Shipment(run)
+        options = select_options(parsed, names)
+        done = export(shipment, parsed.out, format=parsed.format, **options)
     except ExportError as error:
         raise TaskError(str(error)) from None
-    for note in done.notes:
-        say(f"note: {note}")
-    say(str(done.agreement))
+    for remark in done.notes:
+        print_line(f"note: {remark}")
+    print_line(str(done.agreement))
     script = str(done.path / "run.py")
     script = shlex.quote(f"./{script}" if script.startswith("-") else script)
-    say(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {script}")
+    print_line(f"exported: {done.path} ({done.bytes / 1e6:.1f} MB); try it: python {script}")

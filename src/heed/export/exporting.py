@@ -25,11 +25,14 @@ from heed.models import Decodable
 
 @runtime_checkable
 class Shippable(Protocol):
-    """What stands for a trained model that decodes, with its tokens: a run."""
+    """A trained model that decodes, with its tokens; see `heed.seq2seq.Shipment`."""
 
-    def shipment(self) -> Any:
-        """What there is to export, see `heed.seq2seq.shipping.Shipment`."""
-        ...
+    model: Any
+    longest: int  # tokens of a target
+    sources: Any  # ids (N, S) to compare on
+    tokens: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    no_texts: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +72,8 @@ def export(
     never changes a run.
 
     Args:
-        model: a run (`heed.seq2seq.RunFolder.open(path)`); a built Keras model with symbolic inputs, which may hold
-            heed's layers or be accelerated; or a model that decodes (`heed.models.Decodable`).
+        model: a run (`heed.seq2seq.Shipment(RunFolder.open(path))`); a built Keras model with symbolic inputs, which
+            may hold heed's layers or be accelerated; or a model that decodes (`heed.models.Decodable`).
         out: the folder to make; it must not exist, or be empty.
         format: a name of `FORMATS`: "saved_model", "litert", "onnx", or "ctranslate2" (runs and Transformers only).
         precision: how to store the weights, one of the format's `precisions`: "float32", "float16", "bfloat16" or
@@ -110,7 +113,7 @@ def export(
     artefact.check_free(out)
     longest = check_integer("longest", longest, least=1)
     if isinstance(model, Shippable):
-        shipment = model.shipment()
+        shipment = model
         model, longest = shipment.model, shipment.longest
     elif (bound := getattr(getattr(model, "config", None), "longest_target", None)) is not None:
         longest = min(longest, bound)

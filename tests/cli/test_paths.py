@@ -10,9 +10,8 @@ import pytest
 
 from heed.seq2seq import catalogs
 from heed.seq2seq.numbers_task import NumbersTask
+from tests.cli.command import OPTIONS
 from tests.seq2seq import tiny
-from tests.test_cli import OPTIONS, heed, trained_path  # noqa: F401  (fixtures)
-from tests.test_cli_training import eager  # noqa: F401  (a fixture)
 
 # RUN and FILE stand for paths of runs and of other files; `=` joins a value that begins with a dash to its option.
 COMMANDS = (
@@ -54,9 +53,10 @@ def folders(request, tmp_path, monkeypatch):
         yield "-my runs", "-my files"
 
 
-def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monkeypatch):  # noqa: F811
+@pytest.mark.usefixtures("eager")
+def test_every_path_of_every_command(heed, folders, trained_path, tmp_path, monkeypatch):
     monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
-    monkeypatch.setattr(catalogs, "pairs", lambda language: [("Open", "Auf")])
+    monkeypatch.setattr(catalogs, "read_pairs", lambda language: [("Open", "Auf")])
     run, files = (tmp_path / folder for folder in folders)  # absolute ones stay as they are
     shutil.copytree(trained_path, run / "run")
     files.mkdir(exist_ok=True)

@@ -1,17 +1,21 @@
-"""`heed train` with files, presets and other runs, and `heed average`: what people type."""
+"""`heed train`, `heed demo` and `heed average`."""
 
-import io
 import json
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
-import tensorflow as tf
 
-from heed.cli import _COMMANDS
-from heed.seq2seq import RunFolder, checkpoint
+from heed.seq2seq import RunFolder, checkpoint, number_words, train
+from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.settings import MODEL, TRAINING
+from heed.seq2seq.tasks import TASKS
+from tests.cli.command import OPTIONS, PAIRS, fails, piped, process
 from tests.seq2seq import tiny
-from tests.test_cli import fails, heed, trained_path  # noqa: F401  (fixtures)
 
 FILE = """
 task: numbers
@@ -21,7 +25,110 @@ training: {steps: 6, batch_size: 4, checkpoint_every: 2, keep: 3, schedule: cons
 """
 
 
-def test_a_file_and_what_overrides_it(heed, tmp_path):  # noqa: F811
+def test_own_text(heed, tmp_path):
+    source, target = tiny.write_parallel_text(tmp_path)
+    options = [*OPTIONS, "--patience", "0", "--vocabulary-size", "60"]
+    status, out, err = heed("train", "--source", source, "--target", target, *options)
+    assert status == 0, err
+    assert "the run: heed-runs/text" in out
+    assert heed("translate", "heed-runs/text", "aa bb")[0] == 0
+    fails(heed("translate", "heed-runs/text", "aa bb " * 100), 1, "at most 128 tokens")
+    fails(heed("explain", "heed-runs/text", "aa bb " * 100), 1, "at most 128 tokens")
+    status, out, err = heed("translate", "heed-runs/text", stdin="aa\n" + "aa " * 200 + "\nbb\n")
+    assert (status, out.count("\n")) == (1, 3)
+    assert err.startswith("heed: line 2: a sentence to translate must have at most 128 tokens")
+    for size in ("0", "-1"):
+        result = heed("train", "--source", source, "--target", target, "--vocabulary-size", size)
+        fails(
+            result,
+            1,
+            f"`vocabulary_size` must be an integer >= 5. Received: vocabulary_size={size}",
+        )
+    target.write_text(target.read_text() + "one more\n")
+    result = heed("train", "--source", source, "--target", target, "--run", "other")
+    fails(result, 1, "must have as many lines")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_in_the_default_folder_is_trained_as_python_trains_it(heed, trained_path, tmp_path):
+    said = (trained_path.parents[1] / "said.txt").read_text()
+    assert said.startswith("0\ntrained 12 steps in ")
+    assert said.endswith("the run: heed-runs/numbers\n")
+    run = RunFolder.open(trained_path)
+    same = tiny.start(tmp_path / "same", languages=("en", "de"))
+    assert {**run.config, "task": None} == {**same.config, "task": None}
+    path = shutil.copytree(trained_path, tmp_path / "copy")
+    assert heed("train", "--resume", path)[0] == 0
+    shutil.rmtree(path / "checkpoints")
+    (path / "weights.npz").unlink()
+    fails(heed("translate", path, "5"), 1, "has no weights yet")
+
+
+def test_the_demo_takes_the_next_free_folder(heed, monkeypatch, tmp_path):
+    monkeypatch.setattr(number_words, "evaluation_numbers", lambda: np.array([382764, 20, 300]))
+    monkeypatch.setattr(NumbersTask, "extra_evaluations", dict)
+    (tmp_path / "heed-runs" / "numbers").mkdir(parents=True)
+    status, out, err = heed("demo", "--steps", "2", "--batch-size", "4", "--seed", "5")
+    assert status == 0, err
+    assert "of 3 held-out answers" in out
+    assert "heed-runs/numbers-2/attention.png" in out
+    assert (tmp_path / "heed-runs" / "numbers-2" / "attention.png").exists()
+    assert "heed-runs/numbers-2/attention.html" in out
+    text = (tmp_path / "heed-runs" / "numbers-2" / "attention.html").read_text(encoding="utf-8")
+    assert "<title>382,764 → " in text
+
+
+def test_a_full_disk(heed, tmp_path, run_path):
+    """A limit on the size of files stands for the disk: the checkpoint does not fit."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    try:
+        status, out, err = heed(
+            "train", "numbers", "--languages", "en,de", "--run", "run", *OPTIONS
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (status, out) == (1, ""), err
+    assert err.splitlines()[-1].startswith("heed: cannot ")
+    run = RunFolder.open(tmp_path / "run")
+    assert list(run.checkpoints.iterdir()) == [], "no half checkpoint"
+    train(run, progress=False)
+    assert tiny.same(tiny.weights(run), tiny.weights(RunFolder.open(run_path)))
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_training(tmp_path):
+    path = tmp_path / "run"
+    # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
+    listen = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    running = process("train", "numbers", "--run", path, *OPTIONS, "--steps", "100000", **listen)
+    end = time.monotonic() + 300
+    while not list(path.glob("checkpoints/step-*.npz")) and time.monotonic() < end:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert "Traceback" not in err
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("heed: stopped at step ")
+    assert last.endswith(f"heed train --resume {path}")
+    from heed.seq2seq import checkpoint
+
+    assert checkpoint.load(checkpoint.list_steps(path / "checkpoints")[-1])[1]["step"] > 0
+
+
+def test_the_help_of_train_lists_all_options(heed):
+    text = heed("train", "--help")[1]
+    settings = [one.name for one in (*TRAINING, *MODEL)]
+    settings += [option.name for task in TASKS.values() for option in task.options]
+    assert [name for name in settings if f"  --{name.replace('_', '-')}" not in text] == []
+    assert "docs/" not in text
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_file_and_what_overrides_it(heed, tmp_path):
     (tmp_path / "a.yaml").write_text(FILE)
     status, out, err = heed("train", "--config", "a.yaml", "--steps", "4", "--no-norm-first")
     assert status == 0, err
@@ -51,7 +158,8 @@ def test_a_file_and_what_overrides_it(heed, tmp_path):  # noqa: F811
     assert json.loads((tmp_path / "new" / "config.json").read_text())["model"]["width"] == 16
 
 
-def test_mistakes_in_a_file(heed, tmp_path):  # noqa: F811
+@pytest.mark.usefixtures("eager")
+def test_mistakes_in_a_file(heed, tmp_path):
     path = tmp_path / "a.yaml"
     for text, message in (
         ("training: {stepz: 1}", "a.yaml: `training.stepz` is unknown: did you mean `steps`?"),
@@ -72,7 +180,8 @@ def test_mistakes_in_a_file(heed, tmp_path):  # noqa: F811
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.yaml"]
 
 
-def test_the_files_of_a_run_on_own_text_and_one_that_goes_on_from_it(heed, tmp_path):  # noqa: F811
+@pytest.mark.usefixtures("eager")
+def test_the_files_of_a_run_on_own_text_and_one_that_goes_on_from_it(heed, tmp_path):
     source, target = tiny.write_parallel_text(tmp_path)
     (tmp_path / "a.yaml").write_text(
         FILE.replace("task: numbers", "task: text\ndata: {corpora: [{source: source.txt, target: target.txt}]}")
@@ -90,18 +199,7 @@ def test_the_files_of_a_run_on_own_text_and_one_that_goes_on_from_it(heed, tmp_p
         assert models[0] == models[1] != models[2]
 
 
-@pytest.mark.parametrize("command", [*_COMMANDS, "data check", "data catalogs", ""])
-@pytest.mark.parametrize("columns", ["80"])
-def test_help_fits_a_screen_and_shows_an_example(heed, monkeypatch, command, columns):  # noqa: F811
-    monkeypatch.setenv("COLUMNS", columns)
-    status, out, _ = heed(*command.split(), "--help")
-    assert status == 0
-    assert f"for example: heed {command}".rstrip() in out
-    assert max(map(len, out.splitlines())) <= int(columns) or command == "train"
-    assert out.count("\n") <= (100 if command == "train" else 46), "train lists all of its options"
-
-
-def test_a_model_of_a_run_opens_in_keras_after_importing_heed(trained_path):  # noqa: F811
+def test_a_model_of_a_run_opens_in_keras_after_importing_heed(trained_path):
     """In a process where nothing else of heed was imported."""
     run = RunFolder.open(trained_path)
     code = (
@@ -117,25 +215,8 @@ def test_a_model_of_a_run_opens_in_keras_after_importing_heed(trained_path):  # 
     assert float(total) == pytest.approx(sum(abs(w).sum() for w in weights), rel=1e-4)
 
 
-def piped(monkeypatch, data):
-    """Standard input that holds these bytes; a terminal's, if they are None."""
-    stream = io.TextIOWrapper(io.BytesIO(data or b""), errors="surrogateescape")
-    monkeypatch.setattr(stream, "isatty", lambda: data is None, raising=False)
-    monkeypatch.setattr("sys.stdin", stream)
-
-
-@pytest.fixture(autouse=True)
-def eager():
-    """Trains without graphs: two steps are quicker so than one graph is made."""
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
-
-
-PAIRS = "".join(f"wort {n}\tword {n}\n" for n in range(60)).encode()
-
-
-def test_text_from_standard_input_is_kept_for_a_resume(heed, tmp_path, monkeypatch):  # noqa: F811
+@pytest.mark.usefixtures("eager")
+def test_text_from_standard_input_is_kept_for_a_resume(heed, tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text(
         FILE.replace("task: numbers", "data: {source: '-', vocabulary_size: 40}")
     )
@@ -153,7 +234,8 @@ def test_text_from_standard_input_is_kept_for_a_resume(heed, tmp_path, monkeypat
     assert (status, err.count("run.tsv: No such file")) == (1, 1)
 
 
-def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):  # noqa: F811
+@pytest.mark.usefixtures("eager")
+def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):
     for data, words, message in (
         (b"", (), "standard input is empty: "),
         (None, (), "standard input is a terminal: "),
@@ -161,7 +243,7 @@ def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):  # noq
         (PAIRS + b"one column\n", (), "standard input, line 61: two columns with a tab"),
         (PAIRS + b"\xff\t\xfe\n", (), "standard input, line 61: not UTF-8 text"),
         (PAIRS, ("--num-heads", "3"), "`num_heads` must divide `width`"),
-        (PAIRS, ("--share-embeddings",), "`share_embeddings` must be False where each side"),
+        (PAIRS, ("--share-embeddings",), "`share_embeddings` must be False if each side"),
         (b"\n", (), "standard input, line 1: two columns with a tab"),
     ):
         piped(monkeypatch, data)
@@ -175,21 +257,8 @@ def test_standard_input_that_does_not_serve(heed, tmp_path, monkeypatch):  # noq
     assert (tmp_path / "a.tsv").read_text() == "precious"
 
 
-def test_standard_input_is_checked(heed, monkeypatch):  # noqa: F811
-    piped(monkeypatch, PAIRS)
-    assert heed("data", "check", "-")[:2] == (
-        0, "60 lines, different pairs among them: 60\nnothing is wrong with them\n"
-    )  # fmt: skip
-    piped(monkeypatch, PAIRS + b"one column\n")
-    status, out, _ = heed("data", "check", "-")
-    assert (status, "not 1: line 61" in out) == (1, True)
-    piped(monkeypatch, PAIRS)
-    fails(heed("data", "check", "-", "x"), 1, "standard input holds both sides: leave out x")
-    piped(monkeypatch, b"")
-    fails(heed("data", "check", "-"), 1, "standard input is empty")
-
-
-def test_tokens_and_languages_on_the_command_line(heed, tmp_path):  # noqa: F811
+@pytest.mark.usefixtures("eager")
+def test_tokens_and_languages_on_the_command_line(heed, tmp_path):
     for language, word in (("de", "wort"), ("fr", "mot")):
         lines = "".join(f"word {n}\t{word} {n}\n" for n in range(60))
         (tmp_path / f"{language}.tsv").write_text(lines)

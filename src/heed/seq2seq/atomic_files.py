@@ -1,0 +1,64 @@
+"""Writes files as a whole or not at all, and finds free paths."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Writes a file so that the old or the new one is there, whole, whatever happens.
+
+    The bytes go to a temporary file in the same folder, are flushed to the disk, and the file is renamed.
+
+    Args:
+        path: the file.
+        write: called with the open temporary file.
+
+    Raises:
+        OSError: if the disk is full or the folder cannot be written; `path` is as it was.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # mkstemp lets only the owner read
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes a rename survive a power cut, where the system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError:  # some network file systems cannot
+        pass
+    finally:
+        os.close(handle)
+
+
+def free_path(path: Path) -> Path:
+    """Returns the first of `path`, `path-2`, `path-3` ... that does not exist.
+
+    Example:
+        >>> free_path(Path("surely-not-here")).name
+        'surely-not-here'
+    """
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

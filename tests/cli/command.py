@@ -1,0 +1,52 @@
+"""What tests of the command share: options of a tiny model, pairs, what a failure looks like, other processes."""
+
+import io
+import subprocess
+import sys
+
+from tests.seq2seq import tiny
+
+OPTIONS = [
+    word
+    for name, value in tiny.TINY.items()
+    for word in (f"--{name.replace('_', '-')}", str(value))
+]
+PAIRS = "".join(f"wort {n}\tword {n}\n" for n in range(60)).encode()
+
+
+def fails(result, status, message):
+    """Whether a command ended with this status and one line that holds the message."""
+    code, out, err = result
+    assert code == status, err
+    assert not out
+    assert err.count("\n") == 1, err
+    assert err.startswith("heed")
+    assert message in err
+
+
+def contents(folder):
+    """Every file and folder in it, with its time and what it holds."""
+    return {
+        path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.name != ".lock"  # opened to be locked
+    }
+
+
+def process(*words, **kwargs):
+    """The command in a process of its own, which costs seconds where TensorFlow loads."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "heed", *map(str, words)],
+        stdin=kwargs.pop("stdin", subprocess.DEVNULL),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **kwargs,
+    )
+
+
+def piped(monkeypatch, data):
+    """Standard input that holds these bytes; a terminal's, if they are None."""
+    stream = io.TextIOWrapper(io.BytesIO(data or b""), errors="surrogateescape")
+    monkeypatch.setattr(stream, "isatty", lambda: data is None, raising=False)
+    monkeypatch.setattr("sys.stdin", stream)

@@ -1,0 +1,181 @@
+"""The command itself: names of commands and options, help, exit statuses, and the limits of numbers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+import heed as package
+from heed._numbers import LARGEST_COUNT
+from heed.cli import _COMMANDS
+from heed.seq2seq import RunFolder
+from heed.seq2seq.numbers_task import NumbersTask
+from heed.seq2seq.settings import TRAINING
+from tests.cli.command import OPTIONS, fails
+
+HUGE = str(10**23)
+
+
+def test_help_and_arguments_do_not_wait_for_tensorflow():
+    code = """
+import sys
+from heed.cli import main
+for words in (["--help"], ["--version"], ["train", "--help"], ["frobnicate"]):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+main(["translate", "nowhere", "1"])
+print("tensorflow" in sys.modules or "keras" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+    assert "demo" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [(b"translate", b"x", b"\xff"), (b"translate", b"\xff"), (b"info", b"--\xff")]
+)
+def test_arguments_that_are_no_text(words):
+    done = subprocess.run(
+        [sys.executable.encode(), b"-m", b"heed", *words],
+        capture_output=True, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"heed: the arguments must be UTF-8 text. Received: '")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_faults_of_heed_are_not_hidden(heed, run_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "task", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        heed("translate", run_path, "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "--run"], "expected one argument"),
+        (["train", "numbers", "--steps", "many"], "invalid int value: 'many'"),
+        (["train", "letters"], "invalid choice"),
+        (["evaluate"], "RUN"),
+        (["evaluate", "x", "y"], "unrecognized arguments: y"),
+        (["explain"], "RUN"),
+        (["explain", "x", "1", "--out"], "expected one argument"),
+    ],
+)
+def test_wrong_arguments(heed, words, message):
+    fails(heed(*words), 2, message)
+
+
+def test_memory_that_runs_out(heed, run_path, monkeypatch):
+    for error in (MemoryError(), tf.errors.ResourceExhaustedError(None, None, "OOM")):
+
+        def encode(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(NumbersTask, "encode", encode)
+        fails(heed("translate", run_path, "1"), 1, "heed: not enough memory\n")
+
+
+def test_ctrl_c_has_a_status_of_its_own(heed, monkeypatch):
+    def stop(_):
+        raise KeyboardInterrupt("stopped at step 9 of 12")
+
+    monkeypatch.setattr("heed.seq2seq.train", stop)
+    fails(heed("train", "numbers", *OPTIONS), 130, "heed: stopped at step 9 of 12\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "train --source a --target b --stps 10",
+            "'--stps': did you mean `--steps`? (see heed train",
+        ),
+        ("train --source a --target b --stps=10", "'--stps': did you mean `--steps`?"),
+        ("train -steps 10", "'-steps': did you mean `--steps`?"),
+        ("translate x 1 --bean-size 4", "'--bean-size': did you mean `--beam-size`?"),
+        ("translate x --frob -- --beam", "there is no option '--frob'"),
+        (
+            "data check a b --aligment c",
+            "heed data check: there is no option '--aligment': did you mean",
+        ),
+        ("--versoin", "'--versoin': did you mean `--version`? (see heed --help)"),
+        ("trian --steps 5", "there is no command 'trian': did you mean `train`? (see heed --help)"),
+        ("data chek a", "heed data: there is no command 'chek': did you mean `check`?"),
+        ("help frob", "there is no command 'frob'"),
+        ("0", "there is no command '0'"),
+        ("--print-completion", "expected one argument"),
+        ("--print-completion sh", "invalid choice: 'sh'"),
+        ("data", "the following arguments are required: WHAT"),
+    ],
+)
+def test_names_are_checked_before_values(heed, words, message):
+    fails(heed(*words.split()), 2, message)
+
+
+@pytest.mark.parametrize("command", ["data check" if x == "data" else x for x in _COMMANDS])
+def test_no_command_takes_an_unknown_option(heed, command):
+    fails(
+        heed(*command.split(), "x", "--frob", "1"),
+        2,
+        f"heed {command}: there is no option '--frob'",
+    )
+
+
+def test_what_begins_with_a_dash_but_is_no_option(heed):
+    for words in (["-5"], ["-.5"], ["--", "--frob"], ["-a text"], ["--frob", "-"][1:]):
+        fails(heed("translate", "x", *words), 1, "x does not exist")
+    fails(heed("translate", "x", "--bea", "2", "1"), 1, "x does not exist")  # shortened
+
+
+def test_heed_alone_shows_a_newcomer_three_commands(heed):
+    status, out, err = heed()
+    assert (status, err) == (0, "")
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("  heed ")] == [
+        "demo", "train", "translate",
+    ]  # fmt: skip
+    assert out.count("\n") <= 10
+
+
+def test_help_and_version(heed):
+    for words in ((), ("train",), ("data", "check")):
+        asked = heed("help", *words)
+        assert asked[0] == 0
+        assert asked == heed(*words, "--help")
+    assert heed("-V") == heed("--version") == (0, f"heed {package.__version__}\n", "")
+
+
+def test_numbers_that_no_machine_can_count_to(heed, run_path):
+    limit = f"must be at most {LARGEST_COUNT:,}. Received: "
+    names = [one.name for one in TRAINING if one.kind is int and one.name != "seed"]
+    for name in (*names, "width", "encoder_layers"):  # the model's are checked by its config
+        option = f"--{name.replace('_', '-')}"
+        fails(heed("train", "numbers", option, HUGE), 1, f"`{name}` {limit}")
+    fails(heed("train", "numbers", "--seed", HUGE), 1, "`seed` must be")
+    for name in (
+        "--beam-size",
+        "--top-k",
+        "--max-length",
+        "--n-best",
+        "--batch-size",
+        "--device-threads",
+    ):
+        fails(heed("translate", run_path, "1", "--temperature", "1", name, HUGE), 1, limit)
+    fails(heed("average", run_path, "--last", HUGE), 1, f"--last {limit}")
+    for name in ("--learning-rate", "--clip-norm"):
+        fails(heed("train", "numbers", name, "inf"), 1, "must be a finite number")
+
+
+@pytest.mark.parametrize("command", [*_COMMANDS, "data check", "data catalogs", ""])
+@pytest.mark.parametrize("columns", ["80"])
+def test_help_fits_a_screen_and_shows_an_example(heed, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    status, out, _ = heed(*command.split(), "--help")
+    assert status == 0
+    assert f"for example: heed {command}".rstrip() in out
+    assert max(map(len, out.splitlines())) <= int(columns) or command == "train"
+    assert out.count("\n") <= (100 if command == "train" else 46), "train lists all of its options"
