@@ -1,4 +1,4 @@
-// The functions of heed_decoder.h: checks, packs weights, shares rows out among threads.
+// The functions of heed_decoder.h: check, pack weights, split rows over threads.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -17,9 +17,9 @@ namespace heed {
 namespace {
 
 constexpr int64_t kMostFeatures = int64_t{1} << 20, kMostTokens = int64_t{1} << 24, kMostLength = int64_t{1} << 20;
-// Rows that are decoded together read the weights once; beyond so many that saves nothing.
+// Rows that are decoded together read the weights once; more rows than these save nothing.
 constexpr int64_t kMostRows = 64;
-constexpr size_t kMostBytes = size_t{1} << 28;  // of the scratch memory of one thread, if that leaves it a source
+constexpr size_t kMostBytes = size_t{1} << 28;  // of scratch memory for one thread, if one source fits
 
 void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
   require(n >= least && n <= most, "`%s` must be in [%" PRId64 ", %" PRId64 "]. Received: %" PRId64, name, least, most,
@@ -41,7 +41,7 @@ void check_norm(const HeedNorm& norm, const char* name) {
   require(norm.epsilon > 0 && std::isfinite(norm.epsilon), "`epsilon` of `%s` must be positive", name);
 }
 
-// An attention of a layer; `width` is that of what it attends to.
+// An attention of a layer; `width`: that of keys and values before their projection.
 void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, int64_t width, const char* part) {
   const auto named = [&](const char* name) { return std::string(part) + "." + name; };
   const int64_t keys = s.kv_heads * s.head_dim, attended = s.heads * s.value_dim;
@@ -98,7 +98,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
           s.encoded_width);
 }
 
-// The tokens that are looked up.
+// The visible tokens of the sources.
 void check_source(const PackedStack& encoder, const HeedDecoding& d) {
   require(d.source || d.batch == 0 || d.source_length == 0, "`source` is missing");
   for (int64_t i = 0; i < d.batch * d.source_length; ++i)
@@ -108,7 +108,7 @@ void check_source(const PackedStack& encoder, const HeedDecoding& d) {
               static_cast<int>(d.source[i]));
 }
 
-// The tokens that targets begin with.
+// The prompts of the targets.
 void check_prompt(const PackedStack& s, const HeedDecoding& d) {
   for (int64_t i = 0; i < d.batch * d.length; ++i) {
     require(d.prompt[i] >= 0 && d.prompt[i] < s.vocabulary, "`prompt` must hold tokens from 0 to %d. Received: %d",
@@ -176,13 +176,13 @@ struct HeedDecoder {
     const int64_t beams = decoding.search == HEED_BEAM ? decoding.beams : 1;
     int64_t most = std::max<int64_t>(1, heed::kMostRows / beams);
     while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > heed::kMostBytes) most /= 2;
-    // As many sources together as can be, but work for every thread.
-    threads = heed::at_most(std::min(threads, 256), decoding.batch);
+    // As many sources together as possible, with work for every thread.
+    threads = heed::limit_threads(heed::cap_threads(threads), decoding.batch);
     const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
     const int64_t each = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, each);
     heed::Scratch memory;
     const auto scratch = memory.plan(threads, kernels_.scratch_bytes(stack, decoding, each));
-    memory.take();
+    memory.allocate();
     heed::for_each(parts, threads, [&](int64_t part, int worker) {
       const heed::SourceRange range{part * each, std::min((part + 1) * each, decoding.batch)};
       kernels_.decode(stack, decoding, range, tokens, scores, scratch[worker]);
@@ -212,7 +212,7 @@ struct HeedDecoder {
             norm.root_mean_square != 0};
   }
 
-  // A cross-attention has keys and values of something else.
+  // A cross-attention projects keys and values from the sources.
   heed::PackedAttention packed(const HeedDecoderStack& s, const HeedDecoderAttention& from, bool cross) {
     heed::PackedAttention made{};
     std::vector<const HeedDense*> projected = {&from.query};
@@ -230,7 +230,7 @@ struct HeedDecoder {
     return made;
   }
 
-  // Layers of the same input, side by side.
+  // Dense layers of the same input, adjacent.
   heed::PackedDense packed(const std::vector<const HeedDense*>& parts) {
     const int64_t inputs = parts[0]->inputs;
     int64_t outputs = 0, column = 0;
@@ -283,7 +283,7 @@ struct HeedDecoder {
 };
 
 const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made) {
-  return heed::refusal("out of memory for the packed weights of a decoder", [&] {
+  return heed::catch_refusal("out of memory for the packed weights of a decoder", [&] {
     heed::check(*stack, false);
     *made = new HeedDecoder(*stack);
   });
@@ -293,7 +293,7 @@ void heed_decoder_free(HeedDecoder* decoder) { delete decoder; }
 
 const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens, float* scores,
                         int threads) {
-  return heed::refusal("out of memory for the scratch space of decoding", [&] {
+  return heed::catch_refusal("out of memory for the scratch space of decoding", [&] {
     heed::check(decoder->stack, *decoding, tokens, scores);
     decoder->decode(*decoding, tokens, scores, threads);
   });

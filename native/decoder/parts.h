@@ -1,4 +1,4 @@
-// What stands between the products of a layer: normalisation, activations.
+// The row-wise parts of a layer: normalisation and activations.
 #pragma once
 
 #include "dense.h"
@@ -6,15 +6,15 @@
 namespace heed {
 namespace HEED_ISA {
 
-// A vector of numbers, 0 from lane `count` on.
+// Sets the lanes from `count` on to 0.
 HEED_INLINE Vector<float> first_lanes(Vector<float> x, int count) {
   if (count < kLanes<float>)
     for (int lane = count; lane < kLanes<float>; ++lane) x[lane] = 0;
   return x;
 }
 
-// to = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with a mean of 0 where only the root mean square counts;
-// the same numbers may be both. write(to + c, how many, numbers) puts them there, a vector at a time.
+// to = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean 0 for RMS normalisation. `to` may be `x`.
+// write(to + c, count, numbers) stores them, a vector at a time.
 template <class Write>
 HEED_INLINE void normalise(const PackedNorm& norm, const float* x, int width, float* to, const Write& write) {
   Vector<float> total{}, squares{};
@@ -31,12 +31,12 @@ HEED_INLINE void normalise(const PackedNorm& norm, const float* x, int width, fl
           (load_some(x + c, width - c) - mean) * factor * load(norm.gamma + c) + load(norm.beta + c));
 }
 
-// A row, which holds 0 up to the next full vector.
+// A row, padded with 0 to full vectors.
 inline void normalise(const PackedNorm& norm, const float* x, int width, float* to) {
   normalise(norm, x, width, to, [](float* at, int count, Vector<float> v) { store(at, first_lanes(v, count)); });
 }
 
-// So many heads side by side, each by itself; or nothing, where there is no such normalisation.
+// Normalises each of `count` adjacent heads; does nothing without a normalisation.
 inline void normalise_heads(const PackedNorm& norm, float* heads, int count, int head_dim) {
   if (!norm.gamma) return;
   for (int n = 0; n < count; ++n, heads += head_dim)
@@ -144,7 +144,7 @@ inline void with_activation(int activation, const Use& use) {
 }
 
 // y = activation(x W + b); of a gated part the activated half of it times the other half.
-inline void dense_activated(const PackedDense& weights, Rows x, int rows, Rows y, int activation, bool gated) {
+inline void dense_activated(const PackedDense& weights, Matrix x, int rows, Matrix y, int activation, bool gated) {
   if (!gated) return with_activation(activation, [&](auto function) { dense(weights, x, rows, y, function); });
   dense(weights, x, rows, y);
   const int half = weights.outputs / 2;

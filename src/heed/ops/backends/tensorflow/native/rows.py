@@ -6,7 +6,7 @@ The kernels give first derivatives; second derivatives come from the portable fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,35 @@ Several = Sequence[tf.Tensor]
 _FEW_ROWS = 16
 
 
+class CrossEntropySettings(NamedTuple):
+    """Of `HeedCrossEntropy`. These are the fields of `native/adapters/tensorflow/settings.h`, in order."""
+
+    threads: float
+    ignored: float
+
+
+class NormalizationSettings(NamedTuple):
+    """Of `HeedNormalization`."""
+
+    threads: float
+    epsilon: float
+    rms: float
+
+
+class DropoutSettings(NamedTuple):
+    """Of `HeedDropout`."""
+
+    threads: float
+    rate: float
+
+
+class ProductSettings(NamedTuple):
+    """Of `HeedProduct`."""
+
+    threads: float
+    transposed: float
+
+
 class NativeRows(PortableRows):
     """See `RowImplementation`."""
 
@@ -35,7 +64,7 @@ class NativeRows(PortableRows):
                 logits=logits,
                 labels=labels,
                 smoothing=np.array(smoothing, checks.compute_type(logits.dtype.name)),
-                settings=_settings(ignored),
+                settings=_settings(CrossEntropySettings, ignored),
             )
             .losses
         )
@@ -56,7 +85,7 @@ class NativeRows(PortableRows):
                 x=x,
                 scale=none if scale is None else scale,
                 offset=none if offset is None else offset,
-                settings=_settings(epsilon, rms),
+                settings=_settings(NormalizationSettings, epsilon, rms),
             )
             .y
         )
@@ -66,7 +95,8 @@ class NativeRows(PortableRows):
     ) -> tf.Tensor:
         """See `RowImplementation`."""
         given = [] if residual is None else [residual]
-        return library.ops().heed_dropout(x=x, seed=seed, residual=given, settings=_settings(rate))
+        settings = _settings(DropoutSettings, rate)
+        return library.ops().heed_dropout(x=x, seed=seed, residual=given, settings=settings)
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
         """See `RowImplementation`."""
@@ -74,7 +104,7 @@ class NativeRows(PortableRows):
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
             return None
         y = library.ops().heed_product(
-            x=x, weights=weights, bias=[], settings=_settings(float(transposed))
+            x=x, weights=weights, bias=[], settings=_settings(ProductSettings, transposed)
         )
         y.set_shape((rows, weights.shape[0], weights.shape[1 if transposed else 2]))
         return y
@@ -84,9 +114,9 @@ class NativeRows(PortableRows):
         return library.ops().heed_cache_write(cache=cache, update=update, index=index)
 
 
-def _settings(*numbers: float) -> np.ndarray:
-    """The last input of each op: the threads, and numbers of its own."""
-    return np.array([library.threads(), *numbers], np.float64)
+def _settings(fields: Callable[..., Any], *numbers: float) -> np.ndarray:
+    """The last input of an op: the threads, and its own numbers."""
+    return np.array(fields(library.threads(), *numbers), np.float64)
 
 
 def _twice(
@@ -125,7 +155,7 @@ def _of_cross_entropy(op: tf.Operation, losses_gradient: tf.Tensor, _: Any) -> l
 @tf.RegisterGradient("HeedCrossEntropyGradient")
 def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[Any]:
     logits, labels, smoothing, _, incoming, settings = op.inputs
-    ignored = tf.cast(settings[1], tf.int32)
+    ignored = tf.cast(CrossEntropySettings(*tf.unstack(settings, 2)).ignored, tf.int32)
 
     def losses(logits: tf.Tensor) -> tf.Tensor:
         return PortableRows().cross_entropy(logits, labels, smoothing, ignored)
@@ -160,14 +190,15 @@ def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[A
 
 @tf.RegisterGradient("HeedNormalizationGradient")
 def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list[Any]:
-    *operands, _, incoming, settings = op.inputs
+    *operands, _, incoming, inputs = op.inputs
+    settings = NormalizationSettings(*tf.unstack(inputs, 3))
     given = [i for i, operand in enumerate(operands) if not _is_none(operand)]
 
     def normalization(*tensors: tf.Tensor) -> tf.Tensor:
         x, scale, offset = (
             tensors[given.index(i)] if i in given else None for i in range(len(operands))
         )
-        return PortableRows().normalization(x, scale, offset, settings[1], settings[2] != 0)
+        return PortableRows().normalization(x, scale, offset, settings.epsilon, settings.rms != 0)
 
     chosen = ([values[i] for i in given] for values in (operands, cotangents))
     *found, of_incoming = _twice(normalization, next(chosen), incoming, next(chosen))
@@ -188,7 +219,7 @@ def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     """In plain TensorFlow, so that it can be differentiated again."""
     x, weights, *bias, settings = op.inputs
-    transposed = tf.get_static_value(settings)[1] != 0
+    transposed = ProductSettings(*tf.get_static_value(settings)).transposed != 0
     letters = "gnk" if transposed else "gkn"
     of_bias = [tf.reduce_sum(y_gradient, 0) for _ in bias]
     return [
