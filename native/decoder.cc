@@ -164,10 +164,10 @@ struct HeedDecoder {
  public:
   heed::PackedStack stack;
 
-  explicit HeedDecoder(const HeedDecoderStack& s) : pack_(s.pack), stack(packed(s, layers_)) {
-    stack.logits = packed({&s.logits});
+  explicit HeedDecoder(const HeedDecoderStack& s) : pack_(s.pack), stack(pack(s, layers_)) {
+    stack.logits = pack({&s.logits});
     if (!s.encoder) return;
-    encoder_ = packed(*s.encoder, encoder_layers_);
+    encoder_ = pack(*s.encoder, encoder_layers_);
     stack.encoder = &encoder_;
   }
 
@@ -192,7 +192,7 @@ struct HeedDecoder {
  private:
   // Zeros, in cache lines of their own.
   template <class T>
-  T* zeros(int64_t count) {
+  T* allocate_zeros(int64_t count) {
     const size_t bytes = std::max<size_t>(heed::in_cache_lines(static_cast<size_t>(count) * sizeof(T)), 64);
     memory_.emplace_back(std::aligned_alloc(64, bytes));
     if (!memory_.back()) throw std::bad_alloc();
@@ -200,20 +200,20 @@ struct HeedDecoder {
     return static_cast<T*>(memory_.back().get());
   }
 
-  const float* row(const float* from, int64_t count) {
-    float* to = zeros<float>(kernels_.row_numbers(count));
+  const float* copy_row(const float* from, int64_t count) {
+    float* to = allocate_zeros<float>(kernels_.row_numbers(count));
     if (from) std::copy_n(from, count, to);
     return to;
   }
 
-  heed::PackedNorm packed(const HeedNorm& norm, int64_t width) {
+  heed::PackedNorm pack(const HeedNorm& norm, int64_t width) {
     if (!norm.gamma) return {};
-    return {row(norm.gamma, width), row(norm.beta, width), static_cast<float>(norm.epsilon),
+    return {copy_row(norm.gamma, width), copy_row(norm.beta, width), static_cast<float>(norm.epsilon),
             norm.root_mean_square != 0};
   }
 
   // A cross-attention projects keys and values from the sources.
-  heed::PackedAttention packed(const HeedDecoderStack& s, const HeedDecoderAttention& from, bool cross) {
+  heed::PackedAttention pack(const HeedDecoderStack& s, const HeedDecoderAttention& from, bool cross) {
     heed::PackedAttention made{};
     std::vector<const HeedDense*> projected = {&from.query};
     if (!cross) projected.insert(projected.end(), {&from.key, &from.value});
@@ -221,26 +221,26 @@ struct HeedDecoder {
       for (const HeedDense* part : projected) made.gate_at += static_cast<int>(part->outputs);
       projected.push_back(&from.gate);
     }
-    made.projected = packed(projected);
-    if (cross) made.encoded = packed({&from.key, &from.value});
-    made.output = packed({&from.output});
-    made.query_norm = packed(from.query_norm, s.head_dim), made.key_norm = packed(from.key_norm, s.head_dim);
-    made.sinks = from.sinks ? row(from.sinks, s.heads) : nullptr;
+    made.projected = pack(projected);
+    if (cross) made.encoded = pack({&from.key, &from.value});
+    made.output = pack({&from.output});
+    made.query_norm = pack(from.query_norm, s.head_dim), made.key_norm = pack(from.key_norm, s.head_dim);
+    made.sinks = from.sinks ? copy_row(from.sinks, s.heads) : nullptr;
     made.soft_cap = static_cast<float>(from.soft_cap), made.window = static_cast<int>(from.window);
     return made;
   }
 
   // Dense layers of the same input, adjacent.
-  heed::PackedDense packed(const std::vector<const HeedDense*>& parts) {
+  heed::PackedDense pack(const std::vector<const HeedDense*>& parts) {
     const int64_t inputs = parts[0]->inputs;
     int64_t outputs = 0, column = 0;
     for (const HeedDense* part : parts) outputs += part->outputs;
     const int64_t columns = kernels_.row_numbers(outputs);
-    float* bias = zeros<float>(columns);
-    const heed::PackedDense made{zeros<char>(kernels_.packed_bytes(inputs, outputs, pack_)),
+    float* bias = allocate_zeros<float>(columns);
+    const heed::PackedDense made{allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, pack_)),
                                  bias,
-                                 zeros<float>(pack_ == HEED_PACK_INT8 ? columns : 0),
-                                 zeros<int32_t>(pack_ == HEED_PACK_INT8 ? columns : 0),
+                                 allocate_zeros<float>(pack_ == HEED_PACK_INT8 ? columns : 0),
+                                 allocate_zeros<int32_t>(pack_ == HEED_PACK_INT8 ? columns : 0),
                                  static_cast<int>(inputs),
                                  static_cast<int>(outputs),
                                  pack_};
@@ -253,7 +253,7 @@ struct HeedDecoder {
   }
 
   // All but the logits and the encoder.
-  heed::PackedStack packed(const HeedDecoderStack& s, std::vector<heed::PackedLayer>& layers) {
+  heed::PackedStack pack(const HeedDecoderStack& s, std::vector<heed::PackedLayer>& layers) {
     heed::PackedStack made{};
     made.width = static_cast<int>(s.width), made.heads = static_cast<int>(s.heads);
     made.kv_heads = static_cast<int>(s.kv_heads), made.head_dim = static_cast<int>(s.head_dim);
@@ -263,21 +263,21 @@ struct HeedDecoder {
     for (int i = 0; i < s.layer_count; ++i) {
       const HeedDecoderLayer& from = s.layers[i];
       heed::PackedLayer layer{};
-      layer.self_norm = packed(from.self_norm, s.width);
-      layer.self = packed(s, from.self, false);
+      layer.self_norm = pack(from.self_norm, s.width);
+      layer.self = pack(s, from.self, false);
       if (from.cross.query.weight) {
-        layer.cross_norm = packed(from.cross_norm, s.width);
-        layer.cross = packed(s, from.cross, true);
+        layer.cross_norm = pack(from.cross_norm, s.width);
+        layer.cross = pack(s, from.cross, true);
       }
-      layer.feed_forward_norm = packed(from.feed_forward_norm, s.width);
+      layer.feed_forward_norm = pack(from.feed_forward_norm, s.width);
       layer.gated = from.up.weight != nullptr;
-      layer.hidden = layer.gated ? packed({&from.hidden, &from.up}) : packed({&from.hidden});
-      layer.back = packed({&from.back});
+      layer.hidden = layer.gated ? pack({&from.hidden, &from.up}) : pack({&from.hidden});
+      layer.back = pack({&from.back});
       layer.norm_first = from.norm_first != 0, layer.activation = from.activation;
       layers.push_back(layer);
     }
     made.layer_count = s.layer_count, made.layers = layers.data();
-    made.final_norm = packed(s.final_norm, s.width);
+    made.final_norm = pack(s.final_norm, s.width);
     return made;
   }
 };

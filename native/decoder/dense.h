@@ -39,33 +39,14 @@ inline void panel_tile(Matrix x, const float* weights, int depth, Matrix y, bool
     }
 }
 
-// All rows for some of the inputs. The first tiles prefetch the next part of the panel.
+// All rows for some of the inputs.
 inline void panel_rows(Matrix x, int rows, const float* weights, int depth, Matrix y, bool accumulate) {
-  constexpr int kMost = 6, kLine = 64 / static_cast<int>(sizeof(float)), kLines = kPanel / kLine;
-  const float *ahead = weights + depth * kPanel, *end = ahead + depth * kPanel;
-  const bool slowly = rows >= kLines * kMost;
-  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost)) {
-    if (ahead >= end)
-      panel_tile<kMost, 0>(x, weights, depth, y, accumulate, nullptr);
-    else if (slowly)
-      panel_tile<kMost, 1>(x, weights, depth, y, accumulate, ahead), ahead += depth * kLine;
-    else
-      panel_tile<kMost, kLines>(x, weights, depth, y, accumulate, ahead), ahead = end;
-  }
-  const bool prefetched = ahead >= end;
-  switch (rows) {
-#define HEED_REST(n)                                                                \
-  case n:                                                                           \
-    return prefetched ? panel_tile<n, 0>(x, weights, depth, y, accumulate, nullptr) \
-                      : panel_tile<n, kLines>(x, weights, depth, y, accumulate, ahead);
-    HEED_REST(5)
-    HEED_REST(4)
-    HEED_REST(3)
-    HEED_REST(2)
-    HEED_REST(1)
-#undef HEED_REST
-    default: return;
-  }
+  constexpr int kLine = 64 / static_cast<int>(sizeof(float)), kLines = kPanel > kLine ? kPanel / kLine : 1;
+  const float* next = weights + depth * kPanel;
+  panel_tiles<kLines>(rows, [&](int first, auto count, auto lines, int done) {
+    panel_tile<decltype(count)::value, decltype(lines)::value>(x.from(first), weights, depth, y.from(first), accumulate,
+                                                               next + done * depth * kLine);
+  });
 }
 
 // y = x W for one panel of float weights, a few inputs at a time: their rows of weights stay in the first-level cache,
@@ -97,8 +78,8 @@ inline void panel_product(const PackedDense& dense, const Bfloat16* panel, Matri
 // y = x W for all columns, a panel at a time. finish(first column, columns) is called while the results of a panel are
 // in the cache; `y` holds them from `y_column(first column)` on.
 template <class Column, class Finish>
-inline void dense_panels(const PackedDense& dense, Matrix x, int rows, Matrix y, const Column& y_column,
-                         const Finish& finish) {
+inline void apply_dense_panels(const PackedDense& dense, Matrix x, int rows, Matrix y, const Column& y_column,
+                               const Finish& finish) {
   const bool as_bytes = dense.pack == HEED_PACK_INT8 && Simd::multiplies_bytes();
   for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, as_bytes);
   for (int c = 0; c < dense.outputs; c += kPanel) {
@@ -119,8 +100,8 @@ inline void dense_panels(const PackedDense& dense, Matrix x, int rows, Matrix y,
 
 // y = function(x W + b), a vector at a time. Columns up to the next full vector are written too.
 template <class Function>
-inline void dense(const PackedDense& dense, Matrix x, int rows, Matrix y, const Function& function) {
-  dense_panels(
+inline void apply_dense(const PackedDense& dense, Matrix x, int rows, Matrix y, const Function& function) {
+  apply_dense_panels(
       dense, x, rows, y, [](int c) { return c; },
       [&](int first, int columns) {
         for (int r = 0; r < rows; ++r)
@@ -131,8 +112,8 @@ inline void dense(const PackedDense& dense, Matrix x, int rows, Matrix y, const 
       });
 }
 
-inline void dense(const PackedDense& weights, Matrix x, int rows, Matrix y) {
-  dense(weights, x, rows, y, [](Vector<float> v) { return v; });
+inline void apply_dense(const PackedDense& weights, Matrix x, int rows, Matrix y) {
+  apply_dense(weights, x, rows, y, [](Vector<float> v) { return v; });
 }
 
 }  // namespace HEED_ISA

@@ -85,40 +85,17 @@ HEED_BYTE_PRODUCTS inline void byte_tile(Matrix x, const int8_t* weights, int co
             __builtin_convertvector(sum[r][v], Vector<float>) * (load(factor + v * kLanes<float>) * *x.factor(r)));
 }
 
-// As many rows at a time as fit the registers. The first tile prefetches the next panel or, with enough rows, the first
-// few tiles do.
+// All rows for some vectors of columns.
 template <int kVectors>
 HEED_BYTE_PRODUCTS inline void byte_rows(Matrix x, int rows, const int8_t* weights, int columns, int inputs,
                                          const int32_t* offset, const float* factor, Matrix y) {
-  constexpr int kMost = 6, kLines = kVectors * kGroup * kLanes<float> / 64;  // of a group of inputs
-  const int groups = (inputs + kGroup - 1) / kGroup;
-  const char* ahead = reinterpret_cast<const char*>(weights) + static_cast<int64_t>(groups) * kGroup * columns;
-  int wanted = kVectors > 1 ? kLines : 0;  // lines still to prefetch for each group
-  const bool slowly = rows >= kLines * kMost;
-  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost)) {
-    if (wanted == 0) {
-      byte_tile<kMost, kVectors, 0>(x, weights, columns, inputs, offset, factor, y, nullptr);
-    } else if (slowly) {
-      byte_tile<kMost, kVectors, 1>(x, weights, columns, inputs, offset, factor, y, ahead);
-      ahead += groups * 64, --wanted;
-    } else {
-      byte_tile<kMost, kVectors, kLines>(x, weights, columns, inputs, offset, factor, y, ahead);
-      wanted = 0;
-    }
-  }
-  switch (rows) {
-#define HEED_REST(n)                                                                                      \
-  case n:                                                                                                 \
-    return wanted ? byte_tile<n, kVectors, kLines>(x, weights, columns, inputs, offset, factor, y, ahead) \
-                  : byte_tile<n, kVectors, 0>(x, weights, columns, inputs, offset, factor, y, nullptr);
-    HEED_REST(5)
-    HEED_REST(4)
-    HEED_REST(3)
-    HEED_REST(2)
-    HEED_REST(1)
-#undef HEED_REST
-    default: return;
-  }
+  constexpr int kLines = kVectors > 1 ? kVectors * kGroup * kLanes<float> / 64 : 0;  // of a group of inputs
+  const int64_t groups = (inputs + kGroup - 1) / kGroup;
+  const char* next = reinterpret_cast<const char*>(weights) + groups * kGroup * columns;
+  panel_tiles<kLines>(rows, [&](int first, auto count, auto lines, int done) {
+    byte_tile<decltype(count)::value, kVectors, decltype(lines)::value>(
+        x.from(first), weights, columns, inputs, offset, factor, y.from(first), next + done * groups * 64);
+  });
 }
 
 // y = x W for one panel, from rows of bytes.

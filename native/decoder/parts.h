@@ -144,9 +144,10 @@ inline void with_activation(int activation, const Use& use) {
 }
 
 // y = activation(x W + b); of a gated part the activated half of it times the other half.
-inline void dense_activated(const PackedDense& weights, Matrix x, int rows, Matrix y, int activation, bool gated) {
-  if (!gated) return with_activation(activation, [&](auto function) { dense(weights, x, rows, y, function); });
-  dense(weights, x, rows, y);
+inline void apply_activated_dense(const PackedDense& weights, Matrix x, int rows, Matrix y, int activation,
+                                  bool gated) {
+  if (!gated) return with_activation(activation, [&](auto function) { apply_dense(weights, x, rows, y, function); });
+  apply_dense(weights, x, rows, y);
   const int half = weights.outputs / 2;
   with_activation(activation, [&](auto function) {
     for (int r = 0; r < rows; ++r)

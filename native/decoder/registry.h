@@ -26,7 +26,7 @@ struct PackedNorm {
 
 struct PackedAttention {
   PackedDense projected;  // of the rows that attend: queries, keys and values of self-attention, and the gate
-  PackedDense encoded;    // keys and values of what is encoded
+  PackedDense encoded;    // keys and values of the sources
   PackedDense output;     // 0 outputs: no such attention
   int gate_at;            // the gate's first column in `projected`; 0: no gate
   PackedNorm query_norm, key_norm;

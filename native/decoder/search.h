@@ -23,7 +23,7 @@ HEED_INLINE Integers<float> count_from(int first) {
 template <class Visit>
 inline void visit_logits(const PackedStack& stack, const HeedDecoding& decoding, Matrix hidden, int rows, Matrix panel,
                          const Visit& visit) {
-  dense_panels(
+  apply_dense_panels(
       stack.logits, hidden, rows, panel, [](int) { return 0; },
       [&](int first, int columns) {
         for (int r = 0; r < rows; ++r) {
@@ -101,7 +101,7 @@ class Sample {
 
   // Adds the log probability of each token to the score of its source, unless `scores` is null.
   void operator()(Matrix hidden, int rows, const DecoderScratch& s, int64_t first_source, float* scores) const {
-    dense(stack_.logits, hidden, rows, logits_);
+    apply_dense(stack_.logits, hidden, rows, logits_);
     for (int r = 0; r < rows; ++r) {
       logits_[r][decoding_.pad_token] += kForbidden;
       logits_[r][decoding_.start_token] += kForbidden;

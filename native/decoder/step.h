@@ -30,9 +30,9 @@ struct DecoderScratch {
         position(arena.take<int32_t>(sources)),
         token(arena.take<int32_t>(sources * beams)) {}
 
-  // Rows [first, first + rows) of `wide` attend to their source.
-  void attend_source(const Layers& to, int layer, int32_t of, int first, int rows) const {
-    to.attend(to.stack.layers[layer].cross, first, rows, cross.at(of, layer), {source_length[of]});
+  // Rows [first, first + rows) of `queries` attend to the source `index`.
+  void attend_source(const Layers& queries, int layer, int32_t index, int first, int rows) const {
+    queries.attend(queries.stack.layers[layer].cross, first, rows, cross.at(index, layer), {source_length[index]});
   }
 };
 

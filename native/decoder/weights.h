@@ -20,6 +20,30 @@ HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
   return round_up(min(kPanel, outputs - begin), kLanes<float>);
 }
 
+// Calls tile(first row, rows, lines, done), rows and lines as Constants, for the tiles of rows that go through a panel.
+// They prefetch the next part of the panel, kLines cache lines in each step of a tile: the first tile all of them or,
+// with enough rows, the first tiles one each. `lines` are those of this tile, `done` those of the tiles before.
+template <int kLines, class Tile>
+inline void panel_tiles(int rows, const Tile& tile) {
+  constexpr int kMost = 6;  // the sums of these fit the registers
+  const bool slowly = rows >= kLines * kMost;
+  int first = 0, done = 0;
+  for (; first + kMost <= rows; first += kMost) {
+    if (done == kLines)
+      tile(first, Constant<kMost>{}, Constant<0>{}, done);
+    else if (slowly)
+      tile(first, Constant<kMost>{}, Constant<1>{}, done), ++done;
+    else
+      tile(first, Constant<kMost>{}, Constant<kLines>{}, done), done = kLines;
+  }
+  with_count<kMost - 1>(rows - first, [&](auto count) {
+    if (done == kLines)
+      tile(first, count, Constant<0>{}, done);
+    else
+      tile(first, count, Constant<kLines>{}, done);
+  });
+}
+
 inline int64_t row_numbers(int64_t numbers) { return round_up(numbers, kLanes<float>); }
 
 inline int64_t packed_bytes(int64_t inputs, int64_t outputs, int pack) {

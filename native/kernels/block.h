@@ -34,6 +34,15 @@ HEED_INLINE void in_chunks(int count, const Function& function) {
   for (; at < count; ++at) function(at, Constant<1>{});
 }
 
+// Calls function(count as a Constant) for a count up to kMost; does nothing for 0.
+template <int kMost, class Function>
+HEED_INLINE void with_count(int count, const Function& function) {
+  if constexpr (kMost > 0) {
+    if (count == kMost) return function(Constant<kMost>{});
+    with_count<kMost - 1>(count, function);
+  }
+}
+
 // The queries of one tile.
 HEED_INLINE Span query_tile(const HeedAttention& a, int64_t tile) {
   return {tile * kQueryTile, static_cast<int>(min(kQueryTile, a.query_length - tile * kQueryTile))};

@@ -37,15 +37,16 @@ class RowCall {
   }
 
   Tensor allocate(int index, int type, const Dims& dims) const {
-    return owned(TF_AllocateOutput(context_, index, type, dims.data(), static_cast<int>(dims.size()), bytes(type, dims),
-                                   status_.get()));
+    return allocated(context_, index, type, dims, bytes_of(type));
   }
 
   // A result like `x`, in the memory of the input `over` if no one else uses it. The caller must not hold that input.
   Tensor allocate_over(int over, int index) const {
     int taken = -1;
-    return owned(TF_ForwardInputOrAllocateOutput(context_, &over, 1, index, dims_.data(),
-                                                 static_cast<int>(dims_.size()), &taken, status_.get()));
+    Tensor result{Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(
+        context_, &over, 1, index, dims_.data(), static_cast<int>(dims_.size()), &taken, status_.get()))};
+    if (!status_.ok() || !result.tensor) throw Failed{"out of memory for the result", kResourceExhausted};
+    return result;
   }
 
   const HeedRows& rows() const { return rows_; }
@@ -64,18 +65,6 @@ class RowCall {
   Settings settings{};
 
  private:
-  static size_t bytes(int type, const Dims& dims) {
-    size_t all = bytes_of(type);
-    for (int64_t n : dims) all *= static_cast<size_t>(n);
-    return all;
-  }
-
-  Tensor owned(TF_Tensor* tensor) const {
-    Tensor made{Owned<TF_Tensor>(tensor)};
-    if (!status_.ok() || !tensor) throw Failed{"out of memory for a result", kResourceExhausted};
-    return made;
-  }
-
   TF_OpKernelContext* const context_;
   const Status status_;
   int type_ = kFloat;
