@@ -193,7 +193,7 @@ struct HeedDecoder {
   // Zeros, in cache lines of their own.
   template <class T>
   T* allocate_zeros(int64_t count) {
-    const size_t bytes = std::max<size_t>(heed::in_cache_lines(static_cast<size_t>(count) * sizeof(T)), 64);
+    const size_t bytes = std::max<size_t>(heed::whole_lines(static_cast<size_t>(count) * sizeof(T)), 64);
     memory_.emplace_back(std::aligned_alloc(64, bytes));
     if (!memory_.back()) throw std::bad_alloc();
     std::memset(memory_.back().get(), 0, bytes);

@@ -68,7 +68,7 @@ void normalization_gradient(const HeedNormalization& n, const void* moments, con
     return for_rows(n.rows, threads, [&](int64_t begin, int64_t end) { some_rows(nullptr, 0, begin, end); });
 
   const int64_t number_bytes = n.rows.dtype == HEED_FLOAT64 ? 8 : 4;
-  const size_t bytes = in_cache_lines(static_cast<size_t>(n.rows.width * number_bytes));
+  const size_t bytes = whole_lines(static_cast<size_t>(n.rows.width * number_bytes));
   const int64_t wanted = ceil_div(n.rows.count, std::max(kLeastRows, kTaskNumbers / n.rows.width));
   const int64_t parts = parts_within_memory(std::max<int64_t>(1, std::min(kParts, wanted)), 2, bytes);
   const int64_t each = ceil_div(n.rows.count, parts), distance = static_cast<int64_t>(bytes) / number_bytes;

@@ -130,7 +130,7 @@ void forget_pool() {
 // Registered when the library is loaded: a process may fork while its first call holds `making`.
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
 
-Pool& the_pool() {
+Pool& shared_pool() {
   if (Pool* p = pool.load(std::memory_order_acquire)) return *p;
   std::lock_guard<std::mutex> lock(making);
   if (Pool* p = pool.load(std::memory_order_relaxed)) return *p;
@@ -148,7 +148,7 @@ void parallel_for(int64_t count, int threads, Task task, void* context) {
     for (int64_t index = 0; index < count; ++index) task(context, index, 0);
     return;
   }
-  the_pool().run(std::make_shared<Job>(count, threads, task, context));
+  shared_pool().run(std::make_shared<Job>(count, threads, task, context));
 }
 
 }  // namespace heed

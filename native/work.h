@@ -13,7 +13,7 @@
 
 namespace heed {
 
-inline size_t in_cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // The scratch memory of one call: all buffers are planned first, then allocated together.
 class Scratch {
@@ -26,7 +26,7 @@ class Scratch {
   };
 
   Buffers plan(int64_t count, size_t bytes) {
-    const Buffers buffers{this, bytes_, in_cache_lines(bytes)};
+    const Buffers buffers{this, bytes_, whole_lines(bytes)};
     size_t all = 0;
     if (__builtin_mul_overflow(buffers.bytes, count, &all) || __builtin_add_overflow(bytes_, all, &bytes_))
       throw std::bad_alloc();
@@ -106,7 +106,7 @@ struct KeySums {
 
   size_t rows_bytes(int row) const {
     constexpr int64_t kRows = 16;  // some kernels add whole tiles of rows
-    return in_cache_lines(static_cast<size_t>(ceil_div(a.key_length, kRows) * kRows * row) * kernels.compute_bytes);
+    return whole_lines(static_cast<size_t>(ceil_div(a.key_length, kRows) * kRows * row) * kernels.compute_bytes);
   }
   // Sums `parts` of them, adjacent in memory, and writes rows [begin, end) of key head `bk` (b K + kv_head).
   void write(int64_t bk, int64_t begin, int64_t end, const char* sums, int64_t parts) const {

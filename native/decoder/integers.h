@@ -15,8 +15,8 @@ struct Matrix {
   HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
   HEED_INLINE Matrix from(int64_t row) const { return {data + row * stride, stride}; }
   // The int8 form: whole numbers as float, or plus 128 as bytes; and its factor, in a vector before them.
-  HEED_INLINE float* rounded(int64_t row) const { return data + row * stride + stride / 2 + kLanes<float>; }
-  HEED_INLINE float* factor(int64_t row) const { return rounded(row) - kLanes<float>; }
+  HEED_INLINE float* int8_row(int64_t row) const { return data + row * stride + stride / 2 + kLanes<float>; }
+  HEED_INLINE float* factor(int64_t row) const { return int8_row(row) - kLanes<float>; }
 
   static int64_t stride_of(int64_t numbers) { return 2 * (row_numbers(numbers) + kLanes<float>); }
 };
@@ -38,7 +38,7 @@ inline void round_row(Matrix x, int row, int count, bool as_bytes) {
   const bool is_zero = magnitude == 0 || is_nan != 0;
   const float inverse = is_zero ? 0 : 127 / magnitude;
   *x.factor(row) = is_nan != 0 ? is_nan : magnitude / 127;
-  float* to = x.rounded(row);
+  float* to = x.int8_row(row);
   uint8_t* bytes = reinterpret_cast<uint8_t*>(to);
   for (int c = 0; c < count; c += kLanes<float>) {
     const V scaled = is_zero ? V{} : load_some(from + c, count - c) * inverse, whole = scaled + kRounder;
@@ -72,7 +72,7 @@ HEED_BYTE_PRODUCTS inline void byte_tile(Matrix x, const int8_t* weights, int co
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const I four = load_as<int32_t>(reinterpret_cast<const uint8_t*>(x.rounded(r)) + k) - I{};
+      const I four = load_as<int32_t>(reinterpret_cast<const uint8_t*>(x.int8_row(r)) + k) - I{};
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sum[r][v] = Simd::add_byte_products(sum[r][v], four, w[v]);
     }
@@ -142,7 +142,7 @@ inline void whole_product(const PackedDense& dense, int first, Matrix x, int row
       for (int from = k; k < end; k += kDepth) {
         const int depth = static_cast<int>(min(kDepth, end - k));
         widen_panel(weights + static_cast<int64_t>(k) * columns, depth, columns, wide);
-        product<float>({x.rounded(at) + k, x.stride, 1}, some, wide, columns, part, columns, columns, depth, k > from);
+        product<float>({x.int8_row(at) + k, x.stride, 1}, some, wide, columns, part, columns, columns, depth, k > from);
       }
       k = end;
       for (int i = 0; i < some * columns; i += kLanes<float>)

@@ -7,7 +7,7 @@ namespace heed {
 namespace HEED_ISA {
 
 // Sets the lanes from `count` on to 0.
-HEED_INLINE Vector<float> first_lanes(Vector<float> x, int count) {
+HEED_INLINE Vector<float> keep_lanes(Vector<float> x, int count) {
   if (count < kLanes<float>)
     for (int lane = count; lane < kLanes<float>; ++lane) x[lane] = 0;
   return x;
@@ -21,7 +21,7 @@ HEED_INLINE void normalise(const PackedNorm& norm, const float* x, int width, fl
   for (int c = 0; c < width && !norm.root_mean_square; c += kLanes<float>) total += load_some(x + c, width - c);
   const float mean = sum_of_lanes<float>(total) / static_cast<float>(width);
   for (int c = 0; c < width; c += kLanes<float>) {
-    const Vector<float> rest = first_lanes(load_some(x + c, width - c) - mean, width - c);
+    const Vector<float> rest = keep_lanes(load_some(x + c, width - c) - mean, width - c);
     squares += rest * rest;
   }
   const float variance = sum_of_lanes<float>(squares) / static_cast<float>(width);
@@ -33,7 +33,7 @@ HEED_INLINE void normalise(const PackedNorm& norm, const float* x, int width, fl
 
 // A row, padded with 0 to full vectors.
 inline void normalise(const PackedNorm& norm, const float* x, int width, float* to) {
-  normalise(norm, x, width, to, [](float* at, int count, Vector<float> v) { store(at, first_lanes(v, count)); });
+  normalise(norm, x, width, to, [](float* at, int count, Vector<float> v) { store(at, keep_lanes(v, count)); });
 }
 
 // Normalises each of `count` adjacent heads; does nothing without a normalisation.
@@ -154,7 +154,7 @@ inline void apply_activated_dense(const PackedDense& weights, Matrix x, int rows
       for (int c = 0; c < half; c += kLanes<float>) {
         float* at = y[r] + c;
         // The last vector may reach into the other half, which has been read there by then.
-        store(at, first_lanes(function(load(at)) * load_some(at + half, half - c), half - c));
+        store(at, keep_lanes(function(load(at)) * load_some(at + half, half - c), half - c));
       }
   });
 }

@@ -23,9 +23,8 @@ void dropout(const HeedDropout& d, void* y, int64_t begin, int64_t end) {
     const int together = static_cast<int>(min(kColumns, width - from));
     for (int c = 0; c < together; ++c) columns[c] = Dropout::column_of(from + c);
     for (int64_t r = begin; r < end; ++r) {
-      const uint32_t row = Dropout::mixed(head ^ static_cast<uint32_t>(r));
-      for (int c = 0; c < together; ++c)
-        factors[c] = Dropout::half_mixed(row ^ columns[c]) >= threshold ? kept : Real(0);
+      const uint32_t row = Dropout::mix(head ^ static_cast<uint32_t>(r));
+      for (int c = 0; c < together; ++c) factors[c] = Dropout::half_mix(row ^ columns[c]) >= threshold ? kept : Real(0);
       const int64_t at = r * width + from;
       const Stored* x = static_cast<const Stored*>(d.x) + at;
       const Stored* residual = d.residual ? static_cast<const Stored*>(d.residual) + at : nullptr;

@@ -11,7 +11,7 @@ HEED_INLINE double square_root(double x) { return __builtin_sqrt(x); }
 
 // Loads from a vector (D,), or `otherwise` if it is null.
 template <class Real>
-HEED_INLINE Vector<Real> load_given(const void* vector, int64_t column, int count, Real otherwise) {
+HEED_INLINE Vector<Real> load_or(const void* vector, int64_t column, int count, Real otherwise) {
   return vector ? load_some(static_cast<const Real*>(vector) + column, count) : broadcast(otherwise);
 }
 
@@ -39,7 +39,7 @@ void normalization(const HeedNormalization& n, void* y, void* moments, int64_t b
     for_each_vector<Real>(0, width, [&](int64_t column, int count) {
       const V normal = (load_some(x + column, count) - mean) * inverse;
       store_some(to + column, count,
-                 normal * load_given<Real>(n.scale, column, count, 1) + load_given<Real>(n.offset, column, count, 0));
+                 normal * load_or<Real>(n.scale, column, count, 1) + load_or<Real>(n.offset, column, count, 0));
     });
     static_cast<Real*>(moments)[r] = mean;
     static_cast<Real*>(moments)[n.rows.count + r] = inverse;
@@ -65,7 +65,7 @@ void normalization_gradient(const HeedNormalization& n, const void* moments, con
     const Real inverse = static_cast<const Real*>(moments)[n.rows.count + r];
     auto normal = [&](int64_t column, int count) { return (load_some(x + column, count) - mean) * inverse; };
     auto scaled = [&](int64_t column, int count) {
-      return load_some(incoming + column, count) * load_given<Real>(n.scale, column, count, 1);
+      return load_some(incoming + column, count) * load_or<Real>(n.scale, column, count, 1);
     };
     const V products = sum_vectors<Real>(
         width, [&](int64_t column, int count) { return scaled(column, count) * normal(column, count); });

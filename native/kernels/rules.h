@@ -185,29 +185,29 @@ struct Dilated {
 
   // Larger than any difference of positions, and nothing overflows.
   static int64_t dilation(const HeedMaskRule& rule) { return min(rule.left, int64_t{1} << 40); }
-  static int64_t modulo(int64_t x, int64_t d) { return x % d < 0 ? x % d + d : x % d; }
+  static int64_t remainder(int64_t x, int64_t d) { return x % d < 0 ? x % d + d : x % d; }
   // The smallest x mod d of consecutive numbers x.
-  static int64_t least_modulo(int64_t first, int64_t count, int64_t d) {
-    const int64_t rest = modulo(first, d);
+  static int64_t least_remainder(int64_t first, int64_t count, int64_t d) {
+    const int64_t rest = remainder(first, d);
     return rest + count > d ? 0 : rest;
   }
 
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
     const int64_t first = queries.begin + align_of(rule.align, b), d = dilation(rule);
-    *lo += least_modulo(first - *lo, queries.length, d);
-    *hi -= least_modulo(*hi - first - queries.length, queries.length, d);
+    *lo += least_remainder(first - *lo, queries.length, d);
+    *hi -= least_remainder(*hi - first - queries.length, queries.length, d);
   }
   static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
     const int64_t least_difference = block.queries.begin + align_of(rule.align, block.b) - block.last_key();
     const int64_t differences = block.queries.length + block.keys.length - 1, d = dilation(rule);
-    return least_modulo(least_difference, differences, d) != 0 ? BlockMask::kEmpty : full_if(d == 1);
+    return least_remainder(least_difference, differences, d) != 0 ? BlockMask::kEmpty : full_if(d == 1);
   }
   static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
     // Key y is seen by queries x = first, first + d, ...
     const int64_t d = dilation(rule);
     uint64_t every_dth = 0;
     for (int64_t x = 0; x < kQueryTile; x += d) every_dth |= uint64_t{1} << x;
-    int64_t first = modulo(block.keys.begin - align_of(rule.align, block.b) - block.queries.begin, d);
+    int64_t first = remainder(block.keys.begin - align_of(rule.align, block.b) - block.queries.begin, d);
     for (int y = 0; y < block.keys.length; ++y, first = first + 1 < d ? first + 1 : 0)
       hidden[y] |= first < kQueryTile ? ~(every_dth << first) : ~uint64_t{0};
   }
@@ -247,7 +247,7 @@ inline BlockMask classify(const HeedMaskRule& rule, const Block& block) {
 }
 
 // Whether some rule hides a whole block, for every head.
-inline bool ruled_out(const HeedAttention& a, const Block& block) {
+inline bool rules_out(const HeedAttention& a, const Block& block) {
   for (int r = 0; r < a.rule_count; ++r)
     if (classify(a.rules[r], block) == BlockMask::kEmpty) return true;
   return false;

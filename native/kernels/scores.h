@@ -85,13 +85,13 @@ inline Real apply_score_mods(const HeedAttention& a, const Block& block, int col
 
 // Counter-based dropout, the same as heed/ops/backends/tensorflow/portable/dropout.py: arithmetic is modulo 2^32.
 struct Dropout {
-  static HEED_INLINE uint32_t half_mixed(uint32_t x) {
+  static HEED_INLINE uint32_t half_mix(uint32_t x) {
     x *= 0x7FEB352Du;
     x ^= x >> 15;
     return x * 0x846CA68Bu;
   }
-  static HEED_INLINE uint32_t mixed(uint32_t x) {
-    x = half_mixed(x ^ x >> 16);
+  static HEED_INLINE uint32_t mix(uint32_t x) {
+    x = half_mix(x ^ x >> 16);
     return x ^ x >> 16;
   }
 
@@ -104,16 +104,16 @@ struct Dropout {
     return scaled >= 4294967295.0 ? 4294967295u : static_cast<uint32_t>(scaled);
   }
   static HEED_INLINE uint32_t head_of(const uint32_t* seed, int64_t b, int64_t n) {
-    const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u) ^ seed[1]);
-    return mixed(mixed(key ^ static_cast<uint32_t>(b)) ^ static_cast<uint32_t>(n));
+    const uint32_t key = mix(mix(seed[0] + 0x9E3779B9u) ^ seed[1]);
+    return mix(mix(key ^ static_cast<uint32_t>(b)) ^ static_cast<uint32_t>(n));
   }
-  static HEED_INLINE uint32_t column_of(int64_t j) { return mixed(static_cast<uint32_t>(j) + 0x9E3779B9u); }
+  static HEED_INLINE uint32_t column_of(int64_t j) { return mix(static_cast<uint32_t>(j) + 0x9E3779B9u); }
 
   void begin(const HeedAttention& a, int64_t b, int64_t n, Span queries) {
     factor = 1 / (1 - a.dropout);
     threshold = threshold_of(a.dropout);
     const uint32_t head = head_of(a.seed, b, n);
-    for (int x = 0; x < kQueryTile; ++x) rows[x] = mixed(head ^ static_cast<uint32_t>(queries.begin + x));
+    for (int x = 0; x < kQueryTile; ++x) rows[x] = mix(head ^ static_cast<uint32_t>(queries.begin + x));
   }
 
   // to[x] = the factor of weight (x, j), 0 if it is dropped.
@@ -121,7 +121,7 @@ struct Dropout {
   HEED_INLINE void factors(int64_t j, int columns, Real* to) const {
     const Real kept = static_cast<Real>(factor);
     const uint32_t column = column_of(j);
-    for (int x = 0; x < columns; ++x) to[x] = half_mixed(rows[x] ^ column) >= threshold ? kept : Real(0);
+    for (int x = 0; x < columns; ++x) to[x] = half_mix(rows[x] ^ column) >= threshold ? kept : Real(0);
   }
 
   // Drops weights[y][x] of some keys, in place.

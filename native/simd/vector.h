@@ -113,7 +113,7 @@ template <int kCount, int kFrom, int... kIndices>
 struct Interleaved<kCount, kFrom, 0, kIndices...> : Order<kIndices...> {};
 
 template <class Real, int... kIndices>
-HEED_INLINE Vector<Real> shuffled(Vector<Real> a, Vector<Real> b, Order<kIndices...>) {
+HEED_INLINE Vector<Real> shuffle(Vector<Real> a, Vector<Real> b, Order<kIndices...>) {
 #if defined(__clang__)
   return __builtin_shufflevector(a, b, kIndices...);
 #else
@@ -132,8 +132,8 @@ HEED_INLINE void transpose(Vector<Real>* rows) {
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes<Real> / 2; ++r) {
       const V a = rows[r], b = rows[r + kLanes<Real> / 2];
-      dealt[2 * r] = shuffled<Real>(a, b, Interleaved<kLanes<Real>, 0>{});
-      dealt[2 * r + 1] = shuffled<Real>(a, b, Interleaved<kLanes<Real>, kLanes<Real> / 2>{});
+      dealt[2 * r] = shuffle<Real>(a, b, Interleaved<kLanes<Real>, 0>{});
+      dealt[2 * r + 1] = shuffle<Real>(a, b, Interleaved<kLanes<Real>, kLanes<Real> / 2>{});
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes<Real>; ++r) rows[r] = dealt[r];
@@ -149,8 +149,8 @@ HEED_INLINE Vector<Real> sums_of_lanes(Vector<Real>* rows) {
 #pragma GCC unroll 16
     for (int r = 0; r < left; ++r) {
       const Vector<Real> a = rows[r], b = rows[r + left];
-      rows[r] = shuffled<Real>(a, b, Interleaved<kLanes<Real>, 0>{}) +
-                shuffled<Real>(a, b, Interleaved<kLanes<Real>, kLanes<Real> / 2>{});
+      rows[r] = shuffle<Real>(a, b, Interleaved<kLanes<Real>, 0>{}) +
+                shuffle<Real>(a, b, Interleaved<kLanes<Real>, kLanes<Real> / 2>{});
     }
   return rows[0];
 }

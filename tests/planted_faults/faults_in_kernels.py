@@ -330,7 +330,7 @@ FAULTS = (
     Fault(
         "decoding reads blocks that a mask rules out",
         f"{_KERNELS}/decode.h",
-        "if (of_all == BlockMask::kEmpty || (!alike && ruled_out(a, {b, 0, queries, keys}))) continue;",
+        "if (of_all == BlockMask::kEmpty || (!alike && rules_out(a, {b, 0, queries, keys}))) continue;",
         "",
         (f"{_FUZZ}::test_decoding_skips_blocks_that_a_mask_rules_out",),
     ),
@@ -373,8 +373,8 @@ FAULTS = (
     Fault(
         "the high word of a seed is lost",
         f"{_KERNELS}/scores.h",
-        "const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u) ^ seed[1]);",
-        "const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u));",
+        "const uint32_t key = mix(mix(seed[0] + 0x9E3779B9u) ^ seed[1]);",
+        "const uint32_t key = mix(mix(seed[0] + 0x9E3779B9u));",
         (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     # Forward

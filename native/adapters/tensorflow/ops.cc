@@ -68,10 +68,10 @@ void shape_forward(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Tracing trace(context, status);
   const auto query = trace.input(0, layout.rank), value = trace.input(2, layout.rank);
   const int last = layout.rank - 1;
-  trace.output(0, trace.joined(trace.part(query, 0, last), trace.part(value, last, layout.rank)));
+  trace.output(0, trace.join(trace.part(query, 0, last), trace.part(value, last, layout.rank)));
   auto lse = trace.part(query, 0, 1);
-  if (!layout.additive()) lse = trace.joined(lse, trace.part(query, layout.heads_axis, layout.heads_axis + 1));
-  trace.output(1, trace.joined(lse, trace.part(query, layout.length_axis, layout.length_axis + 1)));
+  if (!layout.additive()) lse = trace.join(lse, trace.part(query, layout.heads_axis, layout.heads_axis + 1));
+  trace.output(1, trace.join(lse, trace.part(query, layout.length_axis, layout.length_axis + 1)));
 }
 
 template <const Layout& layout>

@@ -33,7 +33,7 @@ struct Tracing {
     if (ok()) TF_ShapeInferenceContextSubshape(context, of.get(), begin, end, shape.get(), status);
     return shape;
   }
-  Shape joined(const Shape& first, const Shape& second) const {
+  Shape join(const Shape& first, const Shape& second) const {
     Shape shape(TF_NewShapeHandle());
     if (ok()) TF_ShapeInferenceContextConcatenateShapes(context, first.get(), second.get(), shape.get(), status);
     return shape;

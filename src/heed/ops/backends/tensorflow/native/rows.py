@@ -5,8 +5,9 @@ The kernels give first derivatives; second derivatives come from the portable fo
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,33 +23,11 @@ Several = Sequence[tf.Tensor]
 _FEW_ROWS = 16
 
 
-class CrossEntropySettings(NamedTuple):
-    """Of `HeedCrossEntropy`. These are the fields of `native/adapters/tensorflow/settings.h`, in order."""
-
-    threads: float
-    ignored: float
-
-
-class NormalizationSettings(NamedTuple):
-    """Of `HeedNormalization`."""
-
-    threads: float
-    epsilon: float
-    rms: float
-
-
-class DropoutSettings(NamedTuple):
-    """Of `HeedDropout`."""
-
-    threads: float
-    rate: float
-
-
-class ProductSettings(NamedTuple):
-    """Of `HeedProduct`."""
-
-    threads: float
-    transposed: float
+# Fields as in `native/adapters/tensorflow/settings.h`.
+CrossEntropySettings = namedtuple("CrossEntropySettings", "threads ignored")
+NormalizationSettings = namedtuple("NormalizationSettings", "threads epsilon rms")
+DropoutSettings = namedtuple("DropoutSettings", "threads rate")
+ProductSettings = namedtuple("ProductSettings", "threads transposed")
 
 
 class NativeRows(PortableRows):

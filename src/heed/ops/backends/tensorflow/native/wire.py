@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -40,27 +41,11 @@ def _keeps_tensors() -> bool:
     return tf.compat.v1.executing_eagerly_outside_functions()
 
 
-class AttentionSettings(NamedTuple):
-    """The `settings` of an attention op; the fields of `native/adapters/tensorflow/settings.h`, in order."""
-
-    scale: float
-    soft_cap: float
-    dropout: float
-    has_bias: float
-    has_slopes: float
-    threads: float
-
-
-class RuleRow(NamedTuple):
-    """A row of `rules`; the fields of `native/adapters/tensorflow/settings.h`, in order."""
-
-    kind: int
-    left: int
-    right: int
-    align: int
-    first: int
-    second: int
-    dense: int
+# Fields as in `native/adapters/tensorflow/settings.h`.
+AttentionSettings = namedtuple(
+    "AttentionSettings", "scale soft_cap dropout has_bias has_slopes threads"
+)
+RuleRow = namedtuple("RuleRow", "kind left right align first second dense")
 
 
 class Wire(NamedTuple):
