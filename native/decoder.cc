@@ -17,7 +17,7 @@ namespace heed {
 namespace {
 
 constexpr int64_t kMostFeatures = int64_t{1} << 20, kMostTokens = int64_t{1} << 24, kMostLength = int64_t{1} << 20;
-// Rows that are decoded together read the weights once; more rows than these save nothing.
+// Rows that are decoded together read the weights once; beyond so many that saves nothing.
 constexpr int64_t kMostRows = 64;
 constexpr size_t kMostBytes = size_t{1} << 28;  // of scratch memory for one thread, if one source fits
 
