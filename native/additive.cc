@@ -1,4 +1,4 @@
-// Additive attention: splits the work. The split depends on the shapes alone, never on the number of threads.
+// Additive attention: splits the work. The split depends on shapes alone, never on the number of threads.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -9,9 +9,9 @@
 namespace heed {
 namespace {
 
-constexpr int64_t kTasks = 16;  // so many keep the threads of most machines busy
+constexpr int64_t kTasks = 16;  // enough to keep the threads of most machines busy
 
-// Into how many parts the keys go where there are only so many tasks: with two blocks each, joining costs little.
+// The number of parts of the keys, with at least two blocks each, so that joining them costs little.
 int64_t key_parts(const HeedAttention& a, int64_t tasks) {
   return std::max<int64_t>(1, std::min(kTasks / tasks, key_blocks(a) / 2));
 }
@@ -22,15 +22,15 @@ void additive_forward(const HeedAttention& a, const HeedForward& results, int th
   const int64_t tiles = query_tiles(a), count = a.batch * tiles;
   if (count == 0) return;
   const Kernels& kernels = kernels_for(a);
-  threads = worth_waking(threads, forward_work(a));
-  const std::vector<uint8_t> finite = scan(a, kernels, threads);
+  threads = useful_threads(threads, forward_work(a));
+  const std::vector<uint8_t> finite = scan_finite(a, kernels, threads);
   const int64_t parts = key_parts(a, count);
-  threads = at_most(threads, count * parts);
+  threads = limit_threads(threads, count * parts);
   Scratch memory;
   const auto states = memory.plan(parts > 1 ? count * parts : threads, kernels.additive.state_bytes(a));
   const auto scratch = memory.plan(threads, kernels.additive.forward_bytes(a));
-  memory.take();
-  // The last tiles first: under a causal mask they are the longest.
+  memory.allocate();
+  // The last tiles come first: under a causal mask they are the longest.
   auto part_of = [&](int64_t i, int64_t part) {
     return AdditivePart{i % a.batch, tiles - 1 - i / a.batch, part, parts};
   };
@@ -52,19 +52,19 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, int thr
       std::memset(gradient, 0, static_cast<size_t>(a.head_dim) * kernels.compute_bytes);
     return;
   }
-  threads = worth_waking(threads, backward_work(a));
-  const std::vector<uint8_t> finite = scan(a, kernels, threads);
+  threads = useful_threads(threads, backward_work(a));
+  const std::vector<uint8_t> finite = scan_finite(a, kernels, threads);
   const int units = kernels.additive.units_row(a.head_dim);
   const KeySums gradients{a, pass, kernels, units};
   const size_t units_bytes = static_cast<size_t>(units) * kernels.compute_bytes;
   const int64_t tiles = query_tiles(a);
-  // Few batch entries: their queries go into parts, of two tiles at least, with sums of their own, as far as 64 MiB
-  // go; and if these are few too, their keys.
+  // Few batch entries: their queries are split into parts of at least two tiles, with their own sums, in 64 MiB at
+  // most; and if the parts are few, too, their keys.
   const int64_t wanted = std::max<int64_t>(1, std::min(ceil_div(kTasks, a.batch), tiles / 2));
   const int64_t parts = parts_within_memory(wanted, a.batch, gradients.bytes);
   const int64_t shares = key_parts(a, a.batch * parts), tasks = a.batch * parts * shares;
-  const bool alone = parts == 1 && shares == 1;  // a task has all of its batch entry
-  threads = at_most(threads, tasks);
+  const bool alone = parts == 1 && shares == 1;  // a task has a whole batch entry
+  threads = limit_threads(threads, tasks);
 
   Scratch memory;
   const auto scratch = memory.plan(threads, kernels.additive.backward_bytes(a));
@@ -72,7 +72,7 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, int thr
   const auto query_sums =
       memory.plan(shares > 1 ? a.batch * shares : 0, static_cast<size_t>(a.query_length) * units_bytes);
   const auto vector_sums = memory.plan(tasks, 2 * units_bytes);  // of the score vector, then of the bias
-  memory.take();
+  memory.allocate();
 
   for_each(tasks, threads, [&](int64_t task, int worker) {
     const int64_t share = task % shares, slot = task / shares, b = slot / parts;
@@ -89,7 +89,7 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, int thr
       clear(keys, units);
       clear(values, gradients.value_row);
     }
-    // Every `parts`-th tile: under a causal mask each part gets long and short ones.
+    // A part takes every `parts`-th tile: under a causal mask each part gets long and short ones.
     for (int64_t tile = slot % parts; tile < tiles; tile += parts)
       kernels.additive.backward(a, pass, finite.data(), {b, tile, share, shares}, sums, scratch[worker]);
     if (alone) gradients.write(b, 0, a.key_length, keys, 1);
@@ -110,11 +110,8 @@ void additive_backward(const HeedAttention& a, const HeedBackward& pass, int thr
       kernels.write_rows(pass.query_gradient, b, 0, begin, end, a.head_dim, units, query_sums[b * shares], shares,
                          static_cast<int64_t>(query_sums.bytes));
     });
-  HeedAttention compute = a;
-  compute.dtype = a.dtype == HEED_FLOAT64 ? HEED_FLOAT64 : HEED_FLOAT32;
   auto write_vector = [&](void* to, const char* from) {
-    kernels_for(compute).write_rows({to, 0, 0, 0}, 0, 0, 0, 1, a.head_dim, units, from, tasks,
-                                    static_cast<int64_t>(vector_sums.bytes));
+    kernels.sum_parts(to, a.head_dim, from, tasks, static_cast<int64_t>(vector_sums.bytes));
   };
   write_vector(pass.score_vector_gradient, vector_sums[0]);
   write_vector(pass.bias_gradient, vector_sums[0] + units_bytes);

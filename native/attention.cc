@@ -1,4 +1,4 @@
-// Dot-product attention: splits the work. The split depends on the shapes alone, never on the number of threads.
+// Dot-product attention: splits the work. The split depends on shapes alone, never on the number of threads.
 #include "attention.h"
 
 #include <algorithm>
@@ -10,18 +10,19 @@
 namespace heed {
 namespace {
 
-// Few queries: the keys are split as well, into stretches so short that the pages of memory which all heads share are
-// still at hand when the next head comes.
+// Few queries: the keys are split, too. Splits are so short that the memory pages that all heads share are still in the
+// TLB for the next head.
 void decode(const HeedAttention& a, const HeedForward& results, const Kernels& kernels, int threads) {
-  constexpr int64_t kStretch = 4;  // blocks
+  constexpr int64_t kBlocksOfSplit = 4;
   const int64_t all_kv_heads = a.batch * a.kv_heads, blocks = key_blocks(a);
-  const int64_t each = std::max(std::min(kStretch, ceil_div(blocks * all_kv_heads, 32)), ceil_div(blocks, kMaxSplits));
+  const int64_t each =
+      std::max(std::min(kBlocksOfSplit, ceil_div(blocks * all_kv_heads, 32)), ceil_div(blocks, kMaxSplits));
   const int64_t splits = ceil_div(blocks, each);
-  threads = at_most(threads, all_kv_heads * splits);
+  threads = limit_threads(threads, all_kv_heads * splits);
   Scratch memory;
   const auto scratch = memory.plan(threads, kernels.decode_bytes(a));
   const auto states = memory.plan(all_kv_heads * splits, kernels.split_bytes(a));
-  memory.take();
+  memory.allocate();
   for_each(all_kv_heads * splits, threads, [&](int64_t index, int worker) {
     const int64_t kv_head = index % a.kv_heads, split = index / a.kv_heads % splits, b = index / a.kv_heads / splits;
     kernels.decode(a, b, kv_head, split * each, std::min((split + 1) * each, blocks),
@@ -36,17 +37,17 @@ void decode(const HeedAttention& a, const HeedForward& results, const Kernels& k
 void dot_forward(const HeedAttention& a, const HeedForward& results, int threads) {
   if (a.batch == 0 || a.heads == 0 || a.query_length == 0) return;
   const Kernels& kernels = kernels_for(a);
-  threads = worth_waking(threads, forward_work(a));
+  threads = useful_threads(threads, forward_work(a));
   if (few_queries(a)) return decode(a, results, kernels, threads);
   const int64_t tiles = query_tiles(a), heads = a.batch * a.heads;
-  threads = at_most(threads, tiles * heads);
+  threads = limit_threads(threads, tiles * heads);
   const size_t packed_bytes = kernels.packed_bytes(a);
-  // Who packs values must know before which of them are not finite; others ask where a result is not.
-  const std::vector<uint8_t> flags = packed_bytes ? scan(a, kernels, threads) : std::vector<uint8_t>();
+  // Packing values needs to know which are not finite; other kernels only look when a result is not finite.
+  const std::vector<uint8_t> flags = packed_bytes ? scan_finite(a, kernels, threads) : std::vector<uint8_t>();
   const uint8_t* finite = packed_bytes ? flags.data() : nullptr;
   Scratch memory;
   const auto scratch = memory.plan(threads, kernels.forward_bytes(a)), packed = memory.plan(1, packed_bytes);
-  memory.take();
+  memory.allocate();
   if (packed_bytes) {
     const int64_t blocks = key_blocks(a);
     for_each(a.batch * a.kv_heads * blocks, threads, [&](int64_t index, int) {
@@ -55,8 +56,8 @@ void dot_forward(const HeedAttention& a, const HeedForward& results, int threads
     });
   }
   for_each(tiles * heads, threads, [&](int64_t index, int worker) {
-    // One head after the other, so that its keys and values stay in the second-level cache; of each the last tiles
-    // first: under a causal mask they are the longest.
+    // One head after another: its keys and values stay in the second-level cache. The last tiles come first: under a
+    // causal mask they are the longest.
     const int64_t tile = tiles - 1 - index % tiles, head = index / tiles;
     kernels.forward(a, results, finite, packed[0], head / a.heads, head % a.heads, tile, scratch[worker]);
   });
@@ -65,25 +66,25 @@ void dot_forward(const HeedAttention& a, const HeedForward& results, int threads
 void dot_backward(const HeedAttention& a, const HeedBackward& pass, int threads) {
   if (a.batch == 0 || a.kv_heads == 0) return;
   const Kernels& kernels = kernels_for(a);
-  threads = worth_waking(threads, backward_work(a));
-  const std::vector<uint8_t> finite = scan(a, kernels, threads);
+  threads = useful_threads(threads, backward_work(a));
+  const std::vector<uint8_t> finite = scan_finite(a, kernels, threads);
   const KeySums gradients{a, pass, kernels, kernels.gradient_row(a.head_dim)};
-  // Few key heads: their queries are split into parts with sums of their own, as far as 64 MiB go.
+  // Few key heads: their queries are split into parts with their own sums, in 64 MiB at most.
   const int64_t all_kv_heads = a.batch * a.kv_heads;
-  const int64_t pieces = std::max<int64_t>(1, a.heads / a.kv_heads * query_tiles(a));
+  const int64_t head_tiles = std::max<int64_t>(1, a.heads / a.kv_heads * query_tiles(a));
   const int64_t parts =
-      parts_within_memory(std::min(ceil_div(16, all_kv_heads), pieces), all_kv_heads, gradients.bytes);
+      parts_within_memory(std::min(ceil_div(16, all_kv_heads), head_tiles), all_kv_heads, gradients.bytes);
   const int64_t tasks = all_kv_heads * parts;
-  threads = at_most(threads, tasks);
+  threads = limit_threads(threads, tasks);
   Scratch memory;
   const auto scratch = memory.plan(threads, kernels.backward_bytes(a));
   const auto sums = memory.plan(parts > 1 ? tasks : threads, gradients.bytes);
-  memory.take();
+  memory.allocate();
   for_each(tasks, threads, [&](int64_t task, int worker) {
     const int64_t bk = task / parts, part = task % parts;
     char* own = sums[parts > 1 ? task : worker];
     std::memset(own, 0, gradients.bytes);
-    // Every `parts`-th tile: under a causal mask each part gets long and short ones.
+    // A part takes every `parts`-th tile: under a causal mask each part gets long and short ones.
     kernels.backward(a, pass, finite.data(), bk / a.kv_heads, bk % a.kv_heads, part, parts, own,
                      own + gradients.values_at, scratch[worker]);
     if (parts == 1) gradients.write(bk, 0, a.key_length, own, 1);
@@ -103,18 +104,18 @@ void dot_bias_gradient(const HeedAttention& a, const HeedBackward& pass, int thr
   if (numbers == 0) return;
   std::memset(pass.bias_gradient, 0, static_cast<size_t>(numbers) * kernels.compute_bytes);
   if (a.batch == 0 || a.heads == 0 || a.query_length == 0 || a.key_length == 0) return;
-  threads = worth_waking(threads, backward_work(a));
-  const std::vector<uint8_t> finite = scan(a, kernels, threads);
-  // One task for each part of the result that no other writes to; along an axis that broadcasts it takes all.
+  threads = useful_threads(threads, backward_work(a));
+  const std::vector<uint8_t> finite = scan_finite(a, kernels, threads);
+  // Each task owns a part of the result: all of an axis that broadcasts, one entry of the others.
   const int64_t tiles = query_tiles(a);
   const int64_t batches = stride[0] ? a.batch : 1, heads = stride[1] ? a.heads : 1, rows = stride[2] ? tiles : 1;
   const int64_t tasks = batches * heads * rows;
-  threads = at_most(threads, tasks);
+  threads = limit_threads(threads, tasks);
   Scratch memory;
   const auto scratch = memory.plan(threads, kernels.backward_bytes(a));
-  memory.take();
+  memory.allocate();
   for_each(tasks, threads, [&](int64_t task, int worker) {
-    // The last tiles first: under a causal mask they are the longest.
+    // The last tiles come first: under a causal mask they are the longest.
     const int64_t tile = rows - 1 - task / (batches * heads), head = task % heads, batch = task / heads % batches;
     const TileRange range{stride[0] ? batch : 0, stride[0] ? batch + 1 : a.batch,
                           stride[1] ? head : 0,  stride[1] ? head + 1 : a.heads,

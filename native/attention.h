@@ -1,4 +1,4 @@
-// What heed.cc calls once it has checked a call: choosing kernels and splitting the work. Throws where memory is short.
+// Called by heed.cc after its checks: choose kernels and split the work. They throw std::bad_alloc.
 #pragma once
 
 #include "include/heed.h"

@@ -1,4 +1,4 @@
-// The functions of heed_decoder.h: checks, packs weights, shares rows out among threads.
+// The functions of heed_decoder.h: check, pack weights, split rows over threads.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kMostFeatures = int64_t{1} << 20, kMostTokens = int64_t{1} << 24, kMostLength = int64_t{1} << 20;
 // Rows that are decoded together read the weights once; beyond so many that saves nothing.
 constexpr int64_t kMostRows = 64;
-constexpr size_t kMostBytes = size_t{1} << 28;  // of the scratch memory of one thread, if that leaves it a source
+constexpr size_t kMostBytes = size_t{1} << 28;  // of scratch memory for one thread, if one source fits
 
 void check_size(int64_t n, int64_t least, int64_t most, const char* name) {
   require(n >= least && n <= most, "`%s` must be in [%" PRId64 ", %" PRId64 "]. Received: %" PRId64, name, least, most,
@@ -41,7 +41,7 @@ void check_norm(const HeedNorm& norm, const char* name) {
   require(norm.epsilon > 0 && std::isfinite(norm.epsilon), "`epsilon` of `%s` must be positive", name);
 }
 
-// An attention of a layer; `width` is that of what it attends to.
+// An attention of a layer; `width`: that of keys and values before their projection.
 void check_attention(const HeedDecoderStack& s, const HeedDecoderAttention& a, int64_t width, const char* part) {
   const auto named = [&](const char* name) { return std::string(part) + "." + name; };
   const int64_t keys = s.kv_heads * s.head_dim, attended = s.heads * s.value_dim;
@@ -98,7 +98,7 @@ void check(const HeedDecoderStack& s, bool is_encoder) {
           s.encoded_width);
 }
 
-// The tokens that are looked up.
+// The visible tokens of the sources.
 void check_source(const PackedStack& encoder, const HeedDecoding& d) {
   require(d.source || d.batch == 0 || d.source_length == 0, "`source` is missing");
   for (int64_t i = 0; i < d.batch * d.source_length; ++i)
@@ -108,7 +108,7 @@ void check_source(const PackedStack& encoder, const HeedDecoding& d) {
               static_cast<int>(d.source[i]));
 }
 
-// The tokens that targets begin with.
+// The prompts of the targets.
 void check_prompt(const PackedStack& s, const HeedDecoding& d) {
   for (int64_t i = 0; i < d.batch * d.length; ++i) {
     require(d.prompt[i] >= 0 && d.prompt[i] < s.vocabulary, "`prompt` must hold tokens from 0 to %d. Received: %d",
@@ -164,10 +164,10 @@ struct HeedDecoder {
  public:
   heed::PackedStack stack;
 
-  explicit HeedDecoder(const HeedDecoderStack& s) : pack_(s.pack), stack(packed(s, layers_)) {
-    stack.logits = packed({&s.logits});
+  explicit HeedDecoder(const HeedDecoderStack& s) : pack_(s.pack), stack(pack(s, layers_)) {
+    stack.logits = pack({&s.logits});
     if (!s.encoder) return;
-    encoder_ = packed(*s.encoder, encoder_layers_);
+    encoder_ = pack(*s.encoder, encoder_layers_);
     stack.encoder = &encoder_;
   }
 
@@ -176,13 +176,13 @@ struct HeedDecoder {
     const int64_t beams = decoding.search == HEED_BEAM ? decoding.beams : 1;
     int64_t most = std::max<int64_t>(1, heed::kMostRows / beams);
     while (most > 1 && kernels_.scratch_bytes(stack, decoding, most) > heed::kMostBytes) most /= 2;
-    // As many sources together as can be, but work for every thread.
-    threads = heed::at_most(std::min(threads, 256), decoding.batch);
+    // As many sources together as possible, with work for every thread.
+    threads = heed::limit_threads(heed::cap_threads(threads), decoding.batch);
     const int64_t rounds = heed::ceil_div(decoding.batch, most * threads);
     const int64_t each = heed::ceil_div(decoding.batch, rounds * threads), parts = heed::ceil_div(decoding.batch, each);
     heed::Scratch memory;
     const auto scratch = memory.plan(threads, kernels_.scratch_bytes(stack, decoding, each));
-    memory.take();
+    memory.allocate();
     heed::for_each(parts, threads, [&](int64_t part, int worker) {
       const heed::SourceRange range{part * each, std::min((part + 1) * each, decoding.batch)};
       kernels_.decode(stack, decoding, range, tokens, scores, scratch[worker]);
@@ -192,28 +192,28 @@ struct HeedDecoder {
  private:
   // Zeros, in cache lines of their own.
   template <class T>
-  T* zeros(int64_t count) {
-    const size_t bytes = std::max<size_t>(heed::in_cache_lines(static_cast<size_t>(count) * sizeof(T)), 64);
+  T* allocate_zeros(int64_t count) {
+    const size_t bytes = std::max<size_t>(heed::whole_lines(static_cast<size_t>(count) * sizeof(T)), 64);
     memory_.emplace_back(std::aligned_alloc(64, bytes));
     if (!memory_.back()) throw std::bad_alloc();
     std::memset(memory_.back().get(), 0, bytes);
     return static_cast<T*>(memory_.back().get());
   }
 
-  const float* row(const float* from, int64_t count) {
-    float* to = zeros<float>(kernels_.row_numbers(count));
+  const float* copy_row(const float* from, int64_t count) {
+    float* to = allocate_zeros<float>(kernels_.row_numbers(count));
     if (from) std::copy_n(from, count, to);
     return to;
   }
 
-  heed::PackedNorm packed(const HeedNorm& norm, int64_t width) {
+  heed::PackedNorm pack(const HeedNorm& norm, int64_t width) {
     if (!norm.gamma) return {};
-    return {row(norm.gamma, width), row(norm.beta, width), static_cast<float>(norm.epsilon),
+    return {copy_row(norm.gamma, width), copy_row(norm.beta, width), static_cast<float>(norm.epsilon),
             norm.root_mean_square != 0};
   }
 
-  // A cross-attention has keys and values of something else.
-  heed::PackedAttention packed(const HeedDecoderStack& s, const HeedDecoderAttention& from, bool cross) {
+  // A cross-attention projects keys and values from the sources.
+  heed::PackedAttention pack(const HeedDecoderStack& s, const HeedDecoderAttention& from, bool cross) {
     heed::PackedAttention made{};
     std::vector<const HeedDense*> projected = {&from.query};
     if (!cross) projected.insert(projected.end(), {&from.key, &from.value});
@@ -221,26 +221,26 @@ struct HeedDecoder {
       for (const HeedDense* part : projected) made.gate_at += static_cast<int>(part->outputs);
       projected.push_back(&from.gate);
     }
-    made.projected = packed(projected);
-    if (cross) made.encoded = packed({&from.key, &from.value});
-    made.output = packed({&from.output});
-    made.query_norm = packed(from.query_norm, s.head_dim), made.key_norm = packed(from.key_norm, s.head_dim);
-    made.sinks = from.sinks ? row(from.sinks, s.heads) : nullptr;
+    made.projected = pack(projected);
+    if (cross) made.encoded = pack({&from.key, &from.value});
+    made.output = pack({&from.output});
+    made.query_norm = pack(from.query_norm, s.head_dim), made.key_norm = pack(from.key_norm, s.head_dim);
+    made.sinks = from.sinks ? copy_row(from.sinks, s.heads) : nullptr;
     made.soft_cap = static_cast<float>(from.soft_cap), made.window = static_cast<int>(from.window);
     return made;
   }
 
-  // Layers of the same input, side by side.
-  heed::PackedDense packed(const std::vector<const HeedDense*>& parts) {
+  // Dense layers of the same input, adjacent.
+  heed::PackedDense pack(const std::vector<const HeedDense*>& parts) {
     const int64_t inputs = parts[0]->inputs;
     int64_t outputs = 0, column = 0;
     for (const HeedDense* part : parts) outputs += part->outputs;
     const int64_t columns = kernels_.row_numbers(outputs);
-    float* bias = zeros<float>(columns);
-    const heed::PackedDense made{zeros<char>(kernels_.packed_bytes(inputs, outputs, pack_)),
+    float* bias = allocate_zeros<float>(columns);
+    const heed::PackedDense made{allocate_zeros<char>(kernels_.packed_bytes(inputs, outputs, pack_)),
                                  bias,
-                                 zeros<float>(pack_ == HEED_PACK_INT8 ? columns : 0),
-                                 zeros<int32_t>(pack_ == HEED_PACK_INT8 ? columns : 0),
+                                 allocate_zeros<float>(pack_ == HEED_PACK_INT8 ? columns : 0),
+                                 allocate_zeros<int32_t>(pack_ == HEED_PACK_INT8 ? columns : 0),
                                  static_cast<int>(inputs),
                                  static_cast<int>(outputs),
                                  pack_};
@@ -253,7 +253,7 @@ struct HeedDecoder {
   }
 
   // All but the logits and the encoder.
-  heed::PackedStack packed(const HeedDecoderStack& s, std::vector<heed::PackedLayer>& layers) {
+  heed::PackedStack pack(const HeedDecoderStack& s, std::vector<heed::PackedLayer>& layers) {
     heed::PackedStack made{};
     made.width = static_cast<int>(s.width), made.heads = static_cast<int>(s.heads);
     made.kv_heads = static_cast<int>(s.kv_heads), made.head_dim = static_cast<int>(s.head_dim);
@@ -263,27 +263,27 @@ struct HeedDecoder {
     for (int i = 0; i < s.layer_count; ++i) {
       const HeedDecoderLayer& from = s.layers[i];
       heed::PackedLayer layer{};
-      layer.self_norm = packed(from.self_norm, s.width);
-      layer.self = packed(s, from.self, false);
+      layer.self_norm = pack(from.self_norm, s.width);
+      layer.self = pack(s, from.self, false);
       if (from.cross.query.weight) {
-        layer.cross_norm = packed(from.cross_norm, s.width);
-        layer.cross = packed(s, from.cross, true);
+        layer.cross_norm = pack(from.cross_norm, s.width);
+        layer.cross = pack(s, from.cross, true);
       }
-      layer.feed_forward_norm = packed(from.feed_forward_norm, s.width);
+      layer.feed_forward_norm = pack(from.feed_forward_norm, s.width);
       layer.gated = from.up.weight != nullptr;
-      layer.hidden = layer.gated ? packed({&from.hidden, &from.up}) : packed({&from.hidden});
-      layer.back = packed({&from.back});
+      layer.hidden = layer.gated ? pack({&from.hidden, &from.up}) : pack({&from.hidden});
+      layer.back = pack({&from.back});
       layer.norm_first = from.norm_first != 0, layer.activation = from.activation;
       layers.push_back(layer);
     }
     made.layer_count = s.layer_count, made.layers = layers.data();
-    made.final_norm = packed(s.final_norm, s.width);
+    made.final_norm = pack(s.final_norm, s.width);
     return made;
   }
 };
 
 const char* heed_decoder_make(const HeedDecoderStack* stack, HeedDecoder** made) {
-  return heed::refusal("out of memory for the packed weights of a decoder", [&] {
+  return heed::catch_refusal("out of memory for the packed weights of a decoder", [&] {
     heed::check(*stack, false);
     *made = new HeedDecoder(*stack);
   });
@@ -293,7 +293,7 @@ void heed_decoder_free(HeedDecoder* decoder) { delete decoder; }
 
 const char* heed_decode(const HeedDecoder* decoder, const HeedDecoding* decoding, int32_t* tokens, float* scores,
                         int threads) {
-  return heed::refusal("out of memory for the scratch space of decoding", [&] {
+  return heed::catch_refusal("out of memory for the scratch space of decoding", [&] {
     heed::check(decoder->stack, *decoding, tokens, scores);
     decoder->decode(*decoding, tokens, scores, threads);
   });

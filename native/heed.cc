@@ -1,4 +1,4 @@
-// The functions of heed.h for attention: all checks of a call, once, and then the work.
+// The attention functions of heed.h: check a call once, then do the work.
 #include "include/heed.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace heed {
 namespace {
 
-// Where there are rows there must be memory that holds them.
+// A tensor with rows needs memory.
 void require_rows(const HeedTensor& tensor, const HeedAttention& a, int64_t length, int64_t heads, const char* name) {
   require(tensor.data || a.batch == 0 || length == 0 || heads == 0, "`%s` is missing", name);
 }
@@ -60,7 +60,7 @@ void check_additive(const HeedAttention& a) {
 void check_dot_product(const HeedAttention& a) {
   require(std::isfinite(a.scale), "scale must be finite");
   require(a.soft_cap >= 0 && std::isfinite(a.soft_cap), "soft_cap must be 0 or a finite number above");
-  // So far within the range of float that what they are multiplied with stays there too.
+  // Well within the range of float, so that products with them stay finite.
   require(a.dtype == HEED_FLOAT64 || std::abs(a.scale) <= 1e30, "scale must be in [-1e30, 1e30], or in float64");
   require(a.dtype == HEED_FLOAT64 || a.soft_cap == 0 || (a.soft_cap >= 1e-30 && a.soft_cap <= 1e30),
           "soft_cap must be 0, or in [1e-30, 1e30], or in float64");
@@ -125,10 +125,10 @@ template <class Results>
 const char* run(const HeedAttention& a, const Results& results,
                 void (*check_results)(const HeedAttention&, const Results&),
                 void (*work)(const HeedAttention&, const Results&, int), int threads) {
-  return refusal(kNoMemory, [&] {
+  return catch_refusal(kNoMemory, [&] {
     check(a);
     check_results(a, results);
-    work(a, results, most_threads(threads));
+    work(a, results, cap_threads(threads));
   });
 }
 
@@ -143,7 +143,7 @@ int64_t heed_softmax_size(const HeedAttention* a) {
 }
 
 const char* heed_check(const HeedAttention* a) {
-  return heed::refusal(heed::kNoMemory, [&] { heed::check(*a); });
+  return heed::catch_refusal(heed::kNoMemory, [&] { heed::check(*a); });
 }
 
 const char* heed_forward(const HeedAttention* a, const HeedForward* results, int threads) {

@@ -1,4 +1,4 @@
-// Which instruction set the kernels use: see heed.h.
+// Chooses the instruction set of the kernels: see heed.h.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -29,9 +29,9 @@ const InstructionSet* initial() {
   return set ? set : find(nullptr);
 }
 
-// Chosen when first asked for, by whoever asks: all find the same. Not a static of this function, whose lock would stay
-// closed in a child that is made while another thread holds it.
-const InstructionSet& in_use() {
+// Chosen by the first caller: all choose the same. Not a static of this function: its lock would stay closed in a child
+// that is forked while another thread holds it.
+const InstructionSet& current_set() {
   const InstructionSet* set = chosen.load();
   if (!set) chosen.store(set = initial());
   return *set;
@@ -39,10 +39,10 @@ const InstructionSet& in_use() {
 
 }  // namespace
 
-const Kernels& kernels_for(const HeedAttention& attention) { return in_use().kernels(attention); }
-const RowKernels& kernels_for(const HeedRows& rows) { return in_use().row_kernels(rows); }
+const Kernels& kernels_for(const HeedAttention& attention) { return current_set().kernels(attention); }
+const RowKernels& kernels_for(const HeedRows& rows) { return current_set().row_kernels(rows); }
 
-const DecoderKernels& decoder_kernels() { return in_use().decoder_kernels(); }
+const DecoderKernels& decoder_kernels() { return current_set().decoder_kernels(); }
 
 }  // namespace heed
 
@@ -50,7 +50,7 @@ const char* heed_instruction_set_name(int index) {
   return index >= 0 && index < heed::kCount ? heed::kAll[index]->name : nullptr;
 }
 
-const char* heed_instruction_set() { return heed::in_use().name; }
+const char* heed_instruction_set() { return heed::current_set().name; }
 
 int heed_use_instruction_set(const char* name) {
   const heed::InstructionSet* set = name ? heed::find(name) : heed::initial();

@@ -1,6 +1,6 @@
-// x86-64 with AVX-512 and the matrix units: products of bfloat16; all else as AVX-512 has it.
+// The kernels for AMX, the matrix units: products of bfloat16. All else is AVX-512.
 #define HEED_ISA amx
-#define HEED_VECTOR_BYTES 64
+#define HEED_SIMD "avx512.h"
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@ namespace heed {
 namespace amx {
 namespace {
 
-// The processor has the units, and the system lets this process use them (which it must be asked for, once).
+// Whether the processor has the units and the system grants them to this process, which must ask once.
 bool supported() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kBfloat16Products = 1u << 22, kTileRegisters = 1u << 24;

@@ -1,14 +1,14 @@
-// x86-64 with AVX2, fused multiply-add and conversions of float16: 16 registers of 32 bytes.
+// The kernels for AVX2.
 #include <cpuid.h>
 
-// Not all compilers know its name.
+// Not all compilers know the name of this feature.
 static bool converts_float16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
 #define HEED_ISA avx2
-#define HEED_VECTOR_BYTES 32
+#define HEED_SIMD "avx2.h"
 #define HEED_TABLE kAvx2
 #define HEED_NAME "avx2"
 #define HEED_SUPPORTED (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_float16())

@@ -1,6 +1,6 @@
-// x86-64 with AVX-512: 32 registers of 64 bytes.
+// The kernels for AVX-512.
 #define HEED_ISA avx512
-#define HEED_VECTOR_BYTES 64
+#define HEED_SIMD "avx512.h"
 #define HEED_TABLE kAvx512
 #define HEED_NAME "avx512"
 #define HEED_SUPPORTED                                                                                              \

@@ -1,6 +1,6 @@
-// Every machine: 16-byte vectors (SSE2 on x86-64, NEON on aarch64).
+// The kernels for every machine.
 #define HEED_ISA baseline
-#define HEED_VECTOR_BYTES 16
+#define HEED_SIMD "baseline.h"
 #define HEED_TABLE kBaseline
 #define HEED_NAME "baseline"
 #define HEED_SUPPORTED true

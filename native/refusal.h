@@ -1,5 +1,4 @@
-// How a call that is not as the C interface asks is refused: with words, and without an exception that leaves the
-// library.
+// Refuses invalid calls with a message, without letting an exception leave the library.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +7,7 @@
 
 namespace heed {
 
-// Why a call is refused. The text stays until the thread's next refusal.
+// Thrown by `refuse`. The text lives until the next refusal of the same thread.
 struct Refused {
   const char* why;
 };
@@ -27,9 +26,9 @@ void require(bool holds, const char* format, Values... values) {
   if (!holds) refuse(format, values...);
 }
 
-// No exception may leave the library. All others say that memory is short.
+// Calls function() and returns why it was refused, or null. Any other exception means that memory ran out.
 template <class Function>
-const char* refusal(const char* out_of_memory, const Function& function) {
+const char* catch_refusal(const char* out_of_memory, const Function& function) {
   try {
     function();
     return nullptr;
@@ -40,7 +39,7 @@ const char* refusal(const char* out_of_memory, const Function& function) {
   }
 }
 
-// More would only cost memory: threads live on, and each needs scratch.
-inline int most_threads(int threads) { return std::min(threads, 256); }
+// More threads would only cost memory: they live on, and each needs scratch.
+inline int cap_threads(int threads) { return std::min(threads, 256); }
 
 }  // namespace heed

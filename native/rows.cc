@@ -1,5 +1,4 @@
-// The functions of heed.h for what stands beside attention: checks, and splitting the rows over threads. The split
-// depends on the shapes alone.
+// The fused row-wise ops of heed.h: checks, and splitting the rows over threads. The split depends on shapes alone.
 #include <cinttypes>
 #include <cmath>
 #include <cstring>
@@ -11,7 +10,7 @@
 namespace heed {
 namespace {
 
-// What one task should have at least: less is not worth waking a thread for.
+// Numbers for one task, at least: fewer are not worth waking a thread.
 constexpr int64_t kTaskNumbers = 32768;
 
 void check(const HeedRows& rows, int64_t least_width = 1) {
@@ -27,12 +26,12 @@ void require_array(const HeedRows& rows, const void* array, const char* name) {
   require(array || rows.count == 0 || rows.width == 0, "`%s` is missing", name);
 }
 
-// function(begin, end) for all rows, some at a time.
+// Calls function(begin, end) for all rows, some at a time.
 template <class Function>
 void for_rows(const HeedRows& rows, int threads, const Function& function) {
   const int64_t each = std::max<int64_t>(1, kTaskNumbers / std::max<int64_t>(1, rows.width)),
                 tasks = ceil_div(rows.count, each);
-  for_each(tasks, at_most(threads, tasks),
+  for_each(tasks, limit_threads(threads, tasks),
            [&](int64_t task, int) { function(task * each, std::min(rows.count, (task + 1) * each)); });
 }
 
@@ -56,8 +55,8 @@ void check(const HeedNormalization& n) {
           "epsilon must be in [1e-30, 1e30], or in float64");
 }
 
-// Gradients of x, and of scale and offset: each part of the rows has sums of its own for these, which are added up in
-// the order of the parts. How many there are depends on the shape alone.
+// Gradients of x, scale and offset. Each part of the rows has its own sums for the last two, added up in the order of
+// the parts, whose number depends on the shape alone.
 void normalization_gradient(const HeedNormalization& n, const void* moments, const void* y_gradient, void* x_gradient,
                             void* scale_gradient, void* offset_gradient, int threads) {
   constexpr int64_t kParts = 128, kLeastRows = 16;
@@ -69,23 +68,19 @@ void normalization_gradient(const HeedNormalization& n, const void* moments, con
     return for_rows(n.rows, threads, [&](int64_t begin, int64_t end) { some_rows(nullptr, 0, begin, end); });
 
   const int64_t number_bytes = n.rows.dtype == HEED_FLOAT64 ? 8 : 4;
-  const size_t bytes = in_cache_lines(static_cast<size_t>(n.rows.width * number_bytes));
+  const size_t bytes = whole_lines(static_cast<size_t>(n.rows.width * number_bytes));
   const int64_t wanted = ceil_div(n.rows.count, std::max(kLeastRows, kTaskNumbers / n.rows.width));
   const int64_t parts = parts_within_memory(std::max<int64_t>(1, std::min(kParts, wanted)), 2, bytes);
   const int64_t each = ceil_div(n.rows.count, parts), distance = static_cast<int64_t>(bytes) / number_bytes;
   Scratch memory;
   const auto sums = memory.plan(parts, 2 * bytes);
-  memory.take();
-  for_each(parts, at_most(threads, parts), [&](int64_t part, int) {
+  memory.allocate();
+  for_each(parts, limit_threads(threads, parts), [&](int64_t part, int) {
     std::memset(sums[part], 0, sums.bytes);
     some_rows(sums[part], distance, part * each, std::min(n.rows.count, (part + 1) * each));
   });
-  HeedAttention compute{};
-  compute.dtype = n.rows.dtype == HEED_FLOAT64 ? HEED_FLOAT64 : HEED_FLOAT32;
   auto write = [&](void* to, const char* from) {
-    if (to)
-      kernels_for(compute).write_rows({to, 0, 0, 0}, 0, 0, 0, 1, n.rows.width, 0, from, parts,
-                                      static_cast<int64_t>(sums.bytes));
+    if (to) kernels.sum_parts(to, n.rows.width, from, parts, static_cast<int64_t>(sums.bytes));
   };
   write(scale_gradient, sums[0]);
   write(offset_gradient, sums[0] + bytes);
@@ -109,18 +104,18 @@ void check(const HeedProduct& p) {
   require_array(p.rows, p.weights, "weights");
 }
 
-// Each task has some columns of one group, whatever the number of threads is.
+// A task computes some columns of one group, whatever the number of threads is.
 void product(const HeedProduct& p, void* y, int threads) {
   const RowKernels& kernels = kernels_for(p.rows);
   if (p.rows.count == 0) return;
-  // Numbers that come from memory; see forward_work.
+  // Numbers read from memory, see forward_work.
   const double work =
       8.0 * static_cast<double>(p.groups) * static_cast<double>(p.columns) * static_cast<double>(p.rows.width);
   const int64_t parts = ceil_div(p.columns, kProductColumns), tasks = p.groups * parts;
-  const int workers = at_most(worth_waking(threads, work), tasks);
+  const int workers = limit_threads(useful_threads(threads, work), tasks);
   Scratch memory;
   const auto scratch = memory.plan(workers, kernels.few_rows_bytes(p));
-  memory.take();
+  memory.allocate();
   for_each(tasks, workers, [&](int64_t task, int worker) {
     const int64_t begin = task % parts * kProductColumns;
     kernels.few_rows(p, y, task / parts, begin, std::min(p.columns, begin + kProductColumns), scratch[worker]);
@@ -151,12 +146,12 @@ void cache_write(const HeedCacheWrite& c, void* result) {
     std::memcpy(to + (b * c.length + index) * c.bytes, update + b * c.written * c.bytes, size(c.written * c.bytes));
 }
 
-// Checks a call and does its work with at most so many threads.
+// Checks a call, then calls work(threads).
 template <class Call, class Work>
-const char* checked(const Call& call, int threads, const Work& work) {
-  return refusal("out of memory for sums", [&] {
+const char* check_and_run(const Call& call, int threads, const Work& work) {
+  return catch_refusal("out of memory for sums", [&] {
     check(call);
-    work(most_threads(threads));
+    work(cap_threads(threads));
   });
 }
 
@@ -164,7 +159,7 @@ const char* checked(const Call& call, int threads, const Work& work) {
 }  // namespace heed
 
 const char* heed_cross_entropy(const HeedCrossEntropy* call, void* losses, void* softmax, int threads) {
-  return heed::checked(*call, threads, [&](int limit) {
+  return heed::check_and_run(*call, threads, [&](int limit) {
     heed::require_array(call->rows, losses, "losses");
     heed::require_array(call->rows, softmax, "softmax");
     const auto run = heed::kernels_for(call->rows).cross_entropy;
@@ -174,7 +169,7 @@ const char* heed_cross_entropy(const HeedCrossEntropy* call, void* losses, void*
 
 const char* heed_cross_entropy_gradient(const HeedCrossEntropy* call, const void* softmax, const void* losses_gradient,
                                         void* logits_gradient, int threads) {
-  return heed::checked(*call, threads, [&](int limit) {
+  return heed::check_and_run(*call, threads, [&](int limit) {
     heed::require_array(call->rows, softmax, "softmax");
     heed::require_array(call->rows, losses_gradient, "losses_gradient");
     heed::require_array(call->rows, logits_gradient, "logits_gradient");
@@ -186,7 +181,7 @@ const char* heed_cross_entropy_gradient(const HeedCrossEntropy* call, const void
 }
 
 const char* heed_normalization(const HeedNormalization* call, void* y, void* moments, int threads) {
-  return heed::checked(*call, threads, [&](int limit) {
+  return heed::check_and_run(*call, threads, [&](int limit) {
     heed::require_array(call->rows, y, "y");
     heed::require_array(call->rows, moments, "moments");
     const auto run = heed::kernels_for(call->rows).normalization;
@@ -196,7 +191,7 @@ const char* heed_normalization(const HeedNormalization* call, void* y, void* mom
 
 const char* heed_normalization_gradient(const HeedNormalization* call, const void* moments, const void* y_gradient,
                                         void* x_gradient, void* scale_gradient, void* offset_gradient, int threads) {
-  return heed::checked(*call, threads, [&](int limit) {
+  return heed::check_and_run(*call, threads, [&](int limit) {
     heed::require_array(call->rows, moments, "moments");
     heed::require_array(call->rows, y_gradient, "y_gradient");
     heed::require_array(call->rows, x_gradient, "x_gradient");
@@ -205,7 +200,7 @@ const char* heed_normalization_gradient(const HeedNormalization* call, const voi
 }
 
 const char* heed_dropout(const HeedDropout* call, void* y, int threads) {
-  return heed::checked(*call, threads, [&](int limit) {
+  return heed::check_and_run(*call, threads, [&](int limit) {
     heed::require_array(call->rows, y, "y");
     const auto run = heed::kernels_for(call->rows).dropout;
     heed::for_rows(call->rows, limit, [&](int64_t begin, int64_t end) { run(*call, y, begin, end); });
@@ -213,14 +208,14 @@ const char* heed_dropout(const HeedDropout* call, void* y, int threads) {
 }
 
 const char* heed_product(const HeedProduct* call, void* y, int threads) {
-  return heed::checked(*call, threads, [&](int limit) {
+  return heed::check_and_run(*call, threads, [&](int limit) {
     heed::require_array(call->rows, y, "y");
     heed::product(*call, y, limit);
   });
 }
 
 const char* heed_cache_write(const HeedCacheWrite* call, void* result) {
-  return heed::checked(*call, 1, [&](int) {
+  return heed::check_and_run(*call, 1, [&](int) {
     heed::require(result || call->batch == 0 || call->length == 0 || call->bytes == 0, "`result` is missing");
     heed::cache_write(*call, result);
   });

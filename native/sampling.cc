@@ -1,4 +1,4 @@
-// Drawing a token from scores.
+// Draws a token from logits.
 #include <algorithm>
 #include <cmath>
 
@@ -12,21 +12,21 @@ int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, 
   const bool cut = decoding.top_k > 0 || decoding.top_p > 0;
   const int count = static_cast<int>(decoding.top_k > 0 ? std::min<int64_t>(decoding.top_k, vocabulary) : vocabulary);
   for (int i = 0; i < vocabulary; ++i) order[i] = i;
-  // NaN counts as the lowest, or there would be no order at all.
+  // NaN counts as -inf: the order must be total.
   const auto likelier = [&](int32_t a, int32_t b) {
     const float x = std::isnan(logits[a]) ? -INFINITY : logits[a], y = std::isnan(logits[b]) ? -INFINITY : logits[b];
     return x > y || (x == y && a < b);
   };
   if (cut) std::partial_sort(order, order + count, order + vocabulary, likelier);
-  float highest = -INFINITY, total = 0;
-  for (int i = 0; i < count; ++i) highest = std::max(highest, logits[order[i]] / temperature);
-  for (int i = 0; i < count; ++i) total += mass[i] = std::exp(logits[order[i]] / temperature - highest);
+  float max_logit = -INFINITY, total = 0;
+  for (int i = 0; i < count; ++i) max_logit = std::max(max_logit, logits[order[i]] / temperature);
+  for (int i = 0; i < count; ++i) total += mass[i] = std::exp(logits[order[i]] / temperature - max_logit);
   float before = 0, kept = 0;
   for (int i = 0; i < count; ++i) {
     const float own = mass[i] / total;
     if (!cut || share <= 0 || i == 0 || before < share) kept += own;
     before += own;
-    mass[i] = kept;  // from here on the cumulative distribution
+    mass[i] = kept;  // now the cumulative distribution
   }
   // In (0, kept]: the first token to reach it has a mass above 0, whatever the rounding.
   const float threshold = (1 - uniform) * kept;
@@ -35,10 +35,10 @@ int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, 
 }
 
 float log_probability(int vocabulary, const float* logits, int32_t token) {
-  const float highest = *std::max_element(logits, logits + vocabulary);
+  const float max_logit = *std::max_element(logits, logits + vocabulary);
   float total = 0;
-  for (int i = 0; i < vocabulary; ++i) total += std::exp(logits[i] - highest);
-  return logits[token] - highest - std::log(total);
+  for (int i = 0; i < vocabulary; ++i) total += std::exp(logits[i] - max_logit);
+  return logits[token] - max_logit - std::log(total);
 }
 
 }  // namespace heed

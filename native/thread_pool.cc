@@ -17,8 +17,8 @@
 namespace heed {
 namespace {
 
-// Denormal numbers are taken as 0 while a thread works: they are slow, and all threads must compute alike, whatever
-// mode the caller runs in (TensorFlow's threads differ from ours).
+// Denormal numbers count as 0 while a thread works: they are slow, and all threads must compute the same, whatever mode
+// the caller runs in (TensorFlow's threads differ from ours).
 class FlushDenormals {
  public:
 #if defined(__x86_64__)
@@ -39,7 +39,7 @@ class FlushDenormals {
 #endif
 };
 
-// One call of parallel_for. It lives on the heap and is shared: a worker that wakes late may still look at it.
+// One call of parallel_for. It is shared, on the heap: a worker that wakes late may still read it.
 struct Job {
   const int64_t count;
   const int threads;
@@ -74,7 +74,7 @@ class Pool {
       try {
         while (static_cast<int>(threads_.size()) < job->threads - 1) threads_.emplace_back(&Pool::serve, this);
       } catch (const std::system_error&) {
-        // The system gives no more threads: those there are, or the caller alone, do the same work.
+        // The system has no more threads: the existing ones, or the caller alone, do the same work.
       }
       jobs_.push_back(job);
     }
@@ -118,8 +118,8 @@ class Pool {
   std::vector<std::thread> threads_;
 };
 
-// Never destroyed: its threads wait for work until the process ends. After fork() the child has none of them, so it
-// forgets the pool and makes a new one.
+// Never destroyed: its threads wait for work until the process ends. A child after fork() has none of them, so it makes
+// a new pool.
 std::atomic<Pool*> pool{nullptr};
 std::mutex making;
 
@@ -127,10 +127,10 @@ void forget_pool() {
   pool.store(nullptr);
   new (&making) std::mutex;
 }
-// From the moment the library is loaded: a child may be made while the first call of all holds `making`.
+// Registered when the library is loaded: a process may fork while its first call holds `making`.
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
 
-Pool& the_pool() {
+Pool& shared_pool() {
   if (Pool* p = pool.load(std::memory_order_acquire)) return *p;
   std::lock_guard<std::mutex> lock(making);
   if (Pool* p = pool.load(std::memory_order_relaxed)) return *p;
@@ -148,7 +148,7 @@ void parallel_for(int64_t count, int threads, Task task, void* context) {
     for (int64_t index = 0; index < count; ++index) task(context, index, 0);
     return;
   }
-  the_pool().run(std::make_shared<Job>(count, threads, task, context));
+  shared_pool().run(std::make_shared<Job>(count, threads, task, context));
 }
 
 }  // namespace heed

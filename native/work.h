@@ -1,4 +1,4 @@
-// Scratch memory and loops over tasks, for what splits work over threads.
+// Scratch memory and parallel loops, for the files that split work over threads.
 #pragma once
 
 #include <algorithm>
@@ -13,26 +13,26 @@
 
 namespace heed {
 
-inline size_t in_cache_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The scratch memory of one call: first all pieces are planned, then they are taken together.
+// The scratch memory of one call: all buffers are planned first, then allocated together.
 class Scratch {
  public:
-  // Equal pieces, each in cache lines of its own.
-  struct Pieces {
+  // Equal buffers, each in cache lines of its own.
+  struct Buffers {
     const Scratch* of;
     size_t begin, bytes;
     char* operator[](int64_t i) const { return of->memory_.get() + begin + bytes * static_cast<size_t>(i); }
   };
 
-  Pieces plan(int64_t count, size_t bytes) {
-    const Pieces pieces{this, bytes_, in_cache_lines(bytes)};
+  Buffers plan(int64_t count, size_t bytes) {
+    const Buffers buffers{this, bytes_, whole_lines(bytes)};
     size_t all = 0;
-    if (__builtin_mul_overflow(pieces.bytes, count, &all) || __builtin_add_overflow(bytes_, all, &bytes_))
+    if (__builtin_mul_overflow(buffers.bytes, count, &all) || __builtin_add_overflow(bytes_, all, &bytes_))
       throw std::bad_alloc();
-    return pieces;
+    return buffers;
   }
-  void take() {
+  void allocate() {
     memory_.reset(static_cast<char*>(std::aligned_alloc(64, std::max<size_t>(bytes_, 64))));
     if (!memory_) throw std::bad_alloc();
   }
@@ -47,19 +47,19 @@ class Scratch {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-inline int at_most(int threads, int64_t tasks) {
+inline int limit_threads(int threads, int64_t tasks) {
   return static_cast<int>(std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, tasks)));
 }
 
-// How many threads a pass is worth that takes so many multiplications and additions. Waking a thread takes 5 to 30 us,
-// and one does some 100,000 in a microsecond: less than this share of the work it would finish too late to help.
-inline int worth_waking(int threads, double work) {
+// The number of threads that `work` multiplications and additions keep busy. Waking a thread takes 5 to 30 us, in which
+// one computes some 100,000 a microsecond: with a smaller share of the work it would come too late to help.
+inline int useful_threads(int threads, double work) {
   constexpr double kShare = 2e6;
   return static_cast<int>(std::max(1.0, std::min<double>(threads, work / kShare)));
 }
 
-// Of the forward pass, as if nothing were masked. A number that comes from memory counts as eight of them: all that
-// few queries do with it takes less time than fetching it.
+// The work of the forward pass without a mask. A number read from memory counts as eight operations: few queries use it
+// in less time than it takes to fetch.
 inline double forward_work(const HeedAttention& a) {
   const double batch = static_cast<double>(a.batch), heads = static_cast<double>(a.heads);
   const double queries = static_cast<double>(a.query_length), keys = static_cast<double>(a.key_length);
@@ -68,16 +68,16 @@ inline double forward_work(const HeedAttention& a) {
   const double rows = heads * queries + static_cast<double>(a.kv_heads) * keys;
   return batch * (heads * queries * keys * of_pair + 8 * rows * (head_dim + value_dim));
 }
-// Of the backward pass: five products in place of two.
+// The work of the backward pass: five products instead of two.
 inline double backward_work(const HeedAttention& a) { return 2.5 * forward_work(a); }
 
-// As many parts, at most, as have `bytes` of sums each in 64 MiB for all of `count`.
+// The largest number of parts, up to `parts`, whose sums take at most 64 MiB: `bytes` each, for `count` of them.
 inline int64_t parts_within_memory(int64_t parts, int64_t count, size_t bytes) {
   while (parts > 1 && static_cast<double>(bytes) * static_cast<double>(count * parts) > 67108864.0) --parts;
   return parts;
 }
 
-// function(index, worker) for each index < count, see parallel_for.
+// Calls function(index, worker) for each index < count, see parallel_for.
 template <class Function>
 void for_each(int64_t count, int threads, const Function& function) {
   parallel_for(
@@ -86,17 +86,16 @@ void for_each(int64_t count, int threads, const Function& function) {
       const_cast<Function*>(&function));
 }
 
-// Which blocks of keys and values hold only finite numbers; asked only where a mask hides something.
-inline std::vector<uint8_t> scan(const HeedAttention& a, const Kernels& kernels, int threads) {
+// Flags the blocks of keys and values whose numbers are all finite; none without a mask.
+inline std::vector<uint8_t> scan_finite(const HeedAttention& a, const Kernels& kernels, int threads) {
   if (a.rule_count == 0) return {};
   std::vector<uint8_t> finite(static_cast<size_t>(a.batch * a.kv_heads * key_blocks(a)));
   for_each(a.batch * a.kv_heads, threads,
-           [&](int64_t bk, int) { kernels.scan(a, bk / a.kv_heads, bk % a.kv_heads, finite.data()); });
+           [&](int64_t bk, int) { kernels.scan_finite(a, bk / a.kv_heads, bk % a.kv_heads, finite.data()); });
   return finite;
 }
 
-// The gradients of the keys and values of one key head while they are summed: rows of the compute type, the keys'
-// first.
+// The partial gradients of keys and values of one key head: rows of the compute type, those of the keys first.
 struct KeySums {
   const HeedAttention& a;
   const HeedBackward& pass;
@@ -106,10 +105,10 @@ struct KeySums {
   size_t values_at = rows_bytes(key_row), bytes = values_at + rows_bytes(value_row);
 
   size_t rows_bytes(int row) const {
-    constexpr int64_t kRows = 16;  // some kernels add so many at once
-    return in_cache_lines(static_cast<size_t>(ceil_div(a.key_length, kRows) * kRows * row) * kernels.compute_bytes);
+    constexpr int64_t kRows = 16;  // some kernels add whole tiles of rows
+    return whole_lines(static_cast<size_t>(ceil_div(a.key_length, kRows) * kRows * row) * kernels.compute_bytes);
   }
-  // Adds `parts` of them, one after the other in memory, and writes rows [begin, end) of key head `bk` of all.
+  // Sums `parts` of them, adjacent in memory, and writes rows [begin, end) of key head `bk` (b K + kv_head).
   void write(int64_t bk, int64_t begin, int64_t end, const char* sums, int64_t parts) const {
     const int64_t b = bk / a.kv_heads, kv_head = bk % a.kv_heads, distance = static_cast<int64_t>(bytes);
     kernels.write_rows(pass.key_gradient, b, kv_head, begin, end, a.head_dim, key_row, sums, parts, distance);

@@ -1,8 +1,8 @@
-// Keys and values that one row of a batch keeps, and one token's attention to them.
+// The key/value cache, and attention to it.
 //
-// Keys lie transposed, features down and positions across, and values with positions down: so both products of
-// attention read the second matrix as the micro-kernel wants it, all query heads that share a key head go over it
-// together, and a new token writes one column and one row, in place.
+// Keys are stored transposed (features down, positions across), values with positions down. So both products of
+// attention read the cache in the order of the micro-kernel, all query heads of a key head share one pass over it, and
+// a new token writes one column and one row in place.
 #pragma once
 
 #include "../kernels/decode.h"
@@ -11,8 +11,8 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Of `capacity` positions, a multiple of the lanes: keys (K, H, capacity), values (K, capacity, round_up(V)). What has
-// not been written may hold anything: it meets only other lanes of scores that count.
+// Keys (K, H, capacity) and values (K, capacity, round_up(V)); `capacity` is a multiple of the lanes. Positions not yet
+// written may hold anything: they only reach lanes of scores that do not count.
 struct Cache {
   float *keys, *values;
   int capacity;
@@ -23,10 +23,10 @@ struct Cache {
   }
 };
 
-// The caches of all layers, a row or a source after the other.
+// The caches of all layers, for one row (or source) after another.
 struct Caches {
   float* data;
-  int64_t key_numbers, numbers;  // of the keys of one cache, and of one cache
+  int64_t key_numbers, numbers;  // in the keys of one cache, and in one cache
   int layers, capacity;
 
   Caches(const PackedStack& s, int64_t rows, int64_t length, Arena& arena, int layer_count)
@@ -43,8 +43,8 @@ struct Caches {
   }
 };
 
-// Puts a key (K H) and a value (K V) at a position.
-inline void write(const PackedStack& s, const Cache& cache, int position, const float* key, const float* value) {
+// Stores a key (K H) and a value (K V) at a position.
+inline void write_cache(const PackedStack& s, const Cache& cache, int position, const float* key, const float* value) {
   for (int i = 0; i < s.kv_heads * s.head_dim; ++i)
     cache.keys[static_cast<int64_t>(i) * cache.capacity + position] = key[i];
   const int64_t wide = row_numbers(s.value_dim);
@@ -54,31 +54,31 @@ inline void write(const PackedStack& s, const Cache& cache, int position, const 
   }
 }
 
-// Which of the caches of one source holds each position of each of its beams: beam k finds position j in the cache of
-// beam slot[k * stride + j]. So a beam that goes on from another one takes over a row of this table, and no cache.
+// Where the beams of one source find their positions: beam k finds position j in the cache of beam slot[k * stride +
+// j]. So a beam that continues another one copies a row of this table and no cache.
 struct Ancestors {
   const uint8_t* slot;
   int64_t stride;
 };
 
 // Positions [begin, end) of one cache.
-struct Stretch {
+struct KeyRange {
   int begin, end;
 };
 
-// Where queries and keys stand: row i's query at `at`, or at query[i]; key j at j, or at key[j].
-struct Places {
-  int at;
-  const int32_t *query, *key;
+// Positions of queries and keys: the query of row i is at query[i], or `at`; key j is at key[j], or j.
+struct Positions {
+  int at = 0;
+  const int32_t *query = nullptr, *key = nullptr;
 
   int of_query(int row) const { return query ? query[row] : at; }
   int of_key(int j) const { return key ? key[j] : j; }
 };
 
-// Memory for the attention of so many rows to so many keys, in all caches together.
+// Scratch for the attention of `rows` rows to `keys` keys, summed over all caches.
 struct AttentionScratch {
   float *query, *scores, *weights, *output;
-  Stretch* stretches;  // of each cache, which part of it some row reads
+  KeyRange* ranges;  // the part of each cache that some row reads
 
   AttentionScratch(const PackedStack& s, int64_t rows, int64_t keys, Arena& arena) {
     const int64_t queries = rows * (s.heads / s.kv_heads);
@@ -86,70 +86,71 @@ struct AttentionScratch {
     scores = arena.take<float>(queries * keys);
     weights = arena.take<float>(keys);
     output = arena.take<float>(queries * row_numbers(s.value_dim));
-    stretches = arena.take<Stretch>(most(rows, 1));
+    ranges = arena.take<KeyRange>(max(rows, 1));
   }
 };
 
-// Numbers (N, head_stride) that are added to the scores: [n][centre + j - i] for a query at i and a key at j.
+// A bias of the scores, (N, head_stride): [n][centre + j - i] for a query at i and a key at j.
 struct RelativeBias {
-  const float* data = nullptr;  // none
+  const float* data = nullptr;  // null: none
   int64_t head_stride = 0, centre = 0;
 
-  // For keys at 0, 1, ...
-  const float* of(int64_t head, int query) const { return data ? data + head * head_stride + centre - query : nullptr; }
-};
-
-// What some rows attend to: so many keys at these places; if it is causal, keys at 0, 1, ... up to the query.
-struct Seen {
-  int keys;
-  Places places;
-  RelativeBias bias;
-  bool causal;
-
-  // Those that a row sees, with this window.
-  Stretch of(int row, int window) const {
-    const int query = places.of_query(row);
-    Stretch seen{0, causal ? static_cast<int>(least(keys, query + 1)) : keys};
-    if (window == 0) return seen;
-    while (seen.begin < seen.end && query - places.of_key(seen.begin) >= window) ++seen.begin;
-    while (seen.end > seen.begin && places.of_key(seen.end - 1) - query >= window) --seen.end;
-    return seen;
+  // The bias of keys at 0, 1, ..., or null.
+  const float* row(int64_t head, int query) const {
+    return data ? data + head * head_stride + centre - query : nullptr;
   }
 };
 
-// The caches of one layer that some rows attend to together: one for all, or one for each beam and who reads what.
-class Attention {
- public:
-  Attention(const PackedStack& stack, const AttentionScratch& scratch)
-      : stack_(stack), s_(scratch), scale_(1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
+// The keys that some rows see: the first `keys` of a cache or, if `causal`, those up to the query.
+struct VisibleKeys {
+  int keys;
+  Positions positions = {};
+  RelativeBias bias = {};
+  bool causal = false;
 
-  // attended (rows, N V) = what the queries (rows, N H) see of the first positions of the cache that all share; 0 where
-  // there are none.
-  void shared(const PackedAttention& how, Rows queries, int rows, const Cache& cache, const Seen& seen,
-              Rows attended) const {
-    // Windows move on from row to row.
-    s_.stretches[0] = {seen.of(0, how.window).begin, seen.of(rows - 1, how.window).end};
-    if (seen.keys > 0) return over(how, queries, rows, &cache, 1, seen, nullptr, attended);
+  // The keys within `window` of the query of a row; window 0: no limit.
+  KeyRange range_of(int row, int window) const {
+    const int query = positions.of_query(row);
+    KeyRange range{0, causal ? static_cast<int>(min(keys, query + 1)) : keys};
+    if (window == 0) return range;
+    while (range.begin < range.end && query - positions.of_key(range.begin) >= window) ++range.begin;
+    while (range.end > range.begin && positions.of_key(range.end - 1) - query >= window) --range.end;
+    return range;
+  }
+};
+
+// Attention of some rows to the caches of one layer: one cache for all rows, or one for each beam.
+class CachedAttention {
+ public:
+  CachedAttention(const PackedStack& stack, int64_t rows, int64_t keys, Arena& arena)
+      : stack_(stack), s_(stack, rows, keys, arena), scale_(1 / __builtin_sqrtf(static_cast<float>(stack.head_dim))) {}
+
+  // attended (rows, N V) = attention of the queries (rows, N H) to the cache that they share; 0 if they see no key.
+  void attend_shared(const PackedAttention& how, Matrix queries, int rows, const Cache& cache,
+                     const VisibleKeys& visible, Matrix attended) const {
+    // The window moves on from row to row.
+    s_.ranges[0] = {visible.range_of(0, how.window).begin, visible.range_of(rows - 1, how.window).end};
+    if (visible.keys > 0) return attend(how, queries, rows, &cache, 1, visible, nullptr, attended);
     for (int r = 0; r < rows; ++r)
       for (int i = 0; i < stack_.heads * stack_.value_dim; ++i) attended[r][i] = 0;
   }
 
-  // The same for beams, which stand at one place; each has a cache, and finds its positions in all of them.
-  void of_beams(const PackedAttention& how, Rows queries, int beams, const Cache* caches, const Seen& seen,
-                const Ancestors& ancestors, Rows attended) const {
-    for (int i = 0; i < beams; ++i) s_.stretches[i] = {seen.keys, 0};
+  // The same for beams, which share one position. Each has a cache, and its keys may lie in any of them.
+  void attend_beams(const PackedAttention& how, Matrix queries, int beams, const Cache* caches,
+                    const VisibleKeys& visible, const Ancestors& ancestors, Matrix attended) const {
+    for (int i = 0; i < beams; ++i) s_.ranges[i] = {visible.keys, 0};
     for (int k = 0; k < beams; ++k)
-      for (int j = seen.of(0, how.window).begin; j < seen.keys; ++j) {
-        Stretch& stretch = s_.stretches[ancestors.slot[k * ancestors.stride + j]];
-        if (j < stretch.begin) stretch.begin = j;
-        if (j >= stretch.end) stretch.end = j + 1;
+      for (int j = visible.range_of(0, how.window).begin; j < visible.keys; ++j) {
+        KeyRange& range = s_.ranges[ancestors.slot[k * ancestors.stride + j]];
+        if (j < range.begin) range.begin = j;
+        if (j >= range.end) range.end = j + 1;
       }
-    over(how, queries, beams, caches, beams, seen, &ancestors, attended);
+    attend(how, queries, beams, caches, beams, visible, &ancestors, attended);
   }
 
  private:
-  void over(const PackedAttention& how, Rows queries, int rows, const Cache* caches, int cache_count, const Seen& seen,
-            const Ancestors* ancestors, Rows attended) const {
+  void attend(const PackedAttention& how, Matrix queries, int rows, const Cache* caches, int cache_count,
+              const VisibleKeys& visible, const Ancestors* ancestors, Matrix attended) const {
     const int queries_per_kv = stack_.heads / stack_.kv_heads, count = rows * queries_per_kv;
     const int head_dim = stack_.head_dim, value_dim = stack_.value_dim, wide = round_up(value_dim, kLanes<float>);
     const int capacity = caches[0].capacity;
@@ -160,7 +161,7 @@ class Attention {
         for (int c = 0; c < queries_per_kv * head_dim; ++c)
           s_.query[r * queries_per_kv * head_dim + c] = queries[r][first_head * head_dim + c] * scale_;
       for (int i = 0; i < cache_count; ++i) {
-        const int begin = s_.stretches[i].begin / kLanes<float> * kLanes<float>, end = s_.stretches[i].end;
+        const int begin = s_.ranges[i].begin / kLanes<float> * kLanes<float>, end = s_.ranges[i].end;
         if (begin < end)
           product<float>({s_.query, head_dim, 1}, count, caches[i].keys + k * head_dim * capacity + begin, capacity,
                          s_.scores + i * capacity + begin, scores_row, round_up(end - begin, kLanes<float>), head_dim,
@@ -169,26 +170,26 @@ class Attention {
       for (int r = 0; r < count; ++r) {
         const int row = r / queries_per_kv;
         const int64_t head = first_head + r % queries_per_kv;
-        const Stretch visible = seen.of(row, how.window);
+        const KeyRange own = visible.range_of(row, how.window);
         float* scores = s_.scores + r * scores_row;
         if (!ancestors) {
-          softmax(how, head, row, seen, s_.stretches[0], visible, scores);
+          softmax(how, head, row, visible, s_.ranges[0], own, scores);
           continue;
         }
         const uint8_t* slot = ancestors->slot + row * ancestors->stride;
-        for (int j = visible.begin; j < visible.end; ++j) s_.weights[j] = scores[slot[j] * capacity + j];
-        softmax(how, head, row, seen, visible, visible, s_.weights);
+        for (int j = own.begin; j < own.end; ++j) s_.weights[j] = scores[slot[j] * capacity + j];
+        softmax(how, head, row, visible, own, own, s_.weights);
         for (int i = 0; i < cache_count; ++i)
-          for (int j = s_.stretches[i].begin; j < s_.stretches[i].end; ++j)
+          for (int j = s_.ranges[i].begin; j < s_.ranges[i].end; ++j)
             scores[i * capacity + j] = slot[j] == i ? s_.weights[j] : 0;
       }
       bool accumulate = false;
       for (int i = 0; i < cache_count; ++i) {
-        const Stretch stretch = s_.stretches[i];
-        if (stretch.begin >= stretch.end) continue;
-        product<float>({s_.scores + i * capacity + stretch.begin, scores_row, 1}, count,
-                       caches[i].values + (k * capacity + stretch.begin) * wide, wide, s_.output, wide, wide,
-                       stretch.end - stretch.begin, accumulate);
+        const KeyRange range = s_.ranges[i];
+        if (range.begin >= range.end) continue;
+        product<float>({s_.scores + i * capacity + range.begin, scores_row, 1}, count,
+                       caches[i].values + (k * capacity + range.begin) * wide, wide, s_.output, wide, wide,
+                       range.end - range.begin, accumulate);
         accumulate = true;
       }
       for (int r = 0; r < count; ++r) {
@@ -199,18 +200,18 @@ class Attention {
     }
   }
 
-  // The scores of a stretch of keys become weights, 0 for those that the row does not see.
-  void softmax(const PackedAttention& how, int64_t head, int row, const Seen& seen, Stretch keys, Stretch visible,
-               float* scores) const {
+  // Turns the scores of a range of keys into weights, 0 outside of the row's own range.
+  void softmax(const PackedAttention& how, int64_t head, int row, const VisibleKeys& visible, KeyRange keys,
+               KeyRange own, float* scores) const {
     const int begin = keys.begin / kLanes<float> * kLanes<float>;
     if (how.soft_cap > 0)
       for (int j = begin; j < keys.end; j += kLanes<float>)
         store(scores + j, how.soft_cap * tanh<float>(load(scores + j) / how.soft_cap));
-    if (const float* bias = seen.bias.of(head, seen.places.of_query(row)))
-      for (int j = visible.begin; j < visible.end; ++j) scores[j] += bias[seen.places.of_key(j)];
-    for (int j = begin; j < visible.begin; ++j) scores[j] = -kInfinity<float>;
-    for (int j = visible.end; j < keys.end; ++j) scores[j] = -kInfinity<float>;
-    // A sink is one more score, whose weight nothing is done with.
+    if (const float* bias = visible.bias.row(head, visible.positions.of_query(row)))
+      for (int j = own.begin; j < own.end; ++j) scores[j] += bias[visible.positions.of_key(j)];
+    for (int j = begin; j < own.begin; ++j) scores[j] = -kInfinity<float>;
+    for (int j = own.end; j < keys.end; ++j) scores[j] = -kInfinity<float>;
+    // A sink is one more score, whose weight is dropped.
     float row_max = how.sinks ? how.sinks[head] : -kInfinity<float>, row_sum = how.sinks ? 1.0f : 0.0f;
     online_softmax_row(scores + begin, keys.end - begin, &row_max, &row_sum, s_.output, 0);
     const float factor = row_sum == 0 ? 0 : 1 / row_sum;
@@ -218,7 +219,7 @@ class Attention {
   }
 
   const PackedStack& stack_;
-  const AttentionScratch& s_;
+  const AttentionScratch s_;
   const float scale_;
 };
 

@@ -1,4 +1,4 @@
-// Dense layers of few rows: the weights are read once for all rows, as fast as memory gives them.
+// Dense layers of few rows. They are bound by memory: weights are read once for all rows.
 #pragma once
 
 #include "integers.h"
@@ -6,11 +6,10 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Some rows of y (+)= x W for a full panel of float weights, while what follows them in memory is asked for: kAhead
-// lines of the cache for each row of weights. Nothing else would: each row of weights is used for less time than it
-// takes to come from the third-level cache.
+// Some rows of y (+)= x W for a full panel of float weights. Each row of weights prefetches kAhead cache lines of the
+// next part: a row is used for less time than it takes to come from the third-level cache.
 template <int kRows, int kAhead>
-inline void panel_tile(Rows x, const float* weights, int depth, Rows y, bool accumulate, const float* ahead) {
+inline void panel_tile(Matrix x, const float* weights, int depth, Matrix y, bool accumulate, const float* ahead) {
   typedef Vector<float> V;
   constexpr int kVectors = kPanel / kLanes<float>, kLine = 64 / static_cast<int>(sizeof(float));
   V sum[kRows][kVectors];
@@ -40,73 +39,53 @@ inline void panel_tile(Rows x, const float* weights, int depth, Rows y, bool acc
     }
 }
 
-// All rows for some of the inputs. The first tiles ask for as much as there is now, whoever they are.
-inline void panel_rows(Rows x, int rows, const float* weights, int depth, Rows y, bool accumulate) {
-  constexpr int kMost = 6, kLine = 64 / static_cast<int>(sizeof(float)), kLines = kPanel / kLine;
-  const float *ahead = weights + depth * kPanel, *end = ahead + depth * kPanel;
-  const bool slowly = rows >= kLines * kMost;
-  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost)) {
-    if (ahead >= end)
-      panel_tile<kMost, 0>(x, weights, depth, y, accumulate, nullptr);
-    else if (slowly)
-      panel_tile<kMost, 1>(x, weights, depth, y, accumulate, ahead), ahead += depth * kLine;
-    else
-      panel_tile<kMost, kLines>(x, weights, depth, y, accumulate, ahead), ahead = end;
-  }
-  const bool asked = ahead >= end;
-  switch (rows) {
-#define HEED_REST(n)                                                           \
-  case n:                                                                      \
-    return asked ? panel_tile<n, 0>(x, weights, depth, y, accumulate, nullptr) \
-                 : panel_tile<n, kLines>(x, weights, depth, y, accumulate, ahead);
-    HEED_REST(5)
-    HEED_REST(4)
-    HEED_REST(3)
-    HEED_REST(2)
-    HEED_REST(1)
-#undef HEED_REST
-    default: return;
-  }
+// All rows for some of the inputs.
+inline void panel_rows(Matrix x, int rows, const float* weights, int depth, Matrix y, bool accumulate) {
+  constexpr int kLine = 64 / static_cast<int>(sizeof(float)), kLines = kPanel > kLine ? kPanel / kLine : 1;
+  const float* next = weights + depth * kPanel;
+  panel_tiles<kLines>(rows, [&](int first, auto count, auto lines, int done) {
+    panel_tile<decltype(count)::value, decltype(lines)::value>(x.from(first), weights, depth, y.from(first), accumulate,
+                                                               next + done * depth * kLine);
+  });
 }
 
-// y = x W for one panel of float weights, a few inputs at a time: so many rows of weights stay in the first-level
-// cache, and shorter sums are more accurate.
-inline void panel_product(const PackedDense& dense, const float* panel, Rows x, int rows, Rows y, int columns) {
+// y = x W for one panel of float weights, a few inputs at a time: their rows of weights stay in the first-level cache,
+// and shorter sums are more accurate.
+inline void panel_product(const PackedDense& dense, const float* panel, Matrix x, int rows, Matrix y, int columns) {
   if (columns < kPanel)
     return product<float>({x.data, x.stride, 1}, rows, panel, columns, y.data, y.stride, columns, dense.inputs, false);
   constexpr int kMost = 96, kFew = 64;
   for (int k = 0; k < dense.inputs;) {
-    const int deep = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
-    panel_rows({x.data + k, x.stride}, rows, panel + static_cast<int64_t>(k) * kPanel, deep, y, k > 0);
-    k += deep;
+    const int chunk = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
+    panel_rows({x.data + k, x.stride}, rows, panel + static_cast<int64_t>(k) * kPanel, chunk, y, k > 0);
+    k += chunk;
   }
 }
 
-// The same with bfloat16 weights, which become float a few rows at a time, in the first-level cache, as the
-// micro-kernel would go over them.
-inline void panel_product(const PackedDense& dense, const Bfloat16* panel, Rows x, int rows, Rows y, int columns) {
+// The same with bfloat16 weights, converted to float a few rows at a time, in the first-level cache.
+inline void panel_product(const PackedDense& dense, const Bfloat16* panel, Matrix x, int rows, Matrix y, int columns) {
   constexpr int kMost = 96, kFew = 64;  // as `product` cuts the depth
   alignas(64) float wide[kMost * kPanel];
   for (int k = 0; k < dense.inputs;) {
-    const int deep = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
-    for (int i = 0; i < deep * columns; i += kLanes<float>)
+    const int chunk = dense.inputs - k <= kMost ? dense.inputs - k : kFew;
+    for (int i = 0; i < chunk * columns; i += kLanes<float>)
       store(wide + i, load_wide(panel + static_cast<int64_t>(k) * columns + i));
-    product<float>({x.data + k, x.stride, 1}, rows, wide, columns, y.data, y.stride, columns, deep, k > 0);
-    k += deep;
+    product<float>({x.data + k, x.stride, 1}, rows, wide, columns, y.data, y.stride, columns, chunk, k > 0);
+    k += chunk;
   }
 }
 
-// y = x W for all columns, a panel at a time: finish(first column, columns) is called while the panel's results are at
-// hand. `y` holds them from `y_column(first column)` on.
+// y = x W for all columns, a panel at a time. finish(first column, columns) is called while the results of a panel are
+// in the cache; `y` holds them from `y_column(first column)` on.
 template <class Column, class Finish>
-inline void dense_panels(const PackedDense& dense, Rows x, int rows, Rows y, const Column& y_column,
-                         const Finish& finish) {
-  const bool as_bytes = dense.pack == HEED_PACK_INT8 && multiplies_bytes();
+inline void apply_dense_panels(const PackedDense& dense, Matrix x, int rows, Matrix y, const Column& y_column,
+                               const Finish& finish) {
+  const bool as_bytes = dense.pack == HEED_PACK_INT8 && Simd::multiplies_bytes();
   for (int r = 0; dense.pack == HEED_PACK_INT8 && r < rows; ++r) round_row(x, r, dense.inputs, as_bytes);
   for (int c = 0; c < dense.outputs; c += kPanel) {
     const int columns = panel_columns(dense.outputs, c);
     const int64_t at = static_cast<int64_t>(c) * dense.inputs;
-    const Rows to{y.data + y_column(c), y.stride};
+    const Matrix to{y.data + y_column(c), y.stride};
     if (as_bytes)
       byte_product(dense, c, x, rows, to, columns);
     else if (dense.pack == HEED_PACK_INT8)
@@ -121,8 +100,8 @@ inline void dense_panels(const PackedDense& dense, Rows x, int rows, Rows y, con
 
 // y = function(x W + b), a vector at a time. Columns up to the next full vector are written too.
 template <class Function>
-inline void dense(const PackedDense& dense, Rows x, int rows, Rows y, const Function& function) {
-  dense_panels(
+inline void apply_dense(const PackedDense& dense, Matrix x, int rows, Matrix y, const Function& function) {
+  apply_dense_panels(
       dense, x, rows, y, [](int c) { return c; },
       [&](int first, int columns) {
         for (int r = 0; r < rows; ++r)
@@ -133,8 +112,8 @@ inline void dense(const PackedDense& dense, Rows x, int rows, Rows y, const Func
       });
 }
 
-inline void dense(const PackedDense& weights, Rows x, int rows, Rows y) {
-  dense(weights, x, rows, y, [](Vector<float> v) { return v; });
+inline void apply_dense(const PackedDense& weights, Matrix x, int rows, Matrix y) {
+  apply_dense(weights, x, rows, y, [](Vector<float> v) { return v; });
 }
 
 }  // namespace HEED_ISA

@@ -1,5 +1,5 @@
-// Products of whole numbers: rows are rounded to int8 with a factor for each row, as weights are with one for each
-// column. Sums are exact, so they are the same whatever instructions made them.
+// int8 products: rows are rounded to int8 with a factor for each row, as weights are with a factor for each column.
+// Sums are exact, so every instruction gives the same ones.
 #pragma once
 
 #include "weights.h"
@@ -7,39 +7,38 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Rows of numbers, `stride` apart; the second half of each is room for its whole numbers, see `round_row`.
-struct Rows {
+// Rows of numbers, `stride` apart. The second half of each row is room for its int8 form, see `round_row`.
+struct Matrix {
   float* data;
   ptrdiff_t stride;
 
   HEED_INLINE float* operator[](int64_t row) const { return data + row * stride; }
-  HEED_INLINE Rows from(int64_t row) const { return {data + row * stride, stride}; }
-  // Its whole numbers, as float, or plus 128 as bytes; and, in a vector before them, the factor that they lack.
-  HEED_INLINE float* rounded(int64_t row) const { return data + row * stride + stride / 2 + kLanes<float>; }
-  HEED_INLINE float* factor(int64_t row) const { return rounded(row) - kLanes<float>; }
+  HEED_INLINE Matrix from(int64_t row) const { return {data + row * stride, stride}; }
+  // The int8 form: whole numbers as float, or plus 128 as bytes; and its factor, in a vector before them.
+  HEED_INLINE float* int8_row(int64_t row) const { return data + row * stride + stride / 2 + kLanes<float>; }
+  HEED_INLINE float* factor(int64_t row) const { return int8_row(row) - kLanes<float>; }
 
-  // The stride of rows of so many numbers.
   static int64_t stride_of(int64_t numbers) { return 2 * (row_numbers(numbers) + kLanes<float>); }
 };
 
 // Rounds a row to whole numbers in [-127, 127].
-inline void round_row(Rows x, int row, int count, bool as_bytes) {
+inline void round_row(Matrix x, int row, int count, bool as_bytes) {
   typedef Vector<float> V;
   typedef uint8_t Bytes __attribute__((vector_size(kLanes<float>)));
   const float* from = x[row];
-  V highest{}, nonfinite{};
+  V lane_max{}, nonfinite{};
   for (int c = 0; c < count; c += kLanes<float>) {
     const V v = load_some(from + c, count - c);
-    highest = larger(v < 0 ? -v : v, highest);
+    lane_max = larger(v < 0 ? -v : v, lane_max);
     nonfinite += v - v;
   }
-  float most_of = 0;
-  for (int lane = 0; lane < kLanes<float>; ++lane) most_of = highest[lane] > most_of ? highest[lane] : most_of;
+  float magnitude = 0;
+  for (int lane = 0; lane < kLanes<float>; ++lane) magnitude = lane_max[lane] > magnitude ? lane_max[lane] : magnitude;
   const float is_nan = sum_of_lanes<float>(nonfinite);  // or 0
-  const bool is_zero = most_of == 0 || is_nan != 0;
-  const float inverse = is_zero ? 0 : 127 / most_of;
-  *x.factor(row) = is_nan != 0 ? is_nan : most_of / 127;
-  float* to = x.rounded(row);
+  const bool is_zero = magnitude == 0 || is_nan != 0;
+  const float inverse = is_zero ? 0 : 127 / magnitude;
+  *x.factor(row) = is_nan != 0 ? is_nan : magnitude / 127;
+  float* to = x.int8_row(row);
   uint8_t* bytes = reinterpret_cast<uint8_t*>(to);
   for (int c = 0; c < count; c += kLanes<float>) {
     const V scaled = is_zero ? V{} : load_some(from + c, count - c) * inverse, whole = scaled + kRounder;
@@ -50,29 +49,12 @@ inline void round_row(Rows x, int row, int count, bool as_bytes) {
   }
 }
 
-#if defined(__AVX512F__) || (defined(__AVX2__) && (__GNUC__ >= 11 || __clang_major__ >= 12))
-#define HEED_MULTIPLIES_BYTES
-// Instructions that not every machine of this instruction set has: sums += four products of bytes.
-#if defined(__AVX512F__)
-#define HEED_BYTES __attribute__((target("avx512vnni")))
-HEED_BYTES HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
-  return (Integers<float>)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
-}
-inline bool multiplies_bytes() { return __builtin_cpu_supports("avx512vnni"); }
-#else
-#define HEED_BYTES __attribute__((target("avxvnni")))
-HEED_BYTES HEED_INLINE Integers<float> add_products(Integers<float> sums, Integers<float> x, Integers<float> weights) {
-  return (Integers<float>)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, (__m256i)weights);
-}
-inline bool multiplies_bytes() { return __builtin_cpu_supports("avxvnni"); }
-#endif
-
-// Some rows of y = x W for some vectors of columns, whose weights begin at `weights`, a group of inputs every
-// `columns`.
-// Each group asks for some lines of the cache from `ahead` on, where the next panel lies.
+#ifdef HEED_BYTE_PRODUCTS
+// Some rows of y = x W for some vectors of columns; `weights` holds a group of inputs every `columns` columns. Each
+// group prefetches kAhead cache lines of the next panel, from `ahead` on.
 template <int kRows, int kVectors, int kAhead>
-HEED_BYTES inline void byte_tile(Rows x, const int8_t* weights, int columns, int inputs, const int32_t* offset,
-                                 const float* factor, Rows y, const char* ahead) {
+HEED_BYTE_PRODUCTS inline void byte_tile(Matrix x, const int8_t* weights, int columns, int inputs,
+                                         const int32_t* offset, const float* factor, Matrix y, const char* ahead) {
   typedef Integers<float> I;
   I sum[kRows][kVectors];
 #pragma GCC unroll 8
@@ -90,9 +72,9 @@ HEED_BYTES inline void byte_tile(Rows x, const int8_t* weights, int columns, int
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const I four = load_as<int32_t>(reinterpret_cast<const uint8_t*>(x.rounded(r)) + k) - I{};
+      const I four = load_as<int32_t>(reinterpret_cast<const uint8_t*>(x.int8_row(r)) + k) - I{};
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products(sum[r][v], four, w[v]);
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = Simd::add_byte_products(sum[r][v], four, w[v]);
     }
   }
 #pragma GCC unroll 8
@@ -103,44 +85,22 @@ HEED_BYTES inline void byte_tile(Rows x, const int8_t* weights, int columns, int
             __builtin_convertvector(sum[r][v], Vector<float>) * (load(factor + v * kLanes<float>) * *x.factor(r)));
 }
 
-// As many rows at a time as registers hold the sums of. What follows the panel in memory is asked for meanwhile: by the
-// first tile or, where there are rows enough, by the first few.
+// All rows for some vectors of columns.
 template <int kVectors>
-HEED_BYTES inline void byte_rows(Rows x, int rows, const int8_t* weights, int columns, int inputs,
-                                 const int32_t* offset, const float* factor, Rows y) {
-  constexpr int kMost = 6, kLines = kVectors * kGroup * kLanes<float> / 64;  // of a group of inputs
-  const int groups = (inputs + kGroup - 1) / kGroup;
-  const char* ahead = reinterpret_cast<const char*>(weights) + static_cast<int64_t>(groups) * kGroup * columns;
-  int wanted = kVectors > 1 ? kLines : 0;  // of each group
-  const bool slowly = rows >= kLines * kMost;
-  for (; rows >= kMost; rows -= kMost, x = x.from(kMost), y = y.from(kMost)) {
-    if (wanted == 0) {
-      byte_tile<kMost, kVectors, 0>(x, weights, columns, inputs, offset, factor, y, nullptr);
-    } else if (slowly) {
-      byte_tile<kMost, kVectors, 1>(x, weights, columns, inputs, offset, factor, y, ahead);
-      ahead += groups * 64, --wanted;
-    } else {
-      byte_tile<kMost, kVectors, kLines>(x, weights, columns, inputs, offset, factor, y, ahead);
-      wanted = 0;
-    }
-  }
-  switch (rows) {
-#define HEED_REST(n)                                                                                      \
-  case n:                                                                                                 \
-    return wanted ? byte_tile<n, kVectors, kLines>(x, weights, columns, inputs, offset, factor, y, ahead) \
-                  : byte_tile<n, kVectors, 0>(x, weights, columns, inputs, offset, factor, y, nullptr);
-    HEED_REST(5)
-    HEED_REST(4)
-    HEED_REST(3)
-    HEED_REST(2)
-    HEED_REST(1)
-#undef HEED_REST
-    default: return;
-  }
+HEED_BYTE_PRODUCTS inline void byte_rows(Matrix x, int rows, const int8_t* weights, int columns, int inputs,
+                                         const int32_t* offset, const float* factor, Matrix y) {
+  constexpr int kLines = kVectors > 1 ? kVectors * kGroup * kLanes<float> / 64 : 0;  // of a group of inputs
+  const int64_t groups = (inputs + kGroup - 1) / kGroup;
+  const char* next = reinterpret_cast<const char*>(weights) + groups * kGroup * columns;
+  panel_tiles<kLines>(rows, [&](int first, auto count, auto lines, int done) {
+    byte_tile<decltype(count)::value, kVectors, decltype(lines)::value>(
+        x.from(first), weights, columns, inputs, offset, factor, y.from(first), next + done * groups * 64);
+  });
 }
 
-// Rows of bytes through one panel.
-HEED_BYTES inline void byte_product(const PackedDense& dense, int first, Rows x, int rows, Rows y, int columns) {
+// y = x W for one panel, from rows of bytes.
+HEED_BYTE_PRODUCTS inline void byte_product(const PackedDense& dense, int first, Matrix x, int rows, Matrix y,
+                                            int columns) {
   constexpr int kWide = kPanel / kLanes<float>;
   const int8_t* weights =
       reinterpret_cast<const int8_t*>(dense.weight) + first * static_cast<int64_t>(round_up(dense.inputs, kGroup));
@@ -150,13 +110,11 @@ HEED_BYTES inline void byte_product(const PackedDense& dense, int first, Rows x,
   for (int c = 0; c < columns; c += kLanes<float>)
     byte_rows<1>(x, rows, weights + kGroup * c, columns, dense.inputs, offset + c, factor + c, {y.data + c, y.stride});
 }
-#undef HEED_BYTES
 #else
-inline bool multiplies_bytes() { return false; }
-inline void byte_product(const PackedDense&, int, Rows, int, Rows, int) {}
+inline void byte_product(const PackedDense&, int, Matrix, int, Matrix, int) {}
 #endif
 
-// int8 weights of some inputs, beginning with a whole group, as float: [input][column].
+// Converts int8 weights of some inputs, whole groups, to float: [input][column].
 inline void widen_panel(const int8_t* from, int inputs, int columns, float* to) {
   typedef Integers<float> I;
   for (int k = 0; k < inputs; k += kGroup)
@@ -169,22 +127,22 @@ inline void widen_panel(const int8_t* from, int inputs, int columns, float* to) 
     }
 }
 
-// The same with float: sums of so few products of whole numbers that float has them exactly.
-inline void whole_product(const PackedDense& dense, int first, Rows x, int rows, Rows y, int columns) {
-  constexpr int kRows = 32, kExact = 1024, kDeep = 64;  // kExact 127^2 < 2^24
+// The same in float: sums of so few products of whole numbers are exact.
+inline void whole_product(const PackedDense& dense, int first, Matrix x, int rows, Matrix y, int columns) {
+  constexpr int kRows = 32, kExact = 1024, kDepth = 64;  // kExact 127^2 < 2^24
   const int inputs = round_up(dense.inputs, kGroup);
   const int8_t* weights = reinterpret_cast<const int8_t*>(dense.weight) + static_cast<int64_t>(first) * inputs;
-  alignas(64) float wide[kDeep * kPanel], part[kRows * kPanel];
+  alignas(64) float wide[kDepth * kPanel], part[kRows * kPanel];
   alignas(64) int32_t sums[kRows * kPanel];
   for (int at = 0; at < rows; at += kRows) {
-    const int some = static_cast<int>(least(kRows, rows - at));
+    const int some = static_cast<int>(min(kRows, rows - at));
     for (int i = 0; i < some * columns; ++i) sums[i] = 0;
     for (int k = 0; k < inputs;) {
-      const int end = static_cast<int>(least(k + kExact, inputs));
-      for (int from = k; k < end; k += kDeep) {
-        const int deep = static_cast<int>(least(kDeep, end - k));
-        widen_panel(weights + static_cast<int64_t>(k) * columns, deep, columns, wide);
-        product<float>({x.rounded(at) + k, x.stride, 1}, some, wide, columns, part, columns, columns, deep, k > from);
+      const int end = static_cast<int>(min(k + kExact, inputs));
+      for (int from = k; k < end; k += kDepth) {
+        const int depth = static_cast<int>(min(kDepth, end - k));
+        widen_panel(weights + static_cast<int64_t>(k) * columns, depth, columns, wide);
+        product<float>({x.int8_row(at) + k, x.stride, 1}, some, wide, columns, part, columns, columns, depth, k > from);
       }
       k = end;
       for (int i = 0; i < some * columns; i += kLanes<float>)

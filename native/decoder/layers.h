@@ -1,29 +1,33 @@
-// What a layer does to some rows, whichever stack it belongs to.
+// The layers of an encoder or a decoder, applied to rows of tokens.
 #pragma once
 
+#include "cache.h"
 #include "parts.h"
 
 namespace heed {
 namespace HEED_ISA {
 
-inline Rows take_rows(Arena& arena, int64_t rows, int64_t numbers) {
-  const int64_t stride = Rows::stride_of(numbers);
+inline Matrix take_matrix(Arena& arena, int64_t rows, int64_t numbers) {
+  const int64_t stride = Matrix::stride_of(numbers);
   return {arena.take<float>(rows * stride), stride};
 }
 
-// A stack of layers, and memory for the rows that go through it together. Rows hold 0 up to the next full vector.
+// A stack of layers, and memory for the rows that go through it together. Rows are padded with 0 to full vectors.
 struct Layers {
   const PackedStack& stack;
-  Rows x, normal, wide, attended;  // (rows, D), (rows, D), the widest that a layer has, (rows, N V)
+  Matrix x, normal, wide, attended;  // (rows, D), (rows, D), the widest projection of a layer, (rows, N V)
+  CachedAttention attention;
 
-  Layers(const PackedStack& s, int64_t rows, Arena& arena)
+  // `queries` rows attend together, to at most `keys` keys.
+  Layers(const PackedStack& s, int64_t rows, int64_t queries, int64_t keys, Arena& arena)
       : stack(s),
-        x(take_rows(arena, rows, s.width)),
-        normal(take_rows(arena, rows, s.width)),
-        wide(take_rows(arena, rows, widest(s))),
-        attended(take_rows(arena, rows, s.heads * s.value_dim)) {}
+        x(take_matrix(arena, rows, s.width)),
+        normal(take_matrix(arena, rows, s.width)),
+        wide(take_matrix(arena, rows, widest(s))),
+        attended(take_matrix(arena, rows, s.heads * s.value_dim)),
+        attention(s, queries, keys, arena) {}
 
-  // x = the token's embedding, and what its position adds if that is given.
+  // x = the embedding of the token, plus that of its position unless null.
   void embed(int row, int32_t token, const float* position) const {
     const float* from = stack.embedding + int64_t{token} * stack.width;
     for (int c = 0; c < stack.width; c += kLanes<float>) {
@@ -33,74 +37,78 @@ struct Layers {
     }
   }
 
-  // x = x + last(part(x)), normalised before the part or after the sum; the part leaves its result in `result`.
+  // x = x + last(part(x)), normalised before the part or after the sum; part(input) writes `result`.
   template <class Part>
-  void change(const PackedLayer& layer, const PackedNorm& norm, int rows, const PackedDense& last, Rows result,
-              const Part& part) const {
+  void add_residual(const PackedLayer& layer, const PackedNorm& norm, int rows, const PackedDense& last, Matrix result,
+                    const Part& part) const {
     if (layer.norm_first)
       for (int r = 0; r < rows; ++r) normalise(norm, x[r], stack.width, normal[r]);
     part(layer.norm_first ? normal : x);
-    dense(last, result, rows, normal);
+    apply_dense(last, result, rows, normal);
     for (int r = 0; r < rows; ++r) {
       for (int c = 0; c < stack.width; c += kLanes<float>) store(x[r] + c, load(x[r] + c) + load(normal[r] + c));
       if (!layer.norm_first) normalise(norm, x[r], stack.width, x[r]);
     }
   }
 
-  // A step whose part is an attention: attend() leaves in `attended` what the queries in `wide` see.
+  // The attention of a layer: attend() writes the attention of the queries in `wide` to `attended`.
   template <class Attend>
-  void attention(const PackedLayer& layer, const PackedNorm& norm, const PackedAttention& how, int rows,
-                 const Attend& attend) const {
-    change(layer, norm, rows, how.output, attended, [&](Rows from) {
-      dense(how.projected, from, rows, wide);
+  void apply_attention(const PackedLayer& layer, const PackedNorm& norm, const PackedAttention& how, int rows,
+                       const Attend& attend) const {
+    add_residual(layer, norm, rows, how.output, attended, [&](Matrix from) {
+      apply_dense(how.projected, from, rows, wide);
       attend();
       if (how.gate_at > 0)
         for (int r = 0; r < rows; ++r) gate(wide[r] + how.gate_at, attended[r]);
     });
   }
 
-  void feed_forward(const PackedLayer& layer, int rows) const {
-    change(layer, layer.feed_forward_norm, rows, layer.back, wide,
-           [&](Rows from) { dense_activated(layer.hidden, from, rows, wide, layer.activation, layer.gated); });
+  void apply_feed_forward(const PackedLayer& layer, int rows) const {
+    add_residual(layer, layer.feed_forward_norm, rows, layer.back, wide, [&](Matrix from) {
+      apply_activated_dense(layer.hidden, from, rows, wide, layer.activation, layer.gated);
+    });
   }
 
-  // All layers of a decoder: own(layer) and source(layer) leave in `attended` what the queries in `wide` see of their
-  // targets and of their sources.
-  template <class Own, class Source>
-  void decode(int rows, const Own& own, const Source& source) const {
+  // All layers of a decoder: attend_self(layer) and attend_source(layer) write the attention of the queries in `wide`
+  // to `attended`.
+  template <class AttendSelf, class AttendSource>
+  void decode(int rows, const AttendSelf& attend_self, const AttendSource& attend_source) const {
     for (int i = 0; i < stack.layer_count; ++i) {
       const PackedLayer& layer = stack.layers[i];
-      attention(layer, layer.self_norm, layer.self, rows, [&] { own(i); });
+      apply_attention(layer, layer.self_norm, layer.self, rows, [&] { attend_self(i); });
       if (layer.cross.output.outputs > 0)
-        attention(layer, layer.cross_norm, layer.cross, rows, [&] {
+        apply_attention(layer, layer.cross_norm, layer.cross, rows, [&] {
           for (int r = 0; r < rows; ++r) normalise_heads(layer.cross.query_norm, wide[r], stack.heads, stack.head_dim);
-          source(i);
+          attend_source(i);
         });
-      feed_forward(layer, rows);
+      apply_feed_forward(layer, rows);
     }
   }
 
-  // What comes after the last layer.
-  Rows result(int rows) const {
+  // The rows after the last layer, with the final norm.
+  Matrix result(int rows) const {
     if (!stack.final_norm.gamma) return x;
     for (int r = 0; r < rows; ++r) normalise(stack.final_norm, x[r], stack.width, normal[r]);
     return normal;
   }
 
-  // Where keys and values begin in a row of `wide`, after the queries (N H).
-  int keys_at() const { return stack.heads * stack.head_dim; }
-  int values_at() const { return keys_at() + stack.kv_heads * stack.head_dim; }
-
-  // Normalises queries and keys in a row of `wide`, and turns them.
-  void place(const PackedAttention& how, int row, const float* angles) const {
+  // Normalises and rotates query and key in a row of `wide`, and stores its key and value at a position of a cache.
+  void cache_row(const PackedAttention& how, int row, const float* angles, const Cache& cache, int position) const {
+    float* key = wide[row] + stack.heads * stack.head_dim;  // after the queries (N H)
     normalise_heads(how.query_norm, wide[row], stack.heads, stack.head_dim);
-    normalise_heads(how.key_norm, wide[row] + keys_at(), stack.kv_heads, stack.head_dim);
+    normalise_heads(how.key_norm, key, stack.kv_heads, stack.head_dim);
     rotate(row, angles);
+    write_cache(stack, cache, position, key, key + stack.kv_heads * stack.head_dim);
+  }
+
+  // Attention of the queries in rows [first, first + rows) of `wide` to a cache that they share, into `attended`.
+  void attend(const PackedAttention& how, int first, int rows, const Cache& cache, const VisibleKeys& visible) const {
+    attention.attend_shared(how, wide.from(first), rows, cache, visible, attended.from(first));
   }
 
  private:
-  // Turns each pair of features (c, c + H/2) of the queries and keys in a row of `wide` by the angles whose cosines,
-  // then sines are given; or does nothing.
+  // Rotates each pair of features (c, c + H/2) of the queries and keys in a row of `wide`. `angles`: cosines, then
+  // sines; null: no rotation.
   void rotate(int row, const float* angles) const {
     if (!angles) return;
     const int half = stack.head_dim / 2;
@@ -123,14 +131,14 @@ struct Layers {
     int64_t widest = 0;
     for (int i = 0; i < s.layer_count; ++i) {
       const PackedLayer& layer = s.layers[i];
-      widest = most(widest, most(layer.self.projected.outputs, layer.hidden.outputs));
-      widest = most(widest, layer.cross.projected.outputs);
+      widest = max(widest, max(layer.self.projected.outputs, layer.hidden.outputs));
+      widest = max(widest, layer.cross.projected.outputs);
     }
     return widest;
   }
 };
 
-// The row of a table of so many numbers each, or null where there is no table.
+// A row of a table of `numbers` columns, or null if there is no table.
 inline const float* table_row(const float* table, int64_t row, int64_t numbers) {
   return table ? table + row * numbers : nullptr;
 }

@@ -1,4 +1,4 @@
-// What stands between the products of a layer: normalisation, activations.
+// The row-wise parts of a layer: normalisation and activations.
 #pragma once
 
 #include "dense.h"
@@ -6,22 +6,22 @@
 namespace heed {
 namespace HEED_ISA {
 
-// A vector of numbers, 0 from lane `count` on.
-HEED_INLINE Vector<float> first_lanes(Vector<float> x, int count) {
+// Sets the lanes from `count` on to 0.
+HEED_INLINE Vector<float> keep_lanes(Vector<float> x, int count) {
   if (count < kLanes<float>)
     for (int lane = count; lane < kLanes<float>; ++lane) x[lane] = 0;
   return x;
 }
 
-// to = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with a mean of 0 where only the root mean square counts;
-// the same numbers may be both. write(to + c, how many, numbers) puts them there, a vector at a time.
+// to = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean 0 for RMS normalisation. `to` may be `x`.
+// write(to + c, count, numbers) stores them, a vector at a time.
 template <class Write>
 HEED_INLINE void normalise(const PackedNorm& norm, const float* x, int width, float* to, const Write& write) {
   Vector<float> total{}, squares{};
   for (int c = 0; c < width && !norm.root_mean_square; c += kLanes<float>) total += load_some(x + c, width - c);
   const float mean = sum_of_lanes<float>(total) / static_cast<float>(width);
   for (int c = 0; c < width; c += kLanes<float>) {
-    const Vector<float> rest = first_lanes(load_some(x + c, width - c) - mean, width - c);
+    const Vector<float> rest = keep_lanes(load_some(x + c, width - c) - mean, width - c);
     squares += rest * rest;
   }
   const float variance = sum_of_lanes<float>(squares) / static_cast<float>(width);
@@ -31,12 +31,12 @@ HEED_INLINE void normalise(const PackedNorm& norm, const float* x, int width, fl
           (load_some(x + c, width - c) - mean) * factor * load(norm.gamma + c) + load(norm.beta + c));
 }
 
-// A row, which holds 0 up to the next full vector.
+// A row, padded with 0 to full vectors.
 inline void normalise(const PackedNorm& norm, const float* x, int width, float* to) {
-  normalise(norm, x, width, to, [](float* at, int count, Vector<float> v) { store(at, first_lanes(v, count)); });
+  normalise(norm, x, width, to, [](float* at, int count, Vector<float> v) { store(at, keep_lanes(v, count)); });
 }
 
-// So many heads side by side, each by itself; or nothing, where there is no such normalisation.
+// Normalises each of `count` adjacent heads; does nothing without a normalisation.
 inline void normalise_heads(const PackedNorm& norm, float* heads, int count, int head_dim) {
   if (!norm.gamma) return;
   for (int n = 0; n < count; ++n, heads += head_dim)
@@ -144,16 +144,17 @@ inline void with_activation(int activation, const Use& use) {
 }
 
 // y = activation(x W + b); of a gated part the activated half of it times the other half.
-inline void dense_activated(const PackedDense& weights, Rows x, int rows, Rows y, int activation, bool gated) {
-  if (!gated) return with_activation(activation, [&](auto function) { dense(weights, x, rows, y, function); });
-  dense(weights, x, rows, y);
+inline void apply_activated_dense(const PackedDense& weights, Matrix x, int rows, Matrix y, int activation,
+                                  bool gated) {
+  if (!gated) return with_activation(activation, [&](auto function) { apply_dense(weights, x, rows, y, function); });
+  apply_dense(weights, x, rows, y);
   const int half = weights.outputs / 2;
   with_activation(activation, [&](auto function) {
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < half; c += kLanes<float>) {
         float* at = y[r] + c;
         // The last vector may reach into the other half, which has been read there by then.
-        store(at, first_lanes(function(load(at)) * load_some(at + half, half - c), half - c));
+        store(at, keep_lanes(function(load(at)) * load_some(at + half, half - c), half - c));
       }
   });
 }

@@ -1,4 +1,4 @@
-// What every instruction set offers to the decoder engine, and the stack as its kernels read it.
+// The decoder kernels of an instruction set, and the packed stack that they read.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace heed {
 
-// Several dense layers of the same input side by side, their weights in panels: see decoder/weights.h.
+// Adjacent dense layers of the same input, their weights in panels: see decoder/weights.h.
 struct PackedDense {
   char* weight;         // of the type that `pack` names
-  const float* bias;    // of each column, 0 where a layer has none
-  float* factor;        // of each column, what its int8 weights lack
+  const float* bias;    // of each column; 0 without a bias
+  float* factor;        // of each column of int8 weights
   int32_t* offset;      // of each column, minus 128 times the sum of its int8 weights
   int inputs, outputs;  // outputs of all layers
   int pack;             // HeedPack
@@ -26,9 +26,9 @@ struct PackedNorm {
 
 struct PackedAttention {
   PackedDense projected;  // of the rows that attend: queries, keys and values of self-attention, and the gate
-  PackedDense encoded;    // keys and values of what is encoded
-  PackedDense output;     // of no outputs where there is no such attention
-  int gate_at;            // the gate's first column in `projected`; 0: there is none
+  PackedDense encoded;    // keys and values of the sources
+  PackedDense output;     // 0 outputs: no such attention
+  int gate_at;            // the gate's first column in `projected`; 0: no gate
   PackedNorm query_norm, key_norm;
   const float* sinks;  // or null
   float soft_cap;      // or 0
@@ -38,7 +38,7 @@ struct PackedAttention {
 struct PackedLayer {
   PackedNorm self_norm, cross_norm, feed_forward_norm;
   PackedAttention self, cross;
-  PackedDense hidden, back;  // in a gated part `hidden` holds what is activated, then what that multiplies
+  PackedDense hidden, back;  // gated: `hidden` has the activated columns, then those that they multiply
   bool gated, norm_first;
   int activation;
 };
@@ -54,29 +54,29 @@ struct PackedStack {
   const PackedStack* encoder;  // or null
 };
 
-// Sources [begin, end) of a batch: they are decoded by one thread, from the first token to the last.
+// Sources [begin, end) of a batch, decoded by one thread from the first token to the last.
 struct SourceRange {
   int64_t begin, end;
 };
 
-// How many hypotheses a source gets.
+// The number of hypotheses returned for each source.
 inline int64_t results_of(const HeedDecoding& decoding) {
   return decoding.search == HEED_BEAM && decoding.results > 1 ? decoding.results : 1;
 }
 
 struct DecoderKernels {
-  // Bytes that the weights of a dense layer of these sizes take, and numbers that a row of so many numbers takes.
+  // Bytes of the packed weights of a dense layer; and the length of a row, padded to full vectors.
   int64_t (*packed_bytes)(int64_t inputs, int64_t outputs, int pack);
   int64_t (*row_numbers)(int64_t numbers);
-  // Writes the columns of one layer from `column` on among those of a packed one. What no layer writes must be 0.
+  // Packs one layer to the columns of a packed one from `column` on. Columns that no layer writes must be 0.
   void (*pack)(const HeedDense&, int64_t column, const PackedDense& packed);
   size_t (*scratch_bytes)(const PackedStack&, const HeedDecoding&, int64_t sources);
   // `scores` may be null.
   void (*decode)(const PackedStack&, const HeedDecoding&, SourceRange, int32_t* tokens, float* scores, char* scratch);
 };
 
-// Draws a token by inverting the cumulative distribution of softmax(logits / temperature), cut as `decoding` says.
-// `uniform` is in [0, 1). The memory for as many numbers and tokens as there are logits is written over.
+// Draws a token by inverting the cumulative distribution of softmax(logits / temperature) after `top_k` and `top_p`.
+// `uniform` is in [0, 1). `mass` and `order` are scratch, as long as the vocabulary.
 int32_t draw_token(const HeedDecoding& decoding, float uniform, int vocabulary, const float* logits, float* mass,
                    int32_t* order);
 

@@ -1,4 +1,4 @@
-// From scores to tokens, and the loop over steps.
+// Greedy and sampled decoding: from logits to tokens, and the loop over steps.
 #pragma once
 
 #include "prompts.h"
@@ -7,101 +7,101 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Added to the scores of tokens that are never decoded.
+// Added to the logits of tokens that are never decoded.
 inline constexpr float kForbidden = -1e30f;
 
 // first, first + 1, ...
-HEED_INLINE Integers<float> columns_from(int first) {
-  Integers<float> columns;
-  for (int lane = 0; lane < kLanes<float>; ++lane) columns[lane] = first + lane;
-  return columns;
+HEED_INLINE Integers<float> count_from(int first) {
+  Integers<float> numbers;
+  for (int lane = 0; lane < kLanes<float>; ++lane) numbers[lane] = first + lane;
+  return numbers;
 }
 
-// The scores of all tokens for some rows, a panel at a time: look(row, first token, their scores, how many) is called
-// for each, tokens in order, the number of them a multiple of the lanes. Scores are never kept. Those of tokens that
-// are never decoded are lowered, those beyond the vocabulary -inf.
-template <class Look>
-inline void look_at_scores(const PackedStack& stack, const HeedDecoding& decoding, Rows hidden, int rows, Rows panel,
-                           const Look& look) {
-  dense_panels(
+// Calls visit(row, first token, logits, count) for the logits of some rows, a panel of the vocabulary at a time, tokens
+// in order; `count` is a multiple of the lanes. Logits are never kept. Those of tokens that are never decoded are
+// lowered, those beyond the vocabulary are -inf.
+template <class Visit>
+inline void visit_logits(const PackedStack& stack, const HeedDecoding& decoding, Matrix hidden, int rows, Matrix panel,
+                         const Visit& visit) {
+  apply_dense_panels(
       stack.logits, hidden, rows, panel, [](int) { return 0; },
       [&](int first, int columns) {
         for (int r = 0; r < rows; ++r) {
           for (int c = 0; c < columns; c += kLanes<float>) {
-            const Integers<float> token = columns_from(first + c);
-            Vector<float> score = load(panel[r] + c) + load(stack.logits.bias + first + c);
-            score = token == decoding.pad_token || token == decoding.start_token ? score + kForbidden : score;
-            store(panel[r] + c, token < stack.vocabulary ? score : broadcast(-kInfinity<float>));
+            const Integers<float> token = count_from(first + c);
+            Vector<float> logit = load(panel[r] + c) + load(stack.logits.bias + first + c);
+            logit = token == decoding.pad_token || token == decoding.start_token ? logit + kForbidden : logit;
+            store(panel[r] + c, token < stack.vocabulary ? logit : broadcast(-kInfinity<float>));
           }
-          look(r, first, panel[r], columns);
+          visit(r, first, panel[r], columns);
         }
       });
 }
 
-// The best token of each row so far, a candidate for each lane: scores (rows, lanes) and tokens (rows, lanes).
-struct Best {
+// The best token of each row so far, one candidate a lane: logits (rows, lanes) and tokens (rows, lanes).
+struct BestToken {
   typedef Integers<float> I;
-  float* scores;
+  float* logits;
   int32_t* tokens;
 
-  Best(int64_t rows, Arena& arena)
-      : scores(arena.take<float>(rows * kLanes<float>)), tokens(arena.take<int32_t>(rows * kLanes<float>)) {}
+  BestToken(int64_t rows, Arena& arena)
+      : logits(arena.take<float>(rows * kLanes<float>)), tokens(arena.take<int32_t>(rows * kLanes<float>)) {}
 
   void clear(int rows) const {
-    for (int i = 0; i < rows * kLanes<float>; ++i) scores[i] = -kInfinity<float>, tokens[i] = 0;
+    for (int i = 0; i < rows * kLanes<float>; ++i) logits[i] = -kInfinity<float>, tokens[i] = 0;
   }
-  HEED_INLINE void offer(int row, I token, Vector<float> score) const {
-    float* best = scores + row * kLanes<float>;
-    int32_t* of = tokens + row * kLanes<float>;
-    const I higher = score > load(best), before = load_as<I>(of);
-    store(best, higher ? score : load(best));
-    store(of, higher ? token : before);
+  HEED_INLINE void offer(int row, I token, Vector<float> logit) const {
+    float* best = logits + row * kLanes<float>;
+    int32_t* best_tokens = tokens + row * kLanes<float>;
+    const I higher = logit > load(best), before = load_as<I>(best_tokens);
+    store(best, higher ? logit : load(best));
+    store(best_tokens, higher ? token : before);
   }
-  // The first of those with the highest score.
-  int32_t of(int row) const {
-    const float* score = scores + row * kLanes<float>;
-    const int32_t* token = tokens + row * kLanes<float>;
+  // The first token with the largest logit.
+  int32_t token(int row) const {
+    const float* logit = logits + row * kLanes<float>;
+    const int32_t* candidates = tokens + row * kLanes<float>;
     int best = 0;
     for (int lane = 1; lane < kLanes<float>; ++lane)
-      if (score[lane] > score[best] || (score[lane] == score[best] && token[lane] < token[best])) best = lane;
-    return token[best];
+      if (logit[lane] > logit[best] || (logit[lane] == logit[best] && candidates[lane] < candidates[best])) best = lane;
+    return candidates[best];
   }
 };
 
-// Tokens with the highest score.
+// Chooses the tokens with the largest logits.
 class Greedy {
  public:
   Greedy(const PackedStack& stack, const HeedDecoding& decoding, int64_t rows, Arena& arena)
       : stack_(stack), decoding_(decoding), panel_{arena.take<float>(rows * kPanel), kPanel}, best_(rows, arena) {}
 
-  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t, float*) const {
+  void operator()(Matrix hidden, int rows, const DecoderScratch& s, int64_t, float*) const {
     best_.clear(rows);
-    look_at_scores(stack_, decoding_, hidden, rows, panel_, [&](int r, int first, const float* scores, int count) {
-      for (int c = 0; c < count; c += kLanes<float>) best_.offer(r, columns_from(first + c), load(scores + c));
+    visit_logits(stack_, decoding_, hidden, rows, panel_, [&](int r, int first, const float* logits, int count) {
+      for (int c = 0; c < count; c += kLanes<float>) best_.offer(r, count_from(first + c), load(logits + c));
     });
-    for (int r = 0; r < rows; ++r) s.token[r] = best_.of(r);
+    for (int r = 0; r < rows; ++r) s.token[r] = best_.token(r);
   }
 
  private:
   const PackedStack& stack_;
   const HeedDecoding& decoding_;
-  const Rows panel_;
-  const Best best_;
+  const Matrix panel_;
+  const BestToken best_;
 };
 
-// Tokens that are drawn.
+// Draws tokens.
 class Sample {
  public:
   Sample(const PackedStack& stack, const HeedDecoding& decoding, int64_t rows, Arena& arena)
       : stack_(stack),
         decoding_(decoding),
-        logits_(take_rows(arena, rows, stack.vocabulary)),
+        logits_(take_matrix(arena, rows, stack.vocabulary)),
         mass_(arena.take<float>(stack.vocabulary)),
         order_(arena.take<int32_t>(stack.vocabulary)) {}
 
-  // `scores`, of each source, grow by the log probability of its token; null: they are not wanted.
-  void operator()(Rows hidden, int rows, const DecoderScratch& s, int64_t first_source, float* scores) const {
-    dense(stack_.logits, hidden, rows, logits_);
+  // Adds the log probability of each token to the score of its source, unless `scores` is null.
+  void operator()(Matrix hidden, int rows, const DecoderScratch& s, int64_t first_source, float* scores) const {
+    apply_dense(stack_.logits, hidden, rows, logits_);
     for (int r = 0; r < rows; ++r) {
       logits_[r][decoding_.pad_token] += kForbidden;
       logits_[r][decoding_.start_token] += kForbidden;
@@ -114,12 +114,12 @@ class Sample {
  private:
   const PackedStack& stack_;
   const HeedDecoding& decoding_;
-  const Rows logits_;
+  const Matrix logits_;
   float* const mass_;
   int32_t* const order_;
 };
 
-// Decodes one row for each source until each has ended or is full. Those that have ended are not computed any more.
+// Decodes one row for each source until it ends or is full. Rows that ended are not computed any more.
 template <class Choose>
 void decode_rows(const PackedStack& stack, const HeedDecoding& decoding, SourceRange range, int32_t* tokens,
                  float* scores, Arena& arena) {

@@ -1,29 +1,26 @@
 // One token of each row through the layers.
 #pragma once
 
-#include "cache.h"
 #include "layers.h"
 
 namespace heed {
 namespace HEED_ISA {
 
-// What one thread works with while it decodes some sources, `beams` rows for each. Those that are still open stand
-// together, in the first places of the rows; caches keep to the source.
+// The memory of one thread that decodes some sources, `beams` rows each. The rows of open sources are kept together, in
+// the first places; caches stay with the source.
 struct DecoderScratch {
   int beams;
   Layers layers;
-  AttentionScratch attention;
   Caches self, cross;               // of each row; of each source
-  Cache* beam_caches;               // those of the beams of one source
+  Cache* beam_caches;               // of the beams of one source
   uint8_t* ancestors;               // of each row, (L,): see Ancestors; none for one beam
-  int32_t *source, *source_length;  // of each place: which source; of each source: how many keys it has
-  int32_t* position;                // of each place: how many tokens its rows have read
+  int32_t *source, *source_length;  // the source of each place; the number of keys of each source
+  int32_t* position;                // of each place: the number of tokens that its rows have read
   int32_t* token;                   // of each row in its place: its last token
 
   DecoderScratch(const PackedStack& s, const HeedDecoding& d, int64_t sources, Arena& arena)
       : beams(d.search == HEED_BEAM ? d.beams : 1),
-        layers(s, sources * beams, arena),
-        attention(s, beams, most(beams * row_numbers(d.length), row_numbers(d.source_length)), arena),
+        layers(s, sources * beams, beams, max(beams * row_numbers(d.length), row_numbers(d.source_length)), arena),
         self(s, sources * beams, d.length, arena),
         cross(s, s.encoded_width ? sources : 0, d.source_length, arena),
         beam_caches(arena.take<Cache>(beams)),
@@ -32,19 +29,25 @@ struct DecoderScratch {
         source_length(arena.take<int32_t>(sources)),
         position(arena.take<int32_t>(sources)),
         token(arena.take<int32_t>(sources * beams)) {}
+
+  // Rows [first, first + rows) of `queries` attend to the source `index`.
+  void attend_source(const Layers& queries, int layer, int32_t index, int first, int rows) const {
+    queries.attend(queries.stack.layers[layer].cross, first, rows, cross.at(index, layer), {source_length[index]});
+  }
 };
+
+// The bias of a target's queries to its own keys.
+inline RelativeBias target_bias(const HeedDecoding& decoding) {
+  return {decoding.relative_bias, decoding.length, decoding.length - 1};
+}
 
 class Step {
  public:
   Step(const PackedStack& stack, const HeedDecoding& decoding, const DecoderScratch& scratch)
-      : stack_(stack),
-        decoding_(decoding),
-        s_(scratch),
-        layers_(scratch.layers),
-        attention_(stack, scratch.attention) {}
+      : stack_(stack), decoding_(decoding), s_(scratch), layers_(scratch.layers) {}
 
-  // Reads the token of each row of the first `open` places. What the output layer wants is in the rows that it returns.
-  Rows operator()(int open) const {
+  // Reads the token of each row of the first `open` places. Returns the input of the output layer.
+  Matrix operator()(int open) const {
     const int rows = open * s_.beams;
     for (int r = 0; r < rows; ++r)
       layers_.embed(r, s_.token[r], table_row(decoding_.positions, s_.position[r / s_.beams], stack_.width));
@@ -54,13 +57,14 @@ class Step {
           for (int place = 0; place < open; ++place) attend_self(i, place);
         },
         [&](int i) {
-          for (int place = 0; place < open; ++place) attend_source(i, place);
+          for (int place = 0; place < open; ++place)
+            s_.attend_source(layers_, i, s_.source[place], place * s_.beams, s_.beams);
         });
     return layers_.result(rows);
   }
 
  private:
-  // `wide` holds queries, keys and values of one token of each row of that place.
+  // `wide` holds query, key and value of one token of each row of the place.
   void attend_self(int layer, int place) const {
     const int position = s_.position[place];
     const int64_t first_row = int64_t{s_.source[place]} * s_.beams;
@@ -68,32 +72,20 @@ class Step {
     const PackedAttention& how = stack_.layers[layer].self;
     const float* angles = table_row(decoding_.rotation, position, stack_.head_dim);
     for (int k = 0; k < s_.beams; ++k) {
-      layers_.place(how, first + k, angles);
-      const float* projected = layers_.wide[first + k];
       s_.beam_caches[k] = s_.self.at(first_row + k, layer);
-      write(stack_, s_.beam_caches[k], position, projected + layers_.keys_at(), projected + layers_.values_at());
+      layers_.cache_row(how, first + k, angles, s_.beam_caches[k], position);
     }
-    const RelativeBias bias{decoding_.relative_bias, decoding_.length, decoding_.length - 1};
-    const Seen seen{position + 1, {position, nullptr, nullptr}, bias, false};
-    const Rows queries = layers_.wide.from(first), attended = layers_.attended.from(first);
-    if (s_.beams == 1) return attention_.shared(how, queries, 1, s_.beam_caches[0], seen, attended);
+    const VisibleKeys visible{position + 1, {position}, target_bias(decoding_)};
+    if (s_.beams == 1) return layers_.attend(how, first, 1, s_.beam_caches[0], visible);
     const Ancestors ancestors{s_.ancestors + first_row * decoding_.length, decoding_.length};
-    attention_.of_beams(how, queries, s_.beams, s_.beam_caches, seen, ancestors, attended);
-  }
-
-  void attend_source(int layer, int place) const {
-    const int32_t source = s_.source[place];
-    const int first = place * s_.beams;
-    const Seen seen{s_.source_length[source], {0, nullptr, nullptr}, {}, false};
-    attention_.shared(stack_.layers[layer].cross, layers_.wide.from(first), s_.beams, s_.cross.at(source, layer), seen,
-                      layers_.attended.from(first));
+    layers_.attention.attend_beams(how, layers_.wide.from(first), s_.beams, s_.beam_caches, visible, ancestors,
+                                   layers_.attended.from(first));
   }
 
   const PackedStack& stack_;
   const HeedDecoding& decoding_;
   const DecoderScratch& s_;
   const Layers& layers_;
-  const Attention attention_;
 };
 
 }  // namespace HEED_ISA

@@ -1,4 +1,4 @@
-// The decoder's functions of one instruction set. Included by isa_*.cc before the table of the other kernels.
+// The decoder kernels of an instruction set. isa_*.cc include this before the table of the other kernels.
 #pragma once
 
 #include "beam.h"

@@ -1,9 +1,9 @@
-// Weights of dense layers as they are kept: in panels of as many columns as the micro-kernel keeps in registers. Panel
-// p holds, for each input, its columns one after the other, so that a product reads memory from the first number to the
-// last. The last panel has as many columns as there are left, rounded up to full vectors with zeros.
+// Packed weights of dense layers: panels of as many columns as the micro-kernel keeps in registers. A panel holds the
+// columns of one input after another, so a product reads memory in order. The last panel is padded with zeros to full
+// vectors.
 //
-// As int8 the four weights of one column that belong to inputs 4 k .. 4 k + 3 stand together, as instructions that
-// multiply bytes want them; inputs are rounded up with zeros.
+// In int8 panels the weights of inputs 4 k .. 4 k + 3 of a column are adjacent, as byte instructions need them; inputs
+// are padded with zeros.
 #pragma once
 
 #include "../kernels/block.h"
@@ -13,11 +13,35 @@ namespace heed {
 namespace HEED_ISA {
 
 inline constexpr int kPanel = (kRegisters >= 32 ? 4 : 2) * kLanes<float>;
-inline constexpr int kGroup = 4;  // inputs whose int8 weights stand together
+inline constexpr int kGroup = 4;  // inputs whose int8 weights are adjacent
 
-// Columns of the panel that begins at this column.
+// The number of columns of the panel that begins at column `begin`.
 HEED_INLINE int panel_columns(int64_t outputs, int64_t begin) {
-  return round_up(least(kPanel, outputs - begin), kLanes<float>);
+  return round_up(min(kPanel, outputs - begin), kLanes<float>);
+}
+
+// Calls tile(first row, rows, lines, done), rows and lines as Constants, for the tiles of rows that go through a panel.
+// They prefetch the next part of the panel, kLines cache lines in each step of a tile: the first tile all of them or,
+// with enough rows, the first tiles one each. `lines` are those of this tile, `done` those of the tiles before.
+template <int kLines, class Tile>
+inline void panel_tiles(int rows, const Tile& tile) {
+  constexpr int kMost = 6;  // the sums of these fit the registers
+  const bool slowly = rows >= kLines * kMost;
+  int first = 0, done = 0;
+  for (; first + kMost <= rows; first += kMost) {
+    if (done == kLines)
+      tile(first, Constant<kMost>{}, Constant<0>{}, done);
+    else if (slowly)
+      tile(first, Constant<kMost>{}, Constant<1>{}, done), ++done;
+    else
+      tile(first, Constant<kMost>{}, Constant<kLines>{}, done), done = kLines;
+  }
+  with_count<kMost - 1>(rows - first, [&](auto count) {
+    if (done == kLines)
+      tile(first, count, Constant<0>{}, done);
+    else
+      tile(first, count, Constant<kLines>{}, done);
+  });
 }
 
 inline int64_t row_numbers(int64_t numbers) { return round_up(numbers, kLanes<float>); }
@@ -31,7 +55,7 @@ inline int64_t packed_bytes(int64_t inputs, int64_t outputs, int pack) {
   }
 }
 
-// The weights of one output, `step` apart, into their column of a panel, whose rows are `columns` apart.
+// Copies the weights of one output, `step` apart, to their column of a panel, whose rows are `columns` apart.
 inline void pack_column(const float* from, int64_t step, int64_t count, int columns, float* to) {
   for (int64_t k = 0; k < count; ++k) to[k * columns] = from[k * step];
 }
@@ -43,17 +67,17 @@ inline void pack_column(const float* from, int64_t step, int64_t count, int colu
   }
 }
 
-// The same as whole numbers in [-127, 127], and what makes up for rows of numbers that are all 128 too high. Returns
-// the factor that the weights lack: of weights that are not finite it is not, and neither is a result.
+// The same as whole numbers in [-127, 127]; `offset` compensates for bytes of rows, which are 128 too large. Returns
+// the factor of the column: NaN if a weight is not finite, so that results are NaN, too.
 inline float pack_column(const float* from, int64_t step, int64_t count, int columns, int8_t* to, int32_t* offset) {
-  float highest = 0, nonfinite = 0;
+  float largest = 0, nonfinite = 0;
   for (int64_t k = 0; k < count; ++k) {
     const float magnitude = __builtin_fabsf(from[k * step]);
-    highest = magnitude > highest ? magnitude : highest;
+    largest = magnitude > largest ? magnitude : largest;
     nonfinite += magnitude - magnitude;
   }
   if (nonfinite != 0) return nonfinite;  // NaN
-  const float factor = highest / 127;
+  const float factor = largest / 127;
   for (int64_t k = 0; k < count && factor > 0; ++k) {
     const float x = __builtin_rintf(from[k * step] / factor);
     const int8_t weight = static_cast<int8_t>(x > 127 ? 127 : x < -127 ? -127 : x);
@@ -63,7 +87,7 @@ inline float pack_column(const float* from, int64_t step, int64_t count, int col
   return factor;
 }
 
-// Writes the columns of one layer from `column` on among those of a packed one.
+// Packs one layer to the columns of a packed one from `column` on.
 inline void pack_dense(const HeedDense& dense, int64_t column, const PackedDense& packed) {
   const int64_t input_step = dense.transposed ? 1 : dense.outputs, output_step = dense.transposed ? dense.inputs : 1;
   const int64_t bytes_of_column = packed_bytes(dense.inputs, kLanes<float>, packed.pack) / kLanes<float>;

@@ -1,53 +1,54 @@
-// heed's kernels as a plain C interface: exact attention on the CPU, forward and backward, in memory that grows with
-// T + S, and what stands beside it in a training step. Every adapter (TensorFlow's ops, tests, other frameworks) fills
-// the structs of this file and calls these functions; nothing else of the library is visible.
+// The C interface of heed's kernels: exact attention on the CPU, forward and backward, in memory that grows with T + S,
+// and fused row-wise ops. Every adapter (TensorFlow's ops, tests, other frameworks) fills the structs of this file and
+// calls these functions; nothing else of the library is visible.
 //
 // Letters: B batch, T query length, S key length, N query heads, K key/value heads, H head dim of query and key,
 // V head dim of value, U units of additive attention.
 //
 // Meaning, for each batch entry b, head n (whose key/value head is n / (N / K)), query i and key j:
 //   score   = scale * q_i . k_j, then soft_cap * tanh(score / soft_cap), then + bias, then - slope_n * |i + a - j|
-//             or, of additive attention, sum_u score_vector_u * tanh(q_iu + k_ju + unit_bias_u)
-//   weight  = softmax over the keys that the mask lets i see, with dropout after it
+//             additive attention: sum_u score_vector_u * tanh(q_iu + k_ju + unit_bias_u)
+//   weight  = softmax over the keys that the mask shows to i, with dropout after it
 //   output  = sum over j of weight * v_j
-// A query that sees no key gives output 0, log-sum-exp -inf and gradient 0. What a mask hides never reaches a result,
-// not even NaN. Scores, softmax and sums are computed in float (double for HEED_FLOAT64): the "compute type" below.
+// A query that sees no key gives output 0, log-sum-exp -inf and gradient 0. Masked keys and values never reach a
+// result, not even NaN. Scores, softmax and sums are computed in float (double for HEED_FLOAT64): the "compute type"
+// below.
 //
-// Every struct may be zeroed before it is filled: 0 stands for "none" wherever something is optional.
+// Zero every struct before filling it: 0 means "none" for everything optional.
 //
-// Memory is the caller's: the library keeps no pointer after a call, writes only to results, and frees nothing of the
-// caller's. Results must not overlap with what is read.
+// Memory belongs to the caller: the library keeps no pointer after a call, writes only to results, and frees nothing of
+// the caller's. Results must not overlap with inputs unless their function allows it.
 //
-// Errors: functions that return a const char* return NULL, or say what is wrong in words. That text stays readable
-// until the same thread calls the library again. A call that is refused writes nothing; one that runs out of memory
-// may have written parts of its results. Nothing aborts, and no exception leaves the library.
+// Errors: functions that return a const char* return NULL, or an error message, which is valid until the same thread
+// calls the library again. A refused call writes nothing; a call that runs out of memory may have written parts of its
+// results. Nothing aborts, and no exception leaves the library.
 //
 // Threads: any number of threads may call at once. A call uses up to `threads` of them, itself included, from a pool
 // that all calls share (0 or less counts as 1, more than 256 as 256). Results depend neither on that number nor on
-// what runs beside: the same call gives the same bits with the same instruction set. A child after fork() may call too.
+// other calls: the same call gives the same bits with the same instruction set. A child after fork() may call, too.
 #ifndef HEED_H
 #define HEED_H
 
 #include <stdint.h>
 
-// The version of this interface, raised whenever a struct, a function or a meaning changes: a program was compiled for
-// the library that it runs with if heed_version() == HEED_VERSION.
+// The version of this interface, raised whenever a struct, a function or a meaning changes. A program fits the library
+// that it runs with if heed_version() == HEED_VERSION.
 #define HEED_VERSION 3
 
-// What numbers query, key, value, output and their gradients hold.
+// The dtype of query, key, value, output and their gradients.
 enum HeedDtype { HEED_FLOAT32 = 0, HEED_FLOAT64 = 1, HEED_BFLOAT16 = 2, HEED_FLOAT16 = 3 };
 
-// How scores come about.
+// How scores are computed.
 enum HeedScore { HEED_DOT_PRODUCT = 0, HEED_ADDITIVE = 1 };
 
 // A bias of this or less hides its key, as -inf does.
 #define HEED_MASK_VALUE (-1e30)
 
-// A reach of a window that has no end: from here on.
+// Windows that reach this far or farther are unlimited.
 #define HEED_NO_LIMIT (INT64_C(1) << 30)
 
-// The rules of a mask; a pair counts if all rules allow it. With a = align[b], query i stands at key position i + a:
-//   HEED_WINDOW    i + a - left <= j <= i + a + right    left, right >= 0; HEED_NO_LIMIT or more: no end there
+// Mask rules; a query sees a key if all rules allow it. With a = align[b], query i is at key position i + a:
+//   HEED_WINDOW    i + a - left <= j <= i + a + right    left, right >= 0; HEED_NO_LIMIT or more: unlimited
 //   HEED_PREFIX    j < first[b] or j <= i + a
 //   HEED_LENGTHS   j < first[b] and, if there is a second array, i < second[b]
 //   HEED_SEGMENTS  first[b][i] == second[b][j]
@@ -65,27 +66,27 @@ enum HeedMaskKind {
 #define HEED_MAX_RULES 8
 
 // A (B, length, heads, features) array. Features are contiguous; strides count numbers, not bytes, and may be anything
-// that stays within the caller's memory (0 repeats; heads-first and length-first layouts are both read in place).
-// `data` may be NULL only where the array is empty.
+// within the caller's memory (0 repeats; heads-first and length-first layouts are both read in place). `data` may be
+// NULL only if the array is empty.
 typedef struct HeedTensor {
   void* data;
   int64_t batch_stride, row_stride, head_stride;
 } HeedTensor;
 
-// An array that broadcasts to (B, N, T, S). Strides count elements; along an axis of length 1 that is repeated it is 0.
+// An array that broadcasts to (B, N, T, S). Strides count elements; that of an axis that broadcasts is 0.
 typedef struct HeedScores {
   const void* data;  // NULL: none
-  int64_t shape[4];  // each 1, or as (B, N, T, S) has it
+  int64_t shape[4];  // each 1, or that of (B, N, T, S)
   int64_t stride[4];
 } HeedScores;
 
-// Contiguous (rows, length) whole numbers: a row for each batch entry, or one for all.
+// Contiguous (rows, length) integers: a row for each batch entry, or one for all.
 typedef struct HeedIntegers {
   const int32_t* data;  // NULL: none
   int64_t rows, length;
 } HeedIntegers;
 
-// One rule of a mask. What its kind does not name is not looked at.
+// A mask rule. Fields that its kind does not use are ignored.
 typedef struct HeedMaskRule {
   int32_t kind;  // HeedMaskKind
   int64_t left, right;
@@ -94,7 +95,7 @@ typedef struct HeedMaskRule {
   HeedScores dense;            // bytes
 } HeedMaskRule;
 
-// What to compute, and on which tensors: the one description that all functions take.
+// An attention and its inputs, for all functions below.
 typedef struct HeedAttention {
   int32_t score;                     // HeedScore
   int32_t dtype;                     // HeedDtype
@@ -106,51 +107,50 @@ typedef struct HeedAttention {
   double soft_cap;                   // 0: none. Else in [1e-30, 1e30], but for HEED_FLOAT64
   HeedScores bias;                   // of the scores, in the compute type
   const void* alibi_slopes;          // (N,) in the compute type, or NULL
-  HeedIntegers alibi_align;          // (B or 1, 1): where query 0 stands for ALiBi; none: 0
+  HeedIntegers alibi_align;          // (B or 1, 1): the key position of query 0 for ALiBi; none: 0
   const void *score_vector, *unit_bias;  // (U,) in the compute type, of additive attention alone; the bias may be NULL
-  double dropout;                        // in [0, 1): how likely a weight is dropped; others count 1 / (1 - dropout)
+  double dropout;                        // in [0, 1): rate; kept weights are multiplied by 1 / (1 - dropout)
   uint32_t seed[2];                      // with b, n, i, j decides which weights are dropped
   int32_t rule_count;                    // at most HEED_MAX_RULES
   const HeedMaskRule* rules;
 } HeedAttention;
 
-// What the forward pass writes. `lse` and `softmax` are contiguous in the compute type.
+// The results of the forward pass. `lse` and `softmax` are contiguous in the compute type.
 typedef struct HeedForward {
   HeedTensor output;  // (B,T,N,V)
   void* lse;          // (B,N,T): log-sum-exp of the scores
   // heed_softmax_size numbers, for the backward pass alone. First (2,B,N,T): the score that weights are relative to,
-  // close to the largest of the row and in the units that a kernel computes in, and the sum of exp(score - that one);
-  // 0 for a row that sees nothing, NaN for one that sees what is not finite. Then the scores, if they are kept.
+  // close to the maximum of the row and in the kernel's units, and the sum of exp(score - that one): 0 for a row
+  // without keys, NaN for one that sees non-finite numbers. Then the scores, if they are kept.
   void* softmax;
 } HeedForward;
 
-// What the backward pass reads (of the forward pass and from above) and writes.
+// The inputs and results of the backward pass.
 typedef struct HeedBackward {
   HeedTensor output;                                        // (B,T,N,V)
   const void* softmax;                                      // heed_softmax_size numbers
   HeedTensor output_gradient;                               // (B,T,N,V)
   const void* lse_gradient;                                 // (B,N,T) in the compute type, contiguous, or NULL for 0
-  HeedTensor query_gradient, key_gradient, value_gradient;  // shaped as what they are the gradients of
+  HeedTensor query_gradient, key_gradient, value_gradient;  // shaped like query, key and value
   void* score_vector_gradient;                              // (U,) in the compute type, of additive attention alone
-  // In the compute type, contiguous: of additive attention (U,), which heed_backward writes even without a bias; else
-  // of the shape of `bias`, which heed_bias_gradient writes.
+  // Contiguous in the compute type. Additive attention: (U,), written by heed_backward even without a bias; else of the
+  // shape of `bias`, written by heed_bias_gradient.
   void* bias_gradient;
 } HeedBackward;
 
-// Beside attention: what works on a contiguous (R, D) array row by row. Sums are float (double for HEED_FLOAT64), the
-// "compute type" here too.
+// Fused row-wise ops work on a contiguous (R, D) array, row by row. Their compute type is that of attention.
 typedef struct HeedRows {
   int32_t dtype;  // HeedDtype
   int64_t count;  // R in [0, 2^31]
   int64_t width;  // D in [1, 2^31], of dropout in [0, 2^31]
 } HeedRows;
 
-// HeedCrossEntropy.ignored where no label is.
+// HeedCrossEntropy.ignored: ignore no label.
 #define HEED_NO_LABEL INT32_MIN
 
-// Softmax cross-entropy with label smoothing, of logits x and, in the row's own place of `labels`, its label y:
+// Softmax cross-entropy with label smoothing, for a row of logits x and its label y:
 //   loss = log(sum over c of exp(x_c)) - (1 - smoothing) * x_y - smoothing / D * (sum over c of x_c)
-// and 0, with gradient 0, for a row whose label is `ignored`, whatever its logits are.
+// A row whose label is `ignored` gives loss 0 and gradient 0, whatever its logits are.
 typedef struct HeedCrossEntropy {
   HeedRows rows;
   const void* logits;
@@ -159,19 +159,19 @@ typedef struct HeedCrossEntropy {
   double smoothing;       // in [0, 1)
 } HeedCrossEntropy;
 
-// Layer normalisation of each row x, or RMS normalisation, which takes 0 for the mean:
+// Layer normalisation of each row x, or RMS normalisation, with 0 for the mean:
 //   y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * scale + offset
 typedef struct HeedNormalization {
   HeedRows rows;
   const void* x;
   const void *scale, *offset;  // (D,) in the compute type, or NULL for 1 and 0
-  double epsilon;              // above 0; but for HEED_FLOAT64 in [1e-30, 1e30]
+  double epsilon;              // above 0; in [1e-30, 1e30] unless HEED_FLOAT64
   int32_t rms;                 // not 0: RMS
 } HeedNormalization;
 
-// Dropout, and a residual that it is added to: y = residual + keep * x / (1 - rate), where `keep` is 0 or 1 as the
-// dropout of attention decides for query r and key d, in head 0 of batch entry 0. What is dropped never reaches y, not
-// even NaN. The gradient of x is the same call without residual, on that of y.
+// Dropout plus a residual: y = residual + keep * x / (1 - rate), where `keep` is 0 or 1 as in the dropout of attention
+// for query r and key d, in head 0 of batch entry 0. Dropped numbers never reach y, not even NaN. The gradient of x is
+// the same call without residual, on that of y.
 typedef struct HeedDropout {
   HeedRows rows;
   const void *x, *residual;  // the residual may be NULL
@@ -179,25 +179,25 @@ typedef struct HeedDropout {
   uint32_t seed[2];
 } HeedDropout;
 
-// The product of a few rows x with weights, which are read once, where they lie: a layer's step when one token after
-// another is decoded. For each group g:
+// The product of a few rows x with weights, which are read once, in place: a layer in token-by-token decoding. For each
+// group g:
 //   y[r][g][n] = sum over k of x[r][k] * weights[g][k][n] + bias[g][n]
 typedef struct HeedProduct {
   HeedRows rows;       // of x, (R, K): R in [0, HEED_FEW_ROWS]
-  int64_t groups;      // G in [1, 2^31]: one, or one a head where the weights of heads lie apart
+  int64_t groups;      // G in [1, 2^31]: 1, or a group for each head whose weights are apart
   int64_t columns;     // N in [1, 2^31]
   int32_t transposed;  // not 0: weights are (G, N, K), else (G, K, N)
   const void *x, *weights;
   const void* bias;  // (G, N), or NULL for 0
 } HeedProduct;
 
-// The most rows of a HeedProduct: with more of them blocks of the weights should be read again and again, from a cache.
+// The most rows of a HeedProduct. For more rows, blocking the weights for the caches is faster.
 #define HEED_FEW_ROWS 64
 
-// Rows written into a cache, (B, L, E) bytes: at the positions [index, index + T) stand the new ones, (B, T, E) bytes.
+// Writes `update`, (B, T, E) bytes, to positions [index, index + T) of a cache, (B, L, E) bytes.
 typedef struct HeedCacheWrite {
   int64_t batch, length, written, bytes;  // B, L, T <= L, and E, the bytes of one position
-  int64_t index;                          // below 0 it counts as 0, above L - T as that
+  int64_t index;                          // clamped to [0, L - T]
   const void *cache, *update;
 } HeedCacheWrite;
 
@@ -214,60 +214,60 @@ extern "C" {
 // HEED_VERSION of the library.
 HEED_API int heed_version(void);
 
-// Why an attention cannot be computed; the functions below ask this too.
+// Returns why an attention cannot be computed, or NULL. The functions below check this, too.
 HEED_API const char* heed_check(const HeedAttention* attention);
 
-// How many numbers of the compute type `softmax` is, of an attention that heed_check lets pass: 2 B N T and, of
-// additive attention, room for all scores if they take 64 MiB or less: making them once more takes a fifth of both
-// passes.
+// The length of `softmax`, in numbers of the compute type, for an attention that passes heed_check: 2 B N T, plus all
+// scores of additive attention if they take 64 MiB or less: recomputing them takes a fifth of both passes.
 HEED_API int64_t heed_softmax_size(const HeedAttention* attention);
 
 HEED_API const char* heed_forward(const HeedAttention* attention, const HeedForward* results, int threads);
 
-// Writes all gradients but that of a bias of the scores.
+// Writes all gradients except that of a bias of the scores.
 HEED_API const char* heed_backward(const HeedAttention* attention, const HeedBackward* pass, int threads);
 
-// Writes `bias_gradient` alone, of dot-product attention: a pass of its own, so that only who needs it pays for it.
+// Writes only `bias_gradient`, of dot-product attention: a pass of its own, as few calls need it.
 HEED_API const char* heed_bias_gradient(const HeedAttention* attention, const HeedBackward* pass, int threads);
 
-// Writes the losses, (R,), and what the gradient needs, (2, R): the largest logit of each row, and the sum of
-// exp(logit - that one). Both are of the compute type.
+// Writes the losses, (R,), and `softmax`, (2, R), for the gradient: the largest logit of each row, and the sum of
+// exp(logit - that one). Both are in the compute type.
 HEED_API const char* heed_cross_entropy(const HeedCrossEntropy* call, void* losses, void* softmax, int threads);
 
-// Writes the gradient of the logits, (R, D) in their dtype. It may be where the logits are: it takes their place then.
+// Writes the gradient of the logits, (R, D) in their dtype. It may take the place of the logits.
 HEED_API const char* heed_cross_entropy_gradient(const HeedCrossEntropy* call, const void* softmax,
                                                  const void* losses_gradient, void* logits_gradient, int threads);
 
-// Writes y, (R, D), and what the gradient needs, (2, R) in the compute type: the mean of each row, and 1 / sqrt(...).
+// Writes y, (R, D), and `moments`, (2, R) in the compute type, for the gradient: the mean of each row, and 1 /
+// sqrt(...).
 HEED_API const char* heed_normalization(const HeedNormalization* call, void* y, void* moments, int threads);
 
-// Writes the gradients of x, (R, D), which may be where that of y is, and, each unless it is NULL, of scale and offset,
-// (D,) in the compute type.
+// Writes the gradients of x, (R, D), which may take the place of that of y, and of scale and offset, (D,) in the
+// compute type, each unless it is NULL.
 HEED_API const char* heed_normalization_gradient(const HeedNormalization* call, const void* moments,
                                                  const void* y_gradient, void* x_gradient, void* scale_gradient,
                                                  void* offset_gradient, int threads);
 
-// Writes y, (R, D), which may be where x or the residual is.
+// Writes y, (R, D), which may take the place of x or the residual.
 HEED_API const char* heed_dropout(const HeedDropout* call, void* y, int threads);
 
 // Writes y, (R, G, N) in the dtype of x.
 HEED_API const char* heed_product(const HeedProduct* call, void* y, int threads);
 
-// Writes the cache with the new positions. Where `result` is the cache itself nothing else of it is touched.
+// Writes the updated cache to `result`. If that is the cache itself, only the new positions are written.
 HEED_API const char* heed_cache_write(const HeedCacheWrite* call, void* result);
 
-// How many processors this process may use.
+// The number of processors that this process may use.
 HEED_API int heed_available_threads(void);
 
-// The name of each instruction set that the library has kernels for, best first: index 0, 1, ...; then NULL.
+// The names of the instruction sets of the library, best first: index 0, 1, ...; then NULL.
 HEED_API const char* heed_instruction_set_name(int index);
 
-// The one in use: the best that this machine has, or what HEED_INSTRUCTION_SET in the environment asks for, if it has
-// that.
+// The instruction set in use: that of HEED_INSTRUCTION_SET in the environment if this machine has it, else the best
+// one.
 HEED_API const char* heed_instruction_set(void);
 
-// Takes another from now on, for tests; NULL: the one that the process started with. Returns 0, and changes nothing, if
-// this machine lacks it. What one set's forward pass gives, the backward pass of another must not be given.
+// Switches to another one, for tests; NULL: the one that the process started with. Returns 0, and changes nothing, if
+// this machine lacks it. Do not pass the results of one set's forward pass to the backward pass of another.
 HEED_API int heed_use_instruction_set(const char* name);
 
 #ifdef __cplusplus

@@ -1,11 +1,10 @@
 // The micro-kernels of additive attention: scores sum_u v_u * tanh(q_iu + k_ju) of a block, and their gradients.
 //
-// Nothing of the size of pairs * U is ever stored: each tanh is used where it is made. Units lie across the lanes, so
-// queries and keys are read as rows, and a single query costs no more than its share. With exponentials made once for
-// each row,
+// No array of pairs * U numbers is stored: each tanh is used at once. Units are across the lanes, so queries and keys
+// are read as rows, and a single query costs no more than its share. With exponentials computed once for each row,
 //   tanh(q + k) = 1 - 1 / d   where   d = 1/2 + 1/2 e^2q * e^2k
-// is one multiply-add and half a reciprocal, as two keys share one: 1 / d1 = d2 / (d1 * d2). The error of that is the
-// rounding of 1: too much where tanh itself is small. There, with the tanh made once for each row, it is
+// takes one multiply-add and half a reciprocal, as two keys share one: 1 / d1 = d2 / (d1 * d2). Its error is the
+// rounding of 1, too much where tanh itself is small. There, with tanh computed once for each row,
 //   tanh(q + k) = (tanh q + tanh k) / (1 + tanh q * tanh k).
 #pragma once
 
@@ -14,13 +13,13 @@
 namespace heed {
 namespace HEED_ISA {
 
-// How the tanh of a block is computed, and from what.
-//   kSmall  from tanh q and tanh k, neither of them near 1, where they lose what they say of q and k
+// How the tanh of a block is computed.
+//   kSmall  from tanh q and tanh k, if neither is near 1, where they lose digits of q and k
 //   kUsual  from 1/2 e^2q and e^2k, if no product of them overflows
-//   kAny    from q and k themselves, infinity too; several times slower
+//   kAny    from q and k themselves, even infinite ones; several times slower
 enum class Range { kSmall, kUsual, kAny };
 
-// Most that |q| and |k| may be. The product of four exponentials, at most 2^120 (2^1000), must be finite.
+// Bounds of |q| and |k|. The product of four exponentials, at most 2^120 (2^1000), must be finite.
 inline constexpr float kMostSmall = 1;
 template <class Real>
 inline constexpr Real kMostUsual = sizeof(Real) == 4 ? Real(10.39) : Real(86.6);
@@ -32,17 +31,16 @@ HEED_INLINE Range range_of(Real query, Real key) {
   return query <= kMostUsual<Real> && key <= kMostUsual<Real> ? Range::kUsual : Range::kAny;
 }
 
-// Numbers from one row of units to the next: an odd number of cache lines, so that a column of vectors spreads over the
-// whole cache.
+// The stride of rows of units: an odd number of cache lines, so that a column of vectors spreads over the whole cache.
 template <class Real>
 HEED_INLINE int units_stride(int64_t units) {
   constexpr int kLine = 64 / sizeof(Real);
   return (round_up(units, kLine) / kLine | 1) * kLine;
 }
 
-// rows[x][u] = source[x][u] + bias[u] in the compute type, 0 beyond the units and beyond the span. With `nonfinite`, a
-// row that is not finite becomes 0 and is marked there. Returns the largest magnitude but for NaN. `bias` has a row's
-// length too.
+// rows[x][u] = source[x][u] + bias[u] in the compute type, 0 beyond the units and the span. If `nonfinite` is not null,
+// a non-finite row becomes 0 and is marked there. Returns the largest magnitude, NaN excepted. `bias` is as long as a
+// row.
 template <class Stored, class Real>
 inline Real load_units(const HeedTensor& source, int64_t b, Span span, int rows, int units, const Real* bias, Real* to,
                        bool* nonfinite) {
@@ -52,7 +50,7 @@ inline Real load_units(const HeedTensor& source, int64_t b, Span span, int rows,
   Real largest = 0;
   for (int x = 0; x < rows; ++x, to += stride) {
     const Stored* from = x < span.length ? row<Stored>(source, b, span.begin + x, 0) : nullptr;
-    I magnitudes{};  // compare like the integers that have their bits, infinity and NaN above all
+    I magnitudes{};  // floats compare like integers of the same bits; NaN and infinity are the largest
     for (int u = 0; u < stride; u += kLanes<Real>) {
       V number = from && u < units ? load_some(from + u, units - u) : V{};
       if (bias) number += load(bias + u);
@@ -73,7 +71,7 @@ inline Real load_units(const HeedTensor& source, int64_t b, Span span, int rows,
   return largest;
 }
 
-// Turns whole rows into what `range` wants; exponentials times `factor`. `to` may be `from`.
+// Converts whole rows to the form that `range` needs; exponentials times `factor`. `to` may be `from`.
 template <class Real>
 inline void prepare(Range range, const Real* from, int rows, int units, Real factor, Real* to) {
   const int count = rows * units_stride<Real>(units);
@@ -139,8 +137,7 @@ HEED_INLINE void score_tile(const Real* query, const Real* key, int stride, cons
 template <class Real>
 inline constexpr int kScoreRows = kLanes<Real> >= 8 ? 4 : 2;
 
-// scores[y][x] of `queries` rows and `keys` rows, whose memory goes on to a multiple of kScoreRows. Rows as `range`
-// wants.
+// scores[y][x] of `queries` rows and `keys` rows in the form of `range`; keys are padded to a multiple of kScoreRows.
 template <Range range, class Real>
 inline void additive_scores(const Real* query, int queries, const Real* key, int keys, const Real* vector, int units,
                             Real* scores) {
@@ -191,9 +188,9 @@ HEED_INLINE void gradient_tile(const Real* query, const Real* key, int keys, int
   }
 }
 
-// Adds what gradients[y][x] of the scores of a block give to the gradients of queries, keys (rows of units each) and
-// score vector. Rows as `range` wants, with one more row of keys, and of gradients 0, where their number is odd.
-// `column` has room for a vector for each key.
+// Adds gradients[y][x] of the scores of a block to the gradients of queries, keys (rows of units each) and score
+// vector. Rows are in the form of `range`, with one more row of keys, and of gradients 0, if their number is odd.
+// `column`: scratch of a vector for each key.
 template <Range range, class Real>
 inline void additive_gradients(const Real* query, int queries, const Real* key, int keys, const Real* vector, int units,
                                const Real* gradients, Real* query_gradient, Real* key_gradient, Real* vector_gradient,
@@ -208,7 +205,7 @@ inline void additive_gradients(const Real* query, int queries, const Real* key, 
     for (int y = 0; y < even_keys; ++y) store(column + y * kLanes<Real>, V{});
     // A few keys at a time: short sums are more accurate.
     for (int y = 0; y < even_keys; y += kTogether) {
-      const int some = static_cast<int>(least(kTogether, even_keys - y));
+      const int some = static_cast<int>(min(kTogether, even_keys - y));
       const Real *keys_from = key + y * stride + u, *gradients_from = gradients + y * kQueryTile;
       Real* column_from = column + y * kLanes<Real>;
       in_chunks<kColumns>(queries, [&](int x, auto columns) {

@@ -1,7 +1,7 @@
 // Additive attention, backward: one query tile against the keys that it may see.
 //
 // Scores that were not kept are computed once more. All gradients but that of the tile itself are summed in scratch of
-// the compute type that one task owns, so no order of threads can change a result.
+// the compute type that one task owns, so the order of threads changes no result.
 #pragma once
 
 #include "additive_forward.h"
@@ -10,16 +10,16 @@
 namespace heed {
 namespace HEED_ISA {
 
-// What comes in for the queries of a tile. Rows without keys, and rows that hold or see something which is not finite,
-// add nothing: their weights become 0. The latter are written as NaN where they reach.
+// The incoming gradients of a query tile. Rows without keys, and rows that hold or see non-finite numbers, add nothing:
+// their weights are 0. The gradients that the latter reach are set to NaN.
 template <class Stored>
 struct Incoming {
   typedef typename Compute<Stored>::Type Real;
 
-  Real *gradient, *gradient_rows;  // of the output, transposed and as it is
+  Real *gradient, *gradient_rows;  // of the output, transposed and in rows
   int row_width;
-  // A weight is e^(score - row_max) / row_sum. From its gradient, `mean` is taken and `from_lse` added to it: one
-  // after the other, as an error of their difference would be the same for all keys and add up.
+  // A weight is e^(score - row_max) / row_sum. `mean` is subtracted from its gradient, then `from_lse` is added: an
+  // error of their difference would be the same for all keys and add up.
   Real row_max[kQueryTile], row_sum[kQueryTile], mean[kQueryTile], from_lse[kQueryTile];
   bool nonfinite[kQueryTile] = {}, any_nonfinite = false;
 
@@ -57,7 +57,7 @@ struct Incoming {
     }
   }
 
-  // scores become weights, and gradients those of the scores. `factors` of dropout, or null: weights times these.
+  // Turns scores into weights, and gradients of the weights into those of the scores. `factors`: of dropout, or null.
   void apply(const Real* factors, int x, Real* score, Real* gradient) const {
     const Vector<Real> weight = exp2((load(score) - load(row_max + x)) * kLog2E<Real>) / load(row_sum + x);
     const Vector<Real> factor = factors ? load(factors + x) : broadcast(Real(1));
@@ -81,8 +81,8 @@ struct AdditiveBackwardScratch {
         column(arena.take<Real>(kKeyBlock * kLanes<Real>)) {}
 };
 
-// Adds what one tile gives to `sums`, and writes the gradient of its queries there or, if the tile has all its keys to
-// itself, where it belongs.
+// Adds the gradients of one tile to `sums`. The gradient of its queries is written there too if its keys are split,
+// else to `pass`.
 template <class Stored>
 void additive_backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite,
                        const AdditivePart& part, const AdditiveSums& sums, char* scratch) {

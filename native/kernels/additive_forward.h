@@ -1,9 +1,8 @@
 // Additive attention, forward: one query tile against the keys that it may see.
 //
-// As in forward.h, with scores from additive.h in place of a matrix product: keys down and queries across in a block of
-// scores. These are kept for the backward pass where they are few, see `keeps_scores`; else a block is all that is held
-// of pairs. The keys of a tile can be shared out among several tasks; each leaves the state of its softmax, and the
-// states are joined.
+// As in forward.h, with scores from additive.h instead of a matrix product: keys down and queries across in a block of
+// scores. The backward pass gets the scores if they are few, see `keeps_scores`; else only a block of them exists at a
+// time. The keys of a tile may be split among tasks; each leaves the state of its softmax, and the states are joined.
 #pragma once
 
 #include "additive.h"
@@ -13,7 +12,7 @@
 namespace heed {
 namespace HEED_ISA {
 
-// One query tile made ready, and the scores of one block of keys at a time.
+// A query tile, and the scores of one block of keys at a time.
 template <class Stored>
 struct AdditiveTile {
   typedef typename Compute<Stored>::Type Real;
@@ -21,16 +20,16 @@ struct AdditiveTile {
   const HeedAttention& a;
   const int units, stride;
   Real *vector, *bias;     // padded like a row of units
-  Real *query, *prepared;  // as they are, and as `prepared_for` wants them
+  Real *query, *prepared;  // the queries, and their form for `prepared_for`
   Real *key, *value_copy, *scores;
-  uint64_t* hidden;  // a word a key
+  uint64_t* hidden;  // a word for each key
   const uint8_t* finite = nullptr;
   int64_t b = 0, lo = 0, hi = 0;  // the keys that may be seen
   Span queries{};
   int columns = 0;
   Real largest_query = 0;
-  bool nonfinite_query[kQueryTile] = {};  // where a mask hides something
-  // Of the block of keys that was scored last.
+  bool nonfinite_query[kQueryTile] = {};  // set only with a mask
+  // Of the current block of keys.
   Span keys{};
   BlockMask mask = BlockMask::kEmpty;
   bool has_nonfinite = false;
@@ -65,7 +64,7 @@ struct AdditiveTile {
 
   const Real* query_rows() const { return range == Range::kAny ? query : prepared; }
 
-  // function(the range as a constant)
+  // Calls function(range as a Constant).
   template <class Function>
   HEED_INLINE void with_range(const Function& function) const {
     switch (range) {
@@ -77,7 +76,7 @@ struct AdditiveTile {
 
   Block block() const { return {b, 0, queries, keys}; }
 
-  // Makes a block of keys ready. False if there is nothing to see.
+  // Loads a block of keys. Returns false if the mask hides all of it.
   bool load(int64_t at) {
     keys = block_keys(at, lo, hi);
     mask = classify_block(a, block(), hidden);
@@ -95,7 +94,7 @@ struct AdditiveTile {
     return true;
   }
 
-  // Computes the scores of the block, -inf where hidden.
+  // Computes the scores of the block, -inf for hidden pairs.
   void score() {
     with_range([&](auto constant) {
       additive_scores<decltype(constant)::value>(query_rows(), queries.length, key, keys.length, vector, units, scores);
@@ -105,7 +104,7 @@ struct AdditiveTile {
     apply_score_mods<Real>(a, block(), columns, mask, hidden, Real(1), scores, nullptr);
   }
 
-  // Where the scores of the block are among those that follow the numbers of rows in `softmax`.
+  // The place of the block's scores in `softmax`, after the statistics of rows.
   template <class Number>
   Number* kept(Number* softmax) const {
     const int64_t rows = score_rows(a), at = keys.begin / kKeyBlock * kKeyBlock;
@@ -125,7 +124,7 @@ struct AdditiveTile {
   }
 };
 
-// What is known of a query tile after some of its keys.
+// The state of a query tile after some of its keys.
 template <class Real>
 struct AdditiveState {
   OnlineSoftmax<Real>* running;
@@ -165,14 +164,14 @@ void additive_forward(const HeedAttention& a, const HeedForward& results, const 
     online_softmax_columns<Real, false>(*state.running, columns, tile.scores, keys.length, Real(1), tile.scores,
                                         state.output, value_dim);
     if (a.dropout > 0) dropout.apply(keys, columns, tile.scores);
-    product(flipped(tile.value()), value_dim, tile.scores, kQueryTile, state.output, kQueryTile, columns, keys.length,
+    product(swap_axes(tile.value()), value_dim, tile.scores, kQueryTile, state.output, kQueryTile, columns, keys.length,
             true);
   }
   for (int x = 0; x < tile.queries.length; ++x)
     state.nonfinite[x] = sees_nonfinite[x] || (tile.nonfinite_query[x] && state.seen(x));
 }
 
-// Adds what another task knows of the same queries.
+// Adds the state of another task for the same queries.
 template <class Real>
 inline void join(const AdditiveState<Real>& all, const AdditiveState<Real>& more, int value_dim) {
   typedef Vector<Real> V;

@@ -1,7 +1,7 @@
 // bfloat16 on the matrix units (AMX): tiles of 16 x 16 sums of products of pairs.
 //
-// Scores stay transposed, so keys are a left operand just as they lie, and weights, two rows at a time, a right one.
-// Only the values must be turned, once a call: a left operand wants one feature a row, keys across.
+// Scores are transposed, so keys are a left operand in place, and weights, two rows at a time, a right one. Only values
+// must be transposed, once a call: the left operand has a feature for each row, keys across.
 #pragma once
 
 #include <immintrin.h>
@@ -12,11 +12,11 @@ namespace heed {
 namespace HEED_ISA {
 
 inline constexpr int kTile = 16;       // rows of a tile, and 32-bit numbers across
-inline constexpr int kPairsDeep = 32;  // terms of one product of tiles
+inline constexpr int kTileDepth = 32;  // terms of one product of tiles
 
-static_assert(kKeyBlock % kPairsDeep == 0 && kQueryTile % kTile == 0, "blocks must be made of tiles");
+static_assert(kKeyBlock % kTileDepth == 0 && kQueryTile % kTile == 0, "blocks must be made of tiles");
 
-// The tile registers while it lives: all eight 16 rows of 64 bytes.
+// Configures the tile registers during its lifetime: all eight have 16 rows of 64 bytes.
 class Tiles {
  public:
   Tiles() {
@@ -44,8 +44,8 @@ struct TileOperand {
 
 inline constexpr ptrdiff_t kTileBytes = 64 * kTile;
 
-// Tiles that lie one after the other, those of `steps` steps together. Loads of them find lines of all of the cache's
-// sets, and none that looks like one which was just stored to.
+// Adjacent tiles, those of `steps` steps together. Loads spread over all sets of the cache, and none seems to alias a
+// recent store.
 inline TileOperand packed_tiles(const void* data, int steps) { return {data, 64, kTileBytes, steps * kTileBytes}; }
 // The left operand whose rows lie `row` bytes apart.
 inline TileOperand left_rows(const void* data, ptrdiff_t row) { return {data, row, 64, kTile * row}; }
@@ -130,10 +130,10 @@ inline void two_step_product(const TileOperand& a, int rows, const TileOperand& 
     for (int y = 0; y < rows / kTile; ++y) tile_product<1, 1>(a, y, b, x, c, c_row, 2, false);
 }
 
-// `count` numbers, then 0, as a vector of 16 (in words) or, with kPairs, 32 (as pairs).
+// `count` numbers, padded with 0, as a vector of 16 words or, with kPairs, of 32 numbers (pairs).
 template <bool kPairs>
 HEED_INLINE Words load_words(const Bfloat16* from, int count) {
-  constexpr int kCount = kPairs ? kPairsDeep : kTile;
+  constexpr int kCount = kPairs ? kTileDepth : kTile;
   Bfloat16 numbers[kCount] = {};
   if (count < kCount) {
     for (int lane = 0; lane < count; ++lane) numbers[lane] = from[lane];
@@ -145,44 +145,47 @@ HEED_INLINE Words load_words(const Bfloat16* from, int count) {
     return load_halves(from);
 }
 
-// 0 for what is not a finite number, in the lower 16 bits of each word.
+// Replaces non-finite numbers, in the low 16 bits of each word, by 0.
 HEED_INLINE Words finite_words(Words x) { return (x & 0x7f80u) == 0x7f80u ? Words{} : x; }
 
 class TileProducts {
  public:
   typedef float Real;
   static constexpr bool kPairs = true, kRows = false;
-  static constexpr int kKeyUnit = kPairsDeep;
+  static constexpr int kKeyUnit = kTileDepth;
 
-  // Fewer queries are not worth turning the values.
+  // Transposing the values does not pay for fewer queries.
   static bool serves(const HeedAttention& a) {
     return a.dtype == HEED_BFLOAT16 && a.query_length > kTile && a.key_length > 0;
   }
 
   static int value_rows(const HeedAttention& a) { return round_up(a.value_dim, kTile); }
-  static int deep(const HeedAttention& a) { return round_up(a.head_dim, kPairsDeep); }
+  static int padded_depth(const HeedAttention& a) { return round_up(a.head_dim, kTileDepth); }
   static size_t block_bytes(const HeedAttention& a) { return 2 * kKeyBlock * static_cast<size_t>(value_rows(a)); }
-  static size_t bytes(const HeedAttention& a) { return 2 * static_cast<size_t>(deep(a)) * (kQueryTile + kKeyBlock); }
+  static size_t bytes(const HeedAttention& a) {
+    return 2 * static_cast<size_t>(padded_depth(a)) * (kQueryTile + kKeyBlock);
+  }
   static size_t packed_bytes(const HeedAttention& a) {
     return static_cast<size_t>(a.batch * a.kv_heads * key_blocks(a)) * block_bytes(a);
   }
 
-  // Tiles packed[feature][key] of one block, those of a feature together, 0 beyond the last key and feature, and for
-  // what is not finite where a mask hides.
+  // Packs one block as tiles [feature][key], those of a feature together. 0 beyond the last key and feature and, with a
+  // mask, for non-finite numbers.
   static void pack(const HeedAttention& a, const uint8_t* finite, int64_t b, int64_t kv_head, int64_t block,
                    char* packed) {
     const int64_t index = (b * a.kv_heads + kv_head) * key_blocks(a) + block;
-    turn(a.value, b, kv_head, block_keys(block, 0, a.key_length), static_cast<int>(a.value_dim),
-         block_has_nonfinite(a, finite, b, kv_head, block), packed + static_cast<size_t>(index) * block_bytes(a));
+    pack_transposed(a.value, b, kv_head, block_keys(block, 0, a.key_length), static_cast<int>(a.value_dim),
+                    block_has_nonfinite(a, finite, b, kv_head, block),
+                    packed + static_cast<size_t>(index) * block_bytes(a));
   }
 
-  static constexpr int kKeySteps = kKeyBlock / kPairsDeep;
+  static constexpr int kKeySteps = kKeyBlock / kTileDepth;
 
-  // The same for as many keys as a block has of any rows and a multiple of 16 features; with `has_nonfinite` 0 for what
-  // is not finite.
-  static void turn(const HeedTensor& from, int64_t b, int64_t kv_head, Span keys, int width, bool has_nonfinite,
-                   char* to) {
-    for (int j = 0; j < kKeyBlock; j += kPairsDeep)
+  // The same for the keys of a block from any rows, with a multiple of 16 features; `has_nonfinite`: replaces
+  // non-finite numbers by 0.
+  static void pack_transposed(const HeedTensor& from, int64_t b, int64_t kv_head, Span keys, int width,
+                              bool has_nonfinite, char* to) {
+    for (int j = 0; j < kKeyBlock; j += kTileDepth)
       for (int c = 0; c < width; c += kTile) {
         Vector<float> square[kTile];
         for (int r = 0; r < kTile; ++r) {
@@ -195,7 +198,7 @@ class TileProducts {
           square[r] = (Vector<float>)(pair[0] | pair[1] << 16);
         }
         transpose<float>(square);
-        char* tile = to + (c / kTile * kKeySteps + j / kPairsDeep) * kTileBytes;
+        char* tile = to + (c / kTile * kKeySteps + j / kTileDepth) * kTileBytes;
         for (int r = 0; r < kTile; ++r) store(reinterpret_cast<float*>(tile + 64 * r), square[r]);
       }
   }
@@ -207,19 +210,20 @@ class TileProducts {
         values_(!packed ? nullptr
                         : packed + static_cast<size_t>((b * a.kv_heads + kv_head) * key_blocks(a)) * block_bytes(a)),
         query_(reinterpret_cast<float*>(memory)),
-        copy_(reinterpret_cast<uint16_t*>(memory) + kQueryTile * deep(a)),
-        // The products are of unscaled numbers. Scaling them waits for what comes next, unless that could overflow.
+        copy_(reinterpret_cast<uint16_t*>(memory) + kQueryTile * padded_depth(a)),
+        // Products are of unscaled numbers. The scale is applied later, as the unit of scores, unless that may
+        // overflow.
         scaled_(!(a.scale > 1e-3 && a.scale < 1e3)) {}
 
   float unit() const { return scaled_ ? 1.0f : static_cast<float>(a_.scale); }
 
   void load_query(int64_t n, Span queries) { load_query(n, queries, query_); }
 
-  // Tiles of 16 queries, those of a query together; row c / 2 of them holds features c and c + 1.
+  // Packs tiles of 16 queries, those of a query together; row c / 2 holds features c and c + 1.
   void load_query(int64_t n, Span queries, float* to) const {
     const int width = static_cast<int>(a_.head_dim);
     for (int x = 0; x < queries.length; x += kTile)
-      for (int c = 0; c < width; c += kPairsDeep) {
+      for (int c = 0; c < width; c += kTileDepth) {
         Vector<float> square[kTile];
         for (int r = 0; r < kTile; ++r) {
           Words words{};
@@ -228,15 +232,15 @@ class TileProducts {
           square[r] = (Vector<float>)words;
         }
         transpose<float>(square);
-        for (int r = 0; r < kTile; ++r) store(to + x * (deep(a_) / 2) + (c / 2 + r) * kTile, square[r]);
+        for (int r = 0; r < kTile; ++r) store(to + x * (padded_depth(a_) / 2) + (c / 2 + r) * kTile, square[r]);
       }
   }
 
-  // Rows that products of tiles can read: as they lie, `distance` numbers apart, or a copy that is whole tiles and 0
-  // beyond the rows and features, and with `has_nonfinite` for what is not finite.
+  // Rows as a left operand: in place, `distance` numbers apart, or a copy in whole tiles, padded with 0;
+  // `has_nonfinite`: with non-finite numbers replaced by 0.
   static const Bfloat16* left_operand(const Bfloat16* from, ptrdiff_t* distance, int rows, int width,
                                       bool has_nonfinite, uint16_t* copy) {
-    const int wide = round_up(width, kPairsDeep);
+    const int wide = round_up(width, kTileDepth);
     if (!has_nonfinite && wide == width && rows % kTile == 0) return from;
     for (int y = 0; y < round_up(rows, kTile); ++y)
       for (int c = 0; c < wide; c += kTile) {
@@ -251,12 +255,12 @@ class TileProducts {
   void scores(Span keys, bool has_nonfinite, int columns, float* to) {
     scores(keys, has_nonfinite, columns, to, query_);
   }
-  // Of queries that `load_query` has laid out.
+  // The same for packed queries, see `load_query`.
   void scores(Span keys, bool has_nonfinite, int columns, float* scores, const float* query) {
     ptrdiff_t distance = a_.key.row_stride;
     const Bfloat16* key = left_operand(row<Bfloat16>(a_.key, b_, keys.begin, kv_head_), &distance, keys.length,
                                        static_cast<int>(a_.head_dim), has_nonfinite, copy_);
-    const int steps = deep(a_) / kPairsDeep, rows = round_up(keys.length, kTile);
+    const int steps = padded_depth(a_) / kTileDepth, rows = round_up(keys.length, kTile);
     const TileOperand left = left_rows(key, 2 * distance), right = packed_tiles(query, steps);
     if (steps == 2)
       two_step_product(left, rows, right, scores, 4 * kQueryTile, columns);
@@ -269,15 +273,15 @@ class TileProducts {
   }
 
   void add_values(Span keys, bool, int columns, float* pairs, float* output) {
-    const int steps = round_up(keys.length, kPairsDeep) / kPairsDeep;
-    for (int y = round_up(keys.length, 2); y < steps * kPairsDeep; y += 2)
+    const int steps = round_up(keys.length, kTileDepth) / kTileDepth;
+    for (int y = round_up(keys.length, 2); y < steps * kTileDepth; y += 2)
       for (int x = 0; x < columns; x += kTile) store(pair_at(pairs, y, x), Vector<float>{});
     const char* value = values_ + static_cast<size_t>(keys.begin / kKeyBlock) * block_bytes(a_);
     tiled_product(packed_tiles(value + first_tile(keys), kKeySteps), value_rows(a_), packed_tiles(pairs, kKeySteps),
                   output, 4 * kQueryTile, columns, steps, true);
   }
-  // Where keys begin among the tiles of their block.
-  static ptrdiff_t first_tile(Span keys) { return keys.begin % kKeyBlock / kPairsDeep * kTileBytes; }
+  // The offset of the first key in the tiles of its block.
+  static ptrdiff_t first_tile(Span keys) { return keys.begin % kKeyBlock / kTileDepth * kTileBytes; }
 
  private:
   const HeedAttention& a_;
@@ -289,21 +293,21 @@ class TileProducts {
   const Tiles tiles_;
 };
 
-// See `VectorGradients`. Weights and gradients of the scores are rounded to bfloat16 for the products they are in, as
-// weights are in the forward pass; all sums are of float.
+// See `VectorGradients`. Weights and gradients of the scores are rounded to bfloat16 for their products, as weights are
+// in the forward pass; all sums are in float.
 //
-// A query tile is laid out four ways, once for all keys: its queries and gradients of the output across, two features a
-// word, as right operands of the products with keys and values; and as rows, two queries a word, as right operands of
-// what keys and values get. Keys are turned once a block, for what queries get.
+// A query tile is packed in four ways, once for all keys: queries and output gradients across, two features in a word,
+// as right operands of the products with keys and values; and in rows, two queries in a word, as right operands of the
+// gradients of keys and values. Keys are transposed once for each block, for the gradients of queries.
 class TileGradients {
  public:
   typedef float Real;
-  static constexpr int kKeyUnit = kPairsDeep;
+  static constexpr int kKeyUnit = kTileDepth;
   static constexpr bool kCopies = false;
 
   static size_t bytes(const HeedAttention& a) {
-    return TileProducts::bytes(a) + kTilesTogether * 4 * Layout(a).words + 2 * turned_numbers(a) +
-           2 * kKeyBlock * static_cast<size_t>(round_up(a.value_dim, kPairsDeep)) + 4 * kRowsOfWeights;
+    return TileProducts::bytes(a) + kTilesTogether * 4 * TileLayout(a).words + 2 * transposed_numbers(a) +
+           2 * kKeyBlock * static_cast<size_t>(round_up(a.value_dim, kTileDepth)) + 4 * kRowsOfWeights;
   }
 
   TileGradients(const HeedAttention& a, int64_t b, int64_t kv_head, char* memory)
@@ -315,8 +319,8 @@ class TileGradients {
         words_(reinterpret_cast<float*>(memory + TileProducts::bytes(a))),
         pairs_(words_ + kTilesTogether * layout_.words),
         rows_(reinterpret_cast<uint16_t*>(pairs_ + kRowsOfWeights / 2)),
-        turned_(rows_ + kRowsOfWeights),
-        value_copy_(turned_ + turned_numbers(a)) {}
+        transposed_keys_(rows_ + kRowsOfWeights),
+        value_copy_(transposed_keys_ + transposed_numbers(a)) {}
 
   float unit() const { return products_.unit(); }
 
@@ -327,15 +331,15 @@ class TileGradients {
     products_.load_query(p.n, p.queries, query);
     float *across = query + layout_.gradient, *query_rows = query + layout_.query_rows,
           *gradient_rows = query + layout_.gradient_rows;
-    for (int c = 0; c < layout_.value_deep; c += 2)
+    for (int c = 0; c < layout_.value_depth; c += 2)
       for (int x = 0; x < kQueryTile; x += kTile) {
         const auto feature = [&](int n) {
           return n < value_dim && x < p.queries.length ? load(p.output_gradient + n * kQueryTile + x) : Vector<float>{};
         };
-        store(across + x * (layout_.value_deep / 2) + c / 2 * kTile, paired(feature(c), feature(c + 1)));
+        store(across + x * (layout_.value_depth / 2) + c / 2 * kTile, pack_pair(feature(c), feature(c + 1)));
       }
     for (int x = 0; x < kQueryTile; x += 2) {
-      // A row that adds nothing, for it is not finite, is 0.
+      // Rows that add nothing are 0.
       const auto there = [&](int n) { return n < p.queries.length && p.row_max[n] != kInfinity<float>; };
       for (int c = 0; c < key_row; c += kTile) {
         const auto row_of_query = [&](int n) {
@@ -348,14 +352,14 @@ class TileGradients {
         const auto row_of_gradient = [&](int n) {
           return there(n) ? load(p.output_gradient_rows + n * value_row + c) : Vector<float>{};
         };
-        store(gradient_rows + x / 2 * value_row + c, paired(row_of_gradient(x), row_of_gradient(x + 1)));
+        store(gradient_rows + x / 2 * value_row + c, pack_pair(row_of_gradient(x), row_of_gradient(x + 1)));
       }
     }
   }
 
   void load_keys(const KeyBlock<float>& block) {
-    TileProducts::turn(a_.key, b_, kv_head_, block.keys, static_cast<int>(a_.head_dim), block.has_nonfinite,
-                       reinterpret_cast<char*>(turned_));
+    TileProducts::pack_transposed(a_.key, b_, kv_head_, block.keys, static_cast<int>(a_.head_dim), block.has_nonfinite,
+                                  reinterpret_cast<char*>(transposed_keys_));
   }
 
   void scores(int at, const QueryTile<float>& p, const KeyBlock<float>& block, float* to) {
@@ -367,7 +371,7 @@ class TileGradients {
     const Bfloat16* value =
         TileProducts::left_operand(row<Bfloat16>(a_.value, b_, block.keys.begin, kv_head_), &distance,
                                    block.keys.length, static_cast<int>(a_.value_dim), block.has_nonfinite, value_copy_);
-    const int steps = layout_.value_deep / kPairsDeep, rows = round_up(block.keys.length, kTile);
+    const int steps = layout_.value_depth / kTileDepth, rows = round_up(block.keys.length, kTile);
     const TileOperand left = left_rows(value, 2 * distance);
     const TileOperand right = packed_tiles(words_ + at * layout_.words + layout_.gradient, steps);
     if (steps == 2)
@@ -381,7 +385,7 @@ class TileGradients {
     const int keys = block.keys.length, rows = round_up(keys, kTile);
     const int key_row = gradient_row<float>(a_.head_dim), value_row = gradient_row<float>(a_.value_dim);
     const float* of_tile = words_ + at * layout_.words;
-    constexpr int kQuerySteps = kQueryTile / kPairsDeep;
+    constexpr int kQuerySteps = kQueryTile / kTileDepth;
     const TileOperand left = left_rows(rows_, 2 * kQueryTile);
     narrow(weights, keys, columns_of(p), 1.0f);
     tiled_product(left, rows, right_rows(of_tile + layout_.gradient_rows, 4 * value_row), value_gradient, 4 * value_row,
@@ -389,35 +393,35 @@ class TileGradients {
     narrow(score_gradients, keys, columns_of(p), static_cast<float>(a_.scale));
     tiled_product(left, rows, right_rows(of_tile + layout_.query_rows, 4 * key_row), key_gradient, 4 * key_row, key_row,
                   kQuerySteps, true);
-    const int deep = round_up(keys, kPairsDeep);
-    for (int y = 0; y < deep; y += 2)
+    const int depth = round_up(keys, kTileDepth);
+    for (int y = 0; y < depth; y += 2)
       for (int x = 0; x < columns_of(p); x += kTile) {
         const auto key = [&](int n) { return n < keys ? load(score_gradients + n * kQueryTile + x) : Vector<float>{}; };
-        store(pair_at(pairs_, y, x), paired(key(y), key(y + 1)));
+        store(pair_at(pairs_, y, x), pack_pair(key(y), key(y + 1)));
       }
     constexpr int kKeySteps = TileProducts::kKeySteps;
-    const char* turned = reinterpret_cast<const char*>(turned_) + TileProducts::first_tile(block.keys);
-    tiled_product(packed_tiles(turned, kKeySteps), key_row, packed_tiles(pairs_, kKeySteps), p.query_gradient,
-                  4 * kQueryTile, columns_of(p), deep / kPairsDeep, true);
+    const char* transposed = reinterpret_cast<const char*>(transposed_keys_) + TileProducts::first_tile(block.keys);
+    tiled_product(packed_tiles(transposed, kKeySteps), key_row, packed_tiles(pairs_, kKeySteps), p.query_gradient,
+                  4 * kQueryTile, columns_of(p), depth / kTileDepth, true);
   }
 
  private:
   static constexpr int kRowsOfWeights = kKeyBlock * kQueryTile;
 
-  // Where the four forms of a tile lie, in words from the first of them.
-  struct Layout {
-    int value_deep, gradient, query_rows, gradient_rows;
+  // The offsets of the four forms of a tile, in words.
+  struct TileLayout {
+    int value_depth, gradient, query_rows, gradient_rows;
     size_t words;
 
-    explicit Layout(const HeedAttention& a)
-        : value_deep(round_up(a.value_dim, kPairsDeep)),
-          gradient(kQueryTile * TileProducts::deep(a) / 2),
-          query_rows(gradient + kQueryTile * value_deep / 2),
+    explicit TileLayout(const HeedAttention& a)
+        : value_depth(round_up(a.value_dim, kTileDepth)),
+          gradient(kQueryTile * TileProducts::padded_depth(a) / 2),
+          query_rows(gradient + kQueryTile * value_depth / 2),
           gradient_rows(query_rows + kQueryTile / 2 * gradient_row<float>(a.head_dim)),
           words(static_cast<size_t>(gradient_rows + kQueryTile / 2 * gradient_row<float>(a.value_dim))) {}
   };
 
-  static size_t turned_numbers(const HeedAttention& a) {
+  static size_t transposed_numbers(const HeedAttention& a) {
     return static_cast<size_t>(kKeyBlock) * static_cast<size_t>(round_up(a.head_dim, kTile));
   }
   static int columns_of(const QueryTile<float>& p) { return round_up(p.queries.length, kTile); }
@@ -434,10 +438,10 @@ class TileGradients {
 
   const HeedAttention& a_;
   int64_t b_, kv_head_;
-  Layout layout_;
+  TileLayout layout_;
   TileProducts products_;
   float *words_, *pairs_;  // of the tiles; gradients of the scores, two keys a word
-  uint16_t *rows_, *turned_, *value_copy_;
+  uint16_t *rows_, *transposed_keys_, *value_copy_;
 };
 
 }  // namespace HEED_ISA

@@ -7,16 +7,16 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Hands out one piece of memory after the other, each in cache lines of its own. Without memory it only counts.
+// Hands out buffers of one block of memory, each in cache lines of its own. Without memory it only counts bytes.
 class Arena {
  public:
   explicit Arena(char* memory) : memory_(memory) {}
 
   template <class T>
   T* take(int64_t count) {
-    T* piece = memory_ ? reinterpret_cast<T*>(memory_ + bytes_) : nullptr;
+    T* buffer = memory_ ? reinterpret_cast<T*>(memory_ + bytes_) : nullptr;
     bytes_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return piece;
+    return buffer;
   }
   size_t bytes() const { return bytes_; }
 
@@ -25,11 +25,11 @@ class Arena {
   size_t bytes_ = 0;
 };
 
-// Bytes that Scratch(attention, arena) takes.
-template <class Scratch, class Attention>
-size_t scratch_bytes(const Attention& a) {
+// The bytes that Scratch(call, arena) takes.
+template <class Scratch, class Call>
+size_t scratch_bytes(const Call& call) {
   Arena arena(nullptr);
-  Scratch(a, arena);
+  Scratch(call, arena);
   return arena.bytes();
 }
 

@@ -1,9 +1,9 @@
-// Backward: the queries of some heads that share one key head, tile by tile, against the keys they see.
+// Backward pass: the queries of the heads of a key head, tile by tile, against the keys that they see.
 //
-// Scores are computed once more, and weights from what the forward pass kept of each row. Gradients of keys and values
-// are summed in scratch of the compute type that one task owns, so no order of threads can change a result. Several
-// tiles go over the keys together: the keys, the values and the sums of their gradients, too large for the caches,
-// come by that much less often.
+// Scores are computed once more, and weights from the row statistics of the forward pass. Gradients of keys and values
+// are summed in scratch of the compute type that one task owns, so the order of threads changes no result. Several
+// tiles read the keys together: keys, values and the sums of their gradients do not fit the caches, and are read less
+// often.
 #pragma once
 
 #include "decode.h"
@@ -14,10 +14,10 @@ namespace HEED_ISA {
 
 inline constexpr int kTilesTogether = 8;
 
-// What is prepared for one query tile. A weight is exp(score - row_max) / row_sum, and as only sums of it times what
-// comes in for its row are wanted, that is divided by the sum instead: the gradient of the output and `delta`. Rows
-// without keys, and rows that hold or see something which is not finite, add nothing: their `row_max` becomes infinite
-// and their weights 0. The latter, `nonfinite`, are written as NaN where they reach.
+// A query tile, prepared. A weight is exp(score - row_max) / row_sum. Every use multiplies it by the output gradient of
+// its row or `delta`, so these are divided by row_sum instead. Rows without keys, and rows that hold or see non-finite
+// numbers, add nothing: their `row_max` is infinite and their weights 0. The gradients that the latter (`nonfinite`)
+// reach are set to NaN.
 template <class Real>
 struct QueryTile {
   Real *query, *query_rows, *output_gradient, *output_gradient_rows, *query_gradient;
@@ -29,7 +29,7 @@ struct QueryTile {
   Dropout dropout;
 };
 
-// Numbers of a row of so many features, in sums and copies.
+// The stride of rows of `width` features, in sums and copies.
 template <class Real>
 int gradient_row(int64_t width) {
   return round_up(width, kLanes<Real>);
@@ -40,7 +40,7 @@ struct BackwardScratch {
   typedef typename Products::Real Real;
   QueryTile<Real> tiles[kTilesTogether];
   Real *weights, *weight_gradients, *slope, *factors, *key_copy, *value_copy;
-  uint64_t* hidden;  // a word a key
+  uint64_t* hidden;  // a word for each key
   char* products;
 
   BackwardScratch(const HeedAttention& a, Arena& arena) {
@@ -116,7 +116,7 @@ void prepare_tile(const HeedAttention& a, const HeedBackward& pass, int64_t b, i
   load_transposed<Real>(scaled, 0, 0, {0, queries.length}, value_dim, Real(1), p.output_gradient);
 }
 
-// Scores become weights (times the sum of their row), and gradients those of the scores, before the soft cap.
+// Turns scores into weights (times row_sum), and gradients of the weights into those of the scores before the soft cap.
 // `unit` as in `VectorProducts`.
 template <class Real>
 inline void score_gradients(const QueryTile<Real>& p, int rows, int columns, Real unit, Real* scores, Real* gradients) {
@@ -139,7 +139,7 @@ inline void multiply(Real* numbers, const Real* factors, int rows, int columns) 
     }
 }
 
-// Keys and values of a block in the compute type, if the products want them so.
+// Keys and values of a block, in the compute type if the products need them.
 template <class Real>
 struct KeyBlock {
   Span keys;
@@ -147,14 +147,14 @@ struct KeyBlock {
   bool has_nonfinite;
 };
 
-// The five products of the backward pass in vectors. Scores as the forward pass computes them, to the last bit: where
-// they are large, other roundings of them would give weights whose sum is far from 1.
+// The five products of the backward pass in vectors. Scores have the same bits as in the forward pass: where they are
+// large, other roundings would give weights whose sum is far from 1.
 template <class Stored>
 class VectorGradients {
  public:
   typedef typename Compute<Stored>::Type Real;
-  static constexpr int kKeyUnit = 1;     // so many keys together are wanted whole, with what is masked
-  static constexpr bool kCopies = true;  // whether `KeyBlock` has to hold keys and values
+  static constexpr int kKeyUnit = 1;     // keys come in whole units of these, masked ones included
+  static constexpr bool kCopies = true;  // whether `KeyBlock` needs keys and values
 
   static size_t bytes(const HeedAttention& a) {
     return few_queries(a) ? sizeof(Real) * static_cast<size_t>(kKeyBlock * a.query_length) : 0;
@@ -164,7 +164,7 @@ class VectorGradients {
 
   Real unit() const { return 1; }
 
-  // Before a tile, the `at`-th of those that go over the keys together, or a block of keys is first met.
+  // Called before the first use of a tile (the `at`-th of those together), and of a block of keys.
   void load_tile(int, const QueryTile<Real>&) {}
   void load_keys(const KeyBlock<Real>&) {}
 
@@ -185,12 +185,12 @@ class VectorGradients {
     product(block.value, block.keys.length, p.output_gradient, kQueryTile, gradients, kQueryTile,
             round_up(p.queries.length, kLanes<Real>), static_cast<int>(a_.value_dim), false);
   }
-  // Adds what weights and gradients of the scores give; rows of the sums from that of the block's first key on.
+  // Adds to all gradients; key_gradient and value_gradient begin at the first key of the block.
   void add(int, const QueryTile<Real>& p, const KeyBlock<Real>& block, Real* weights, Real* score_gradients,
            Real* key_gradient, Real* value_gradient) {
     const int head_dim = static_cast<int>(a_.head_dim), rows = p.queries.length, keys = block.keys.length;
     const int key_row = gradient_row<Real>(a_.head_dim), value_row = gradient_row<Real>(a_.value_dim);
-    product(flipped(block.key), head_dim, score_gradients, kQueryTile, p.query_gradient, kQueryTile,
+    product(swap_axes(block.key), head_dim, score_gradients, kQueryTile, p.query_gradient, kQueryTile,
             round_up(rows, kLanes<Real>), keys, true);
     product(Strided<Real>{weights, kQueryTile, 1}, keys, p.output_gradient_rows, value_row, value_gradient, value_row,
             value_row, rows, true);
@@ -203,8 +203,8 @@ class VectorGradients {
   Real* rows_;
 };
 
-// One tile against one block of keys: `s.weights` holds the weights, as they were dropped, and `s.weight_gradients` the
-// gradients of the scores, before the soft cap.
+// One tile against one block of keys: writes the weights after dropout to `s.weights`, and the gradients of the scores
+// before the soft cap to `s.weight_gradients`.
 template <class Real, class Products>
 inline void block_gradients(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
                             const Block& block, const KeyBlock<Real>& of_keys, BlockMask mask) {
@@ -224,7 +224,7 @@ inline void block_gradients(const HeedAttention& a, const BackwardScratch<Produc
   if (a.dropout > 0) multiply(s.weights, s.factors, keys.length, columns);
 }
 
-// The same, and adds to the gradients of both.
+// The same, and adds to the gradients of queries, keys and values.
 template <class Real, class Products>
 void tile_against_keys(const HeedAttention& a, const BackwardScratch<Products>& s, Products& products, int tile,
                        int64_t b, const KeyBlock<Real>& of_keys, Real* key_gradient, Real* value_gradient) {
@@ -262,7 +262,7 @@ inline KeyBlock<Real> load_keys(const HeedAttention& a, const BackwardScratch<Pr
   return block;
 }
 
-// See `Kernels`: the summed gradients are S rows of gradient_row(H) and gradient_row(V) numbers.
+// See `Kernels`: the partial gradients are S rows of gradient_row(H) and gradient_row(V) numbers.
 template <class Stored, class Products>
 void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite, int64_t b, int64_t kv_head,
               int64_t part, int64_t parts, void* key_gradient, void* value_gradient, char* memory) {
@@ -286,7 +286,7 @@ void backward(const HeedAttention& a, const HeedBackward& pass, const uint8_t* f
       QueryTile<Real>& p = s.tiles[together];
       prepare_tile<Stored>(a, pass, b, head_of(at), at % tiles, p);
       products.load_tile(together, p);
-      if (p.lo < p.hi) lo = least(lo, p.lo), hi = most(hi, p.hi);
+      if (p.lo < p.hi) lo = min(lo, p.lo), hi = max(hi, p.hi);
     }
     for (int64_t at = lo / kKeyBlock; at * kKeyBlock < hi; ++at) {
       const Span whole = block_keys(at, 0, a.key_length);
@@ -330,6 +330,12 @@ void write_rows(const HeedTensor& to, int64_t b, int64_t kv_head, int64_t begin,
       store_some(out + c, static_cast<int>(width - c), total);
     }
   }
+}
+
+// See `Kernels`.
+template <class Real>
+void sum_parts(void* to, int64_t count, const char* sums, int64_t parts, int64_t distance) {
+  write_rows<Real>({to, 0, 0, 0}, 0, 0, 0, 1, count, 0, sums, parts, distance);
 }
 
 }  // namespace HEED_ISA

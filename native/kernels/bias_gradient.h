@@ -1,6 +1,5 @@
-// The gradient of a bias of the scores: that of the scores themselves, summed over the axes along which the bias
-// broadcasts. A pass of its own, so that only who needs it pays for it, and nothing of size T x S is held but the
-// result.
+// The gradient of a bias: that of the scores, summed over the axes along which the bias broadcasts. It is a pass of its
+// own, so other gradients do not pay for it; only the result may have T x S numbers.
 #pragma once
 
 #include "backward.h"
@@ -8,7 +7,7 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Adds the gradients of these queries to pass.bias_gradient.
+// Adds the gradients of some tiles to pass.bias_gradient.
 template <class Stored, class Products>
 void bias_gradient(const HeedAttention& a, const HeedBackward& pass, const uint8_t* finite, const TileRange& range,
                    const int64_t* stride, char* memory) {

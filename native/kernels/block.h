@@ -16,17 +16,17 @@ struct Span {
   int length;
 };
 
-HEED_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-HEED_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+HEED_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+HEED_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 HEED_INLINE int round_up(int64_t n, int multiple) { return static_cast<int>((n + multiple - 1) / multiple * multiple); }
 
-// A number as a type, for what is compiled for it.
+// A number as a type, for code that is compiled for it.
 template <auto kValue>
 struct Constant {
   static constexpr auto value = kValue;
 };
 
-// function(first, how many as a Constant): kMost at a time, then those that are left over one by one.
+// Calls function(first, count as a Constant): kMost at a time, then the rest one by one.
 template <int kMost, class Function>
 HEED_INLINE void in_chunks(int count, const Function& function) {
   int at = 0;
@@ -34,20 +34,29 @@ HEED_INLINE void in_chunks(int count, const Function& function) {
   for (; at < count; ++at) function(at, Constant<1>{});
 }
 
-// The queries of one tile.
-HEED_INLINE Span query_tile(const HeedAttention& a, int64_t tile) {
-  return {tile * kQueryTile, static_cast<int>(least(kQueryTile, a.query_length - tile * kQueryTile))};
+// Calls function(count as a Constant) for a count up to kMost; does nothing for 0.
+template <int kMost, class Function>
+HEED_INLINE void with_count(int count, const Function& function) {
+  if constexpr (kMost > 0) {
+    if (count == kMost) return function(Constant<kMost>{});
+    with_count<kMost - 1>(count, function);
+  }
 }
 
-// The keys of one block that lie within [lo, hi).
+// The queries of one tile.
+HEED_INLINE Span query_tile(const HeedAttention& a, int64_t tile) {
+  return {tile * kQueryTile, static_cast<int>(min(kQueryTile, a.query_length - tile * kQueryTile))};
+}
+
+// The keys of a block within [lo, hi).
 HEED_INLINE Span block_keys(int64_t block, int64_t lo, int64_t hi) {
-  const int64_t begin = most(block * kKeyBlock, lo), end = least((block + 1) * kKeyBlock, hi);
+  const int64_t begin = max(block * kKeyBlock, lo), end = min((block + 1) * kKeyBlock, hi);
   return {begin, static_cast<int>(end - begin)};
 }
 
-// The same, wider: from and to whole units of that many keys, as far as there are keys.
+// The same, extended to whole units of `unit` keys, up to the last key.
 HEED_INLINE Span block_keys(const HeedAttention& a, int64_t block, int64_t lo, int64_t hi, int unit) {
-  return block_keys(block, lo / unit * unit, least((hi + unit - 1) / unit * unit, a.key_length));
+  return block_keys(block, lo / unit * unit, min((hi + unit - 1) / unit * unit, a.key_length));
 }
 
 template <class Stored>
@@ -55,7 +64,7 @@ HEED_INLINE Stored* row(const HeedTensor& rows, int64_t b, int64_t position, int
   return static_cast<Stored*>(rows.data) + b * rows.batch_stride + position * rows.row_stride + head * rows.head_stride;
 }
 
-// Asks for rows that are needed later: to read, or (kWrite) to write whole.
+// Prefetches rows to read or (kWrite) to write.
 template <class Stored, bool kWrite>
 inline void fetch_ahead(const HeedTensor& rows, int64_t b, int64_t head, Span span, int width) {
   const int bytes = width * static_cast<int>(sizeof(Stored));
@@ -65,7 +74,7 @@ inline void fetch_ahead(const HeedTensor& rows, int64_t b, int64_t head, Span sp
   }
 }
 
-// across[c][x] = factor * source[x][c]: the transposition. Columns from `span.length` to the next full vector are 0.
+// across[c][x] = factor * source[x][c]. Columns from `span.length` to the next full vector are 0.
 template <class Stored, class Real>
 inline void load_transposed(const HeedTensor& source, int64_t b, int64_t head, Span span, int width, Real factor,
                             Real* across) {
@@ -83,7 +92,7 @@ inline void load_transposed(const HeedTensor& source, int64_t b, int64_t head, S
     }
 }
 
-// target[x][c] = factors[x] * across[c][x], and 0 where the factor is 0, whatever the across holds there.
+// target[x][c] = factors[x] * across[c][x]; 0 where the factor is 0, even for NaN.
 template <class Stored, class Real>
 inline void store_transposed(const Real* across, const Real* factors, const HeedTensor& target, int64_t b, int64_t head,
                              Span span, int width) {
@@ -105,7 +114,7 @@ inline void store_transposed(const Real* across, const Real* factors, const Heed
   }
 }
 
-// target[x][c] = factors[x] * rows[x][c], and 0 where the factor is 0; rows `stride` apart, a multiple of the lanes.
+// target[x][c] = factors[x] * rows[x][c]; 0 where the factor is 0. Rows are `stride` apart, a multiple of the lanes.
 template <class Stored, class Real>
 inline void store_rows(const Real* rows, int stride, const Real* factors, const HeedTensor& target, int64_t b,
                        int64_t head, Span span, int width) {
@@ -116,7 +125,7 @@ inline void store_rows(const Real* rows, int stride, const Real* factors, const 
   }
 }
 
-// rows[x][c] = factor * source[x][c], rows `stride` apart, a multiple of the lanes, padded with 0 to that width.
+// rows[x][c] = factor * source[x][c]. Rows are `stride` apart, a multiple of the lanes, and padded with 0.
 template <class Stored, class Real>
 inline void load_rows(const HeedTensor& source, int64_t b, int64_t head, Span span, int width, Real factor, Real* rows,
                       int stride) {
@@ -126,8 +135,8 @@ inline void load_rows(const HeedTensor& source, int64_t b, int64_t head, Span sp
   }
 }
 
-// Keys or values of a block: where they lie if that can be used as it is, else a copy in the compute type. A copy
-// holds 0 for whatever is not a finite number if `has_nonfinite` says that there is such.
+// Keys or values of a block: in place if possible, else a copy in the compute type, with 0 for non-finite numbers if
+// `has_nonfinite`.
 template <class Stored, class Real>
 inline Strided<Real> key_block(const HeedTensor& source, int64_t b, int64_t head, Span keys, int width,
                                bool has_nonfinite, Real* copy) {
@@ -144,9 +153,9 @@ inline Strided<Real> key_block(const HeedTensor& source, int64_t b, int64_t head
   return {copy, stride, 1};
 }
 
-// The matrix whose rows are the other axis: A(r, k) becomes A(k, r).
+// The transposed matrix, a view: A(r, k) becomes A(k, r).
 template <class Real>
-HEED_INLINE Strided<Real> flipped(Strided<Real> a) {
+HEED_INLINE Strided<Real> swap_axes(Strided<Real> a) {
   return {a.data, a.step, a.row};
 }
 
@@ -155,7 +164,7 @@ template <class Stored>
 inline bool row_is_finite(const HeedTensor& source, int64_t b, int64_t position, int64_t head, int64_t width) {
   typedef typename Compute<Stored>::Type Real;
   const Stored* from = row<Stored>(source, b, position, head);
-  // A sum of differences is 0 only if none of them is NaN.
+  // x - x is NaN unless x is finite.
   Vector<Real> sum{};
   for (int64_t c = 0; c < width; c += kLanes<Real>) {
     const Vector<Real> x = load_some(from + c, static_cast<int>(width - c));

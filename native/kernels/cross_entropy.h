@@ -1,5 +1,5 @@
-// Softmax cross-entropy, row by row. A row of logits is read twice forward, the second time from the cache, and once
-// backward, where the gradient may take its place: no probabilities are kept.
+// Softmax cross-entropy, row by row. A row of logits is read twice in the forward pass, the second time from the cache,
+// and once in the backward pass, where the gradient may take its place. Probabilities are never kept.
 #pragma once
 
 #include "rows.h"
@@ -7,7 +7,7 @@
 namespace heed {
 namespace HEED_ISA {
 
-// exp(x - largest), where x is at most that.
+// exp(x - largest), for x up to that.
 template <class Real>
 HEED_INLINE Vector<Real> exp_below(Vector<Real> x, Real largest) {
   return exp2((x - largest) * kLog2E<Real>);
@@ -28,19 +28,19 @@ void cross_entropy(const HeedCrossEntropy& c, void* losses, void* softmax, int64
       continue;
     }
     V most = broadcast(-kInfinity<Real>);
-    along<Real>(0, width, [&](int64_t column, int count) {
-      most = larger(with_rest<Real>(load_some(logits + column, count), count, -kInfinity<Real>), most);
+    for_each_vector<Real>(0, width, [&](int64_t column, int count) {
+      most = larger(fill_rest<Real>(load_some(logits + column, count), count, -kInfinity<Real>), most);
     });
     *largest = -kInfinity<Real>;
     for (int lane = 0; lane < kLanes<Real>; ++lane) *largest = most[lane] > *largest ? most[lane] : *largest;
     const Real top = *largest;
-    *sum = sum_of_lanes<Real>(summed<Real>(
+    *sum = sum_of_lanes<Real>(sum_vectors<Real>(
         width, [&](int64_t column, int count) { return exp_below<Real>(load_some(logits + column, count), top); }));
-    // All relative to the largest, so that nothing is lost where logits are large.
+    // All relative to the largest logit, so that large logits lose no digits.
     *loss = natural_log(*sum) + (1 - smoothing) * (top - load_some(logits + c.labels[r], 1)[0]);
     if (smoothing > 0) {
       const V below =
-          summed<Real>(width, [&](int64_t column, int count) { return top - load_some(logits + column, count); });
+          sum_vectors<Real>(width, [&](int64_t column, int count) { return top - load_some(logits + column, count); });
       *loss += smoothing / static_cast<Real>(width) * sum_of_lanes<Real>(below);
     }
   }
@@ -65,9 +65,9 @@ void cross_entropy_gradient(const HeedCrossEntropy& c, const void* softmax, cons
     const Real incoming = static_cast<const Real*>(losses_gradient)[r], top = row[0];
     const Real factor = incoming / row[c.rows.count], share = incoming * smoothing / static_cast<Real>(width);
     auto gradient_of = [&](V x) { return exp_below<Real>(x, top) * factor - share; };
-    // Before the gradient takes the place of the logits.
+    // Computed before the gradient takes the place of the logits.
     const V of_label = gradient_of(load_some(logits + label, 1)) - incoming * (1 - smoothing);
-    along<Real>(0, width, [&](int64_t column, int count) {
+    for_each_vector<Real>(0, width, [&](int64_t column, int count) {
       store_some(gradient + column, count, gradient_of(load_some(logits + column, count)));
     });
     store_some(gradient + label, 1, of_label);

@@ -1,8 +1,8 @@
-// Few queries against many keys, as when a decoder writes one token after another.
+// Few queries against many keys: decoding token by token.
 //
-// All that counts is to read keys and values once, at the memory's speed: all queries that share them are served
-// together, and the keys are split among threads. Each split leaves a highest score, a sum and a weighted sum of values
-// for every query; a second step adds the splits up, in their order.
+// Memory is the limit, so keys and values are read once: all queries that share them are computed together, and the
+// keys are split among threads. Each split leaves row_max, row_sum and a weighted sum of values for every query; a
+// second step combines the splits, in order.
 #pragma once
 
 #include "forward.h"
@@ -11,10 +11,10 @@
 namespace heed {
 namespace HEED_ISA {
 
-// What one split of the keys gives, for each query of each head that shares them.
+// The results of one split of the keys, for each query of each head that shares them.
 template <class Real>
 struct Split {
-  Real *output, *row_max, *row_sum;  // a row of `wide` numbers, and one each
+  Real *output, *row_max, *row_sum;  // a row of `wide` numbers each, and one number each
   bool* nonfinite;
 
   static int rows(const HeedAttention& a) { return static_cast<int>(a.heads / a.kv_heads * a.query_length); }
@@ -30,24 +30,24 @@ template <class Real>
 struct DecodeScratch {
   Real *query, *weights;  // rows of round_up(H) and kKeyBlock numbers
   Real* copy;             // a block of keys or values in the compute type
-  uint64_t* hidden;       // a word a key
+  uint64_t* hidden;       // a word for each key
 
   static int wide(const HeedAttention& a) { return round_up(a.head_dim, kLanes<Real>); }
   DecodeScratch(const HeedAttention& a, Arena& arena)
       : query(arena.take<Real>(Split<Real>::rows(a) * wide(a))),
         weights(arena.take<Real>(Split<Real>::rows(a) * kKeyBlock)),
-        copy(arena.take<Real>(kKeyBlock * round_up(most(a.head_dim, a.value_dim), kLanes<Real>))),
+        copy(arena.take<Real>(kKeyBlock * round_up(max(a.head_dim, a.value_dim), kLanes<Real>))),
         hidden(arena.take<uint64_t>(kKeyBlock)) {}
 };
 
-// Rows that are needed next. They are asked for one by one between other work: all at once would block the way.
+// The rows that are needed next, prefetched one by one between other work: all at once would stall.
 template <class From>
 struct Ahead {
-  const From* data;  // or none
+  const From* data;
   ptrdiff_t row;
   int rows, width;
 
-  HEED_INLINE void ask(int y) const {
+  HEED_INLINE void prefetch(int y) const {
     if (y < rows)
       for (int c = 0; c < width; c += 64 / static_cast<int>(sizeof(From))) __builtin_prefetch(data + y * row + c, 0, 3);
   }
@@ -63,7 +63,7 @@ inline void dots(const From* key, ptrdiff_t key_row, int keys, int width, Ahead<
     for (int r = 0; r < rows; ++r) {
       V sums[kLanes<Real>];
       for (int i = 0; i < kLanes<Real>; ++i) {
-        if (r == 0) ahead.ask(y + i);
+        if (r == 0) ahead.prefetch(y + i);
         const From* at = key + (y + i < keys ? y + i : y) * key_row;
         sums[i] = V{};
         for (int c = 0; c < width; c += kLanes<Real>)
@@ -81,7 +81,7 @@ HEED_INLINE void add_rows(const From* value, ptrdiff_t value_row, int keys, int 
   typedef Vector<Real> V;
   V sum[kRows][kVectors] = {};
   for (int y = 0; y < keys; ++y, value += value_row) {
-    ahead.ask(y);
+    ahead.prefetch(y);
     V x[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) x[v] = load_some(value + v * kLanes<Real>, width - v * kLanes<Real>);
@@ -123,7 +123,7 @@ inline void add_values(const From* value, ptrdiff_t value_row, int keys, int wid
   }
 }
 
-// `apply_score_mods` for scores[y] of query x of a block with all keys: whole vectors of them.
+// `apply_score_mods` for scores[y] of query x with all keys of a block, in whole vectors.
 template <class Real>
 inline void apply_score_mods_to_row(const HeedAttention& a, const Block& block, int x, BlockMask mask,
                                     const uint64_t* hidden, Real* scores) {
@@ -161,22 +161,22 @@ inline void apply_score_mods_to_row(const HeedAttention& a, const Block& block, 
     for (int y = 0; y < keys; ++y) scores[y] = hidden[y] >> x & 1 ? -kInfinity<Real> : scores[y];
 }
 
-// One row of scores becomes weights, relative to the highest so far.
+// Turns one row of scores into weights relative to its maximum so far.
 template <class Real>
 inline void online_softmax_row(Real* scores, int keys, Real* row_max, Real* row_sum, Real* output, int wide) {
   for (int y = keys; y < round_up(keys, kLanes<Real>); ++y) scores[y] = -kInfinity<Real>;
-  Vector<Real> most_of = broadcast(-kInfinity<Real>);
-  for (int y = 0; y < keys; y += kLanes<Real>) most_of = larger(load(scores + y), most_of);
-  Real higher = *row_max;
-  for (int lane = 0; lane < kLanes<Real>; ++lane) higher = most_of[lane] > higher ? most_of[lane] : higher;
-  if (higher > *row_max) {
-    const Real shrink = exp2(broadcast((*row_max - higher) * kLog2E<Real>))[0];
+  Vector<Real> lane_max = broadcast(-kInfinity<Real>);
+  for (int y = 0; y < keys; y += kLanes<Real>) lane_max = larger(load(scores + y), lane_max);
+  Real new_max = *row_max;
+  for (int lane = 0; lane < kLanes<Real>; ++lane) new_max = lane_max[lane] > new_max ? lane_max[lane] : new_max;
+  if (new_max > *row_max) {
+    const Real shrink = exp2(broadcast((*row_max - new_max) * kLog2E<Real>))[0];
     *row_sum *= shrink;
     for (int c = 0; c < wide; c += kLanes<Real>) store(output + c, load(output + c) * shrink);
-    *row_max = higher;
+    *row_max = new_max;
   }
-  // All hidden so far: any finite stand-in for -inf makes the weights exp(-inf) = 0.
-  const Real base = higher > -kInfinity<Real> ? higher : Real(0);
+  // No key so far: relative to any finite number the weights are exp(-inf) = 0.
+  const Real base = new_max > -kInfinity<Real> ? new_max : Real(0);
   Vector<Real> total{};
   for (int y = 0; y < keys; y += kLanes<Real>) {
     const Vector<Real> weight = exp2((load(scores + y) - base) * kLog2E<Real>);
@@ -186,8 +186,8 @@ inline void online_softmax_row(Real* scores, int keys, Real* row_max, Real* row_
   *row_sum += sum_of_lanes<Real>(total);
 }
 
-// The keys of blocks [first, last) for all queries of one key head. False if it watched for keys and values that are
-// not finite and met one: then the split holds nothing.
+// Attention of all queries of a key head to the keys of blocks [first, last). Returns false if it watched for
+// non-finite keys and values and met one; then the split is invalid.
 template <class Stored>
 bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_head, int64_t first, int64_t last,
                   char* split, char* memory) {
@@ -211,12 +211,12 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
   Watch<Real> watch;
   int64_t lo, hi;
   key_range(a, b, queries, &lo, &hi);
-  for (int64_t at = most(first, lo / kKeyBlock); at < last && at * kKeyBlock < hi; ++at) {
+  for (int64_t at = max(first, lo / kKeyBlock); at < last && at * kKeyBlock < hi; ++at) {
     const Span keys = block_keys(at, lo, hi);
-    // Before a key is read: many a boolean mask hides whole blocks, as padding.
+    // Before a key is read: boolean masks often hide whole blocks, such as padding.
     const BlockMask of_all =
         alike ? classify_block(a, {b, kv_head * queries_per_kv, queries, keys}, s.hidden) : BlockMask::kPartial;
-    if (of_all == BlockMask::kEmpty || (!alike && ruled_out(a, {b, 0, queries, keys}))) continue;
+    if (of_all == BlockMask::kEmpty || (!alike && rules_out(a, {b, 0, queries, keys}))) continue;
     const bool has_nonfinite = mode == Nonfinite::kGuarded && !block_is_finite<Stored>(a, b, kv_head, keys);
     const Stored* key = row<Stored>(a.key, b, keys.begin, kv_head);
     const Stored* value = row<Stored>(a.value, b, keys.begin, kv_head);
@@ -248,7 +248,7 @@ bool decode_split(const HeedAttention& a, Nonfinite mode, int64_t b, int64_t kv_
       const auto copy = key_block<Stored, Real>(a.value, b, kv_head, keys, value_dim, true, s.copy);
       add_values(copy.data, copy.row, keys.length, value_dim, Ahead<Real>{}, s.weights, rows, result.output, wide);
     } else {
-      const Span next = block_keys(at + 1, lo, least(hi, last * kKeyBlock));  // of a length below 1 at the end
+      const Span next = block_keys(at + 1, lo, min(hi, last * kKeyBlock));  // of a length below 1 at the end
       const Ahead<Stored> next_keys{row<Stored>(a.key, b, next.begin, kv_head), a.key.row_stride, next.length,
                                     head_dim};
       add_values(value, a.value.row_stride, keys.length, value_dim, next_keys, s.weights, rows, result.output, wide);
@@ -271,7 +271,7 @@ void decode(const HeedAttention& a, int64_t b, int64_t kv_head, int64_t first, i
     run(Nonfinite::kGuarded);
 }
 
-// Adds up the splits of one key head and writes the results.
+// Combines the splits of a key head and writes the results.
 template <class Stored>
 void combine_splits(const HeedAttention& a, const HeedForward& results, int64_t b, int64_t kv_head, char* memory,
                     int64_t count) {

@@ -1,6 +1,5 @@
-// The product of a few rows with weights, which are read once, where they lie and in the order in which they lie: with
-// few rows nothing counts but that. A task has some columns of the result, and its sums in the compute type; each sum
-// is made in the order of k, whatever rows and columns are computed beside it.
+// The product of a few rows with weights. Memory is the limit, so weights are read once, in place and in order. A task
+// computes some columns in the compute type. Each sum has the order of k, whatever other rows and columns are computed.
 #pragma once
 
 #include "arena.h"
@@ -13,7 +12,7 @@ namespace HEED_ISA {
 template <class Stored>
 struct FewRowsScratch {
   typedef typename Compute<Stored>::Type Real;
-  Real *sums, *copy;  // (R, kProductColumns); the rows in the compute type, if they lie in another
+  Real *sums, *copy;  // (R, kProductColumns); the rows in the compute type, if theirs is another
 
   FewRowsScratch(const HeedProduct& p, Arena& arena)
       : sums(arena.take<Real>(p.rows.count * kProductColumns)),
@@ -22,27 +21,21 @@ struct FewRowsScratch {
   const Real* rows(const HeedProduct& p) const {
     if constexpr (sizeof(Stored) == sizeof(Real)) return static_cast<const Real*>(p.x);
     const Stored* x = static_cast<const Stored*>(p.x);
-    along<Real>(0, p.rows.count * p.rows.width,
-                [&](int64_t at, int count) { store_some(copy + at, count, load_some(x + at, count)); });
+    for_each_vector<Real>(0, p.rows.count * p.rows.width,
+                          [&](int64_t at, int count) { store_some(copy + at, count, load_some(x + at, count)); });
     return copy;
   }
 };
 
-// How many rows go together.
-template <int kNumber>
-struct Together {
-  static constexpr int kCount = kNumber;
-};
-
-// Weights of one task: row after row, `stride` apart.
+// The weights of a task: rows, `stride` apart.
 template <class Stored>
 struct Weights {
   const Stored* data;
   int64_t stride;
 };
 
-// sums[r][c] += x[r][k] w[k][c] for kRows rows, two vectors of columns and all k of a block. The same of the next block
-// is asked for meanwhile: its rows lie apart, and no hardware guesses so many streams.
+// sums[r][c] += x[r][k] w[k][c] for kRows rows, two vectors of columns and all k of a block. It prefetches the next
+// block: its rows lie apart, and no hardware follows so many streams.
 template <class Stored, class Real, int kRows, bool kWhole>
 HEED_INLINE void add_products(const Real* x, int64_t width, Weights<Stored> w, int depth, int ahead, int columns,
                               Real* sums) {
@@ -67,17 +60,17 @@ HEED_INLINE void add_products(const Real* x, int64_t width, Weights<Stored> w, i
     for (int v = 0; v < 2; ++v) store(sums + r * kProductColumns + v * kLanes<Real>, sum[r][v]);
 }
 
-// Of weights (K, N): blocks of k, and in each all columns.
+// The product with weights (K, N): blocks of k, and all columns in each.
 template <class Stored, class Real>
 void sum_across(const Real* x, int64_t rows, int64_t width, Weights<Stored> w, int columns, Real* sums) {
   constexpr int kDepth = 32, kMost = kRegisters / 4, kColumns = 2 * kLanes<Real>;
   for (int64_t k = 0; k < width; k += kDepth) {
-    const int depth = static_cast<int>(least(kDepth, width - k));
-    const int next = static_cast<int>(least(depth, width - k - depth));
+    const int depth = static_cast<int>(min(kDepth, width - k));
+    const int next = static_cast<int>(min(depth, width - k - depth));
     for (int c = 0; c < columns; c += kColumns) {
       const Weights<Stored> block{w.data + k * w.stride + c, w.stride};
       const auto add = [&](int64_t r, auto some) {
-        constexpr int kRows = decltype(some)::kCount;
+        constexpr int kRows = decltype(some)::value;
         const int ahead = r == 0 ? next : 0;
         Real* to = sums + r * kProductColumns + c;
         if (c + kColumns <= columns)
@@ -86,16 +79,16 @@ void sum_across(const Real* x, int64_t rows, int64_t width, Weights<Stored> w, i
           add_products<Stored, Real, kRows, false>(x + r * width + k, width, block, depth, ahead, columns - c, to);
       };
       int64_t r = 0;
-      for (; r + kMost <= rows; r += kMost) add(r, Together<kMost>{});
-      if (kMost > 4 && r + 4 <= rows) add(r, Together<4>{}), r += 4;
-      if (r + 2 <= rows) add(r, Together<2>{}), r += 2;
-      if (r < rows) add(r, Together<1>{});
+      for (; r + kMost <= rows; r += kMost) add(r, Constant<kMost>{});
+      if (kMost > 4 && r + 4 <= rows) add(r, Constant<4>{}), r += 4;
+      if (r + 2 <= rows) add(r, Constant<2>{}), r += 2;
+      if (r < rows) add(r, Constant<1>{});
     }
   }
 }
 
-// Of weights (N, K): the rows of both are multiplied lane by lane, as many pairs together as a vector has lanes, and
-// then their lanes are summed.
+// The product with weights (N, K): multiplies rows of both lane by lane, as many pairs together as a vector has lanes,
+// and then sums the lanes.
 template <class Stored, class Real>
 void sum_along(const Real* x, int64_t rows, int64_t width, Weights<Stored> w, int columns, Real* sums) {
   typedef Vector<Real> V;
@@ -107,9 +100,9 @@ void sum_along(const Real* x, int64_t rows, int64_t width, Weights<Stored> w, in
       for (int i = 0; i < kRows; ++i) from[i] = x + (r + i < rows ? r + i : r) * width;
       for (int j = 0; j < kColumns; ++j) weights[j] = w.data + (n + j < columns ? n + j : n) * w.stride;
       V sum[kLanes<Real>] = {};
-      // One loop, its end included: apart, the end of some rows would be rounded in other places than that of others.
+      // One loop, the end included: a separate end would be rounded differently for some rows.
       for (int64_t k = 0; k < width; k += kLanes<Real>) {
-        const int count = static_cast<int>(least(kLanes<Real>, width - k));
+        const int count = static_cast<int>(min(kLanes<Real>, width - k));
         V weight[kColumns];
 #pragma GCC unroll 2
         for (int j = 0; j < kColumns; ++j) weight[j] = load_some(weights[j] + k, count);
@@ -146,7 +139,7 @@ void few_rows(const HeedProduct& p, void* y, int64_t group, int64_t begin, int64
   const Stored* bias = p.bias ? static_cast<const Stored*>(p.bias) + at : nullptr;
   for (int64_t r = 0; r < p.rows.count; ++r) {
     Stored* to = static_cast<Stored*>(y) + r * p.groups * p.columns + at;
-    along<Real>(0, columns, [&](int64_t c, int count) {
+    for_each_vector<Real>(0, columns, [&](int64_t c, int count) {
       const auto sum = load(s.sums + r * kProductColumns + c);
       store_some(to + c, count, bias ? sum + load_some(bias + c, count) : sum);
     });

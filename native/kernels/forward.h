@@ -1,7 +1,7 @@
-// Forward: one query tile against all the keys that it may see.
+// Forward pass: one query tile against all keys that it may see.
 //
 // Memory traffic: the tile is transposed once into scratch that stays in the first-level cache; keys and values stream
-// by, one block at a time. Scores of a block (128 x 64) never leave the cache.
+// by, a block at a time. The scores of a block (128 x 64) never leave the cache.
 #pragma once
 
 #include "scores.h"
@@ -9,17 +9,17 @@
 namespace heed {
 namespace HEED_ISA {
 
-// The two products of the forward pass in vectors, on keys and values that are read where they lie.
+// The two products of the forward pass in vectors; keys and values are read in place.
 template <class Stored>
 class VectorProducts {
  public:
   typedef typename Compute<Stored>::Type Real;
-  static constexpr bool kPairs = false;  // whether weights are wanted as pairs of bfloat16
-  static constexpr int kKeyUnit = 1;     // so many keys together are wanted whole, with what is masked
+  static constexpr bool kPairs = false;  // whether weights are pairs of bfloat16
+  static constexpr int kKeyUnit = 1;     // keys come in whole units of these, masked ones included
   static constexpr bool kRows = true;    // whether there is `weighted_rows`
 
   static size_t bytes(const HeedAttention& a) {
-    const size_t wide = static_cast<size_t>(round_up(most(a.head_dim, a.value_dim), kLanes<Real>));
+    const size_t wide = static_cast<size_t>(round_up(max(a.head_dim, a.value_dim), kLanes<Real>));
     return sizeof(Real) * (kQueryTile * static_cast<size_t>(a.head_dim) + kKeyBlock * wide);
   }
   static int value_rows(const HeedAttention& a) { return static_cast<int>(a.value_dim); }
@@ -31,7 +31,7 @@ class VectorProducts {
         query_(reinterpret_cast<Real*>(memory)),
         copy_(query_ + kQueryTile * a.head_dim) {}
 
-  // Scores times this are scores.
+  // The true scores are these times the results of `scores`.
   Real unit() const { return 1; }
 
   void load_query(int64_t n, Span queries) {
@@ -44,15 +44,14 @@ class VectorProducts {
   void add_values(Span keys, bool has_nonfinite, int columns, Real* weights, Real* output) {
     const int value_dim = static_cast<int>(a_.value_dim);
     const auto value = key_block<Stored, Real>(a_.value, b_, kv_head_, keys, value_dim, has_nonfinite, copy_);
-    product(flipped(value), value_dim, weights, kQueryTile, output, kQueryTile, columns, keys.length, true);
+    product(swap_axes(value), value_dim, weights, kQueryTile, output, kQueryTile, columns, keys.length, true);
   }
-  // The width of rows of the output that `weighted_rows` computes; 0 if it cannot, for it reads values in whole
-  // vectors.
+  // The width of the rows of `weighted_rows`, which reads whole vectors of values; 0 if it cannot.
   static int row_width(const HeedAttention& a) {
     const int wide = round_up(a.value_dim, kLanes<Real>);
     return sizeof(Stored) != sizeof(Real) || wide == a.value_dim ? wide : 0;
   }
-  // The same sums as `add_values`, from zero, one row a query.
+  // The sums of `add_values`, from zero, one row for each query.
   void weighted_rows(Span keys, bool has_nonfinite, int queries, Real* weights, Real* output) {
     const auto value =
         key_block<Stored, Real>(a_.value, b_, kv_head_, keys, static_cast<int>(a_.value_dim), has_nonfinite, copy_);
@@ -72,9 +71,9 @@ class VectorProducts {
 template <class Products>
 struct ForwardScratch {
   typedef typename Products::Real Real;
-  Real *output, *scores;  // V rows of kQueryTile numbers, or rows of features, one a query; kKeyBlock rows
-  Real* weights;          // the scores' place, or that of pairs, see `pair_at`
-  uint64_t* hidden;       // a word a key
+  Real *output, *scores;  // V rows of kQueryTile numbers, or a row of features for each query; kKeyBlock rows
+  Real* weights;          // the scores, in place, or pairs, see `pair_at`
+  uint64_t* hidden;       // a word for each key
   char* products;
 
   ForwardScratch(const HeedAttention& a, Arena& arena)
@@ -85,15 +84,17 @@ struct ForwardScratch {
         products(arena.take<char>(static_cast<int64_t>(Products::bytes(a)))) {}
 };
 
-// What a pass does about keys and values that are not finite.
-//   kIgnored  nothing: without a mask arithmetic decides what they reach
-//   kWatched  the same, and it is given up if it met one. A key that is not finite makes the score of every query so,
-//             and a value the sum of every query, whatever its weight: looking at one query's is enough.
-//   kGuarded  products run over finite stand-ins, and a query that sees such a key or value is marked: 0 * NaN must not
-//             reach the others
+// The treatment of non-finite keys and values.
+//   kIgnored  none: without a mask, arithmetic alone gives the results
+//   kWatched  the same, but the pass fails if it meets one. A non-finite key makes the scores of all queries
+//   non-finite,
+//             and a value their sums, whatever its weight: watching one query is enough.
+//   kGuarded  products replace non-finite numbers by 0, and queries that see one are marked: 0 * NaN must not reach
+//   other
+//             queries
 enum class Nonfinite { kIgnored, kWatched, kGuarded };
 
-// Remembers whether some number was not finite.
+// Remembers whether it saw a non-finite number.
 template <class Real>
 class Watch {
  public:
@@ -113,9 +114,9 @@ inline bool block_is_finite(const HeedAttention& a, int64_t b, int64_t kv_head, 
   return true;
 }
 
-// Asked once for all, for passes that cannot be watched.
+// For passes that cannot watch their results: checks all blocks of a key head, once.
 template <class Stored>
-void scan(const HeedAttention& a, int64_t b, int64_t kv_head, uint8_t* finite) {
+void scan_finite(const HeedAttention& a, int64_t b, int64_t kv_head, uint8_t* finite) {
   for (int64_t block = 0; block < key_blocks(a); ++block)
     finite[(b * a.kv_heads + kv_head) * key_blocks(a) + block] =
         block_is_finite<Stored>(a, b, kv_head, block_keys(block, 0, a.key_length));
@@ -138,7 +139,7 @@ __attribute__((noinline)) void mark_nonfinite(const HeedAttention& a, const Bloc
   }
 }
 
-// The softmax of some queries over the keys so far: the score that weights are relative to, and the sum of weights.
+// The online softmax of some queries: the score that weights are relative to, and the sum of weights, so far.
 template <class Real>
 struct OnlineSoftmax {
   Real row_max[kQueryTile], row_sum[kQueryTile];
@@ -148,52 +149,52 @@ struct OnlineSoftmax {
   }
 };
 
-HEED_INLINE Vector<double> paired(Vector<double> first, Vector<double>) { return first; }
-// Two vectors of weights as one of pairs of bfloat16.
-HEED_INLINE Vector<float> paired(Vector<float> first, Vector<float> second) {
+HEED_INLINE Vector<double> pack_pair(Vector<double> first, Vector<double>) { return first; }
+// Packs two vectors of weights as pairs of bfloat16.
+HEED_INLINE Vector<float> pack_pair(Vector<float> first, Vector<float> second) {
   return (Vector<float>)(((Words)first + 0x8000u) >> 16 | (((Words)second + 0x8000u) & 0xffff0000u));
 }
 
-// Where the pairs of keys y and y + 1 lie, of the queries of a vector from x on: each vector's queries apart, all keys
-// one after the other, as products of tiles load them best.
+// The place of the pairs of keys y and y + 1 for a vector of queries from x on. Each vector of queries is apart, with
+// all its keys in order: the best layout for loading tiles.
 template <class Real>
 HEED_INLINE Real* pair_at(Real* pairs, int y, int x) {
   return pairs + x * (kKeyBlock / 2) + y / 2 * kLanes<Real>;
 }
 
-// Makes pairs of weights.
+// Packs all weights as pairs.
 template <class Real>
 inline void pair_rows(const Real* weights, int rows, int columns, Real* pairs) {
   for (int y = 0; y < rows; y += 2)
     for (int x = 0; x < columns; x += kLanes<Real>) {
       const Real* at = weights + y * kQueryTile + x;
-      store(pair_at(pairs, y, x), paired(load(at), y + 1 < rows ? load(at + kQueryTile) : Vector<Real>{}));
+      store(pair_at(pairs, y, x), pack_pair(load(at), y + 1 < rows ? load(at + kQueryTile) : Vector<Real>{}));
     }
 }
 
 // 2^x for weights.
 template <bool kPairs, class V>
 HEED_INLINE V weight_exp2(V x) {
-#if defined(__AVX512DQ__)
-  if constexpr (kPairs) return short_exp2(x);
-#endif
-  return exp2(x);
+  if constexpr (kPairs)
+    return Simd::short_exp2(x);
+  else
+    return exp2(x);
 }
 
-// Turns the scores of `kVectors` vectors of columns, from column x on, into weights, where they are or, with kPairs, as
-// pairs elsewhere. `unit` times what is given are scores.
+// Turns the scores of `kVectors` vectors of columns, from column x on, into weights, in place or, with kPairs, as pairs
+// elsewhere. The true scores are `unit` times the given ones.
 template <class Real, int kVectors, bool kPairs>
 inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, int rows, Real unit, Real* weights,
                            Real* output, int value_rows) {
   typedef Vector<Real> V;
   const Real log2e = unit * kLog2E<Real>;
-  // Weights may exceed 1 by this factor (of e) before they are made relative to a higher score: most blocks then need
-  // no second pass over the output, and nothing is lost, as their sum divides them in the end.
+  // Weights may reach e^5 before they are made relative to a higher score: most blocks then need no second pass over
+  // the output, and nothing is lost, as their sum divides them in the end.
   const Real slack = 5 / unit;
   const V lowest = broadcast(-kInfinity<Real>);
   Real *row_max = running.row_max + x, *row_sum = running.row_sum + x;
 
-  // Odd and even rows apart: half as long a chain of operations that wait for each other.
+  // Odd and even rows apart: a dependency chain of half the length.
   V odd[kVectors], even[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) odd[v] = even[v] = lowest;
@@ -217,7 +218,7 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const V higher = larger(odd[v], base[v]);
-      // A column that has seen nothing yet has row_max -inf; with any finite stand-in its weights are exp(-inf) = 0.
+      // A column without keys so far has row_max -inf; relative to any finite number its weights are exp(-inf) = 0.
       const V shrink = exp2((base[v] - (higher > lowest ? higher : V{})) * log2e);
       base[v] = higher;
       store(row_max + v * kLanes<Real>, higher);
@@ -232,8 +233,8 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
     base[v] = base[v] > lowest ? base[v] : V{};
     odd[v] = even[v] = V{};
   }
-  // The difference first: the rounding of a large score times log2e would be as large as the weight's exponent. Two
-  // short sums are also more accurate than one long one.
+  // Subtract first: the rounding of a large score times log2e would distort the exponent of the weight. Two short sums
+  // are also more accurate than a long one.
   int y = 0;
   for (; y + 1 < rows; y += 2)
 #pragma GCC unroll 4
@@ -242,7 +243,7 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
       const V first = weight_exp2<kPairs>((load(at) - base[v]) * log2e);
       const V second = weight_exp2<kPairs>((load(at + kQueryTile) - base[v]) * log2e);
       if constexpr (kPairs) {
-        store(pair_at(weights, y, x + v * kLanes<Real>), paired(first, second));
+        store(pair_at(weights, y, x + v * kLanes<Real>), pack_pair(first, second));
       } else {
         store(at, first);
         store(at + kQueryTile, second);
@@ -255,7 +256,7 @@ inline void online_softmax(OnlineSoftmax<Real>& running, int x, Real* scores, in
     if (y < rows) {
       Real* at = scores + y * kQueryTile + x + v * kLanes<Real>;
       const V last = weight_exp2<kPairs>((load(at) - base[v]) * log2e);
-      store(kPairs ? pair_at(weights, y, x + v * kLanes<Real>) : at, kPairs ? paired(last, V{}) : last);
+      store(kPairs ? pair_at(weights, y, x + v * kLanes<Real>) : at, kPairs ? pack_pair(last, V{}) : last);
       even[v] += last;
     }
     store(row_sum + v * kLanes<Real>, load(row_sum + v * kLanes<Real>) + (even[v] + odd[v]));
@@ -275,8 +276,8 @@ inline void online_softmax_columns(OnlineSoftmax<Real>& running, int columns, Re
   if (x < columns) online_softmax<Real, 1, kPairs>(running, x, scores, rows, unit, weights, output, value_rows);
 }
 
-// Writes what is known of a row: `at` is its place among all, `row_sum` 0 if it sees nothing and `lse` its log-sum-exp
-// else. Returns what turns its sum of weighted values into its output.
+// Writes the statistics of row `at`. `row_sum` 0: it sees nothing; else `lse` is its log-sum-exp. Returns the factor of
+// its weighted values.
 template <class Real>
 HEED_INLINE Real write_row(const HeedAttention& a, const HeedForward& results, int64_t at, Real row_max, Real row_sum,
                            Real lse, bool nonfinite) {
@@ -288,8 +289,8 @@ HEED_INLINE Real write_row(const HeedAttention& a, const HeedForward& results, i
   return row_sum == 0 ? Real(0) : 1 / row_sum;
 }
 
-// Writes the results of one tile; `finite` as in `Kernels`. False, and nothing is written, if it watched for what is
-// not finite and met it.
+// Writes the results of one tile; `finite` as in `Kernels`. Returns false, and writes nothing, if it watched for
+// non-finite numbers and met one.
 template <class Stored, class Products>
 bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite mode, const uint8_t* finite,
                   const char* packed, int64_t b, int64_t n, int64_t tile, char* memory) {
@@ -299,12 +300,11 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
   const Span queries = query_tile(a, tile);
   const int columns = round_up(queries.length, kLanes<Real>), value_rows = Products::value_rows(a);
   const int64_t kv_head = n / (a.heads / a.kv_heads);
-  Real unit = 1;  // of what the softmax is of
+  Real unit = 1;  // of the scores of the softmax
 
   int64_t lo, hi;
   key_range(a, b, queries, &lo, &hi);
-  // Keys of one block: the output is never made relative to a higher score, so it is summed up in rows, as it is
-  // stored.
+  // With one block of keys the output is never rescaled, so it is summed in rows, as it is stored.
   int row_width = 0;
   if constexpr (Products::kRows)
     if (lo < hi && lo / kKeyBlock == (hi - 1) / kKeyBlock) row_width = Products::row_width(a);
@@ -338,7 +338,7 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
       for (int y = 0; y < keys.length; ++y) watch.see(load(s.scores + y * kQueryTile));
     unit = apply_score_mods<Real>(a, block, columns, mask, s.hidden, products.unit(), s.scores, nullptr);
     const int shrunk_rows = row_width ? 0 : value_rows;
-    if (a.dropout > 0) {  // of single weights
+    if (a.dropout > 0) {  // drops single weights, before they are packed as pairs
       online_softmax_columns<Real, false>(running, columns, s.scores, keys.length, unit, s.scores, s.output,
                                           shrunk_rows);
       dropout.apply(keys, columns, s.scores);
@@ -355,7 +355,7 @@ bool forward_tile(const HeedAttention& a, const HeedForward& results, Nonfinite 
     products.add_values(keys, has_nonfinite, columns, s.weights, s.output);
   }
   if (mode == Nonfinite::kWatched) {
-    // Of the first query: a row, or the first of each column.
+    // The output of the first query: a row, or the first number of each column.
     for (int c = 0; c < row_width; c += kLanes<Real>) watch.see(load(s.output + c));
     for (int c = 0; row_width == 0 && c < value_rows; ++c) watch.see(load(s.output + c * kQueryTile));
     if (watch.met()) return false;

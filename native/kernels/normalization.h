@@ -1,5 +1,4 @@
-// Layer and RMS normalisation, row by row. The sums over rows that the gradients of scale and offset need are those of
-// a part of the rows each.
+// Layer and RMS normalisation, row by row. The gradients of scale and offset are summed over a part of the rows each.
 #pragma once
 
 #include "rows.h"
@@ -10,9 +9,9 @@ namespace HEED_ISA {
 HEED_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 HEED_INLINE double square_root(double x) { return __builtin_sqrt(x); }
 
-// Numbers of a vector (D,) that there may not be: then `otherwise`.
+// Loads from a vector (D,), or `otherwise` if it is null.
 template <class Real>
-HEED_INLINE Vector<Real> load_given(const void* vector, int64_t column, int count, Real otherwise) {
+HEED_INLINE Vector<Real> load_or(const void* vector, int64_t column, int count, Real otherwise) {
   return vector ? load_some(static_cast<const Real*>(vector) + column, count) : broadcast(otherwise);
 }
 
@@ -28,20 +27,19 @@ void normalization(const HeedNormalization& n, void* y, void* moments, int64_t b
     Real mean = 0;
     if (!n.rms)
       mean = sum_of_lanes<Real>(
-                 summed<Real>(width, [&](int64_t column, int count) { return load_some(x + column, count); })) /
+                 sum_vectors<Real>(width, [&](int64_t column, int count) { return load_some(x + column, count); })) /
              count_of_all;
-    // Of the differences, not of the squares less the square of the mean: that would lose all digits where the mean is
-    // large.
-    const V squares = summed<Real>(width, [&](int64_t column, int count) {
+    // Of the differences: subtracting the square of the mean would lose all digits where the mean is large.
+    const V squares = sum_vectors<Real>(width, [&](int64_t column, int count) {
       const V difference = load_some(x + column, count) - mean;
       return difference * difference;
     });
     const Real variance = sum_of_lanes<Real>(squares) / count_of_all;
     const Real inverse = 1 / square_root(variance + static_cast<Real>(n.epsilon));
-    along<Real>(0, width, [&](int64_t column, int count) {
+    for_each_vector<Real>(0, width, [&](int64_t column, int count) {
       const V normal = (load_some(x + column, count) - mean) * inverse;
       store_some(to + column, count,
-                 normal * load_given<Real>(n.scale, column, count, 1) + load_given<Real>(n.offset, column, count, 0));
+                 normal * load_or<Real>(n.scale, column, count, 1) + load_or<Real>(n.offset, column, count, 0));
     });
     static_cast<Real*>(moments)[r] = mean;
     static_cast<Real*>(moments)[n.rows.count + r] = inverse;
@@ -50,8 +48,8 @@ void normalization(const HeedNormalization& n, void* y, void* moments, int64_t b
 
 // With the normal number h = (x - mean) * inverse and g = y_gradient * scale:
 //   x_gradient = inverse * (g - mean(g) - h * mean(g * h)), of RMS without mean(g)
-// `sums`, if there are any, are D numbers of the scale's gradient, y_gradient * h, and D, padded to whole cache lines,
-// of the offset's, y_gradient; what the rows give is added to them.
+// Adds y_gradient * h to `sums`, the gradient of the scale, and y_gradient to that of the offset, `distance` numbers
+// on; unless null.
 template <class Stored>
 void normalization_gradient(const HeedNormalization& n, const void* moments, const void* y_gradient, void* x_gradient,
                             void* sums, int64_t distance, int64_t begin, int64_t end) {
@@ -67,14 +65,14 @@ void normalization_gradient(const HeedNormalization& n, const void* moments, con
     const Real inverse = static_cast<const Real*>(moments)[n.rows.count + r];
     auto normal = [&](int64_t column, int count) { return (load_some(x + column, count) - mean) * inverse; };
     auto scaled = [&](int64_t column, int count) {
-      return load_some(incoming + column, count) * load_given<Real>(n.scale, column, count, 1);
+      return load_some(incoming + column, count) * load_or<Real>(n.scale, column, count, 1);
     };
-    const V products =
-        summed<Real>(width, [&](int64_t column, int count) { return scaled(column, count) * normal(column, count); });
+    const V products = sum_vectors<Real>(
+        width, [&](int64_t column, int count) { return scaled(column, count) * normal(column, count); });
     const Real of_product = sum_of_lanes<Real>(products) / static_cast<Real>(width);
     Real of_gradient = 0;
-    if (!n.rms) of_gradient = sum_of_lanes<Real>(summed<Real>(width, scaled)) / static_cast<Real>(width);
-    along<Real>(0, width, [&](int64_t column, int count) {
+    if (!n.rms) of_gradient = sum_of_lanes<Real>(sum_vectors<Real>(width, scaled)) / static_cast<Real>(width);
+    for_each_vector<Real>(0, width, [&](int64_t column, int count) {
       const V h = normal(column, count), g = load_some(incoming + column, count);
       if (sums) {
         store(scale_sums + column, load(scale_sums + column) + g * h);

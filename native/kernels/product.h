@@ -1,8 +1,8 @@
-// The one micro-kernel: C (+)= A . B for a narrow C that stays in registers.
+// The micro-kernel: C (+)= A . B for a narrow C that stays in registers.
 //
-// A is read one number at a time and broadcast, with any strides, so it is never packed: it is K, V or their gradients
-// just as they lie in memory. B and C are panels, rows of consecutive numbers. All five products of attention, forward
-// and backward, have this form once scores are kept transposed (keys down, queries across).
+// A is read one number at a time and broadcast, with any strides, so keys, values and their gradients are never packed.
+// B and C have rows of consecutive numbers. All five products of attention, forward and backward, have this form if
+// scores are transposed (keys down, queries across).
 #pragma once
 
 #include "../simd/vector.h"
@@ -13,7 +13,7 @@ namespace HEED_ISA {
 template <class Real>
 struct Strided {
   const Real* data;
-  ptrdiff_t row, step;  // distance from one row of C to the next, and from one term of the sum to the next
+  ptrdiff_t row, step;  // distance to the next row of C, and to the next term of the sum
 };
 
 template <class Real, int kRows, int kVectors>
@@ -29,7 +29,7 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
     V x[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) x[v] = load(b + v * kLanes<Real>);
-    // A's lines come from afar, one every few steps, in an order that the processor does not foresee.
+    // The processor does not predict the order of A's cache lines.
     if (a.row == 1)
       __builtin_prefetch(a.data + 8 * a.step);
     else if (k % (64 / static_cast<int>(sizeof(Real))) == 0)
@@ -54,12 +54,12 @@ HEED_INLINE void product_tile(Strided<Real> a, const Real* b, ptrdiff_t b_row, R
     }
 }
 
-// Full tiles and what is left over run the same body, with fewer rows.
+// The rest of the rows runs the same body as full tiles, with fewer rows.
 template <class Real, int kVectors>
 inline void product_rows(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int depth,
                          bool accumulate) {
   constexpr int kMost = 6, kMore = 8;
-  if constexpr (kRegisters >= 32 && kVectors == 2)  // narrow, but with sums enough to keep both multipliers busy
+  if constexpr (kRegisters >= 32 && kVectors == 2)  // enough sums to keep both multipliers busy
     for (; rows >= kMore; rows -= kMore, a.data += kMore * a.row, c += kMore * c_row)
       product_tile<Real, kMore, kVectors>(a, b, b_row, c, c_row, depth, accumulate);
   for (; rows >= kMost; rows -= kMost, a.data += kMost * a.row, c += kMost * c_row)
@@ -79,20 +79,20 @@ template <class Real>
 inline void product(Strided<Real> a, int rows, const Real* b, ptrdiff_t b_row, Real* c, ptrdiff_t c_row, int columns,
                     int depth, bool accumulate) {
   constexpr int kWide = kRegisters >= 32 ? 4 : 2;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
-  constexpr int kDeep = 96;  // as many rows of B stay in the first-level cache; and shorter sums are more accurate
+  constexpr int kMostDepth = 96;  // these rows of B fit the first-level cache; and shorter sums are more accurate
   for (int k = 0; k < depth;) {
-    const int deep = depth - k <= kDeep ? depth - k : 64;
+    const int chunk = depth - k <= kMostDepth ? depth - k : 64;
     int x = 0;
     for (; x + kWide * kLanes<Real> <= columns; x += kWide * kLanes<Real>)
-      product_rows<Real, kWide>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
+      product_rows<Real, kWide>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
     if constexpr (kWide == 4)
       for (; x + 2 * kLanes<Real> <= columns; x += 2 * kLanes<Real>)
-        product_rows<Real, 2>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
+        product_rows<Real, 2>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
     for (; x + kLanes<Real> <= columns; x += kLanes<Real>)
-      product_rows<Real, 1>(a, rows, b + x, b_row, c + x, c_row, deep, accumulate);
-    k += deep;
-    a.data += deep * a.step;
-    b += deep * b_row;
+      product_rows<Real, 1>(a, rows, b + x, b_row, c + x, c_row, chunk, accumulate);
+    k += chunk;
+    a.data += chunk * a.step;
+    b += chunk * b_row;
     accumulate = true;
   }
 }

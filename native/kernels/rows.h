@@ -1,4 +1,4 @@
-// How the kernels beside attention go along a row of numbers.
+// Loops over a row of numbers, for the fused row-wise ops.
 #pragma once
 
 #include "convert.h"
@@ -7,17 +7,17 @@
 namespace heed {
 namespace HEED_ISA {
 
-// function(column, how many lanes from there on are in the row), vector by vector over columns [begin, end).
+// Calls function(column, count) for each vector of columns [begin, end); `count` lanes are in the row.
 template <class Real, class Function>
-HEED_INLINE void along(int64_t begin, int64_t end, const Function& function) {
+HEED_INLINE void for_each_vector(int64_t begin, int64_t end, const Function& function) {
   int64_t column = begin;
   for (; column + kLanes<Real> <= end; column += kLanes<Real>) function(column, kLanes<Real>);
   if (column < end) function(column, static_cast<int>(end - column));
 }
 
-// The same vector with another number in the lanes that are past the row.
+// Sets the lanes from `count` on to `rest`.
 template <class Real>
-HEED_INLINE Vector<Real> with_rest(Vector<Real> x, int count, Real rest) {
+HEED_INLINE Vector<Real> fill_rest(Vector<Real> x, int count, Real rest) {
   if (count == kLanes<Real>) return x;
   Real numbers[kLanes<Real>];
   store(numbers, x);
@@ -25,16 +25,17 @@ HEED_INLINE Vector<Real> with_rest(Vector<Real> x, int count, Real rest) {
   return load(numbers);
 }
 
-// The sum of what function(column, count) gives for each vector, each lane of its own. Long rows are summed in blocks
-// and then the blocks: more accurate, and as fast.
+// The sum of the vectors function(column, count) of a row, lane by lane. Long rows are summed in blocks, and then the
+// blocks: more accurate, and as fast.
 template <class Real, class Function>
-HEED_INLINE Vector<Real> summed(int64_t width, const Function& function) {
+HEED_INLINE Vector<Real> sum_vectors(int64_t width, const Function& function) {
   constexpr int64_t kBlock = 4096;
   Vector<Real> total{};
   for (int64_t begin = 0; begin < width; begin += kBlock) {
     Vector<Real> sum{};
-    along<Real>(begin, begin + kBlock < width ? begin + kBlock : width,
-                [&](int64_t column, int count) { sum += with_rest<Real>(function(column, count), count, 0); });
+    for_each_vector<Real>(begin, begin + kBlock < width ? begin + kBlock : width, [&](int64_t column, int count) {
+      sum += fill_rest<Real>(function(column, count), count, 0);
+    });
     total += sum;
   }
   return total;

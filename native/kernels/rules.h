@@ -1,10 +1,10 @@
-// The rules of a mask. What a rule means stands in heed.h; all else that is known of it is one struct here:
-//   kNeeds     what it must be given
+// The mask rules. heed.h defines their meaning; a struct here holds the rest of each:
+//   kNeeds     the arrays and bounds that it requires
 //   key_range  narrows [lo, hi), outside of which no query of a span sees a key
-//   classify   whether it allows no pair of a block, all of them, or must be asked for each
-//   hide       where it must be asked: sets bit x of hidden[y] where it hides key y from query x
-// A rule that lets consecutive queries see a key has `seen_by` in place of the last two: see `Interval`.
-// A new rule is one more struct, one more name in `MaskRules` below, and its kind in heed.h.
+//   classify   whether a block is empty, full or partial
+//   hide       for a partial block: sets bit x of hidden[y] if query x does not see key y
+// A rule that shows each key to consecutive queries has `seen_by` instead of the last two: see `Interval`.
+// A new rule is a struct here, its name in `MaskRules` below, and its kind in heed.h.
 #pragma once
 
 #include "block.h"
@@ -14,7 +14,7 @@ namespace HEED_ISA {
 
 enum class BlockMask { kEmpty, kFull, kPartial };
 
-// Some queries against some keys: scores of one head.
+// Some queries and some keys of a head.
 struct Block {
   int64_t b, n;
   Span queries, keys;
@@ -32,15 +32,12 @@ HEED_INLINE BlockMask full_if(bool all) { return all ? BlockMask::kFull : BlockM
 
 constexpr int64_t kNoEnd = INT64_MAX;
 
-// What a mask hides is a bit a query: a word a key.
-static_assert(kQueryTile == 64, "a query tile must have a bit a query in a word");
+// The hidden pairs of a block are a word for each key, a bit for each query.
+static_assert(kQueryTile == 64, "a query tile must have a bit for each query in a word");
 
-// The first n queries of a tile.
-HEED_INLINE uint64_t bits_below(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
-
-// Bit c of words[r] becomes bit r of words[c]: halves of the matrix are exchanged, then quarters, ...
+// Transposes a matrix of bits, a word for each row: exchanges halves, then quarters, ...
 inline void transpose_bits(uint64_t* words) {
-  uint64_t low = 0xffffffffu;  // in each group of 2 * half bits
+  uint64_t low = 0xffffffffu;  // the low half of each 2 * half bits
   for (int half = 32; half > 0; half /= 2, low ^= low << half)
     for (int begin = 0; begin < 64; begin += 2 * half)
       for (int r = begin; r < begin + half; ++r) {
@@ -50,29 +47,8 @@ inline void transpose_bits(uint64_t* words) {
       }
 }
 
-// Which of up to 64 bytes are 0.
-inline uint64_t zero_bytes(const uint8_t* from, int count) {
-#if defined(__AVX512BW__)
-  const __mmask64 there = bits_below(count);
-  const __m512i bytes = _mm512_maskz_loadu_epi8(there, from);
-  return _mm512_mask_testn_epi8_mask(there, bytes, bytes);
-#else
-  uint64_t zero = 0;
-  int y = 0;
-#if defined(__AVX2__)
-  for (; y + 32 <= count; y += 32) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + y));
-    const int found = _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256()));
-    zero |= static_cast<uint64_t>(static_cast<uint32_t>(found)) << y;
-  }
-#endif
-  for (; y < count; ++y) zero |= static_cast<uint64_t>(from[y] == 0) << y;
-  return zero;
-#endif
-}
-
-// What the rules share whose `seen_by` says which queries see key j: those in [first, end). Both bounds go one way only
-// as j grows, so a block is full if all of its queries see its first key and its last.
+// Rules whose `seen_by` gives the queries [first, end) that see key j. Both bounds are monotonic in j, so a block is
+// full if all of its queries see its first and its last key.
 template <class Rule>
 struct Interval {
   struct Queries {
@@ -82,8 +58,8 @@ struct Interval {
   static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
     const Queries first = Rule::seen_by(rule, block.b, block.keys.begin);
     const Queries last = Rule::seen_by(rule, block.b, block.last_key());
-    return full_if(most(first.first, last.first) <= block.queries.begin &&
-                   block.last_query() < least(first.end, last.end));
+    return full_if(max(first.first, last.first) <= block.queries.begin &&
+                   block.last_query() < min(first.end, last.end));
   }
   static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
     for (int y = 0; y < block.keys.length; ++y) {
@@ -99,8 +75,8 @@ struct Window : Interval<Window> {
 
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
     const int64_t align = align_of(rule.align, b);
-    if (rule.left < HEED_NO_LIMIT) *lo = most(*lo, queries.begin + align - rule.left);
-    if (rule.right < HEED_NO_LIMIT) *hi = least(*hi, queries.begin + queries.length + align + rule.right);
+    if (rule.left < HEED_NO_LIMIT) *lo = max(*lo, queries.begin + align - rule.left);
+    if (rule.right < HEED_NO_LIMIT) *hi = min(*hi, queries.begin + queries.length + align + rule.right);
   }
   static Queries seen_by(const HeedMaskRule& rule, int64_t b, int64_t j) {
     const int64_t at = j - align_of(rule.align, b);
@@ -114,7 +90,7 @@ struct Prefix : Interval<Prefix> {
 
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t*, int64_t* hi) {
     const int64_t causal_end = queries.begin + queries.length + align_of(rule.align, b);
-    *hi = least(*hi, most(*row_of(rule.first, b), causal_end));
+    *hi = min(*hi, max(*row_of(rule.first, b), causal_end));
   }
   static Queries seen_by(const HeedMaskRule& rule, int64_t b, int64_t j) {
     return {j < *row_of(rule.first, b) ? 0 : j - align_of(rule.align, b), kNoEnd};
@@ -126,7 +102,7 @@ struct Lengths : Interval<Lengths> {
   static constexpr RuleNeeds kNeeds = {{"key_lengths", Per::kBatch, true}, {"query_lengths", Per::kBatch, false}};
 
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t*, int64_t* hi) {
-    *hi = least(*hi, *row_of(rule.first, b));
+    *hi = min(*hi, *row_of(rule.first, b));
     if (rule.second.data && queries.begin >= *row_of(rule.second, b)) *hi = 0;
   }
   static Queries seen_by(const HeedMaskRule& rule, int64_t b, int64_t j) {
@@ -162,7 +138,7 @@ struct Segments {
     for (int x = 0; x < block.queries.length; ++x) ids[x] = query[x];
     for (int y = 0; y < block.keys.length; ++y)
       for (int x = 0; x < block.queries.length; x += kLanes<float>)
-        hidden[y] |= bits_of(load_as<Integers<float>>(ids + x) != key[y]) << x;
+        hidden[y] |= Simd::bits_of(load_as<Integers<float>>(ids + x) != key[y]) << x;
   }
 };
 
@@ -177,23 +153,23 @@ struct Dense {
     const uint8_t* from = static_cast<const uint8_t*>(rule.dense.data) + block.b * s[0] + block.n * s[1] +
                           block.queries.begin * s[2] + block.keys.begin * s[3];
     const int queries = block.queries.length, keys = block.keys.length;
-    constexpr int kFew = 8;  // fewer queries are not worth a transposition
+    constexpr int kFew = 8;  // transposing fewer queries does not pay
     if (s[2] == 0) {         // the same for all of them
       for (int y = 0; y < keys; ++y)
         if (!from[y * s[3]]) hidden[y] = ~uint64_t{0};
     } else if (s[3] == 1 && queries >= kFew) {
       for (int y = 0; y < keys; y += 64) {
-        const int count = static_cast<int>(least(64, keys - y));
+        const int count = static_cast<int>(min(64, keys - y));
         uint64_t words[kQueryTile] = {};
-        for (int x = 0; x < queries; ++x) words[x] = zero_bytes(from + x * s[2] + y, count);
+        for (int x = 0; x < queries; ++x) words[x] = Simd::zero_bytes(from + x * s[2] + y, count);
         transpose_bits(words);
         for (int i = 0; i < count; ++i) hidden[y + i] |= words[i];
       }
     } else if (s[3] == 1) {
       for (int x = 0; x < queries; ++x)
         for (int y = 0; y < keys; y += 64) {
-          const int count = static_cast<int>(least(64, keys - y));
-          const uint64_t zero = zero_bytes(from + x * s[2] + y, count);
+          const int count = static_cast<int>(min(64, keys - y));
+          const uint64_t zero = Simd::zero_bytes(from + x * s[2] + y, count);
           for (int i = 0; i < count; ++i) hidden[y + i] |= (zero >> i & 1) << x;
         }
     } else {
@@ -207,40 +183,40 @@ struct Dilated {
   static constexpr int32_t kKind = HEED_DILATED;
   static constexpr RuleNeeds kNeeds = {{}, {}, false, "a dilation must be 1 or more", 1};
 
-  // No difference of positions is as large as the most that it can be here, and nothing overflows.
-  static int64_t dilation(const HeedMaskRule& rule) { return least(rule.left, int64_t{1} << 40); }
-  static int64_t modulo(int64_t x, int64_t d) { return x % d < 0 ? x % d + d : x % d; }
-  // The least x mod d of consecutive numbers.
-  static int64_t least_modulo(int64_t first, int64_t count, int64_t d) {
-    const int64_t rest = modulo(first, d);
+  // Larger than any difference of positions, and nothing overflows.
+  static int64_t dilation(const HeedMaskRule& rule) { return min(rule.left, int64_t{1} << 40); }
+  static int64_t remainder(int64_t x, int64_t d) { return x % d < 0 ? x % d + d : x % d; }
+  // The smallest x mod d of consecutive numbers x.
+  static int64_t least_remainder(int64_t first, int64_t count, int64_t d) {
+    const int64_t rest = remainder(first, d);
     return rest + count > d ? 0 : rest;
   }
 
   static void key_range(const HeedMaskRule& rule, int64_t b, Span queries, int64_t* lo, int64_t* hi) {
     const int64_t first = queries.begin + align_of(rule.align, b), d = dilation(rule);
-    *lo += least_modulo(first - *lo, queries.length, d);
-    *hi -= least_modulo(*hi - first - queries.length, queries.length, d);
+    *lo += least_remainder(first - *lo, queries.length, d);
+    *hi -= least_remainder(*hi - first - queries.length, queries.length, d);
   }
   static BlockMask classify(const HeedMaskRule& rule, const Block& block) {
     const int64_t least_difference = block.queries.begin + align_of(rule.align, block.b) - block.last_key();
     const int64_t differences = block.queries.length + block.keys.length - 1, d = dilation(rule);
-    return least_modulo(least_difference, differences, d) != 0 ? BlockMask::kEmpty : full_if(d == 1);
+    return least_remainder(least_difference, differences, d) != 0 ? BlockMask::kEmpty : full_if(d == 1);
   }
   static void hide(const HeedMaskRule& rule, const Block& block, uint64_t* hidden) {
     // Key y is seen by queries x = first, first + d, ...
     const int64_t d = dilation(rule);
     uint64_t every_dth = 0;
     for (int64_t x = 0; x < kQueryTile; x += d) every_dth |= uint64_t{1} << x;
-    int64_t first = modulo(block.keys.begin - align_of(rule.align, block.b) - block.queries.begin, d);
+    int64_t first = remainder(block.keys.begin - align_of(rule.align, block.b) - block.queries.begin, d);
     for (int y = 0; y < block.keys.length; ++y, first = first + 1 < d ? first + 1 : 0)
       hidden[y] |= first < kQueryTile ? ~(every_dth << first) : ~uint64_t{0};
   }
 };
 
-// All rules, and a way from the kind of one to its struct.
+// All rules, and the mapping from a kind to its struct.
 template <class... Rules>
 struct RuleList {
-  // function(Rule{}); without effect for a kind that there is not.
+  // Calls function(Rule{}); does nothing for an unknown kind.
   template <class Function>
   static HEED_INLINE void with(int32_t kind, const Function& function) {
     (void)((kind == Rules::kKind && (function(Rules{}), true)) || ...);
@@ -261,7 +237,7 @@ inline void key_range(const HeedAttention& a, int64_t b, Span queries, int64_t* 
   // hi <= S always holds; lo may lie beyond it.
   for (int r = 0; r < a.rule_count; ++r)
     MaskRules::with(a.rules[r].kind, [&](auto rule) { rule.key_range(a.rules[r], b, queries, lo, hi); });
-  if (*lo >= *hi) *lo = *hi = 0;  // no block at all, not one of a negative length
+  if (*lo >= *hi) *lo = *hi = 0;  // no block, rather than one of negative length
 }
 
 inline BlockMask classify(const HeedMaskRule& rule, const Block& block) {
@@ -270,8 +246,8 @@ inline BlockMask classify(const HeedMaskRule& rule, const Block& block) {
   return mask;
 }
 
-// Whether some rule allows no pair of a block, whatever the head.
-inline bool ruled_out(const HeedAttention& a, const Block& block) {
+// Whether some rule hides a whole block, for every head.
+inline bool rules_out(const HeedAttention& a, const Block& block) {
   for (int r = 0; r < a.rule_count; ++r)
     if (classify(a.rules[r], block) == BlockMask::kEmpty) return true;
   return false;
@@ -284,7 +260,7 @@ inline bool mask_differs_by_head(const HeedAttention& a) {
   return false;
 }
 
-// What the mask says of one block: nothing to see, all to see, or `hidden` says which pairs do not count.
+// Whether a block is empty, full or partial; for a partial one `hidden` has its hidden pairs.
 inline BlockMask classify_block(const HeedAttention& a, const Block& block, uint64_t* hidden) {
   bool partial[HEED_MAX_RULES], full = true;
   for (int r = 0; r < a.rule_count; ++r) {

@@ -1,4 +1,4 @@
-// What happens to scores between the product and the softmax: soft cap, bias, ALiBi, mask; and dropout after it.
+// Score modifications between product and softmax (soft cap, bias, ALiBi, mask), and dropout after it.
 #pragma once
 
 #include "rules.h"
@@ -6,7 +6,7 @@
 namespace heed {
 namespace HEED_ISA {
 
-// Adds a bias to scores[y][x] * unit of a block; one that hides becomes -inf.
+// Adds the bias to scores[y][x] * unit of a block; -inf for HEED_MASK_VALUE or less.
 template <class Real>
 inline void add_bias(const HeedAttention& a, const Block& block, int columns, Real unit, Real* scores) {
   typedef Vector<Real> V;
@@ -38,8 +38,8 @@ inline void add_bias(const HeedAttention& a, const Block& block, int columns, Re
     }
 }
 
-// scores[y][x] of a block, in place: soft cap, bias, ALiBi, then -inf where hidden. `unit` times what is given are
-// scores; returns the unit of what is left. With `slope` it also writes the derivative of the soft cap, for the
+// Applies soft cap, bias, ALiBi and mask to scores[y][x] of a block, in place. The true scores are `unit` times the
+// given numbers; returns the unit of the results. Writes the derivative of the soft cap to `slope` unless null, for the
 // backward pass.
 template <class Real>
 inline Real apply_score_mods(const HeedAttention& a, const Block& block, int columns, BlockMask mask,
@@ -83,48 +83,48 @@ inline Real apply_score_mods(const HeedAttention& a, const Block& block, int col
   return unit;
 }
 
-// Dropout by counter, as heed/ops/backends/tensorflow/portable/dropout.py has it: all arithmetic is modulo 2^32.
+// Counter-based dropout, the same as heed/ops/backends/tensorflow/portable/dropout.py: arithmetic is modulo 2^32.
 struct Dropout {
-  static HEED_INLINE uint32_t half_mixed(uint32_t x) {
+  static HEED_INLINE uint32_t half_mix(uint32_t x) {
     x *= 0x7FEB352Du;
     x ^= x >> 15;
     return x * 0x846CA68Bu;
   }
-  static HEED_INLINE uint32_t mixed(uint32_t x) {
-    x = half_mixed(x ^ x >> 16);
+  static HEED_INLINE uint32_t mix(uint32_t x) {
+    x = half_mix(x ^ x >> 16);
     return x ^ x >> 16;
   }
 
   uint32_t rows[kQueryTile], threshold = 0;
-  double factor = 1;  // of weights that are kept
+  double factor = 1;  // of kept weights
 
-  // What a number must reach to be kept at this rate.
+  // Hashes of at least this number are kept.
   static HEED_INLINE uint32_t threshold_of(double rate) {
     const double scaled = __builtin_rint(rate * 4294967296.0);
     return scaled >= 4294967295.0 ? 4294967295u : static_cast<uint32_t>(scaled);
   }
   static HEED_INLINE uint32_t head_of(const uint32_t* seed, int64_t b, int64_t n) {
-    const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u) ^ seed[1]);
-    return mixed(mixed(key ^ static_cast<uint32_t>(b)) ^ static_cast<uint32_t>(n));
+    const uint32_t key = mix(mix(seed[0] + 0x9E3779B9u) ^ seed[1]);
+    return mix(mix(key ^ static_cast<uint32_t>(b)) ^ static_cast<uint32_t>(n));
   }
-  static HEED_INLINE uint32_t column_of(int64_t j) { return mixed(static_cast<uint32_t>(j) + 0x9E3779B9u); }
+  static HEED_INLINE uint32_t column_of(int64_t j) { return mix(static_cast<uint32_t>(j) + 0x9E3779B9u); }
 
   void begin(const HeedAttention& a, int64_t b, int64_t n, Span queries) {
     factor = 1 / (1 - a.dropout);
     threshold = threshold_of(a.dropout);
     const uint32_t head = head_of(a.seed, b, n);
-    for (int x = 0; x < kQueryTile; ++x) rows[x] = mixed(head ^ static_cast<uint32_t>(queries.begin + x));
+    for (int x = 0; x < kQueryTile; ++x) rows[x] = mix(head ^ static_cast<uint32_t>(queries.begin + x));
   }
 
-  // to[x] = what weight (x, j) is multiplied with, 0 where it is dropped.
+  // to[x] = the factor of weight (x, j), 0 if it is dropped.
   template <class Real>
   HEED_INLINE void factors(int64_t j, int columns, Real* to) const {
     const Real kept = static_cast<Real>(factor);
     const uint32_t column = column_of(j);
-    for (int x = 0; x < columns; ++x) to[x] = half_mixed(rows[x] ^ column) >= threshold ? kept : Real(0);
+    for (int x = 0; x < columns; ++x) to[x] = half_mix(rows[x] ^ column) >= threshold ? kept : Real(0);
   }
 
-  // weights[y][x] of some keys, in place.
+  // Drops weights[y][x] of some keys, in place.
   template <class Real>
   HEED_INLINE void apply(Span keys, int columns, Real* weights) const {
     Real of_row[kQueryTile];

@@ -1,4 +1,4 @@
-// The table of one instruction set. Included last by isa_*.cc, after the decoder's; they also define HEED_TABLE,
+// The kernel table of an instruction set. isa_*.cc include it last, after the decoder's, and define HEED_TABLE,
 // HEED_NAME and HEED_SUPPORTED.
 #pragma once
 
@@ -27,7 +27,7 @@ constexpr Kernels kernels_of() {
   k.forward_bytes = scratch_bytes<ForwardScratch<Products>, HeedAttention>;
   k.backward_bytes = scratch_bytes<BackwardScratch<Gradients>, HeedAttention>;
   k.gradient_row = gradient_row<Real>;
-  k.scan = scan<Stored>;
+  k.scan_finite = scan_finite<Stored>;
   k.packed_bytes = [](const HeedAttention&) -> size_t { return 0; };
   k.forward = forward<Stored, Products>;
   k.decode_bytes = scratch_bytes<DecodeScratch<Real>, HeedAttention>;
@@ -37,6 +37,7 @@ constexpr Kernels kernels_of() {
   k.backward = backward<Stored, Gradients>;
   k.bias_gradient = bias_gradient<Stored, Gradients>;
   k.write_rows = write_rows<Stored>;
+  k.sum_parts = sum_parts<Real>;
   k.compute_bytes = sizeof(Real);
   k.additive = {scratch_bytes<AdditiveState<Real>, HeedAttention>,
                 scratch_bytes<AdditiveTile<Stored>, HeedAttention>,
@@ -49,7 +50,7 @@ constexpr Kernels kernels_of() {
 }
 
 static const Kernels kKernels[4] = {kernels_of<float>(), kernels_of<double>(), kernels_of<Bfloat16>(),
-                                    kernels_of<Float16>()};  // as HeedDtype counts them
+                                    kernels_of<Float16>()};  // in the order of HeedDtype
 
 template <class Stored>
 constexpr RowKernels row_kernels_of() {
@@ -58,6 +59,7 @@ constexpr RowKernels row_kernels_of() {
   k.cross_entropy_gradient = cross_entropy_gradient<Stored>;
   k.normalization = normalization<Stored>;
   k.normalization_gradient = normalization_gradient<Stored>;
+  k.sum_parts = sum_parts<typename Compute<Stored>::Type>;
   k.dropout = dropout<Stored>;
   k.few_rows_bytes = scratch_bytes<FewRowsScratch<Stored>, HeedProduct>;
   k.few_rows = few_rows<Stored>;

@@ -137,7 +137,7 @@ def legal(library: Any, seed: int) -> None:
     threads = [int(n) for n in rng.choice(THREADS, 2)]
     output, lse = call.forward(threads[0])
     problem.check_forward(output, lse)
-    # The backward pass is given what the forward pass found, as it always is.
+    # The backward pass gets the results of the forward pass, as always.
     gradients = call.backward(output, problem.d_out, problem.d_lse, threads[1])
     problem.check_backward(gradients)
     if "bias" in problem.options:
@@ -352,7 +352,7 @@ def additive_illegal(library: Any, seed: int) -> None:
 
 
 def rows_legal(library: Any, seed: int) -> None:
-    """As `legal`, of what stands beside attention."""
+    """As `legal`, for the fused row-wise ops."""
     rng = np.random.default_rng(seed)
     guards = Guards(rng)
     rows.check(library, rng, guards)

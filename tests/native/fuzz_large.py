@@ -3,7 +3,7 @@
 Two kinds. Of *exact* ones every product, sum and bias is a small whole number of one unit, so that no implementation
 rounds a score: whatever the unit (2^-2 to 2^90) and however far a bias moves a row, results equal the reference as
 those of small scores do. Of *rough* ones scores are rounded, which moves weights by as much as scores are large; there
-the row sums are what is looked at: a row's weights sum to 1, forward and backward.
+row sums are checked: the weights of a row sum to 1, forward and backward.
 """
 
 from __future__ import annotations

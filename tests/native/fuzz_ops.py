@@ -27,8 +27,8 @@ NUMBERS = (-1, 0, 1, 2, 8, 10**6, 2**31 - 1, 2**62, -(2**63))
 
 def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[str, Any]:
     """The arguments of a call that is right."""
-    batch, queries, keys, groups, width, value_width = (int(n) for n in rng.integers(1, 6, 6))
-    heads = groups * int(rng.integers(1, 3))
+    batch, queries, keys, kv_heads, width, value_width = (int(n) for n in rng.integers(1, 6, 6))
+    heads = kv_heads * int(rng.integers(1, 3))
 
     def tensor(length: int, count: int, last: int) -> np.ndarray:
         shape = (batch, count, length, last) if heads_first else (batch, length, count, last)
@@ -36,8 +36,8 @@ def good(rng: np.random.Generator, heads_first: bool, gradient: bool) -> dict[st
 
     arguments = {
         "query": tensor(queries, heads, width),
-        "key": tensor(keys, groups, width),
-        "value": tensor(keys, groups, value_width),
+        "key": tensor(keys, kv_heads, width),
+        "value": tensor(keys, kv_heads, value_width),
         "settings": np.array([0.5, 0, 0, 1, 1, 2], np.float64),
         "seed": np.zeros(2, np.uint32),
         # Lengths, segments, a dense mask, dilation, and where ALiBi stands.

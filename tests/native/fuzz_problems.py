@@ -1,4 +1,4 @@
-"""Random attentions for the fuzz program: what the core is given, and what the reference makes of it.
+"""Random attentions for the fuzz program: inputs of the core, and the results of the reference.
 
 No TensorFlow here: the program also runs under sanitizers.
 """
@@ -296,7 +296,7 @@ def draw(rng: np.random.Generator, empty: bool = True) -> Problem:
         options["soft_cap"] = expected["soft_cap"] = float(rng.choice([0.5, 5.0, 50.0]))
     if rng.random() < 0.25:
         bias = rng.normal(size=[n if rng.random() < 0.6 else 1 for n in shape])
-        if not poisoned:  # what a bias of -inf hides is not looked at, so it must be a number
+        if not poisoned:  # a bias hides a key, but does not guard against its NaN
             bias[rng.random(bias.shape) < 0.1] = -np.inf
         options["bias"] = expected["bias"] = bias.astype(d_lse.dtype)
     if rng.random() < 0.25:

@@ -1,6 +1,6 @@
-"""What stands beside attention, through `heed.h` by ctypes: calls, and random ones beside the reference.
+"""The fused row-wise ops through `heed.h` by ctypes: calls, and random ones compared with the reference.
 
-`make(shape, dtype)` gives the arrays that are read and those that are written.
+`make(shape, dtype)` makes the arrays of inputs and results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEED = (7, 9)
 
 
 def exact(x: np.ndarray) -> np.ndarray:
-    """The float64 array that holds what an array of any dtype holds."""
+    """An array of any dtype as float64."""
     return to_numpy(x).astype(np.float64)
 
 
@@ -31,7 +31,7 @@ def draw(shape: tuple[int, ...], dtype: str, seed: int, scale: float = 1.0) -> n
 
 
 def run(function: Any, call: Any, *arrays: np.ndarray | None, threads: int = 2) -> None:
-    """Calls, and raises what the library says."""
+    """Calls a function, and raises its error message."""
     addresses = (None if x is None else x.ctypes.data for x in arrays)
     problem = function(call, *addresses, threads)
     if problem is not None:
@@ -83,7 +83,7 @@ def normalization(
     threads: int = 2,
     make: Make = core.filled,
 ) -> list[np.ndarray]:
-    """The result, and the gradients of x, which takes the place of that of y if `in_place`, and of what is given."""
+    """The result, and the gradients of x, which takes the place of that of y if `in_place`, and of `vectors`."""
     kind, held = _compute(x), _placed(x, make)
     given = [
         None if v is None else _placed(v.astype(kind), make) for v in (*vectors, None, None)[:2]
@@ -162,7 +162,7 @@ def product(
 
 
 def check(library: Any, rng: np.random.Generator, make: Make) -> None:
-    """One random call of each, beside the reference."""
+    """Compares one random call of each with the reference."""
     dtype = str(rng.choice([*core.DTYPES]))
     shape = int(rng.integers(0, 9)), int(rng.choice([rng.integers(1, 70), rng.integers(1, 3000)]))
     x, d_y, residual = (draw(shape, dtype, int(rng.integers(2**31))) for _ in range(3))

@@ -205,7 +205,7 @@ def test_one_range_a_block(library) -> None:
 
 @pytest.mark.parametrize("infinity", [np.inf, -np.inf])
 def test_infinite_queries_and_keys_saturate(library, infinity: float) -> None:
-    """tanh(infinity) is 1: nothing breaks where no mask asks for stand-ins."""
+    """tanh(infinity) is 1: without a mask non-finite numbers are ordinary ones."""
     query, key, *_ = normal((1, 6, 11, 5, 3))
     query[0, 2, 1] = key[0, 4, 3] = infinity
     check_range(library, query, key)
@@ -216,23 +216,23 @@ def test_not_a_number_reaches_whoever_sees_it(library) -> None:
     query, key, value, vector, bias, d_out = tensors
     query[0, 1, 2] = key[1, 3, 0] = np.nan
     output, lse = core.AdditiveCall(library, query, key, value, vector, bias).forward()
-    broken = np.zeros((2, 7), bool)
-    broken[0, 1] = broken[1] = True
-    np.testing.assert_array_equal(np.isnan(lse), broken)
-    np.testing.assert_array_equal(np.isnan(output).any(-1), broken)
-    np.testing.assert_array_equal(np.isnan(output).all(-1), broken)
+    nonfinite = np.zeros((2, 7), bool)
+    nonfinite[0, 1] = nonfinite[1] = True
+    np.testing.assert_array_equal(np.isnan(lse), nonfinite)
+    np.testing.assert_array_equal(np.isnan(output).any(-1), nonfinite)
+    np.testing.assert_array_equal(np.isnan(output).all(-1), nonfinite)
 
     rules = [
         {"rule": WINDOW, "left": NO_LIMIT, "right": 0}
     ]  # causal: key 3 is seen from query 3 on
     call = core.AdditiveCall(library, query, key, value, vector, bias, rules=rules)
     output, lse = call.forward()
-    broken[1, :3] = False
-    np.testing.assert_array_equal(np.isnan(lse), broken)
-    np.testing.assert_array_equal(np.isnan(output).all(-1), broken)
+    nonfinite[1, :3] = False
+    np.testing.assert_array_equal(np.isnan(lse), nonfinite)
+    np.testing.assert_array_equal(np.isnan(output).all(-1), nonfinite)
     d_query, d_key, d_value, d_vector, d_bias = call.backward(output, d_out)
-    np.testing.assert_array_equal(np.isnan(d_query).any(-1), broken)
-    seen = np.zeros((2, 10), bool)  # by a broken query
+    np.testing.assert_array_equal(np.isnan(d_query).any(-1), nonfinite)
+    seen = np.zeros((2, 10), bool)  # by a nonfinite query
     seen[0, :2] = seen[1, :7] = True
     np.testing.assert_array_equal(np.isnan(d_key).any(-1), seen)
     np.testing.assert_array_equal(np.isnan(d_value).all(-1), seen)

@@ -1,4 +1,4 @@
-"""What stands beside attention in the native core, through its C interface, for each instruction set here."""
+"""The fused row-wise ops of the native core, through its C interface, for each instruction set of this machine."""
 
 from __future__ import annotations
 

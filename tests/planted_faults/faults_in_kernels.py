@@ -48,6 +48,14 @@ FAULTS = (
         "context, &kCache, 0, 0, dims.data()",
         ("tests/ops/test_decoding_steps.py",),
     ),
+    # The wire
+    Fault(
+        "two settings change places",
+        "native/adapters/tensorflow/settings.h",
+        "double scale, soft_cap, dropout,",
+        "double soft_cap, scale, dropout,",
+        ("tests/native/test_settings.py",),
+    ),
     # Rows
     Fault(
         "the gradient of the label is made of what took its place",
@@ -59,7 +67,7 @@ FAULTS = (
     Fault(
         "the end of a row counts as logits of 0",
         f"{_KERNELS}/cross_entropy.h",
-        "most = larger(with_rest<Real>(load_some(logits + column, count), count, -kInfinity<Real>), most);",
+        "most = larger(fill_rest<Real>(load_some(logits + column, count), count, -kInfinity<Real>), most);",
         "most = larger(load_some(logits + column, count), most);",
         (_ROWS,),
     ),
@@ -103,16 +111,16 @@ FAULTS = (
         "the engine's soft-cap comes after the bias",
         "native/decoder/cache.h",
         "    if (how.soft_cap > 0)\n      for (int j = begin; j < keys.end; j += kLanes<float>)",
-        "    if (const float* bias = seen.bias.of(head, seen.places.of_query(row)))\n"
-        "      for (int j = visible.begin; j < visible.end; ++j) scores[j] += bias[seen.places.of_key(j)];\n"
+        "    if (const float* bias = visible.bias.row(head, visible.positions.of_query(row)))\n"
+        "      for (int j = own.begin; j < own.end; ++j) scores[j] += bias[visible.positions.of_key(j)];\n"
         "    if (how.soft_cap > 0)\n      for (int j = begin; j < keys.end; j += kLanes<float>)",
         (_DECODER,),
     ),
     Fault(
         "a window of the engine ends a key late",
         "native/decoder/cache.h",
-        "query - places.of_key(seen.begin) >= window",
-        "query - places.of_key(seen.begin) > window",
+        "query - positions.of_key(range.begin) >= window",
+        "query - positions.of_key(range.begin) > window",
         (_DECODER,),
     ),
     Fault(
@@ -160,15 +168,15 @@ FAULTS = (
     Fault(
         "tokens of a prompt see those after them",
         "native/decoder/prompts.h",
-        "{0, position_ + tile.row, nullptr}, bias, true};",
-        "{0, position_ + tile.row, nullptr}, bias, false};",
+        "target_bias(decoding_), true};",
+        "target_bias(decoding_), false};",
         (_DECODER,),
     ),
     Fault(
         "all tiles of a prompt stand where its first one does",
         "native/decoder/prompts.h",
-        "position_[rows] = position;",
-        "position_[rows] = position - at;",
+        "rows_.position[rows] = position;",
+        "rows_.position[rows] = position - at;",
         (_DECODER,),
     ),
     Fault(
@@ -195,22 +203,22 @@ FAULTS = (
     Fault(
         "later queries of a long source stand where its first ones do",
         "native/decoder/sources.h",
-        "position_ + row + at, position_ + row}",
-        "position_ + row, position_ + row}",
+        "position + at, position}",
+        "position, position}",
         (_DECODER,),
     ),
     Fault(
         "what a mask hides of a source is encoded",
         "native/decoder/sources.h",
-        "if (!is_shown(b, j)) continue;",
+        "if (!is_visible(b, j)) continue;",
         "if (j < 0) continue;",
         (_DECODER,),
     ),
     Fault(
         "the last of equal tokens is the best",
         "native/decoder/search.h",
-        "const I higher = score > load(best), before = load_as<I>(of);",
-        "const I higher = score >= load(best), before = load_as<I>(of);",
+        "const I higher = logit > load(best), before = load_as<I>(best_tokens);",
+        "const I higher = logit >= load(best), before = load_as<I>(best_tokens);",
         (_DECODER,),
     ),
     Fault(
@@ -230,8 +238,8 @@ FAULTS = (
     Fault(
         "sums of a panel's second part begin anew",
         "native/decoder/dense.h",
-        "deep, y, k > 0);",
-        "deep, y, false);",
+        "chunk, y, k > 0);",
+        "chunk, y, false);",
         (_DECODER,),
     ),
     Fault(
@@ -252,15 +260,15 @@ FAULTS = (
     Fault(
         "a window ends one key early",
         f"{_KERNELS}/rules.h",
-        "*hi = least(*hi, queries.begin + queries.length + align + rule.right);",
-        "*hi = least(*hi, queries.begin + queries.length + align + rule.right - 1);",
+        "*hi = min(*hi, queries.begin + queries.length + align + rule.right);",
+        "*hi = min(*hi, queries.begin + queries.length + align + rule.right - 1);",
         (_CORE,),
     ),
     Fault(
         "a window begins one key late",
         f"{_KERNELS}/rules.h",
-        "*lo = most(*lo, queries.begin + align - rule.left);",
-        "*lo = most(*lo, queries.begin + align - rule.left + 1);",
+        "*lo = max(*lo, queries.begin + align - rule.left);",
+        "*lo = max(*lo, queries.begin + align - rule.left + 1);",
         (_CORE,),
     ),
     Fault(
@@ -273,7 +281,7 @@ FAULTS = (
     Fault(
         "a block is taken as visible whole when its last key is not",
         f"{_KERNELS}/rules.h",
-        "return full_if(most(first.first, last.first) <= block.queries.begin &&",
+        "return full_if(max(first.first, last.first) <= block.queries.begin &&",
         "return full_if(first.first <= block.queries.begin &&",
         (_CORE,),
     ),
@@ -314,7 +322,7 @@ FAULTS = (
     ),
     Fault(
         "the last queries of a tile see what is hidden from them",
-        f"{_KERNELS}/rules.h",
+        "native/simd/portable.h",
         "n >= 64 ? ~uint64_t{0}",
         "n >= 64 ? ~uint64_t{0} >> 1",
         (_CORE, "tests/native/test_paths.py"),
@@ -322,7 +330,7 @@ FAULTS = (
     Fault(
         "decoding reads blocks that a mask rules out",
         f"{_KERNELS}/decode.h",
-        "if (of_all == BlockMask::kEmpty || (!alike && ruled_out(a, {b, 0, queries, keys}))) continue;",
+        "if (of_all == BlockMask::kEmpty || (!alike && rules_out(a, {b, 0, queries, keys}))) continue;",
         "",
         (f"{_FUZZ}::test_decoding_skips_blocks_that_a_mask_rules_out",),
     ),
@@ -365,8 +373,8 @@ FAULTS = (
     Fault(
         "the high word of a seed is lost",
         f"{_KERNELS}/scores.h",
-        "const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u) ^ seed[1]);",
-        "const uint32_t key = mixed(mixed(seed[0] + 0x9E3779B9u));",
+        "const uint32_t key = mix(mix(seed[0] + 0x9E3779B9u) ^ seed[1]);",
+        "const uint32_t key = mix(mix(seed[0] + 0x9E3779B9u));",
         (_CORE, "tests/ops/test_not_a_number.py"),
     ),
     # Forward
@@ -473,7 +481,7 @@ FAULTS = (
     Fault(
         "tiles together go over the keys of the first one alone",
         f"{_KERNELS}/backward.h",
-        "if (p.lo < p.hi) lo = least(lo, p.lo), hi = most(hi, p.hi);",
+        "if (p.lo < p.hi) lo = min(lo, p.lo), hi = max(hi, p.hi);",
         "if (p.lo < p.hi && together == 0) lo = p.lo, hi = p.hi;",
         (_CORE,),
     ),
@@ -516,7 +524,7 @@ FAULTS = (
     Fault(
         "AMX takes values from the start of their block",
         f"{_KERNELS}/amx.h",
-        "return keys.begin % kKeyBlock / kPairsDeep * kTileBytes;",
+        "return keys.begin % kKeyBlock / kTileDepth * kTileBytes;",
         "return keys.begin * 0;",
         (_CORE, _FUZZ),
     ),
@@ -574,8 +582,8 @@ FAULTS = (
     Fault(
         "how the backward pass is split depends on the number of threads",
         "native/attention.cc",
-        "parts_within_memory(std::min(ceil_div(16, all_kv_heads), pieces)",
-        "parts_within_memory(std::min(ceil_div(threads, all_kv_heads), pieces)",
+        "parts_within_memory(std::min(ceil_div(16, all_kv_heads), head_tiles)",
+        "parts_within_memory(std::min(ceil_div(threads, all_kv_heads), head_tiles)",
         (f"{_CORE}::test_threads_and_repeats_do_not_change_a_bit",),
     ),
 )

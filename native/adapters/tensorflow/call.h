@@ -1,23 +1,20 @@
-// The inputs that all ops share, read into the struct of heed.h.
+// Reads the inputs of the attention ops into the struct of heed.h.
 //
-// What broadcasts or may be missing comes in lists:
-//   settings  double (6): scale, soft cap, dropout, whether there is a bias, whether there are slopes, threads
+// Optional inputs, and those that broadcast, come in lists:
+//   settings  double: see AttentionSettings
 //   seed      uint32 (2)
-//   rules     int64 (R, 7): kind, left, right, and which of `numbers` is align, first, second, which of `arrays` is
-//             dense; -1 for none. One more row, for ALiBi, may follow with kind -1: only its align counts.
-//   reals     dot-product attention: a number that only says which type C is, then bias (of rank 4), slopes (N,);
+//   rules     int64 (R, 7): see RuleRow. A last row of kind -1 holds the align of ALiBi.
+//   reals     dot-product attention: a number that sets the type C, then bias (of rank 4), slopes (N,);
 //             additive attention: score vector (U,), then bias (U,)
 //   numbers   int32, each (), (B,) or (B, length)
 //   arrays    bool, of rank 4
 #pragma once
 
-#include <algorithm>
-
-#include "tensors.h"
+#include "settings.h"
 
 namespace heed::tf {
 
-// Where lengths and heads are in query, key and value; the batch comes first, the features last.
+// The axes of lengths and heads in query, key and value; the batch comes first, the features last.
 struct Layout {
   int rank, length_axis, heads_axis;  // heads_axis -1: one head, additive attention
 
@@ -37,11 +34,13 @@ class Call {
 
     HeedAttention& a = attention;
     const Tensor &settings = input(3), &seed = input(4), &rules = input(5);
-    if (settings.dims() != Dims{6} || seed.dims() != Dims{2} || rules.rank() != 2 || rules.dim(1) != 7)
-      fail("settings, seed and rules must have shapes (6,), (2,) and (R, 7)");
-    const double* s = settings.data<double>();
-    a.scale = s[0], a.soft_cap = s[1], a.dropout = s[2];
-    threads_ = s[5] >= 1 ? static_cast<int>(std::min(s[5], 65536.0)) : heed_available_threads();
+    constexpr int64_t kSettings = kFieldCount<AttentionSettings>, kRuleRow = kFieldCount<RuleRow>;
+    if (settings.dims() != Dims{kSettings} || seed.dims() != Dims{2} || rules.rank() != 2 || rules.dim(1) != kRuleRow)
+      fail("settings, seed and rules must have shapes (" + std::to_string(kSettings) + ",), (2,) and (R, " +
+           std::to_string(kRuleRow) + ")");
+    const auto s = read_settings<AttentionSettings>(settings);
+    a.scale = s.scale, a.soft_cap = s.soft_cap, a.dropout = s.dropout;
+    threads_ = thread_count(s.threads);
     a.seed[0] = seed.data<uint32_t>()[0], a.seed[1] = seed.data<uint32_t>()[1];
 
     reals_ = list_after(kFirstExtra + extra, compute_type());
@@ -49,7 +48,7 @@ class Call {
     arrays_ = list_after(numbers_.end, kBool);
     if (arrays_.end != static_cast<int>(inputs_.size())) fail("`reals` must be of the type that is computed with");
     read_reals(s);
-    for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(rules.data<int64_t>() + 7 * r);
+    for (int64_t r = 0; r < rules.dim(0); ++r) add_rule(read_fields<RuleRow>(rules.data<int64_t>() + kRuleRow * r));
     a.rules = rules_.data();
     a.rule_count = static_cast<int32_t>(rules_.size());
     // Before results are allocated: empty tensors may have any size of features.
@@ -62,7 +61,7 @@ class Call {
 
   const Tensor& input(int i) const { return inputs_[static_cast<size_t>(i)]; }
 
-  // An input whose shape must be that.
+  // An input that must have this shape.
   const Tensor& expect(int i, const char* name, const Dims& dims) const {
     const Tensor& x = input(i);
     if (x.dims() != dims) fail(std::string("`") + name + "` does not fit the other inputs" + x.described());
@@ -87,7 +86,7 @@ class Call {
 
   Dims softmax_dims() const { return {heed_softmax_size(&attention)}; }
 
-  // A whole tensor of the layout.
+  // A tensor of the layout, as a HeedTensor.
   HeedTensor rows(const Tensor& x) const {
     const int64_t last = x.dim(layout_.rank - 1), both = x.dim(layout_.rank - 2) * last;
     if (layout_.additive()) return {x.data(), both, last, 0};
@@ -98,7 +97,7 @@ class Call {
   HeedAttention attention{};
 
  private:
-  // Inputs [begin, end), of one type: one of the lists at the end.
+  // A list: inputs [begin, end), of one type.
   struct List {
     int begin, end;
   };
@@ -123,8 +122,8 @@ class Call {
     a.query = rows(query), a.key = rows(key), a.value = rows(value);
   }
 
-  void read_reals(const double* settings) {
-    const bool bias = settings[3] != 0, slopes = settings[4] != 0;
+  void read_reals(const AttentionSettings& settings) {
+    const bool bias = settings.has_bias != 0, slopes = settings.has_slopes != 0;
     int64_t next = 0;
     const Tensor& first = at(reals_, next++);
     if (layout_.additive()) {
@@ -141,16 +140,16 @@ class Call {
     return x.data();
   }
 
-  void add_rule(const int64_t* row) {
-    if (row[0] < 0) {
-      attention.alibi_align = integers(row[3]);
+  void add_rule(const RuleRow& row) {
+    if (row.kind < 0) {
+      attention.alibi_align = integers(row.align);
       return;
     }
     HeedMaskRule rule{};
-    rule.kind = static_cast<int32_t>(std::min<int64_t>(row[0], INT32_MAX));
-    rule.left = row[1], rule.right = row[2];
-    rule.align = integers(row[3]), rule.first = integers(row[4]), rule.second = integers(row[5]);
-    if (row[6] >= 0) rule.dense = scores(at(arrays_, row[6]), "mask");
+    rule.kind = static_cast<int32_t>(std::min<int64_t>(row.kind, INT32_MAX));
+    rule.left = row.left, rule.right = row.right;
+    rule.align = integers(row.align), rule.first = integers(row.first), rule.second = integers(row.second);
+    if (row.dense >= 0) rule.dense = scores(at(arrays_, row.dense), "mask");
     rules_.push_back(rule);
   }
 

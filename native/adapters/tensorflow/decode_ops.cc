@@ -1,13 +1,11 @@
 // The ops of TensorFlow for decoding in a graph, one token after another. No arithmetic.
-#include <algorithm>
-
 #include "registration.h"
+#include "settings.h"
 
 namespace heed::tf {
 namespace {
 
-// HeedProduct: x (R, K), weights (G, K, N) or (G, N, K), one bias (G, N) or none; settings: the threads, 0 for as many
-// as there are, and whether the weights are (G, N, K).
+// HeedProduct: x (R, K), weights (G, K, N) or, `transposed`, (G, N, K), one bias (G, N) or none.
 void run_product(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
     constexpr int kBias = 2;
@@ -15,11 +13,10 @@ void run_product(void*, TF_OpKernelContext* context) {
     const Tensor &x = inputs[0], &weights = inputs[1], &settings = inputs.back();
     const bool has_bias = inputs.size() > kBias + 1;
     if (inputs.size() > kBias + 2) fail("there must be one bias or none");
-    if (settings.dims() != Dims{2}) fail("`settings` must have as many numbers as the op lists");
+    const auto s = read_settings<ProductSettings>(settings);
     if (x.rank() != 2) fail("`x` must have shape (R, K)" + x.described());
     if (weights.rank() != 3) fail("`weights` must have shape (G, K, N)" + weights.described());
-    const double* s = settings.data<double>();
-    const bool transposed = s[1] != 0;
+    const bool transposed = s.transposed != 0;
     const int64_t groups = weights.dim(0), columns = weights.dim(transposed ? 1 : 2);
     if (weights.dim(transposed ? 2 : 1) != x.dim(1))
       fail("`weights` must have as many rows as `x` has features (K)" + weights.described());
@@ -29,8 +26,7 @@ void run_product(void*, TF_OpKernelContext* context) {
         {dtype_of(x.type()), x.dim(0), x.dim(1)}, groups, columns, transposed, x.data(), weights.data(),
         has_bias ? inputs[kBias].data() : nullptr};
     const Tensor y = allocated(context, 0, x.type(), {x.dim(0), groups, columns}, bytes_of(x.type()));
-    const int threads = s[0] >= 1 ? static_cast<int>(std::min(s[0], 65536.0)) : heed_available_threads();
-    check(heed_product(&call, y.data(), threads));
+    check(heed_product(&call, y.data(), thread_count(s.threads)));
   });
 }
 

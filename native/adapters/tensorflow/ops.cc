@@ -1,8 +1,8 @@
-// The ops of TensorFlow over the core: they read tensors, call it, and pass on what it says. No arithmetic.
+// The attention ops of TensorFlow: they read tensors, call the core, and pass on its errors. No arithmetic.
 //
-// HeedAttention takes (B, T, N, H) tensors, HeedAttentionHeads (B, N, T, H), HeedAdditive (B, T, U). Each has one with
-// Gradient at the end, the first two one with BiasGradient too. row_ops.cc has those of what stands beside attention,
-// decode_ops.cc those of decoding in a graph.
+// HeedAttention takes (B, T, N, H) tensors, HeedAttentionHeads (B, N, T, H), HeedAdditive (B, T, U). Each has a
+// ...Gradient op, the first two a ...BiasGradient op. row_ops.cc has the fused row-wise ops, decode_ops.cc those of
+// decoding in a graph.
 #include "call.h"
 #include "registration.h"
 
@@ -21,8 +21,8 @@ void run_forward(void*, TF_OpKernelContext* context) {
   });
 }
 
-// The extra inputs are output, softmax, output_gradient, lse_gradient: what the backward pass reads.
-HeedBackward received(const Call& call) {
+// The extra inputs of the backward pass: output, softmax, output_gradient, lse_gradient.
+HeedBackward read_backward(const Call& call) {
   const Dims dims = call.output_dims();
   HeedBackward pass{};
   pass.output = call.rows(call.expect(kFirstExtra, "output", dims));
@@ -41,7 +41,7 @@ void run_backward(void*, TF_OpKernelContext* context) {
     for (int i = 0; i < 3; ++i) made.push_back(call.allocate(i, call.type(), call.input(i).dims()));
     for (int i = 3; layout.additive() && i < 5; ++i)
       made.push_back(call.allocate(i, call.compute_type(), {call.attention.head_dim}));
-    HeedBackward pass = received(call);
+    HeedBackward pass = read_backward(call);
     pass.query_gradient = call.rows(made[0]);
     pass.key_gradient = call.rows(made[1]);
     pass.value_gradient = call.rows(made[2]);
@@ -57,7 +57,7 @@ void run_bias_gradient(void*, TF_OpKernelContext* context) {
     if (!call.attention.bias.data) fail("there must be a `bias`");
     const int64_t* shape = call.attention.bias.shape;
     const Tensor made = call.allocate(0, call.compute_type(), Dims(shape, shape + 4));
-    HeedBackward pass = received(call);
+    HeedBackward pass = read_backward(call);
     pass.bias_gradient = made.data();
     check(heed_bias_gradient(&call.attention, &pass, call.threads()));
   });
@@ -68,10 +68,10 @@ void shape_forward(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Tracing trace(context, status);
   const auto query = trace.input(0, layout.rank), value = trace.input(2, layout.rank);
   const int last = layout.rank - 1;
-  trace.output(0, trace.joined(trace.part(query, 0, last), trace.part(value, last, layout.rank)));
+  trace.output(0, trace.join(trace.part(query, 0, last), trace.part(value, last, layout.rank)));
   auto lse = trace.part(query, 0, 1);
-  if (!layout.additive()) lse = trace.joined(lse, trace.part(query, layout.heads_axis, layout.heads_axis + 1));
-  trace.output(1, trace.joined(lse, trace.part(query, layout.length_axis, layout.length_axis + 1)));
+  if (!layout.additive()) lse = trace.join(lse, trace.part(query, layout.heads_axis, layout.heads_axis + 1));
+  trace.output(1, trace.join(lse, trace.part(query, layout.length_axis, layout.length_axis + 1)));
 }
 
 template <const Layout& layout>
@@ -81,8 +81,7 @@ void shape_backward(TF_ShapeInferenceContext* context, TF_Status* status) {
   for (int i = 3; layout.additive() && i < 5; ++i) trace.output(i, trace.part(trace.input(0, layout.rank), 2, 3));
 }
 
-// `extra` inputs come after those that call.h lists up to `rules`. T is the type of query, key and value, C that of
-// computation.
+// `extra` inputs follow `rules`, see call.h. T is the type of query, key and value, C that of computation.
 void register_attention(const std::string& name, ShapeFunction shapes, Run run, const Arguments& extra,
                         const Arguments& outputs) {
   Arguments inputs{"query: T", "key: T", "value: T", "settings: double", "seed: uint32", "rules: int64"};
@@ -93,18 +92,18 @@ void register_attention(const std::string& name, ShapeFunction shapes, Run run, 
 
 template <const Layout& layout>
 void register_ops(const std::string& name) {
-  const Arguments received{"output: T", "softmax: C", "output_gradient: T", "lse_gradient: C"};
+  const Arguments of_forward{"output: T", "softmax: C", "output_gradient: T", "lse_gradient: C"};
   Arguments gradients{"query_gradient: T", "key_gradient: T", "value_gradient: T"};
   if (layout.additive()) gradients.insert(gradients.end(), {"score_vector_gradient: C", "bias_gradient: C"});
   register_attention(name, shape_forward<layout>, run_forward<layout>, {},
                      {"result: T", "result_lse: C", "result_softmax: C"});
-  register_attention(name + "Gradient", shape_backward<layout>, run_backward<layout>, received, gradients);
+  register_attention(name + "Gradient", shape_backward<layout>, run_backward<layout>, of_forward, gradients);
   if (!layout.additive())
     register_attention(name + "BiasGradient", TF_ShapeInferenceContextSetUnknownShape, run_bias_gradient<layout>,
-                       received, {"bias_gradient: C"});
+                       of_forward, {"bias_gradient: C"});
 }
 
-// Runs when the library is loaded: TensorFlow looks for ops that appeared meanwhile.
+// Runs when the library is loaded, so that TensorFlow finds the new ops.
 __attribute__((constructor)) void register_all() {
   if (!bind()) return;
   register_ops<kLengthFirst>("HeedAttention");

@@ -1,4 +1,4 @@
-// How an op is told to TensorFlow: its inputs and outputs, the shapes of its results, what runs it.
+// Registers ops: inputs and outputs, a shape function, and the function that runs them.
 #pragma once
 
 #include <cstdio>
@@ -7,7 +7,7 @@
 
 namespace heed::tf {
 
-// A shape function at work. After a step that fails, `status` says why and no other is taken.
+// The context of a shape function. After a step fails, `status` holds the error and later steps do nothing.
 struct Tracing {
   using Shape = Owned<TF_ShapeHandle>;
   TF_ShapeInferenceContext* context;
@@ -33,7 +33,7 @@ struct Tracing {
     if (ok()) TF_ShapeInferenceContextSubshape(context, of.get(), begin, end, shape.get(), status);
     return shape;
   }
-  Shape joined(const Shape& first, const Shape& second) const {
+  Shape join(const Shape& first, const Shape& second) const {
     Shape shape(TF_NewShapeHandle());
     if (ok()) TF_ShapeInferenceContextConcatenateShapes(context, first.get(), second.get(), shape.get(), status);
     return shape;
@@ -45,18 +45,18 @@ struct Tracing {
 
 using Arguments = std::vector<const char*>;
 
-// C, the type of computation.
+// C, the compute type.
 inline constexpr const char* kComputeType = "C: {float, double}";
 
-// What T, the type of the tensors, may be.
+// The types that T, the type of tensors, may be.
 struct Types {
   const char* attribute;
   std::vector<int> numbers;
 };
-// Made when it is asked for: ops are registered before the globals of this library need to exist.
+// A function: ops are registered before the globals of this library exist.
 inline Types floats() { return {"T: {float, double, bfloat16, half}", {kFloat, kDouble, kBfloat16, kHalf}}; }
 
-// `attributes` are what else than T the inputs and outputs name.
+// `attributes`: those that inputs and outputs name, but for T.
 inline void register_op(const std::string& name, ShapeFunction shapes, Run run, const Arguments& attributes,
                         const Arguments& inputs, const Arguments& outputs, const Types& types = floats()) {
   const Status status;

@@ -1,23 +1,22 @@
-// The ops of TensorFlow over what stands beside attention. No arithmetic.
+// The fused row-wise ops of TensorFlow. No arithmetic.
 //
-// Beside tensors of the type T some have numbers and vectors of the type C that is computed with. The last input of
-// each is settings, double: the threads, 0 for as many as there are, then what the op lists.
-#include <algorithm>
-
+// Tensors are of the type T; some ops also take numbers and vectors of the compute type C. The last input of each op is
+// `settings`, see settings.h.
 #include "registration.h"
+#include "settings.h"
 
 namespace heed::tf {
 namespace {
 
-// A call of an op that works on rows: the last axis of `x`, its first input, is a row, the others count them.
+// A call of an op on rows: the last axis of the first input is a row.
+template <class Settings>
 class RowCall {
  public:
-  RowCall(TF_OpKernelContext* context, int settings) : context_(context) {
-    const Tensor x = input(0), numbers = input(TF_NumInputs(context) - 1);
+  explicit RowCall(TF_OpKernelContext* context) : context_(context) {
+    const Tensor x = input(0);
     type_ = x.type(), dims_ = x.dims();
     if (dims_.empty()) fail("the first input must have rows" + x.described());
-    if (numbers.dims() != Dims{1 + settings}) fail("`settings` must have as many numbers as the op lists");
-    settings_.assign(numbers.data<double>(), numbers.data<double>() + 1 + settings);
+    settings = read_settings<Settings>(input(TF_NumInputs(context) - 1));
     rows_ = {dtype_of(type_), 1, dims_.back()};
     for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows_.count *= dims_[axis];
   }
@@ -38,21 +37,21 @@ class RowCall {
   }
 
   Tensor allocate(int index, int type, const Dims& dims) const {
-    return owned(TF_AllocateOutput(context_, index, type, dims.data(), static_cast<int>(dims.size()), bytes(type, dims),
-                                   status_.get()));
+    return allocated(context_, index, type, dims, bytes_of(type));
   }
 
-  // A result like `x`, in the place of the input `over` if nobody else wants that any more: then `over` must not be
-  // held meanwhile.
+  // A result like `x`, in the memory of the input `over` if no one else uses it. The caller must not hold that input.
   Tensor allocate_over(int over, int index) const {
     int taken = -1;
-    return owned(TF_ForwardInputOrAllocateOutput(context_, &over, 1, index, dims_.data(),
-                                                 static_cast<int>(dims_.size()), &taken, status_.get()));
+    Tensor result{Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(
+        context_, &over, 1, index, dims_.data(), static_cast<int>(dims_.size()), &taken, status_.get()))};
+    if (!status_.ok() || !result.tensor) throw Failed{"out of memory for the result", kResourceExhausted};
+    return result;
   }
 
   const HeedRows& rows() const { return rows_; }
   const Dims& dims() const { return dims_; }
-  // Those of a number for each row, and of two.
+  // The shapes of one number, and of two, for each row.
   Dims row_dims() const { return Dims(dims_.begin(), dims_.end() - 1); }
   Dims pair_dims() const {
     Dims result = row_dims();
@@ -61,51 +60,38 @@ class RowCall {
   }
   int type() const { return type_; }
   int compute_type() const { return type_ == kDouble ? kDouble : kFloat; }
-  int threads() const {
-    return settings_[0] >= 1 ? static_cast<int>(std::min(settings_[0], 65536.0)) : heed_available_threads();
-  }
-  double setting(int i) const { return settings_[static_cast<size_t>(i) + 1]; }
+  int threads() const { return thread_count(settings.threads); }
+
+  Settings settings{};
 
  private:
-  static size_t bytes(int type, const Dims& dims) {
-    size_t all = bytes_of(type);
-    for (int64_t n : dims) all *= static_cast<size_t>(n);
-    return all;
-  }
-
-  Tensor owned(TF_Tensor* tensor) const {
-    Tensor made{Owned<TF_Tensor>(tensor)};
-    if (!status_.ok() || !tensor) throw Failed{"out of memory for a result", kResourceExhausted};
-    return made;
-  }
-
   TF_OpKernelContext* const context_;
   const Status status_;
   int type_ = kFloat;
   Dims dims_;
   HeedRows rows_{};
-  std::vector<double> settings_;
 };
 
-// A number in the type of computation.
+// Reads a number of the compute type.
 double number(const Tensor& x, const char* name) {
   if (x.rank() != 0) fail(std::string("`") + name + "` must be a number" + x.described());
   return x.type() == kDouble ? *x.data<double>() : static_cast<double>(*x.data<float>());
 }
 
-void expect_compute_type(const RowCall& call, const Tensor& x, const char* name) {
-  if (x.type() != call.compute_type()) fail(std::string("`") + name + "` must be of the type that is computed with");
+void expect_type(int type, const Tensor& x, const char* name) {
+  if (x.type() != type) fail(std::string("`") + name + "` must be of the type that is computed with");
 }
 
-// HeedCrossEntropy: logits, labels, smoothing; settings: the ignored label.
+// HeedCrossEntropy: logits, labels, smoothing.
 struct CrossEntropy {
   Tensor logits, labels;
   HeedCrossEntropy call;
 
-  explicit CrossEntropy(const RowCall& of) : logits(of.input(0)), labels(of.input(1, "labels", of.row_dims())) {
+  explicit CrossEntropy(const RowCall<CrossEntropySettings>& of)
+      : logits(of.input(0)), labels(of.input(1, "labels", of.row_dims())) {
     const Tensor smoothing = of.input(2);
-    expect_compute_type(of, smoothing, "smoothing");
-    const double ignored = of.setting(0);
+    expect_type(of.compute_type(), smoothing, "smoothing");
+    const double ignored = of.settings.ignored;
     if (!(ignored >= INT32_MIN && ignored <= INT32_MAX)) fail("the ignored label must have 32 bits");
     call = {of.rows(), logits.data(), labels.data<int32_t>(), static_cast<int32_t>(ignored),
             number(smoothing, "smoothing")};
@@ -114,7 +100,7 @@ struct CrossEntropy {
 
 void run_cross_entropy(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall of(context, 1);
+    const RowCall<CrossEntropySettings> of(context);
     const CrossEntropy read(of);
     const Tensor losses = of.allocate(0, of.compute_type(), of.row_dims());
     const Tensor softmax = of.allocate(1, of.compute_type(), of.pair_dims());
@@ -125,7 +111,7 @@ void run_cross_entropy(void*, TF_OpKernelContext* context) {
 // The extra inputs are softmax and losses_gradient.
 void run_cross_entropy_gradient(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall of(context, 1);
+    const RowCall<CrossEntropySettings> of(context);
     const Tensor gradient = of.allocate_over(0, 0);
     CrossEntropy read(of);
     const Tensor softmax = of.input(3, "softmax", of.pair_dims());
@@ -135,19 +121,24 @@ void run_cross_entropy_gradient(void*, TF_OpKernelContext* context) {
   });
 }
 
-// HeedNormalization: x, scale and offset, each (0,) for none; settings: epsilon, whether it is RMS.
+// HeedNormalization: x, scale and offset, each (0,) for none.
 struct Normalization {
   Tensor x, scale, offset;
   HeedNormalization call;
 
-  explicit Normalization(const RowCall& of) : x(of.input(0)), scale(of.input(1)), offset(of.input(2)) {
-    call = {of.rows(),     x.data(),          given(of, scale, "scale"), given(of, offset, "offset"),
-            of.setting(0), of.setting(1) != 0};
+  explicit Normalization(const RowCall<NormalizationSettings>& of)
+      : x(of.input(0)), scale(of.input(1)), offset(of.input(2)) {
+    call = {of.rows(),
+            x.data(),
+            optional_vector(of, scale, "scale"),
+            optional_vector(of, offset, "offset"),
+            of.settings.epsilon,
+            of.settings.rms != 0};
   }
 
  private:
-  static const void* given(const RowCall& of, const Tensor& vector, const char* name) {
-    expect_compute_type(of, vector, name);
+  static const void* optional_vector(const RowCall<NormalizationSettings>& of, const Tensor& vector, const char* name) {
+    expect_type(of.compute_type(), vector, name);
     if (vector.dims() == Dims{0}) return nullptr;
     if (vector.dims() != Dims{of.rows().width})
       fail(std::string("`") + name + "` must have as many numbers as a row (D)" + vector.described());
@@ -157,7 +148,7 @@ struct Normalization {
 
 void run_normalization(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall of(context, 2);
+    const RowCall<NormalizationSettings> of(context);
     const Normalization read(of);
     const Tensor y = of.allocate(0, of.type(), of.dims());
     const Tensor moments = of.allocate(1, of.compute_type(), of.pair_dims());
@@ -168,7 +159,7 @@ void run_normalization(void*, TF_OpKernelContext* context) {
 // The extra inputs are moments and y_gradient.
 void run_normalization_gradient(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall of(context, 2);
+    const RowCall<NormalizationSettings> of(context);
     of.input(4, "y_gradient", of.dims());
     const Tensor x_gradient = of.allocate_over(4, 0);
     const Normalization read(of);
@@ -181,31 +172,31 @@ void run_normalization_gradient(void*, TF_OpKernelContext* context) {
   });
 }
 
-// HeedDropout: x, seed, one residual or none; settings: the rate.
+// HeedDropout: x, seed, one residual or none.
 void run_dropout(void*, TF_OpKernelContext* context) {
   guarded(context, [&] {
-    const RowCall of(context, 1);
+    const RowCall<DropoutSettings> of(context);
     constexpr int kResidual = 2;
     const bool has_residual = TF_NumInputs(context) > kResidual + 1;
     if (TF_NumInputs(context) > kResidual + 2) fail("there must be one residual or none");
     if (has_residual) of.input(kResidual, "residual", of.dims());
     const Tensor y = of.allocate_over(has_residual ? kResidual : 0, 0);
-    const Tensor x = of.input(0), seed = of.input(1, "seed", {2}), residual = of.input(has_residual ? kResidual : 0);
-    const uint32_t* words = seed.data<uint32_t>();
+    const Tensor x = of.input(0), residual = of.input(has_residual ? kResidual : 0), key = of.input(1, "seed", {2});
+    const uint32_t* seed = key.data<uint32_t>();
     const HeedDropout call{
-        of.rows(), x.data(), has_residual ? residual.data() : nullptr, of.setting(0), {words[0], words[1]}};
+        of.rows(), x.data(), has_residual ? residual.data() : nullptr, of.settings.rate, {seed[0], seed[1]}};
     check(heed_dropout(&call, y.data(), of.threads()));
   });
 }
 
-// A number for each row of the first input.
+// The shape of one number for each row of the first input.
 void shape_of_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Tracing trace(context, status);
   const auto x = trace.input(0);
   trace.output(0, trace.part(x, 0, -1));
 }
 
-// The shapes of the first inputs, as many as there are outputs.
+// Outputs have the shapes of the first inputs.
 template <int outputs>
 void shapes_of_first(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Tracing trace(context, status);

@@ -1,4 +1,4 @@
-// Tensors and errors of TensorFlow's C API, released when they go out of scope.
+// Tensors and errors of TensorFlow's C API, which release themselves.
 #pragma once
 
 #include <memory>
@@ -64,7 +64,7 @@ struct Failed {
 
 [[noreturn]] inline void fail(const std::string& text) { throw Failed{text}; }
 
-// Of what the core says.
+// Throws an error of the core.
 inline void check(const char* problem) {
   if (problem) fail(problem);
 }
@@ -82,7 +82,7 @@ inline std::vector<Tensor> inputs_of(TF_OpKernelContext* context) {
   return inputs;
 }
 
-// The output of that index, its numbers so many bytes each.
+// Allocates an output, `bytes` for each number.
 inline Tensor allocated(TF_OpKernelContext* context, int index, int type, const Dims& dims, size_t bytes) {
   const Status status;
   for (int64_t n : dims) bytes *= static_cast<size_t>(n);
@@ -92,7 +92,7 @@ inline Tensor allocated(TF_OpKernelContext* context, int index, int type, const 
   return made;
 }
 
-// Runs an op's function and tells TensorFlow of what it threw.
+// Runs the function of an op and passes on its errors to TensorFlow.
 template <class Function>
 void guarded(TF_OpKernelContext* context, const Function& function) {
   Failed failed{"", 0};

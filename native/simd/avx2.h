@@ -1,0 +1,54 @@
+// AVX2 with fused multiply-add and conversions of float16: 16 registers of 32 bytes.
+#pragma once
+
+#include <immintrin.h>
+
+#define HEED_VECTOR_BYTES 32
+#include "portable.h"
+
+namespace heed {
+namespace HEED_ISA {
+
+struct Simd : Portable {
+  template <class I>
+  static HEED_INLINE bool any(I comparison) {
+    return !_mm256_testz_si256((__m256i)comparison, (__m256i)comparison);
+  }
+
+  static HEED_INLINE uint64_t bits_of(Integers<float> comparison) {
+    return static_cast<uint64_t>(_mm256_movemask_ps((__m256)comparison));
+  }
+
+  static inline uint64_t zero_bytes(const uint8_t* from, int count) {
+    uint64_t zero = 0;
+    int y = 0;
+    for (; y + 32 <= count; y += 32) {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + y));
+      const int found = _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256()));
+      zero |= static_cast<uint64_t>(static_cast<uint32_t>(found)) << y;
+    }
+    for (; y < count; ++y) zero |= static_cast<uint64_t>(from[y] == 0) << y;
+    return zero;
+  }
+
+  // The machine's conversions keep denormal numbers, even where threads flush them.
+  static HEED_INLINE Vector<float> load_float16(const void* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+  }
+  static HEED_INLINE void store_float16(void* to, Vector<float> x) {
+    _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
+
+#if __GNUC__ >= 11 || __clang_major__ >= 12
+#define HEED_BYTE_PRODUCTS __attribute__((target("avxvnni")))
+  // sums += four products of bytes.
+  HEED_BYTE_PRODUCTS static HEED_INLINE Integers<float> add_byte_products(Integers<float> sums, Integers<float> x,
+                                                                          Integers<float> weights) {
+    return (Integers<float>)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, (__m256i)weights);
+  }
+  static inline bool multiplies_bytes() { return __builtin_cpu_supports("avxvnni"); }
+#endif
+};
+
+}  // namespace HEED_ISA
+}  // namespace heed
