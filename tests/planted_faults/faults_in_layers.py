@@ -183,9 +183,9 @@ FAULTS = (
     ),
     Fault(
         "the activation is not that of the arguments",
-        f"{_LAYERS}/transformer_layers.py",
-        "            activation=self.activation,\n            dropout",
-        '            activation="relu",\n            dropout',
+        f"{_LAYERS}/layer_config.py",
+        'gelu, silu ...", "feed_forward")',
+        'gelu, silu ...")',
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
     ),
     Fault(
@@ -311,8 +311,8 @@ FAULTS = (
     Fault(
         "attention_dropout of the config is not used",
         f"{_MODELS}/_stack.py",
-        "attention_dropout=config.attention_dropout,",
-        "attention_dropout=0.0,",
+        "make_layer(**config.layer_options(), ",
+        'make_layer(**{**config.layer_options(), "attention_dropout": 0.0}, ',
         (f"{_OF_MODELS}/test_transformer.py",),
     ),
     Fault(

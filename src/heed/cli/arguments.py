@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from heed.seq2seq.errors import TaskError
-from heed.seq2seq.settings import nearest
+from heed.seq2seq.errors import TaskError, nearest
 
 # How help shows an option's value.
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}

@@ -31,14 +31,11 @@ from heed.ops import Mask
 
 # What every layer takes.
 _COMMON = {"name", "trainable", "dtype"}
-# What Keras' attention cannot do, with the value at which it is off.
+# The options that Keras' attention does not have, with the value at which each is off.
 _BEYOND = {
-    "soft_cap": None,
-    "position": None,
-    "qk_norm": False,
-    "sinks": False,
-    "shared_projection": False,
-    "output_projection": True,
+    name: parameter.default
+    for name, parameter in inspect.signature(MultiHeadAttention.__init__).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "num_key_value_heads"
 }
 # heed's layers that are Keras' but for how they compute.
 SAME = {

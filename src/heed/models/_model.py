@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from heed.models.config import Config, TransformerConfig
+from heed._config import Config
+from heed.models.config import TransformerConfig
 from heed.ops.checks import check_tokens
 
 

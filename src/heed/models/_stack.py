@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from heed.layers import TokenEmbedding
-from heed.layers.transformer_layers import NORMALIZATIONS
+from heed.layers.normalization import NORMALIZATIONS
 from heed.models._input import InputEmbedding
 from heed.models._model import ConfiguredModel
 
@@ -41,26 +41,7 @@ class Stack(ConfiguredModel):
         """Makes so many layers, and the normalisation, from the config."""
         config, policy = self.config, self.dtype_policy
         self.blocks = [
-            make_layer(
-                num_heads=config.num_heads,
-                feed_forward_width=config.feed_forward_width,
-                num_key_value_heads=config.num_key_value_heads,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                activation=config.activation,
-                norm_first=config.norm_first,
-                key_dim=config.key_dim,
-                value_dim=config.value_dim,
-                use_bias=config.use_bias,
-                soft_cap=config.soft_cap,
-                sliding_window=config.sliding_window,
-                normalization=config.normalization,
-                gated=config.gated,
-                qk_norm=config.qk_norm,
-                sinks=config.sinks,
-                dtype=policy,
-                name=f"layer_{index}",
-            )
+            make_layer(**config.layer_options(), dtype=policy, name=f"layer_{index}")
             for index in range(layers)
         ]
         self.final_norm: Any = None

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-import keras
-
-from heed._numbers import check_integer, check_real, integer
-from heed.layers.transformer_layers import NORMALIZATIONS
+from heed._config import (
+    COUNT,
+    COUNT_OR_NONE,
+    FLAG,
+    INDEX,
+    RATE,
+    REQUIRED,
+    Config,
+    Range,
+    one_of,
+    option,
+    with_default,
+)
+from heed._numbers import integer
+from heed.layers.layer_config import LayerConfig, describes_options
 
 ATTENTIONS = ("additive", "dot", "general", "scaled", "location", "none")
 CELLS = ("lstm", "gru")
@@ -19,63 +27,16 @@ POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 IMAGE_POSITIONS = ("learned", "sinusoidal")
 POOLINGS = ("class", "mean")
 
-_TOKENS: tuple[str, ...] = ("pad_id", "start_id", "end_id")
 
-_Made = TypeVar("_Made", bound="Config")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpecialTokens(Config):
+    """The token ids with a meaning of their own."""
 
+    pad_id: int = option(0, INDEX)
+    start_id: int = option(1, INDEX)
+    end_id: int = option(2, INDEX)
 
-class Config:
-    """A dataclass of sizes and choices, checked when it is made; to a dict of plain values and back."""
-
-    _special_tokens: ClassVar[tuple[str, ...]] = _TOKENS
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dict of plain values, ready for JSON."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
-
-    @classmethod
-    def from_dict(cls: type[_Made], values: Mapping[str, Any]) -> _Made:
-        """The config with these fields.
-
-        Args:
-            values: What `to_dict` returned. Missing fields take their defaults.
-
-        Raises:
-            ValueError: If there is a field that this version does not know, or a value is bad.
-        """
-        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        unknown = sorted(set(values) - set(fields))
-        if unknown:
-            raise ValueError(
-                f"`values` must hold fields of {cls.__name__} only. Received: {', '.join(unknown)}"
-            )
-        missing = sorted(
-            name
-            for name, field in fields.items()
-            if field.default is dataclasses.MISSING and name not in values
-        )
-        if missing:
-            raise ValueError(
-                f"`values` must hold {' and '.join(missing)}. Received: {sorted(values)}"
-            )
-        return cls(**values)
-
-    def _check_kinds(self, from_zero: tuple[str, ...] = ()) -> None:
-        """Checks each field by its type: sizes begin at 1, those named at 0, and a float is a rate, unless optional."""
-        kinds = typing.get_type_hints(type(self))
-        for name in (one.name for one in dataclasses.fields(self)):  # type: ignore[arg-type]
-            kind = kinds[name]
-            if kind is bool:
-                self._require(isinstance(getattr(self, name), bool), "be True or False", name)
-            elif kind is float:
-                self._check(name, check_real, least=0, most=1)
-            elif kind == float | None:
-                self._check(name, check_real, least=0, exclusive=True, optional=True)
-            elif kind == int | tuple[int, int]:
-                self._check(name, _check_size)
-            elif kind is not str:
-                least, optional = int(name not in from_zero), kind is not int
-                self._check(name, check_integer, least=least, optional=optional)
+    _special_tokens: ClassVar[tuple[str, ...]] = ("pad_id", "start_id", "end_id")
 
     def _check_tokens(self, size: str) -> None:
         """Checks that the special tokens lie inside the vocabulary whose size is the field of that name, and differ."""
@@ -87,53 +48,19 @@ class Config:
         differ = f"differ from {others}, and they from each other"
         self._require(len({getattr(self, name) for name in names}) == len(names), differ, *names)
 
-    def _require_one_of(self, allowed: Collection[str], name: str) -> None:
-        self._require(
-            getattr(self, name) in allowed, f"be one of {', '.join(map(repr, allowed))}", name
-        )
-
-    def _require(self, holds: bool, requirement: str, name: str, *others: str) -> None:
-        if not holds:
-            received = ", ".join(f"{field}={getattr(self, field)!r}" for field in (name, *others))
-            raise ValueError(f"`{name}` must {requirement}. Received: {received}")
-
-    def _check(self, name: str, check: Callable[..., Any], **bounds: Any) -> None:
-        # NumPy's numbers become plain ones, so that `to_dict` can be written as JSON.
-        object.__setattr__(self, name, check(name, getattr(self, name), **bounds))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayersConfig(Config):
-    """What is to be said of Transformer layers, whichever model they are in; see `TransformerConfig` for the fields."""
+class LayersConfig(LayerConfig):
+    """The options of a stack of layers: those of each layer, and the width."""
 
-    width: int = 128
-    num_heads: int = 4
-    num_key_value_heads: int | None = None
-    feed_forward_width: int = 512
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation: str = "relu"
-    norm_first: bool = True
-    key_dim: int | None = None
-    value_dim: int | None = None
-    use_bias: bool = True
-    soft_cap: float | None = None
-    sliding_window: int | None = None
-    normalization: str = "layer"
-    gated: bool = False
-    qk_norm: bool = False
-    sinks: bool = False
+    width: int = option(128, COUNT)
 
     def __post_init__(self) -> None:
-        self._check_kinds(from_zero=self._special_tokens)
-        self._require(
-            _is_activation(self.activation), "be the name of a Keras activation", "activation"
-        )
-        self._require_one_of(NORMALIZATIONS, "normalization")
-        D, N, K = self.width, self.num_heads, self.num_key_value_heads
-        whole = self.key_dim is not None or D % N == 0
+        super().__post_init__()
+        named = isinstance(self.activation, str)
+        self._require(named, "be the name of a Keras activation", "activation")
+        whole = self.key_dim is not None or self.width % self.num_heads == 0
         self._require(whole, "divide `width` (or `key_dim` be given)", "num_heads", "width")
-        self._require(N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads")
 
     @property
     def head_dim(self) -> int:
@@ -142,19 +69,15 @@ class LayersConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokensConfig(LayersConfig):
-    """What is to be said where the layers read tokens; see `TransformerConfig` for the fields."""
+class TokensConfig(SpecialTokens, LayersConfig):
+    """The options of a stack of layers that reads tokens."""
 
-    position: str = "sinusoidal"
-    max_length: int = 512
-    tie_embeddings: bool = True
-    pad_id: int = 0
-    start_id: int = 1
-    end_id: int = 2
+    position: str = option("sinusoidal", one_of(POSITIONS))
+    max_length: int = option(512, COUNT)
+    tie_embeddings: bool = option(True, FLAG)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of(POSITIONS, "position")
         even = "be an even multiple of `num_heads` for rotary positions, or `key_dim` be even"
         turned = self.position == "rotary"
         self._require(not turned or self.head_dim % 2 == 0, even, "width", "num_heads", "key_dim")
@@ -167,6 +90,7 @@ class TokensConfig(LayersConfig):
         return self.max_length if self.position == "learned" else None
 
 
+@describes_options
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(TokensConfig):
     """Everything that defines a Transformer, checked when it is made.
@@ -176,15 +100,8 @@ class TransformerConfig(TokensConfig):
             read, by a `Transformer` with an `encoder` of its own.
         target_vocabulary_size: Number of target tokens, a positive integer.
         width: Model width D, a positive integer that `num_heads` divides.
-        num_heads: Number of query heads N.
-        num_key_value_heads: Number of key and value heads K, a divisor of N; None means N.
         encoder_layers: Number of encoder layers.
         decoder_layers: Number of decoder layers.
-        feed_forward_width: Hidden width of the feed-forward parts.
-        dropout: Rate in [0, 1) for embeddings and the output of each part.
-        attention_dropout: Rate in [0, 1) for the attention weights.
-        activation: Name of the activation of the feed-forward parts.
-        norm_first: Whether normalisation comes before each part (pre-norm) or after it (post-norm).
         position: How tokens know where they stand: "sinusoidal" or "learned" vectors added to the
             embeddings, "rotary" queries and keys, or an "alibi" or "relative" (T5) bias of the
             scores.
@@ -195,16 +112,7 @@ class TransformerConfig(TokensConfig):
         pad_id: Token id of padding. Padding in the source is never attended to.
         start_id: Token id that a target starts with.
         end_id: Token id that a target ends with.
-        key_dim: Width H of a query and key head, a positive integer; None means D / N.
-        value_dim: Width V of a value head, a positive integer; None means H.
-        use_bias: Whether the dense layers within the layers have biases.
-        soft_cap: Bound c of the attention scores x, which become c tanh(x / c), a positive number; None for none.
-        sliding_window: Self-attention sees only tokens less than this many positions away, a positive integer; None
-            sees all.
-        normalization: "layer" (mean and variance) or "rms" (root mean square, with a scale alone).
-        gated: Whether the feed-forward parts are gated linear units: `activation` "silu" makes them SwiGLU.
-        qk_norm: Whether queries and keys are normalised (RMS, with a learned scale).
-        sinks: Whether each head has a learned score that takes part in the softmax and has no value.
+        {options}
 
     Raises:
         ValueError: If a value is out of its range or does not go with the others; the message
@@ -222,11 +130,12 @@ class TransformerConfig(TokensConfig):
         ValueError: `dropout` must be a finite number with 0 <= dropout < 1. Received: dropout=1.5
     """
 
-    source_vocabulary_size: int | None
-    target_vocabulary_size: int
-    encoder_layers: int = field(default=2, kw_only=True)
-    decoder_layers: int = field(default=2, kw_only=True)
-    share_embeddings: bool = field(default=False, kw_only=True)
+    source_vocabulary_size: int | None = option(REQUIRED, COUNT_OR_NONE)
+    target_vocabulary_size: int = option(REQUIRED, COUNT)
+    _: dataclasses.KW_ONLY
+    encoder_layers: int = option(2, COUNT)
+    decoder_layers: int = option(2, COUNT)
+    share_embeddings: bool = option(False, FLAG)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,8 +150,9 @@ class TransformerConfig(TokensConfig):
 class OneStackConfig(TokensConfig):
     """What is to be said of one stack of layers over one vocabulary."""
 
-    vocabulary_size: int
-    layers: int = field(default=2, kw_only=True)
+    vocabulary_size: int = option(REQUIRED, COUNT)
+    _: dataclasses.KW_ONLY
+    layers: int = option(2, COUNT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,7 +172,7 @@ class OneStackConfig(TokensConfig):
         return TransformerConfig(size, size, encoder_layers=layers, decoder_layers=layers, **shared)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig(OneStackConfig):
     """Everything that defines a language model, checked when it is made.
 
@@ -270,10 +180,7 @@ class LanguageModelConfig(OneStackConfig):
         vocabulary_size: Number of tokens, a positive integer.
         layers: Number of layers. Default 2.
         position: As in `TransformerConfig`. Default "rotary".
-        **others: The fields of `TransformerConfig` that are not of two vocabularies or stacks: `width`, `num_heads`,
-            `num_key_value_heads`, `feed_forward_width`, `dropout`, `attention_dropout`, `activation`, `norm_first`,
-            `max_length`, `tie_embeddings`, `pad_id`, `start_id`, `end_id`, `key_dim`, `value_dim`, `use_bias`,
-            `soft_cap`, `sliding_window`, `normalization`, `gated`, `qk_norm`, `sinks`.
+        **others: The fields of `TransformerConfig` that are not of two vocabularies or stacks.
 
     Raises:
         ValueError: If a value is out of its range or does not go with the others; the message
@@ -285,10 +192,10 @@ class LanguageModelConfig(OneStackConfig):
         (2, 'rotary')
     """
 
-    position: str = field(default="rotary", kw_only=True)
+    position: str = with_default(TokensConfig, "position", "rotary")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModelConfig(OneStackConfig):
     """Everything that defines a masked language model, and what goes on from its encoder, checked when it is made.
 
@@ -319,12 +226,12 @@ class MaskedLanguageModelConfig(OneStackConfig):
         (0, 1, 2, 3)
     """
 
-    mask_id: int = field(default=3, kw_only=True)
-    num_segments: int = field(default=1, kw_only=True)
-    activation: str = field(default="gelu", kw_only=True)
-    position: str = field(default="learned", kw_only=True)
+    mask_id: int = option(3, INDEX)
+    num_segments: int = option(1, COUNT)
+    activation: str = with_default(LayerConfig, "activation", "gelu")
+    position: str = with_default(TokensConfig, "position", "learned")
 
-    _special_tokens = (*_TOKENS, "mask_id")
+    _special_tokens = (*SpecialTokens._special_tokens, "mask_id")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -337,6 +244,20 @@ class MaskedLanguageModelConfig(OneStackConfig):
         return tuple(sorted(getattr(self, name) for name in self._special_tokens))
 
 
+def _check_size(name: str, value: Any) -> Any:
+    """An integer, or a pair of them as a tuple, all 1 or more."""
+    sizes = value if isinstance(value, list | tuple) else (value, value)
+    numbers = tuple(map(integer, sizes))
+    if len(numbers) != 2 or any(n is None or n < 1 for n in numbers):
+        text = f"`{name}` must be an integer >= 1 or a pair of such, (height, width)"
+        raise ValueError(f"{text}. Received: {name}={value!r}")
+    return numbers if sizes is value else numbers[0]
+
+
+_SIZE = Range("a positive integer or the pair (height, width)", _check_size)
+
+
+@describes_options
 @dataclasses.dataclass(frozen=True)
 class VisionTransformerConfig(LayersConfig):
     """Everything that defines a vision Transformer, checked when it is made.
@@ -351,11 +272,9 @@ class VisionTransformerConfig(LayersConfig):
             "mean" over the patches, without such a token. Default "class".
         position: How patches know where they stand: "learned" vectors, or "sinusoidal" ones, half of whose features
             tell the row and half the column. Default "learned".
-        activation: As in `TransformerConfig`. Default "gelu".
-        **others: Of the fields of `TransformerConfig` those of the layers: `width`, `num_heads`,
-            `num_key_value_heads`, `feed_forward_width`, `dropout`, `attention_dropout`, `norm_first`, `key_dim`,
-            `value_dim`, `use_bias`, `soft_cap`, `sliding_window` (patches count row by row), `normalization`,
-            `gated`, `qk_norm`, `sinks`.
+        activation: Name of the activation of the feed-forward parts. Default "gelu".
+        width: Model width D.
+        {options}
 
     Raises:
         ValueError: If a value is out of its range or does not go with the others; the message
@@ -371,21 +290,20 @@ class VisionTransformerConfig(LayersConfig):
         ValueError: `patch_size` must divide `image_size`. Received: patch_size=8, image_size=28
     """
 
-    image_size: int | tuple[int, int]
-    patch_size: int | tuple[int, int]
-    channels: int = field(default=3, kw_only=True)
-    num_classes: int | None = field(default=None, kw_only=True)
-    layers: int = field(default=2, kw_only=True)
-    pooling: str = field(default="class", kw_only=True)
-    position: str = field(default="learned", kw_only=True)
-    activation: str = field(default="gelu", kw_only=True)
+    image_size: int | tuple[int, int] = option(REQUIRED, _SIZE)
+    patch_size: int | tuple[int, int] = option(REQUIRED, _SIZE)
+    _: dataclasses.KW_ONLY
+    channels: int = option(3, COUNT)
+    num_classes: int | None = option(None, COUNT_OR_NONE)
+    layers: int = option(2, COUNT)
+    pooling: str = option("class", one_of(POOLINGS))
+    position: str = option("learned", one_of(IMAGE_POSITIONS))
+    activation: str = with_default(LayerConfig, "activation", "gelu")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole = all(n % m == 0 for n, m in zip(self.image_shape, self.patch_shape, strict=False))
         self._require(whole, "divide `image_size`", "patch_size", "image_size")
-        self._require_one_of(POOLINGS, "pooling")
-        self._require_one_of(IMAGE_POSITIONS, "position")
         pairs = self.position != "sinusoidal" or self.width % 4 == 0
         self._require(pairs, "be a multiple of 4 for sinusoidal positions of images", "width")
 
@@ -412,22 +330,12 @@ class VisionTransformerConfig(LayersConfig):
         return rows * columns + (self.pooling == "class")
 
 
-def _check_size(name: str, value: Any) -> Any:
-    """An integer, or a pair of them as a tuple, all 1 or more."""
-    sizes = value if isinstance(value, list | tuple) else (value, value)
-    numbers = tuple(map(integer, sizes))
-    if len(numbers) != 2 or any(n is None or n < 1 for n in numbers):
-        text = f"`{name}` must be an integer >= 1 or a pair of such, (height, width)"
-        raise ValueError(f"{text}. Received: {name}={value!r}")
-    return numbers if sizes is value else numbers[0]
-
-
 def _both(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentTranslatorConfig(Config):
+class RecurrentTranslatorConfig(SpecialTokens):
     """Everything that defines a recurrent translator, checked when it is made.
 
     Args:
@@ -464,26 +372,22 @@ class RecurrentTranslatorConfig(Config):
         ValueError: `width` must be even. Received: width=7
     """
 
-    source_vocabulary_size: int
-    target_vocabulary_size: int
-    width: int = field(default=128, kw_only=True)
-    cell: str = field(default="lstm", kw_only=True)
-    encoder_layers: int = field(default=1, kw_only=True)
-    decoder_layers: int = field(default=1, kw_only=True)
-    attention: str = field(default="additive", kw_only=True)
-    attention_units: int | None = field(default=None, kw_only=True)
-    location_filters: int = field(default=10, kw_only=True)
-    location_kernel_size: int = field(default=31, kw_only=True)
-    dropout: float = field(default=0.0, kw_only=True)
-    tie_embeddings: bool = field(default=True, kw_only=True)
-    pad_id: int = field(default=0, kw_only=True)
-    start_id: int = field(default=1, kw_only=True)
-    end_id: int = field(default=2, kw_only=True)
+    source_vocabulary_size: int = option(REQUIRED, COUNT)
+    target_vocabulary_size: int = option(REQUIRED, COUNT)
+    _: dataclasses.KW_ONLY
+    width: int = option(128, COUNT)
+    cell: str = option("lstm", one_of(CELLS))
+    encoder_layers: int = option(1, COUNT)
+    decoder_layers: int = option(1, COUNT)
+    attention: str = option("additive", one_of(ATTENTIONS))
+    attention_units: int | None = option(None, COUNT_OR_NONE)
+    location_filters: int = option(10, COUNT)
+    location_kernel_size: int = option(31, COUNT)
+    dropout: float = option(0.0, RATE)
+    tie_embeddings: bool = option(True, FLAG)
 
     def __post_init__(self) -> None:
-        self._check_kinds(from_zero=_TOKENS)
-        self._require_one_of(CELLS, "cell")
-        self._require_one_of(ATTENTIONS, "attention")
+        super().__post_init__()
         self._require(self.width % 2 == 0, "be even", "width")
         self._check_tokens("target_vocabulary_size")
 
@@ -496,10 +400,3 @@ class RecurrentTranslatorConfig(Config):
     def longest_target(self) -> None:
         """Number of tokens of a target at most: there is no bound."""
         return None
-
-
-def _is_activation(name: Any) -> bool:
-    try:
-        return isinstance(name, str) and keras.activations.get(name) is not None
-    except ValueError:
-        return False

@@ -9,7 +9,7 @@ from keras import ops
 
 from heed.layers.attend import together
 from heed.layers.flat_dense import FlatDense
-from heed.layers.transformer_layers import NORMALIZATIONS
+from heed.layers.normalization import NORMALIZATIONS
 from heed.models._encoder_model import EncoderModel
 from heed.models.config import MaskedLanguageModelConfig
 
