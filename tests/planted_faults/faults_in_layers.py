@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         "a separate key keeps what lies in its padding",
         f"{_LAYERS}/attend.py",
-        "source if key.tensor is None else masks.hide(key.tensor, columns)",
-        "source if key.tensor is None else key.tensor",
+        "source if key is None else masks.hide(key, columns)",
+        "source if key is None else key",
         (f"{_OF_LAYERS}/test_poisoned_keys.py",),
     ),
     Fault(
@@ -68,9 +68,9 @@ FAULTS = (
     ),
     Fault(
         "the output loses its mask",
-        f"{_LAYERS}/attend.py",
-        "masks.carry(result, query_mask)",
-        "masks.carry(result, None)",
+        f"{_LAYERS}/multi_head_attention.py",
+        "masks.carry(output, inputs.query_mask)",
+        "masks.carry(output, None)",
         (f"{_OF_LAYERS}/test_multi_head_attention.py",),
     ),
     # The cache
@@ -91,8 +91,8 @@ FAULTS = (
     Fault(
         "keys in a cache are rotated as if they stood at its beginning",
         f"{_LAYERS}/multi_head_attention.py",
-        "keys = functools.partial(self._keys, positions=rotary_key_positions, **place)",
-        "keys = functools.partial(self._keys, positions=rotary_key_positions, length=length)",
+        "project_keys = functools.partial(self._keys, positions=rotary_key_positions, **place)",
+        "project_keys = functools.partial(self._keys, positions=rotary_key_positions, length=length)",
         (f"{_OF_LAYERS}/test_beyond_keras.py",),
     ),
     # Multi-head attention
@@ -140,9 +140,9 @@ FAULTS = (
     ),
     Fault(
         "the gate reads what the attention gave",
-        f"{_LAYERS}/attend.py",
-        "heads = heads * gate(shown)",
-        "heads = heads * (1 - gate(shown))",
+        f"{_LAYERS}/multi_head_attention.py",
+        "heads = heads * self._gate(inputs.query)",
+        "heads = heads * (1 - self._gate(inputs.query))",
         (f"{_OF_LAYERS}/test_multi_head_attention.py::test_gate_agrees_with_stock",),
     ),
     Fault(

@@ -17,7 +17,7 @@ from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _loop, _switch
 from heed.layers import masks
-from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head
+from heed.layers.attend import Wanted, dropping, many_heads, masked_inputs, scores_mask
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
@@ -99,18 +99,18 @@ def call(
         self._return_attention_scores = return_attention_scores
     _check_widths(self, query=query, value=value, key=value if key is None else key)
     axes, wanted = _axes(self, len(query.shape)), Wanted.of(return_attention_scores)
-    output, scores, _ = multi_head(
-        axes,
-        Input(query, query_mask, self._query_dense),
-        Input(value, value_mask, self._value_dense),
-        Input(key, key_mask, self._key_dense),
-        attention_mask,
-        use_causal_mask,
-        _option(self, "sliding_window"),
-        attend=functools.partial(_attend, self, axes, training, wanted),
-        output=self._output_dense,
-        gate=self._gate_dense if _option(self, "use_gate") else None,
+    inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
+    queries, keys = self._query_dense(inputs.query), self._key_dense(inputs.key)
+    structure = masks.structure(use_causal_mask, _option(self, "sliding_window"))
+    mask = scores_mask(
+        axes, queries, keys, inputs.query_mask, inputs.key_mask, attention_mask, structure
     )
+    values = self._value_dense(inputs.value)
+    heads, scores = _attend(self, axes, training, wanted, queries, keys, values, mask)
+    if _option(self, "use_gate"):
+        heads = heads * self._gate_dense(inputs.query)
+    output = self._output_dense(heads)
+    masks.carry(output, inputs.query_mask)
     return (output, scores) if wanted else output
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from heed.layers.luong_attention import LuongAttention
     from heed.layers.multi_head_attention import MultiHeadAttention
     from heed.layers.positions import LearnedPositions, RelativePositionBias, SinusoidalPositions
-    from heed.layers.replacing import replace_attention
+    from heed.layers.replacing import from_keras, replace_attention
     from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "TokenEmbedding",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",
+    "from_keras",
     "replace_attention",
 ]
 
@@ -48,7 +49,7 @@ _MODULES = {
     "luong_attention": ("LuongAttention",),
     "multi_head_attention": ("MultiHeadAttention",),
     "positions": ("LearnedPositions", "RelativePositionBias", "SinusoidalPositions"),
-    "replacing": ("replace_attention",),
+    "replacing": ("from_keras", "replace_attention"),
     "transformer_layers": ("TransformerDecoderLayer", "TransformerEncoderLayer"),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}

@@ -5,14 +5,14 @@ heed's own layers go through here, and those of Keras when they are accelerated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from keras import ops
 
 from heed._numbers import integer
-from heed.layers import _cache, masks
+from heed.layers import masks
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import Shape
 from heed.ops import (
@@ -105,76 +105,61 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
-class Input(NamedTuple):
-    """An input of a multi-head layer, the mask that was given for it, and its projection to heads."""
+class MaskedInputs(NamedTuple):
+    """The inputs of a multi-head layer with 0 in masked positions, and the masks of queries and keys (or None)."""
 
-    tensor: Any
-    mask: Any
-    project: Callable[[Any], Any]
+    query: Any
+    value: Any
+    key: Any
+    query_mask: Any
+    key_mask: Any
 
 
-def multi_head(
-    axes: AttentionAxes,
-    query: Input,
-    value: Input,
-    key: Input,
-    attention_mask: Any,
-    use_causal_mask: bool,
-    sliding_window: int | None,
-    *,
-    attend: Callable[[Any, Any, Any, Mask | None], tuple[Any, Any]],
-    output: Callable[[Any], Any],
-    gate: Callable[[Any], Any] | None,
-    cache: Any = None,
-    cache_index: Any = None,
-) -> tuple[Any, Any, Any]:
-    """One call of a multi-head layer: what stands around its attention.
-
-    What masks hide is 0 before it is projected. A complete cache is read in place of key and value; with an index
-    theirs are written into it first, and the attention is causal from there.
+def masked_inputs(
+    axes: AttentionAxes, inputs: Sequence[Any], given_masks: Sequence[Any]
+) -> MaskedInputs:
+    """Joins the masks of the inputs and hides the features of masked positions.
 
     Args:
-        axes: what is attended over.
-        query, value, key: the inputs; the key's tensor may be None.
-        attention_mask, use_causal_mask, sliding_window, cache, cache_index: of the layer or its call.
-        attend: of projected query, key, value and their mask: heads and scores.
-        output: the projection back.
-        gate: the projection of the query that multiplies the heads, or None.
-
-    Returns: output, scores and cache.
+        axes: the axes attended over.
+        inputs: query, value and key; the key may be None.
+        given_masks: the masks that were given for them. Those that the tensors carry hold too.
     """
-    start: Any = "top_left"
-    query_mask = masks.position_mask(query.mask, query.tensor, "query_mask")
-    rows = axes.align_positions(query_mask, query.tensor, "query_mask")
-    shown = masks.hide(query.tensor, rows)
-    queries = query.project(shown)
-    given = ((value.mask, value.tensor), (key.mask, key.tensor))
-    if cache is None:
-        columns = masks.key_positions(axes, value.tensor, *given)
-        same = value.tensor is query.tensor and columns is rows
-        source = shown if same else masks.hide(value.tensor, columns)
-        keys = key.project(source if key.tensor is None else masks.hide(key.tensor, columns))
-        values = value.project(source)
-    else:
-        spread = None
-        if cache_index is not None:
-            use_causal_mask, start = True, cache_index
-            new = key.project(value.tensor if key.tensor is None else key.tensor)
-            spread = _cache.spread(cache, new, cache_index)
-            cache = _cache.write(cache, new, value.project(value.tensor), cache_index)
-        keys, values = cache["key"], cache["value"]
-        columns = masks.key_positions(axes, keys, *given, spread)
-    mask = masks.join(
-        masks.structure(use_causal_mask, sliding_window, start),
-        masks.padding(axes.flatten_positions(rows, queries), axes.flatten_positions(columns, keys)),
-        masks.over_scores(attention_mask, axes, queries, keys, queries.shape[-2]),
+    query, value, key = inputs
+    query_mask, value_mask, key_mask = given_masks
+    query_mask = masks.position_mask(query_mask, query, "query_mask")
+    rows = axes.align_positions(query_mask, query, "query_mask")
+    columns = masks.key_positions(axes, value, (value_mask, value), (key_mask, key))
+    shown = masks.hide(query, rows)
+    source = shown if value is query and columns is rows else masks.hide(value, columns)
+    hidden_key = source if key is None else masks.hide(key, columns)
+    return MaskedInputs(shown, source, hidden_key, query_mask, columns)
+
+
+def scores_mask(
+    axes: AttentionAxes,
+    query: Any,
+    key: Any,
+    query_mask: Any,
+    key_mask: Any,
+    attention_mask: Any,
+    structure: Mask | None,
+) -> Mask | None:
+    """Everything that hides scores, as one mask over (B', N, T, S).
+
+    Args:
+        axes: the axes attended over.
+        query, key: projected to heads.
+        query_mask, key_mask: of their positions, or None.
+        attention_mask: of the call.
+        structure: the causal mask and the window, see `masks.structure`.
+    """
+    rows = axes.align_positions(query_mask, query, "query_mask")
+    return masks.join(
+        structure,
+        masks.padding(axes.flatten_positions(rows, query), axes.flatten_positions(key_mask, key)),
+        masks.over_scores(attention_mask, axes, query, key, query.shape[-2]),
     )
-    heads, scores = attend(queries, keys, values, mask)
-    if gate is not None:
-        heads = heads * gate(shown)
-    result = output(heads)
-    masks.carry(result, query_mask)
-    return result, scores, cache
 
 
 def many_heads(

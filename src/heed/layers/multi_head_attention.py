@@ -16,66 +16,25 @@ from heed._numbers import check_integer, check_real, integer
 from heed.layers import _cache, _projections, masks
 from heed.layers._cache import Cache
 from heed.layers._head_widths import HeadWidths, check_widths
-from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head, together
+from heed.layers.attend import (
+    Wanted,
+    dropping,
+    many_heads,
+    masked_inputs,
+    scores_mask,
+    together,
+)
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
+from heed.layers.head_positions import HeadPositions
 from heed.layers.normalization import RMSNormalization
-from heed.layers.positions import RelativePositionBias
 from heed.layers.shapes import (
     Shape,
-    agree,
     built_widths,
     key_value_shapes,
     optional_integers,
 )
-from heed.ops import Mask, rotary_embedding
-from heed.ops import alibi_slopes as slopes_of_alibi
-from heed.ops.rotary_scaling import check_scaling, depends_on_length
-
-# Arguments of GroupQueryAttention by the names that MultiHeadAttention has for them.
-GROUPED = {"num_query_heads": "num_heads", "head_dim": "key_dim"}
-
-# The options of each kind, with their defaults: those of `rotary_embedding` and of `RelativePositionBias`.
-_POSITIONS: dict[str, dict[str, Any]] = {
-    "rotary": {
-        "max_wavelength": 10000.0,
-        "scaling_factor": 1.0,
-        "scaling": None,
-        "interleaved": False,
-    },
-    "alibi": {},
-    "relative": {"num_buckets": 32, "max_distance": 128, "bidirectional": True},
-}
-
-
-def _resolve_position(position: Any, key_dim: int) -> dict[str, Any] | None:
-    """All options of a position, with its `kind`, or None.
-
-    Raises:
-        ValueError: for an unknown kind or option, a scaling that is none, or an odd `key_dim` that cannot be rotated.
-    """
-    if position is None:
-        return None
-    given = {"kind": position} if isinstance(position, str) else position
-    kind = given.get("kind") if isinstance(given, Mapping) else None
-    if kind not in _POSITIONS:
-        raise ValueError(
-            f"`position` must be one of {', '.join(_POSITIONS)}, or a dictionary with such a `kind` and its options. "
-            f"Received: position={position!r}"
-        )
-    unknown = set(given) - {"kind", *_POSITIONS[kind]}
-    if unknown:
-        raise ValueError(
-            f"`position` of kind {kind!r} has the options {sorted(_POSITIONS[kind])}. Received: position={position!r}"
-        )
-    if kind == "rotary" and key_dim % 2:
-        raise ValueError(
-            f"`key_dim` must be even where `position` rotates pairs. Received: key_dim={key_dim}"
-        )
-    resolved = {**_POSITIONS[kind], **given}
-    if kind == "rotary":
-        resolved["scaling"] = check_scaling(resolved["scaling"])
-    return resolved
+from heed.ops import Mask
 
 
 def _check_dropout(dropout: Any) -> float:
@@ -257,7 +216,8 @@ class MultiHeadAttention(AttentionLayer):
                 f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
             )
         self._soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
-        self._position = _resolve_position(position, self._key_widths.widest)
+        self._head_positions = HeadPositions(position, self._num_heads, self._key_widths)
+        self._position = self._head_positions.options
         self._qk_norm = bool(qk_norm)
         self._sinks = bool(sinks)
         self._shared_projection = bool(shared_projection)
@@ -281,7 +241,7 @@ class MultiHeadAttention(AttentionLayer):
                 f"Received: output_shape={self._output_shape}, output_projection=False"
             )
         if self.own_widths and (
-            grouped or self._qk_norm or self._position_options("rotary") is not None
+            grouped or self._qk_norm or self._head_positions.of_kind("rotary") is not None
         ):
             raise ValueError(
                 "`num_key_value_heads`, `qk_norm` and `position` 'rotary' need heads of one width. Received: "
@@ -369,11 +329,9 @@ class MultiHeadAttention(AttentionLayer):
         if self._qk_norm:
             self._query_norm = self._make_norm("query_norm", self._num_heads)
             self._key_norm = self._make_norm("key_norm", self._num_key_value_heads)
-        if relative := self._position_options("relative"):
-            self._relative_bias = RelativePositionBias(
-                self._num_heads, **relative, dtype=self.dtype_policy, name="relative_bias"
-            )
-            self._relative_bias.build()
+        self._relative_bias = self._head_positions.make_bias(
+            dtype=self.dtype_policy, name="relative_bias"
+        )
         self.sinks = None
         if self._sinks:
             # They meet float32 scores: narrowing them would only cost precision.
@@ -424,54 +382,6 @@ class MultiHeadAttention(AttentionLayer):
             dtype=self.dtype_policy,
         )
 
-    @classmethod
-    def from_keras(cls, layer: keras.layers.Layer) -> MultiHeadAttention:
-        """This layer with the arguments and, if it is built, the weights of one of Keras.
-
-        Args:
-            layer: a `keras.layers.MultiHeadAttention` or `GroupQueryAttention`. LoRA weights come merged.
-
-        Raises:
-            TypeError: for another layer.
-            ValueError: for a layer that has been quantised.
-
-        >>> import keras, numpy as np
-        >>> stock = keras.layers.GroupQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
-        >>> x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
-        >>> expected = stock(x, x)
-        >>> bool(np.allclose(MultiHeadAttention.from_keras(stock)(x, x), expected, atol=1e-5))
-        True
-        """
-        stock = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
-        if not isinstance(layer, stock):
-            raise TypeError(
-                "`layer` must be a keras.layers.MultiHeadAttention or GroupQueryAttention. "
-                f"Received: layer={layer!r}"
-            )
-        config = {GROUPED.get(name, name): value for name, value in layer.get_config().items()}
-        # Keras keeps this one out of the config.
-        config["flash_attention"] = getattr(layer, "_flash_attention", None) or None
-        names = ("query", "key", "gate", "value", "output")
-        found = {name: getattr(layer, f"_{name}_dense", None) for name in names}
-        parts = {name: part for name, part in found.items() if part is not None}
-        if any(getattr(part, "quantization_mode", None) for part in parts.values()):
-            raise ValueError(
-                "`layer` must not be quantised: convert it first, then quantise the result. "
-                f"Received: layer={layer.name}"
-            )
-        made = cls.from_config(config)
-        if layer.built:
-            # The shapes of its inputs, but for batch and lengths.
-            free = (None,) * (len(parts["query"].equation.split(",")[0]) - 1)
-            made.build(
-                *((*free, parts[name].kernel.shape[0]) for name in ("query", "value", "key"))
-            )
-            for name, part in parts.items():
-                weights = [part.kernel] if part.bias is None else [part.kernel, part.bias]
-                arrays = [keras.ops.convert_to_numpy(x) for x in weights]
-                getattr(made, f"_{name}_dense").set_weights(arrays)
-        return made
-
     def call(
         self,
         query: Any,
@@ -502,56 +412,49 @@ class MultiHeadAttention(AttentionLayer):
         )
         if rotary_key_positions is None:
             rotary_key_positions = rotary_positions
+        positions, axes = self._head_positions, self._axes
         start = 0 if cache_index is None else cache_index
-        length = self._text_length(query, value, rotary_positions, rotary_key_positions)
-        place = {"start": start, "length": length}
-
-        def attend(queries: Any, keys: Any, values: Any, mask: Mask | None) -> tuple[Any, Any]:
-            if wanted is not None:  # checked with the sizes that are there now
-                size = self._axes.scores_shape(queries.shape, keys.shape, self._num_heads)
-                wanted.shape(size, self._axes)
-            extras = self._scores_extras(queries, keys, start, position_bias, alibi_slopes)
-            return self._compute_attention(
-                queries, keys, values, mask, training, wanted or False, **extras
-            )
-
-        # What one projection makes of one tensor is computed once.
+        length = positions.text_length(query, value, rotary_positions, rotary_key_positions)
+        # A shared projection is computed once for each tensor.
         shared = _projections.once(self._query_dense) if self._shared_projection else None
-        place["shared"] = shared
-        queries = functools.partial(self._queries, positions=rotary_positions, **place)
-        keys = functools.partial(self._keys, positions=rotary_key_positions, **place)
-        output, scores, cache = multi_head(
-            self._axes,
-            Input(query, query_mask, queries),
-            Input(value, value_mask, functools.partial(self._values, shared=shared)),
-            Input(key, key_mask, keys),
-            attention_mask,
-            use_causal_mask,
-            self._sliding_window,
-            attend=attend,
-            output=self._output,
-            gate=self._gate if self._use_gate else None,
-            cache=cache,
-            cache_index=cache_index,
+        place = {"start": start, "length": length, "shared": shared}
+        project_keys = functools.partial(self._keys, positions=rotary_key_positions, **place)
+        align: Any = "top_left"
+        if cache is None:
+            inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
+            keys, values = project_keys(inputs.key), self._values(inputs.value, shared)
+            key_mask = inputs.key_mask
+        else:
+            inputs = masked_inputs(axes, (query, None, None), (query_mask, None, None))
+            spread = None
+            if cache_index is not None:
+                use_causal_mask, align = True, cache_index
+                new = project_keys(value if key is None else key)
+                spread = _cache.spread(cache, new, cache_index)
+                cache = _cache.write(cache, new, self._values(value, shared), cache_index)
+            keys, values = cache["key"], cache["value"]
+            key_mask = masks.key_positions(axes, keys, (value_mask, value), (key_mask, key), spread)
+        queries = self._queries(inputs.query, rotary_positions, **place)
+        if wanted is not None:  # checked with the sizes that are there now
+            wanted.shape(axes.scores_shape(queries.shape, keys.shape, self._num_heads), axes)
+        structure = masks.structure(use_causal_mask, self._sliding_window, align)
+        heads, scores = self._compute_attention(
+            queries,
+            keys,
+            values,
+            scores_mask(
+                axes, queries, keys, inputs.query_mask, key_mask, attention_mask, structure
+            ),
+            training,
+            wanted or False,
+            # Only those that there are: subclasses may have Keras' signature.
+            **positions.score_terms(queries, keys, start, position_bias, alibi_slopes),
         )
+        if self._use_gate:
+            heads = heads * self._gate(inputs.query)
+        output = self._output(heads)
+        masks.carry(output, inputs.query_mask)
         return together(output, None if wanted is None else scores, cache)
-
-    def _scores_extras(
-        self, queries: Any, keys: Any, start: Any, position_bias: Any, alibi_slopes: Any
-    ) -> dict[str, Any]:
-        """What is added to the scores: what was given, and what `position` says."""
-        if self._position_options("relative") is not None:
-            bias = self._relative_bias(
-                query_length=ops.shape(queries)[1],
-                key_length=ops.shape(keys)[1],
-                start_index=start,
-            )
-            position_bias = bias if position_bias is None else position_bias + bias
-        if self._position_options("alibi") is not None and alibi_slopes is None:
-            alibi_slopes = slopes_of_alibi(self._num_heads)
-        # Only what there is, so that subclasses with Keras' signature of `_compute_attention` work.
-        extras = {"position_bias": position_bias, "alibi_slopes": alibi_slopes}
-        return {name: value for name, value in extras.items() if value is not None}
 
     def _compute_attention(
         self,
@@ -672,7 +575,9 @@ class MultiHeadAttention(AttentionLayer):
         projected = self._key_widths.apart((shared or self._query_dense)(query))
         if self._qk_norm:
             projected = self._query_norm(projected)
-        rotated = self._rotate(projected, positions, start, length, "rotary_positions")
+        rotated = self._head_positions.rotate(
+            projected, positions, start, length, "rotary_positions"
+        )
         return self._key_widths.rescaled(rotated)
 
     def _keys(
@@ -682,7 +587,9 @@ class MultiHeadAttention(AttentionLayer):
         projected = self._key_widths.apart((shared or self._key_dense)(key))
         if self._qk_norm:
             projected = self._key_norm(projected)
-        return self._rotate(projected, positions, start, length, "rotary_key_positions")
+        return self._head_positions.rotate(
+            projected, positions, start, length, "rotary_key_positions"
+        )
 
     def _values(self, value: Any, shared: Any = None) -> Any:
         """Projected values (B, S, K, V)."""
@@ -700,49 +607,8 @@ class MultiHeadAttention(AttentionLayer):
             heads if self._value_widths.equal else self._value_widths.joined(heads)
         )
 
-    def _rotate(self, x: Any, positions: Any, start: Any, length: Any, name: str) -> Any:
-        """Rotated by their positions, which are start, start + 1, ... where none are given and all are rotated."""
-        rotary = self._position_options("rotary")
-        if positions is None:
-            if rotary is None:
-                return x
-            positions = ops.arange(ops.shape(x)[1], dtype="int32") + start
-        positions = ops.convert_to_tensor(positions)
-        shape, sizes = tuple(positions.shape), tuple(x.shape)
-        if not agree(shape, sizes[1:2]) and not agree(shape, sizes[:2]):
-            raise ValueError(
-                f"`{name}` must have one position for each token, {sizes[1:2]} or {sizes[:2]}; the keys "
-                "have those of the queries where `rotary_key_positions` is not given. "
-                f"Received: {name}.shape={shape}"
-            )
-        if not self._key_widths.equal or self._key_widths.widest % 2:
-            raise ValueError(
-                f"`key_dim` must be one even number, as `{name}` rotate pairs. Received: key_dim={self._key_dim}"
-            )
-        return rotary_embedding(x, positions, **(rotary or {}), length=length)
-
-    def _position_options(self, kind: str) -> dict[str, Any] | None:
-        """The options of `position` if it is of this kind, else None."""
-        if self._position is None or self._position["kind"] != kind:
-            return None
-        return {name: value for name, value in self._position.items() if name != "kind"}
-
-    def _rotation_depends_on_length(self) -> bool:
-        rotary = self._position_options("rotary")
-        return rotary is not None and depends_on_length(rotary["scaling"])
-
-    def _text_length(self, query: Any, key: Any, positions: Any, key_positions: Any) -> Any:
-        """How long the text is that queries and keys stand in, where their rotation depends on it, else None."""
-        if not self._rotation_depends_on_length():
-            return None
-        lengths = [
-            ops.shape(x)[1] if given is None else ops.max(ops.convert_to_tensor(given)) + 1
-            for x, given in ((query, positions), (key, key_positions))
-        ]
-        return ops.maximum(*lengths)
-
     def _check_can_cache(self) -> None:
-        if self._rotation_depends_on_length():
+        if self._head_positions.depend_on_length:
             raise ValueError(
                 "`cache` cannot be used where the rotation depends on the length of the text: the keys in it would "
                 f"keep the rotation of a shorter one. Received: position={self._position}"

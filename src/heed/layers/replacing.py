@@ -7,8 +7,15 @@ from typing import Any
 
 import keras
 
-from heed.layers.multi_head_attention import GROUPED
-from heed.layers.stock_forms import SAME, StockFormError, several, stock_attention, stock_copy
+from heed.layers.multi_head_attention import MultiHeadAttention
+from heed.layers.stock_forms import (
+    GROUPED,
+    SAME,
+    StockFormError,
+    several,
+    stock_attention,
+    stock_copy,
+)
 
 # Of a layer: module, class, registered name, and arguments.
 _Layer = tuple[str, str, str | None, dict[str, Any]]
@@ -85,6 +92,57 @@ def replace_attention(
     return made
 
 
+def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
+    """Heed's multi-head attention with the arguments and, if it is built, the weights of one of Keras.
+
+    Args:
+        layer: a `keras.layers.MultiHeadAttention` or `GroupQueryAttention`. LoRA weights come merged.
+
+    Raises:
+        TypeError: for another layer.
+        ValueError: for a layer that has been quantised.
+
+    >>> import keras, numpy as np
+    >>> stock = keras.layers.GroupQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
+    >>> x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
+    >>> expected = stock(x, x)
+    >>> bool(np.allclose(from_keras(stock)(x, x), expected, atol=1e-5))
+    True
+    """
+    stock = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    if not isinstance(layer, stock):
+        raise TypeError(
+            "`layer` must be a keras.layers.MultiHeadAttention or GroupQueryAttention. "
+            f"Received: layer={layer!r}"
+        )
+    config = _from_grouped(layer.get_config())
+    # Keras keeps this one out of the config.
+    config["flash_attention"] = getattr(layer, "_flash_attention", None) or None
+    names = ("query", "key", "gate", "value", "output")
+    found = {name: getattr(layer, f"_{name}_dense", None) for name in names}
+    parts = {name: part for name, part in found.items() if part is not None}
+    if any(getattr(part, "quantization_mode", None) for part in parts.values()):
+        raise ValueError(
+            "`layer` must not be quantised: convert it first, then quantise the result. "
+            f"Received: layer={layer.name}"
+        )
+    made = MultiHeadAttention.from_config(config)
+    if layer.built:
+        # The shapes of its inputs, but for batch and lengths.
+        free = (None,) * (len(parts["query"].equation.split(",")[0]) - 1)
+        made.build(*((*free, parts[name].kernel.shape[0]) for name in ("query", "value", "key")))
+        for name, part in parts.items():
+            weights = [part.kernel] if part.bias is None else [part.kernel, part.bias]
+            arrays = [keras.ops.convert_to_numpy(x) for x in weights]
+            getattr(made, f"_{name}_dense").set_weights(arrays)
+    return made
+
+
+def _from_grouped(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of either of Keras' classes with the names of `MultiHeadAttention`."""
+    return {GROUPED.get(name, name): value for name, value in config.items()}
+
+
 def _walk(config: Any, by: str, found: list[str]) -> Any:
     """The config with its layers replaced; notes their names."""
     if isinstance(config, list | tuple):
@@ -105,8 +163,7 @@ def _walk(config: Any, by: str, found: list[str]) -> Any:
 def _into_heed(config: dict[str, Any]) -> _Layer | None:
     if config.get("module") != "keras.layers" or config.get("class_name") not in _STOCK:
         return None
-    options = {GROUPED.get(name, name): value for name, value in config["config"].items()}
-    return "heed.layers", "MultiHeadAttention", _OURS, options
+    return "heed.layers", "MultiHeadAttention", _OURS, _from_grouped(config["config"])
 
 
 def _into_keras(config: dict[str, Any]) -> _Layer | None:

@@ -23,12 +23,14 @@ from heed.layers.embedding import TokenEmbedding
 from heed.layers.feed_forward import FeedForward
 from heed.layers.flat_dense import FlatDense, FlatEinsumDense
 from heed.layers.masks import carry, implicit_mask
-from heed.layers.multi_head_attention import GROUPED, MultiHeadAttention
+from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.normalization import LayerNormalization, RMSNormalization
 from heed.layers.positions import LearnedPositions, SinusoidalPositions
 from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 from heed.ops import Mask
 
+# Arguments of GroupQueryAttention by the names that MultiHeadAttention has for them.
+GROUPED = {"num_query_heads": "num_heads", "head_dim": "key_dim"}
 # What every layer takes.
 _COMMON = {"name", "trainable", "dtype"}
 # The options that Keras' attention does not have, with the value at which each is off.
