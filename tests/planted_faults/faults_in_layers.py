@@ -91,8 +91,8 @@ FAULTS = (
     Fault(
         "keys in a cache are rotated as if they stood at its beginning",
         f"{_LAYERS}/multi_head_attention.py",
-        "project_keys = functools.partial(self._keys, positions=rotary_key_positions, **place)",
-        "project_keys = functools.partial(self._keys, positions=rotary_key_positions, length=length)",
+        "self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared",
+        "self._keys, positions=rotary_key_positions, length=length, shared=shared",
         (f"{_OF_LAYERS}/test_beyond_keras.py",),
     ),
     # Multi-head attention

@@ -417,8 +417,9 @@ class MultiHeadAttention(AttentionLayer):
         length = positions.text_length(query, value, rotary_positions, rotary_key_positions)
         # A shared projection is computed once for each tensor.
         shared = _projections.once(self._query_dense) if self._shared_projection else None
-        place = {"start": start, "length": length, "shared": shared}
-        project_keys = functools.partial(self._keys, positions=rotary_key_positions, **place)
+        project_keys = functools.partial(
+            self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared
+        )
         align: Any = "top_left"
         if cache is None:
             inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
@@ -434,7 +435,7 @@ class MultiHeadAttention(AttentionLayer):
                 cache = _cache.write(cache, new, self._values(value, shared), cache_index)
             keys, values = cache["key"], cache["value"]
             key_mask = masks.key_positions(axes, keys, (value_mask, value), (key_mask, key), spread)
-        queries = self._queries(inputs.query, rotary_positions, **place)
+        queries = self._queries(inputs.query, rotary_positions, start, length, shared)
         if wanted is not None:  # checked with the sizes that are there now
             wanted.shape(axes.scores_shape(queries.shape, keys.shape, self._num_heads), axes)
         structure = masks.structure(use_causal_mask, self._sliding_window, align)

@@ -14,7 +14,7 @@ from heed.layers import (
     TokenEmbedding,
 )
 from heed.layers.dropout import Dropout
-from heed.models.config import TransformerConfig
+from heed.models.transformer_config import TransformerConfig
 from heed.ops import alibi_slopes
 
 

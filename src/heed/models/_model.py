@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from heed._config import Config
-from heed.models.config import TransformerConfig
+from heed.models.transformer_config import TransformerConfig
 from heed.ops.checks import check_tokens
 
 

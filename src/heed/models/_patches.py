@@ -11,7 +11,7 @@ from keras import ops
 from heed.layers import LearnedPositions
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
-from heed.models.config import VisionTransformerConfig
+from heed.models.vision_transformer_config import VisionTransformerConfig
 from heed.ops import sinusoidal_positions
 
 

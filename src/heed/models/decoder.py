@@ -13,7 +13,7 @@ from heed.layers.attend import together
 from heed.layers.flat_dense import FlatDense
 from heed.models._model import check_call_tokens
 from heed.models._stack import Stack
-from heed.models.config import TransformerConfig
+from heed.models.transformer_config import TransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")

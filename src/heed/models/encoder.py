@@ -11,7 +11,7 @@ from heed._numbers import check_integer
 from heed.layers import TokenEmbedding, TransformerEncoderLayer
 from heed.models._model import check_call_tokens, check_token_source
 from heed.models._stack import Stack
-from heed.models.config import TransformerConfig
+from heed.models.transformer_config import TransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")

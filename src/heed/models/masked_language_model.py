@@ -11,7 +11,7 @@ from heed.layers.attend import together
 from heed.layers.flat_dense import FlatDense
 from heed.layers.normalization import NORMALIZATIONS
 from heed.models._encoder_model import EncoderModel
-from heed.models.config import MaskedLanguageModelConfig
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from heed._numbers import check_real
-from heed.models.config import MaskedLanguageModelConfig
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 # Of the tokens that are chosen: how many of ten become the mask, and how many another token.
 _MASKED, _RANDOM = 0.8, 0.1

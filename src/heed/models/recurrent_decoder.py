@@ -17,7 +17,7 @@ from heed.layers.attend import together
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
 from heed.models._model import check_call_tokens
-from heed.models.config import RecurrentTranslatorConfig
+from heed.models.recurrent_translator_config import RecurrentTranslatorConfig
 
 _CELLS = {"lstm": keras.layers.LSTMCell, "gru": keras.layers.GRUCell}
 _STATES = {"lstm": 2, "gru": 1}  # of a cell; the first one is its output

@@ -13,8 +13,8 @@ from heed.layers.attend import together
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
 from heed.models._encoder_model import EncoderModel
-from heed.models.config import MaskedLanguageModelConfig
 from heed.models.encoder import TransformerEncoder
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -12,8 +12,8 @@ from heed.layers.attend import together
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
 from heed.models._encoder_model import EncoderModel, split_inputs
-from heed.models.config import MaskedLanguageModelConfig
 from heed.models.encoder import TransformerEncoder
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 # The score of a place where no answer can be: finite, so that a row without a text has a finite loss.
 _NOWHERE = -1e9

@@ -11,9 +11,9 @@ from keras import ops
 from heed.layers.masks import implicit_mask
 from heed.layers.shapes import agree
 from heed.models._model import ConfiguredModel, check_translation
-from heed.models.config import TransformerConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
+from heed.models.transformer_config import TransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -13,7 +13,7 @@ from heed.layers.flat_dense import FlatDense
 from heed.layers.shapes import agree
 from heed.models._patches import PatchEmbedding
 from heed.models._stack import Stack
-from heed.models.config import VisionTransformerConfig
+from heed.models.vision_transformer_config import VisionTransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
