@@ -16,14 +16,7 @@ from heed._numbers import check_integer, check_real, integer
 from heed.layers import _cache, _projections, masks
 from heed.layers._cache import Cache
 from heed.layers._head_widths import HeadWidths, check_widths
-from heed.layers.attend import (
-    Wanted,
-    dropping,
-    many_heads,
-    masked_inputs,
-    scores_mask,
-    together,
-)
+from heed.layers.attend import Wanted, dropping, many_heads, masked_inputs, scores_mask, together
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
 from heed.layers.head_positions import HeadPositions

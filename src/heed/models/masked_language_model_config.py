@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from heed._config import (
-    COUNT,
-    INDEX,
-    option,
-    with_default,
-)
+from heed._config import COUNT, INDEX, option, with_default
 from heed.layers.layer_config import LayerConfig
 from heed.models.config import SpecialTokens, TokensConfig
 from heed.models.transformer_config import OneStackConfig

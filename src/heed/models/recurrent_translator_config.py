@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from heed._config import (
-    COUNT,
-    COUNT_OR_NONE,
-    FLAG,
-    RATE,
-    REQUIRED,
-    one_of,
-    option,
-)
+from heed._config import COUNT, COUNT_OR_NONE, FLAG, RATE, REQUIRED, one_of, option
 from heed.models.config import SpecialTokens
 
 ATTENTIONS = ("additive", "dot", "general", "scaled", "location", "none")

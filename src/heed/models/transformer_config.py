@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from heed._config import (
-    COUNT,
-    COUNT_OR_NONE,
-    FLAG,
-    REQUIRED,
-    option,
-)
+from heed._config import COUNT, COUNT_OR_NONE, FLAG, REQUIRED, option
 from heed.layers.layer_config import describes_options
 from heed.models.config import TokensConfig
 

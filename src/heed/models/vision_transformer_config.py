@@ -5,15 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from heed._config import (
-    COUNT,
-    COUNT_OR_NONE,
-    REQUIRED,
-    Range,
-    one_of,
-    option,
-    with_default,
-)
+from heed._config import COUNT, COUNT_OR_NONE, REQUIRED, Range, one_of, option, with_default
 from heed._numbers import integer
 from heed.layers.layer_config import LayerConfig, describes_options
 from heed.models.config import LayersConfig
