@@ -62,8 +62,8 @@ FAULTS = (
     Fault(
         "where a decoder looked before in padding counts",
         f"{_LAYERS}/location_aware_attention.py",
-        "shown = masks.hide(ops.expand_dims(previous_weights, -1), columns)",
-        "shown = ops.expand_dims(previous_weights, -1)",
+        "seen = masks.hide(ops.expand_dims(previous_weights, -1), columns)",
+        "seen = ops.expand_dims(previous_weights, -1)",
         (f"{_OF_LAYERS}/test_location_aware_attention.py",),
     ),
     Fault(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -103,7 +103,7 @@ class SingleHeadAttention(AttentionLayer):
         use_causal_mask: bool,
         with_scores: bool,
         training: bool | None,
-        added: Callable[[Any], Any] | None = None,
+        previous_weights: Any = None,
     ) -> tuple[Any, Any]:
         """Output and scores, in the compute dtype, the latter None unless they are asked for.
 
@@ -111,7 +111,7 @@ class SingleHeadAttention(AttentionLayer):
             query, value, key, cache, attention_mask, use_causal_mask, training: of the call.
             given_masks: those of query, value and key.
             with_scores: whether the scores are wanted.
-            added: of the key positions' mask (B, S), or None: what is added to the projected keys.
+            previous_weights: (B, S), for a layer that adds their `_location_keys` to the projected keys; or None.
         """
         single = _is_single(query, use_causal_mask)
         query_mask, value_mask, key_mask = (
@@ -146,8 +146,8 @@ class SingleHeadAttention(AttentionLayer):
             keys = self._project_key(values if key is None else masks.hide(key, columns))
         else:
             keys = cache["key"]
-        if added is not None:
-            keys = keys + added(columns)
+        if previous_weights is not None:
+            keys = keys + self._location_keys(previous_weights, columns)
         output, scores = one_head(
             self._project_query(masks.hide(query, rows)),
             keys,
@@ -229,6 +229,10 @@ class SingleHeadAttention(AttentionLayer):
     def _scored_width(self) -> int:
         """The width of a key as it is scored."""
         return self._widths["key"]
+
+    def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
+        """The features of where the layer attended before, (B, S, .); `columns` masks key positions."""
+        raise NotImplementedError
 
     def _score(self) -> dict[str, Any]:
         """The options of `one_head` that say how a query scores a key."""
