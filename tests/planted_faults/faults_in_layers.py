@@ -120,8 +120,8 @@ FAULTS = (
     Fault(
         "the gate of heads of own widths is that of others",
         f"{_LAYERS}/multi_head_attention.py",
-        "return self._value_widths.apart(self._gate_dense(query))",
-        "return self._value_widths.apart(self._gate_dense(query)[..., ::-1])",
+        "return self._value_widths.split(self._gate_dense(query))",
+        "return self._value_widths.split(self._gate_dense(query)[..., ::-1])",
         (f"{_OF_LAYERS}/test_own_heads.py",),
     ),
     Fault(
@@ -148,7 +148,7 @@ FAULTS = (
     Fault(
         "scores come without dropout in training",
         f"{_LAYERS}/attend.py",
-        "dropped = dropout if scores_drop and wanted.dropped else {}",
+        "dropped = dropout if scores_drop and request.dropped else {}",
         "dropped: dict = {}",
         (f"{_OF_LAYERS}/test_multi_head_attention.py::test_dropout",),
     ),

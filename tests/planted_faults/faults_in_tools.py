@@ -33,8 +33,8 @@ FAULTS = (
     Fault(
         "accelerated layers drop in inference",
         f"{_ACCELERATION}/_multi_head.py",
-        "dropout=dropping(rate, is_training(training), layer._dropout_layer) if rate else {},",
-        "dropout=dropping(rate, True, layer._dropout_layer) if rate else {},",
+        "dropout=dropout_options(rate, is_training(training), layer._dropout_layer) if rate else {},",
+        "dropout=dropout_options(rate, True, layer._dropout_layer) if rate else {},",
         (f"{_OF_ACCELERATION}/test_accelerate.py",),
     ),
     Fault(

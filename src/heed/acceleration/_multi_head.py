@@ -17,7 +17,13 @@ from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import _loop, _switch
 from heed.layers import masks
-from heed.layers.attend import Wanted, dropping, many_heads, masked_inputs, scores_mask
+from heed.layers.attend import (
+    ScoresRequest,
+    dropout_options,
+    many_heads,
+    masked_inputs,
+    scores_mask,
+)
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
@@ -98,7 +104,7 @@ def call(
     ):  # Keras' shapes and `_compute_attention` look there
         self._return_attention_scores = return_attention_scores
     _check_widths(self, query=query, value=value, key=value if key is None else key)
-    axes, wanted = _axes(self, len(query.shape)), Wanted.of(return_attention_scores)
+    axes, wanted = _axes(self, len(query.shape)), ScoresRequest.parse(return_attention_scores)
     inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
     queries, keys = self._query_dense(inputs.query), self._key_dense(inputs.key)
     structure = masks.structure(use_causal_mask, _option(self, "sliding_window"))
@@ -159,7 +165,7 @@ def compute_attention(
     """
     if return_attention_scores is None:
         return_attention_scores = self._return_attention_scores
-    axes, wanted = _axes(self, len(query.shape) - 1), Wanted.of(return_attention_scores)
+    axes, wanted = _axes(self, len(query.shape) - 1), ScoresRequest.parse(return_attention_scores)
     mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
     mask = _loop.visible(mask, query) if axes.trivial else mask
     mask = masks.join(mask, masks.structure(use_causal_mask, None))
@@ -170,7 +176,7 @@ def _attend(
     layer: Any,
     axes: AttentionAxes,
     training: bool | None,
-    wanted: Wanted | None,
+    wanted: ScoresRequest | None,
     query: Any,
     key: Any,
     value: Any,
@@ -184,7 +190,7 @@ def _attend(
         key,
         value,
         wanted,
-        dropout=dropping(rate, is_training(training), layer._dropout_layer) if rate else {},
+        dropout=dropout_options(rate, is_training(training), layer._dropout_layer) if rate else {},
         scores_drop=False,
         mask=mask,
         scale=_option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),

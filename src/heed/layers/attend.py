@@ -1,6 +1,6 @@
-"""How the layers attend: a call between projections, many heads over chosen axes, one head alone.
+"""The attention of the layers, between their projections: masks, many heads over chosen axes, one head.
 
-heed's own layers go through here, and those of Keras when they are accelerated.
+heed's own layers use it, and those of Keras when they are accelerated.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from heed.ops.spec import with_heads
 _SCORES = "return_attention_scores"
 
 
-def dropping(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
-    """The options of dropout for the ops; empty where nothing is dropped. `owner` has the `seed_generator`."""
+def dropout_options(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
+    """The ops' options for dropout; empty if nothing is dropped. `owner` has the `seed_generator`."""
     if not training or rate <= 0:
         return {}
     return {"dropout": rate, "seed": owner.seed_generator.next()}
 
 
-def together(output: Any, *others: Any) -> Any:
-    """What a call returns: the output alone, or a tuple with the others that there are."""
+def pack_outputs(output: Any, *others: Any) -> Any:
+    """The output alone, or a tuple of it and the others that are not None."""
     others = tuple(x for x in others if x is not None)
     return (output, *others) if others else output
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which scores a caller asks for: heads and rows by their numbers; None for all. And whether dropout is in them."""
+class ScoresRequest:
+    """The scores that a caller asks for: heads and rows by their numbers (None: all), with dropout or without."""
 
     heads: tuple[int, ...] | None = None
     rows: tuple[int, ...] | None = None
     dropped: bool = True
 
     @classmethod
-    def of(cls, value: Any) -> Wanted | None:
-        """What `return_attention_scores` asks for.
+    def parse(cls, value: Any) -> ScoresRequest | None:
+        """The request in `return_attention_scores`; None if no scores are asked for.
 
         Args:
             value: a boolean, a sequence of heads, a dictionary with sequences of `heads` or `rows` or both, or a
-                `Wanted`.
+                `ScoresRequest`.
 
         Raises:
             ValueError: for anything else.
@@ -73,7 +73,7 @@ class Wanted:
         return cls(chosen.get("heads"), chosen.get("rows"))
 
     def shape(self, whole: Shape, axes: AttentionAxes) -> Shape:
-        """The shape of the scores, of which all together have the shape `whole`.
+        """The shape of the requested scores, of scores of shape `whole`.
 
         Raises:
             ValueError: if there is no such head or row.
@@ -98,7 +98,7 @@ class Wanted:
 
 
 def _numbers(value: Any) -> tuple[int, ...] | None:
-    """A sequence of one or more ints, or None if it is something else."""
+    """The value as a tuple of ints, or None if it is no sequence of one or more."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
     numbers = [number for x in value if (number := integer(x)) is not None]
@@ -167,7 +167,7 @@ def many_heads(
     query: Any,
     key: Any,
     value: Any,
-    wanted: Wanted | None,
+    request: ScoresRequest | None,
     *,
     dropout: dict[str, Any],
     scores_drop: bool = True,
@@ -177,12 +177,12 @@ def many_heads(
     """Attention of projected tensors (B, d1, ..., dk, N, H) over the axes.
 
     Args:
-        axes: what is attended over.
+        axes: the axes attended over.
         query, key, value: with their heads.
-        wanted: which scores, or None.
-        dropout: from `dropping`.
-        scores_drop: whether the scores are those after dropout.
-        sinks: (N,), the score that takes part in each row of a head and has no value; or None.
+        request: the requested scores, or None.
+        dropout: from `dropout_options`.
+        scores_drop: whether dropout is in the scores.
+        sinks: (N,), a score for each head that takes part in its softmax and has no value; or None.
         **options: of the op, over the flattened axes.
 
     Returns: the heads (B, d1, ..., dk, N, V), and the scores (B, N, T, S), in the op's dtype, or None.
@@ -195,16 +195,16 @@ def many_heads(
         output, lse = dot_product_attention(
             flat_query, flat_key, flat_value, return_lse=True, **dropout, **options
         )
-        # One more score s takes e^s from a row whose sum is e^lse, and gives nothing for it.
+        # A row with the sum e^lse keeps the share e^lse / (e^lse + e^s) when the score s joins it.
         sinks = ops.cast(sinks, lse.dtype)
         share = ops.sigmoid(lse - ops.reshape(sinks, (1, -1, 1)))
         factor = ops.expand_dims(ops.transpose(share, (0, 2, 1)), -1)
         output = ops.cast(ops.cast(output, lse.dtype) * factor, output.dtype)
     output = axes.unflatten(output, query)
-    if wanted is None:
+    if request is None:
         return output, None
-    chosen: dict[str, Any] = {"heads": wanted.heads, "rows": wanted.rows}
-    dropped = dropout if scores_drop and wanted.dropped else {}
+    chosen: dict[str, Any] = {"heads": request.heads, "rows": request.rows}
+    dropped = dropout if scores_drop and request.dropped else {}
     scores = attention_weights(flat_query, flat_key, **chosen, **dropped, **options)
     if share is not None:
         for axis, numbers in enumerate(chosen.values(), 1):
@@ -228,9 +228,9 @@ def one_head(
 
     Args:
         query, key, value: (B, T, D), (B, S, D), (B, S, V).
-        with_scores: whether the weights are wanted.
-        mask: over (B, T, S), of the output.
-        scores_mask: the same, of the weights.
+        with_scores: whether to return the weights.
+        mask: over (B, T, S), for the output.
+        scores_mask: the same for the weights.
         score_vector: (D,), or None.
         **options: of the op.
 

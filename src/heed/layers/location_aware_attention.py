@@ -12,7 +12,7 @@ from heed._numbers import check_integer
 from heed.layers import masks
 from heed.layers._projections import clone_initializer
 from heed.layers.additive_attention import AdditiveAttention
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.shapes import Shape, agree
 
 
@@ -129,7 +129,7 @@ class LocationAwareAttention(AdditiveAttention):
             training=training,
             previous_weights=previous_weights,
         )
-        return together(context, weights, cache)
+        return pack_outputs(context, weights, cache)
 
     def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
         """W_f (F * w), (B, S, U)."""

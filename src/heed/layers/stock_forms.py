@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
 from heed.layers.embedding import TokenEmbedding
 from heed.layers.feed_forward import FeedForward
@@ -96,14 +96,14 @@ def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def ours(layer: Any) -> bool:
+def is_from_heed(layer: Any) -> bool:
     """Whether it takes heed to load this layer."""
     return type(layer).__module__.split(".")[0] == "heed"
 
 
-def several(model: keras.Model) -> bool:
+def needs_several_layers(model: keras.Model) -> bool:
     """Whether a model has layers, or is one, that one layer of Keras cannot stand for."""
-    layers = (layer for layer in (model, *walk(model)) if ours(layer))
+    layers = (layer for layer in (model, *walk(model)) if is_from_heed(layer))
     return any(
         type(layer) is not MultiHeadAttention and type(layer) not in SAME for layer in layers
     )
@@ -191,8 +191,8 @@ class StockCopy:
     def call(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
         """What the layer gives for symbolic tensors, by stock layers."""
         try:
-            if not ours(layer):
-                return self._theirs(layer, args)(*args, **kwargs)
+            if not is_from_heed(layer):
+                return self._copy_foreign(layer, args)(*args, **kwargs)
             return self.form(layer, *args, **kwargs)
         except StockFormError as reason:
             self.reasons.setdefault(layer.name, str(reason))
@@ -204,7 +204,7 @@ class StockCopy:
             raise StockFormError(_no_form(layer))
         return FORMS[type(layer)](self, layer, *args, **kwargs)
 
-    def _theirs(self, layer: Any, args: Any) -> Any:
+    def _copy_foreign(self, layer: Any, args: Any) -> Any:
         """A copy of a layer, or of another operation, that is not heed's."""
         masked = any(implicit_mask(x) is not None for x in keras.tree.flatten(args))
         if masked and (lossy := [x.name for x in walk(layer) if isinstance(x, _WITHOUT_MASK)]):
@@ -220,10 +220,10 @@ class StockCopy:
                 self._weights.append((made, layer.get_weights))
             return made
 
-        return self.once(layer, make)
+        return self.make_once(layer, make)
 
     @contextlib.contextmanager
-    def named(self, name: str) -> Iterator[None]:
+    def prefix_names(self, name: str) -> Iterator[None]:
         """Meanwhile the names of new layers begin with this one."""
         before, self._before = self._before, f"{self._before}{name}_"
         try:
@@ -231,7 +231,7 @@ class StockCopy:
         finally:
             self._before = before
 
-    def once(self, key: Any, make: Callable[[], Any], part: str = "") -> Any:
+    def make_once(self, key: Any, make: Callable[[], Any], part: str = "") -> Any:
         """What `make` makes, once for each key and part: a layer that is called again is the same."""
         place = (id(key), part)
         if place not in self._made:
@@ -259,13 +259,13 @@ class StockCopy:
                 self._weights.append((made, layer.get_weights))
             return made
 
-        return self.once(layer, make)
+        return self.make_once(layer, make)
 
     def layer(self, within: Any, name: str, make: Callable[..., Any], **options: Any) -> Any:
         """A stock layer that a form needs beside the parts of its layer."""
         whole = self._before + (f"{within.name}_{name}" if name else within.name)
         options |= {"dtype": within.dtype_policy, "trainable": within.trainable}
-        return self.once(within, lambda: make(name=whole, **options), name or "itself")
+        return self.make_once(within, lambda: make(name=whole, **options), name or "itself")
 
     def keep_mask(self, x: Any, result: Any) -> Any:
         """The result with the mask that `x` carries, where Keras' own layers and operations drop it.
@@ -285,7 +285,7 @@ class StockCopy:
         normal = self.part(norm, within)(x)
         return self.keep_mask(x, normal) if isinstance(norm, _WITHOUT_MASK) else normal
 
-    def weigh(self, layer: Any, weights: Callable[[], Sequence[Any]]) -> Any:
+    def with_weights(self, layer: Any, weights: Callable[[], Sequence[Any]]) -> Any:
         """Notes which weights a stock layer is to have; gives the layer."""
         if all(layer is not one for one, _ in self._weights):
             self._weights.append((layer, weights))
@@ -339,9 +339,9 @@ def _check_mask(mask: Any) -> None:
         raise StockFormError("attention_mask, a heed.Mask instead of a tensor")
 
 
-def _check_scores(wanted: Any) -> None:
-    if not isinstance(wanted, bool):
-        raise StockFormError(f"return_attention_scores={wanted!r}")
+def _check_scores(request: Any) -> None:
+    if not isinstance(request, bool):
+        raise StockFormError(f"return_attention_scores={request!r}")
 
 
 def attend(
@@ -438,7 +438,7 @@ def _encoder_layer(
 
     norm, dropout = layer.attention_norm, layer.attention_dropout_layer
     x, *scores = _step(copy, layer, inputs, part, norm, dropout, training)
-    return together(_feed_forward_step(copy, layer, x, training), *scores)
+    return pack_outputs(_feed_forward_step(copy, layer, x, training), *scores)
 
 
 @stock_form(TransformerDecoderLayer)
@@ -488,14 +488,14 @@ def _decoder_layer(
         x, *scores = _step(copy, layer, x, to_encoded, norm, dropout, training)
         if found is not None:
             found["cross"] = scores[0]
-    return together(_feed_forward_step(copy, layer, x, training), found)
+    return pack_outputs(_feed_forward_step(copy, layer, x, training), found)
 
 
 @stock_form(FeedForward)
 def _feed_forward(
     copy: StockCopy, layer: Any, inputs: Any, training: bool | None = None, before: str = ""
 ) -> Any:
-    within = copy.once(layer, lambda: _Named(f"{before}{layer.name}", layer), "name")
+    within = copy.make_once(layer, lambda: _Prefixed(f"{before}{layer.name}", layer), "name")
     hidden = copy.part(layer.hidden_dense, within)(inputs)
     if layer.up_dense is not None:
         up = copy.part(layer.up_dense, within)(inputs)
@@ -504,7 +504,7 @@ def _feed_forward(
     return copy.part(layer.output_dense, within)(hidden)
 
 
-class _Named:
+class _Prefixed:
     """What stock layers take over of a layer that is a part of another, whose name goes before its own."""
 
     def __init__(self, name: str, layer: Any) -> None:
@@ -517,7 +517,7 @@ def _token_embedding(copy: StockCopy, layer: Any, inputs: Any) -> Any:
     options = {name: value for name, value in config.items() if name.startswith("embeddings_")}
     options |= {"input_dim": layer.vocabulary_size, "output_dim": layer.width}
     embedding = copy.layer(layer, "", keras.layers.Embedding, mask_zero=layer.mask_zero, **options)
-    x = copy.weigh(embedding, layer.get_weights)(inputs)
+    x = copy.with_weights(embedding, layer.get_weights)(inputs)
     if not layer.scale:
         return x
     return copy.layer(layer, "scale", keras.layers.Rescaling, scale=layer.width**0.5)(x)
@@ -547,7 +547,7 @@ def _learned(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) -> 
     sizes = {"input_dim": layer.max_length, "output_dim": inputs.shape[-1]}
     embedding = copy.layer(layer, "", keras.layers.Embedding, **sizes)
     places = ops.cast(ops.squeeze(_positions(inputs, start_index), -1), "int32")
-    return _added(copy, inputs, copy.weigh(embedding, layer.get_weights)(places))
+    return _added(copy, inputs, copy.with_weights(embedding, layer.get_weights)(places))
 
 
 def _added(copy: StockCopy, x: Any, table: Any) -> Any:

@@ -10,7 +10,7 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
-from heed.layers.attend import Wanted, together
+from heed.layers.attend import ScoresRequest, pack_outputs
 from heed.layers.base_layers import AttentionLayer, SequenceLayer
 from heed.layers.dropout import Dropout
 from heed.layers.feed_forward import FeedForward
@@ -21,7 +21,7 @@ from heed.layers.layer_config import (
     options_of,
     takes_options,
 )
-from heed.layers.masks import given_positions, given_scores, implicit_mask
+from heed.layers.masks import check_positions, check_scores, implicit_mask
 from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.normalization import NORMALIZATIONS
 
@@ -197,7 +197,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        mask = given_positions(mask, inputs, "mask")
+        mask = check_positions(mask, inputs, "mask")
 
         def attend(x: Any) -> Any:
             return self.attention(
@@ -216,7 +216,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         x, *scores = self._step(
             inputs, attend, self.attention_norm, self.attention_dropout_layer, training
         )
-        return together(self._feed_forward_step(x, training), *scores)
+        return pack_outputs(self._feed_forward_step(x, training), *scores)
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -343,12 +343,12 @@ class TransformerDecoderLayer(_TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        inputs_mask = given_positions(inputs_mask, inputs, "inputs_mask")
-        encoded_mask = given_positions(encoded_mask, encoded, "encoded_mask")
-        cross_attention_mask = given_scores(cross_attention_mask, "cross_attention_mask")
+        inputs_mask = check_positions(inputs_mask, inputs, "inputs_mask")
+        encoded_mask = check_positions(encoded_mask, encoded, "encoded_mask")
+        cross_attention_mask = check_scores(cross_attention_mask, "cross_attention_mask")
         of_self = of_cross = return_attention_scores
         if return_attention_scores == "cross":
-            of_self, of_cross = False, Wanted(dropped=False)  # type: ignore[assignment]
+            of_self, of_cross = False, ScoresRequest(dropped=False)  # type: ignore[assignment]
         for_self: dict[str, Any] = {
             "return_attention_scores": of_self,
             "training": training,
@@ -392,7 +392,7 @@ class TransformerDecoderLayer(_TransformerLayer):
             )
             if scores is not None:
                 scores["cross"] = rest[0]
-        return together(self._feed_forward_step(x, training), scores, cache)
+        return pack_outputs(self._feed_forward_step(x, training), scores, cache)
 
     def _attend_encoded(self, query: Any, encoded: Any, cached: Any, **arguments: Any) -> Any:
         """What the cross-attention returns, without the cache that it reads."""

@@ -7,7 +7,7 @@ from typing import Any
 from keras import ops
 
 from heed._numbers import check_integer
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
 from heed.models._encoder_model import EncoderModel
@@ -45,7 +45,7 @@ class Classifier(EncoderModel):
         """See the class for the arguments."""
         encoded, *scores = self.encode(inputs, return_attention_scores, training)
         logits = self.output_layer(self.drop(self.pool(encoded, inputs), training=training))
-        return together(ops.cast(logits, "float32"), *scores)
+        return pack_outputs(ops.cast(logits, "float32"), *scores)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""

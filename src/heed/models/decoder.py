@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from heed.layers import TokenEmbedding, TransformerDecoderLayer
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
 from heed.models._model import check_call_tokens
 from heed.models._stack import Stack
@@ -221,7 +221,7 @@ class TransformerDecoder(Stack):
         scores: Any = found if return_attention_scores else None
         if return_attention_scores == "alignment":
             scores = _mean_of_heads(found["cross"][0])
-        return together(self.logits(hidden), scores, caches)
+        return pack_outputs(self.logits(hidden), scores, caches)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
 from heed.layers.normalization import NORMALIZATIONS
 from heed.models._encoder_model import EncoderModel
@@ -94,4 +94,4 @@ class MaskedLanguageModel(EncoderModel):
             logits = self.output_layer(hidden)
         else:
             logits = self.encoder.embedding.tokens.logits(hidden)
-        return together(ops.cast(logits, "float32") + self.output_bias, *scores)
+        return pack_outputs(ops.cast(logits, "float32") + self.output_bias, *scores)

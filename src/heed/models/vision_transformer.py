@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from heed.layers import TransformerEncoderLayer
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
 from heed.layers.shapes import agree
 from heed.models._patches import PatchEmbedding
@@ -103,7 +103,7 @@ class VisionTransformer(Stack):
                 scores.append(layer_scores)
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return together(x, scores if return_attention_scores else None)
+        return pack_outputs(x, scores if return_attention_scores else None)
 
     def call(
         self, images: Any, return_attention_scores: bool = False, training: bool | None = None
@@ -114,4 +114,4 @@ class VisionTransformer(Stack):
             return x
         x, *scores = x if return_attention_scores else (x,)
         pooled = x[:, 0] if self.config.pooling == "class" else ops.mean(x, axis=1)
-        return together(ops.cast(self.head(pooled), "float32"), *scores)
+        return pack_outputs(ops.cast(self.head(pooled), "float32"), *scores)
