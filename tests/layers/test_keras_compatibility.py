@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from heed.layers import MultiHeadAttention
+from heed.layers import MultiHeadAttention, from_keras
 from tests.layers.stock import assert_close, pair, randomise, randoms
 
 
@@ -189,7 +189,7 @@ def test_from_keras(options):
     if "attention_axes" in options:
         shapes = [(2, 3, 5, 8), (2, 3, 7, 8)]
     _, stock = pair(shapes, num_heads=4, **options)
-    ours = MultiHeadAttention.from_keras(stock)
+    ours = from_keras(stock)
     assert type(ours) is MultiHeadAttention
     arrays = randoms(*shapes)
     assert_close(
@@ -198,7 +198,7 @@ def test_from_keras(options):
     config = ours.get_config()
     assert all(config[name] in (value, (value,)) for name, value in options.items())
     assert config["name"] == stock.name
-    unbuilt = MultiHeadAttention.from_keras(type(stock).from_config(stock.get_config()))
+    unbuilt = from_keras(type(stock).from_config(stock.get_config()))
     assert not unbuilt.built
 
 
@@ -208,9 +208,9 @@ def test_from_keras_merges_lora_and_refuses_what_it_cannot_take():
     lora = stock.query_dense.lora_kernel_b
     lora.assign(np.ones(lora.shape))
     x = randoms((2, 5, 8))[0]
-    assert_close(MultiHeadAttention.from_keras(stock)(x, x), stock(x, x))
+    assert_close(from_keras(stock)(x, x), stock(x, x))
     stock.value_dense.quantize("int8")
     with pytest.raises(ValueError, match="`layer` must not be quantised"):
-        MultiHeadAttention.from_keras(stock)
+        from_keras(stock)
     with pytest.raises(TypeError, match="`layer` must be a keras"):
-        MultiHeadAttention.from_keras(keras.layers.Dense(3))
+        from_keras(keras.layers.Dense(3))

@@ -21,7 +21,8 @@ from heed.models import (
     decoding,
     engine,
 )
-from heed.models.config import ATTENTIONS, POSITIONS
+from heed.models.config import POSITIONS
+from heed.models.recurrent_translator_config import ATTENTIONS
 from tests.models.builders import prompts, randomise, small_language_model, small_model, sources
 
 LENGTH, ROWS = 6, 4

@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         "a separate key keeps what lies in its padding",
         f"{_LAYERS}/attend.py",
-        "source if key.tensor is None else masks.hide(key.tensor, columns)",
-        "source if key.tensor is None else key.tensor",
+        "source if key is None else masks.hide(key, columns)",
+        "source if key is None else key",
         (f"{_OF_LAYERS}/test_poisoned_keys.py",),
     ),
     Fault(
@@ -62,15 +62,15 @@ FAULTS = (
     Fault(
         "where a decoder looked before in padding counts",
         f"{_LAYERS}/location_aware_attention.py",
-        "shown = masks.hide(ops.expand_dims(previous_weights, -1), columns)",
-        "shown = ops.expand_dims(previous_weights, -1)",
+        "seen = masks.hide(ops.expand_dims(previous_weights, -1), columns)",
+        "seen = ops.expand_dims(previous_weights, -1)",
         (f"{_OF_LAYERS}/test_location_aware_attention.py",),
     ),
     Fault(
         "the output loses its mask",
-        f"{_LAYERS}/attend.py",
-        "masks.carry(result, query_mask)",
-        "masks.carry(result, None)",
+        f"{_LAYERS}/multi_head_attention.py",
+        "masks.carry(output, inputs.query_mask)",
+        "masks.carry(output, None)",
         (f"{_OF_LAYERS}/test_multi_head_attention.py",),
     ),
     # The cache
@@ -91,8 +91,8 @@ FAULTS = (
     Fault(
         "keys in a cache are rotated as if they stood at its beginning",
         f"{_LAYERS}/multi_head_attention.py",
-        "keys = functools.partial(self._keys, positions=rotary_key_positions, **place)",
-        "keys = functools.partial(self._keys, positions=rotary_key_positions, length=length)",
+        "self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared",
+        "self._keys, positions=rotary_key_positions, length=length, shared=shared",
         (f"{_OF_LAYERS}/test_beyond_keras.py",),
     ),
     # Multi-head attention
@@ -120,8 +120,8 @@ FAULTS = (
     Fault(
         "the gate of heads of own widths is that of others",
         f"{_LAYERS}/multi_head_attention.py",
-        "return self._value_widths.apart(self._gate_dense(query))",
-        "return self._value_widths.apart(self._gate_dense(query)[..., ::-1])",
+        "return self._value_widths.split(self._gate_dense(query))",
+        "return self._value_widths.split(self._gate_dense(query)[..., ::-1])",
         (f"{_OF_LAYERS}/test_own_heads.py",),
     ),
     Fault(
@@ -140,15 +140,15 @@ FAULTS = (
     ),
     Fault(
         "the gate reads what the attention gave",
-        f"{_LAYERS}/attend.py",
-        "heads = heads * gate(shown)",
-        "heads = heads * (1 - gate(shown))",
+        f"{_LAYERS}/multi_head_attention.py",
+        "heads = heads * self._gate(inputs.query)",
+        "heads = heads * (1 - self._gate(inputs.query))",
         (f"{_OF_LAYERS}/test_multi_head_attention.py::test_gate_agrees_with_stock",),
     ),
     Fault(
         "scores come without dropout in training",
         f"{_LAYERS}/attend.py",
-        "dropped = dropout if scores_drop and wanted.dropped else {}",
+        "dropped = dropout if scores_drop and request.dropped else {}",
         "dropped: dict = {}",
         (f"{_OF_LAYERS}/test_multi_head_attention.py::test_dropout",),
     ),
@@ -183,9 +183,9 @@ FAULTS = (
     ),
     Fault(
         "the activation is not that of the arguments",
-        f"{_LAYERS}/transformer_layers.py",
-        "            activation=self.activation,\n            dropout",
-        '            activation="relu",\n            dropout',
+        f"{_LAYERS}/layer_config.py",
+        'gelu, silu ...", "feed_forward")',
+        'gelu, silu ...")',
         (f"{_OF_LAYERS}/test_transformer_layers.py",),
     ),
     Fault(
@@ -311,8 +311,8 @@ FAULTS = (
     Fault(
         "attention_dropout of the config is not used",
         f"{_MODELS}/_stack.py",
-        "attention_dropout=config.attention_dropout,",
-        "attention_dropout=0.0,",
+        "make_layer(**config.layer_options(), ",
+        'make_layer(**{**config.layer_options(), "attention_dropout": 0.0}, ',
         (f"{_OF_MODELS}/test_transformer.py",),
     ),
     Fault(

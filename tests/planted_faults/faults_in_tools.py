@@ -12,15 +12,15 @@ FAULTS = (
     Fault(
         "accelerated layers ignore key_mask",
         f"{_ACCELERATION}/_multi_head.py",
-        "Input(key, key_mask, self._key_dense),",
-        "Input(key, None, self._key_dense),",
+        "(query, value, key), (query_mask, value_mask, key_mask))",
+        "(query, value, key), (query_mask, value_mask, None))",
         (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
         "accelerated layers ignore use_causal_mask",
         f"{_ACCELERATION}/_multi_head.py",
-        "        use_causal_mask,\n        _option(",
-        "        False,\n        _option(",
+        "masks.structure(use_causal_mask, _option(",
+        "masks.structure(False, _option(",
         (f"{_OF_ACCELERATION}/test_accelerate.py", f"{_OF_ACCELERATION}/test_faults.py"),
     ),
     Fault(
@@ -33,15 +33,15 @@ FAULTS = (
     Fault(
         "accelerated layers drop in inference",
         f"{_ACCELERATION}/_multi_head.py",
-        "dropout=dropping(rate, is_training(training), layer._dropout_layer) if rate else {},",
-        "dropout=dropping(rate, True, layer._dropout_layer) if rate else {},",
+        "dropout=dropout_options(rate, is_training(training), layer._dropout_layer) if rate else {},",
+        "dropout=dropout_options(rate, True, layer._dropout_layer) if rate else {},",
         (f"{_OF_ACCELERATION}/test_accelerate.py",),
     ),
     Fault(
         "accelerated layers keep what lies in the padding of a separate key",
         "src/heed/layers/attend.py",
-        "source if key.tensor is None else masks.hide(key.tensor, columns)",
-        "source if key.tensor is None else key.tensor",
+        "source if key is None else masks.hide(key, columns)",
+        "source if key is None else key",
         (f"{_OF_ACCELERATION}/test_faults.py", f"{_OF_ACCELERATION}/test_accelerate.py"),
     ),
     Fault(

@@ -17,7 +17,13 @@ from keras.layers import GroupQueryAttention, MultiHeadAttention
 from heed._patching import Function, Replacement
 from heed.acceleration import _loop, _switch
 from heed.layers import masks
-from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head
+from heed.layers.attend import (
+    ScoresRequest,
+    dropout_options,
+    many_heads,
+    masked_inputs,
+    scores_mask,
+)
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import built_widths
 from heed.ops import Mask
@@ -96,19 +102,19 @@ def call(
     if hasattr(self, "_return_attention_scores"):  # for Keras' shape inference
         self._return_attention_scores = return_attention_scores
     _check_widths(self, query=query, value=value, key=value if key is None else key)
-    axes, wanted = _axes(self, len(query.shape)), Wanted.of(return_attention_scores)
-    output, scores, _ = multi_head(
-        axes,
-        Input(query, query_mask, self._query_dense),
-        Input(value, value_mask, self._value_dense),
-        Input(key, key_mask, self._key_dense),
-        attention_mask,
-        use_causal_mask,
-        _option(self, "sliding_window"),
-        attend=functools.partial(_attend, self, axes, training, wanted),
-        output=self._output_dense,
-        gate=self._gate_dense if _option(self, "use_gate") else None,
+    axes, wanted = _axes(self, len(query.shape)), ScoresRequest.parse(return_attention_scores)
+    inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
+    queries, keys = self._query_dense(inputs.query), self._key_dense(inputs.key)
+    structure = masks.structure(use_causal_mask, _option(self, "sliding_window"))
+    mask = scores_mask(
+        axes, queries, keys, inputs.query_mask, inputs.key_mask, attention_mask, structure
     )
+    values = self._value_dense(inputs.value)
+    heads, scores = _attend(self, axes, training, wanted, queries, keys, values, mask)
+    if _option(self, "use_gate"):
+        heads = heads * self._gate_dense(inputs.query)
+    output = self._output_dense(heads)
+    masks.carry(output, inputs.query_mask)
     return (output, scores) if wanted else output
 
 
@@ -157,7 +163,7 @@ def compute_attention(
     """
     if return_attention_scores is None:
         return_attention_scores = self._return_attention_scores
-    axes, wanted = _axes(self, len(query.shape) - 1), Wanted.of(return_attention_scores)
+    axes, wanted = _axes(self, len(query.shape) - 1), ScoresRequest.parse(return_attention_scores)
     mask = masks.over_scores(attention_mask, axes, query, key, query.shape[-2])
     mask = _loop.limit_keys(mask, query) if axes.trivial else mask
     mask = masks.join(mask, masks.structure(use_causal_mask, None))
@@ -168,7 +174,7 @@ def _attend(
     layer: Any,
     axes: AttentionAxes,
     training: bool | None,
-    wanted: Wanted | None,
+    wanted: ScoresRequest | None,
     query: Any,
     key: Any,
     value: Any,
@@ -182,7 +188,7 @@ def _attend(
         key,
         value,
         wanted,
-        dropout=dropping(rate, is_training(training), layer._dropout_layer) if rate else {},
+        dropout=dropout_options(rate, is_training(training), layer._dropout_layer) if rate else {},
         scores_drop=False,
         mask=mask,
         scale=_option(layer, "inverse_sqrt_key_dim", "inverse_sqrt_head_dim"),

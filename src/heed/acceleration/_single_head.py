@@ -9,7 +9,7 @@ from keras.layers import AdditiveAttention, Attention
 
 from heed.acceleration import _switch
 from heed.layers import masks
-from heed.layers.attend import dropping, one_head
+from heed.layers.attend import dropout_options, one_head
 from heed.ops import Mask
 
 _OWN = ("_apply_scores", "_calculate_score_mask", "_calculate_scores")
@@ -66,7 +66,7 @@ def call(
         # As in Keras, rows that `mask[0]` hides have an output of 0, but still have scores.
         scores_mask=visible,
         **score,
-        **dropping(self.dropout, training, self),
+        **dropout_options(self.dropout, training, self),
     )
     if not return_attention_scores:
         return _unflatten(output, leading)

@@ -13,7 +13,7 @@ from keras import ops
 
 from heed.acceleration import _switch
 from heed.acceleration._multi_head import is_training
-from heed.layers.attend import dropping
+from heed.layers.attend import dropout_options
 from heed.ops import dot_product_attention
 
 NAME = "keras_hub.T5MultiHeadAttention"
@@ -47,7 +47,7 @@ def call(
     else:
         bias, mask = getattr(position_bias, _NOTE, (position_bias, None))
     rate = self.dropout_layer.rate
-    dropout = dropping(rate, is_training(training), self.dropout_layer) if rate else {}
+    dropout = dropout_options(rate, is_training(training), self.dropout_layer) if rate else {}
     output = dot_product_attention(query, key, value, mask=mask, bias=bias, scale=1.0, **dropout)
     output = ops.reshape(output, (*ops.shape(output)[:2], self.inner_dim))
     return self.output_projector(output), position_bias, cache

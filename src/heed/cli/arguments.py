@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from heed.seq2seq.errors import TaskError
-from heed.seq2seq.settings import nearest
+from heed.seq2seq.errors import TaskError, nearest
 
 # How help shows an option's value.
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "FILE"}

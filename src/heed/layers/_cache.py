@@ -1,9 +1,8 @@
 """The key/value cache: projected keys and values of the positions seen so far.
 
-A cache is a plain dictionary {"key": (B, L, K, H), "value": (B, L, K, V)} of tensors (of a layer with one head without
-K), so that it
-passes through `tf.while_loop`, `keras.tree` and saved signatures like any other state. Positions
-from the write index on hold zeros; the causal mask of the reader hides them.
+A cache is a plain dictionary of tensors, {"key": (B, L, K, H), "value": (B, L, K, V)} (without K for a layer with one
+head): `tf.while_loop`, `keras.tree` and saved signatures take it like any other state. Positions from the write index
+on hold zeros, which the reader's causal mask hides.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def make(
 
 
 def check(cache: Any, batch_size: Any, key: Shape, value: Shape) -> None:
-    """Checks that `cache` has these features, (K, H) and (K, V), or of a layer with one head (D,) and (V,).
+    """Checks that `cache` has these features: (K, H) and (K, V), or (D,) and (V,) for a layer with one head.
 
     Raises:
         ValueError: if a part is missing or has another shape.
@@ -58,7 +57,7 @@ def check(cache: Any, batch_size: Any, key: Shape, value: Shape) -> None:
 
 
 def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
-    """A cache in which the new keys and values (B, T, K, .) stand from `cache_index` on.
+    """Writes new keys and values (B, T, K, .) into a cache from `cache_index` on.
 
     Raises:
         ValueError: if they do not fit; InvalidArgumentError in a graph.
@@ -68,7 +67,7 @@ def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
 
     def written(old: Any, new: Any) -> Any:
         new = ops.cast(new, old.dtype)
-        # In place where the cache is nobody else's: a loop over tokens copies nothing but the new ones.
+        # In place if nothing else holds the cache, so a loop over tokens copies only the new ones.
         result = select_fused_ops().write(old, new, ops.cast(index, "int32"))
         return ops.slice_update(old, start, new) if result is None else result
 
@@ -76,9 +75,9 @@ def write(cache: Cache, key: Any, value: Any, cache_index: Any) -> Cache:
 
 
 def spread(cache: Cache, new: Any, cache_index: Any) -> Spread:
-    """What makes a mask of the cached positions (B, L), from one of them or one of the new ones (B, T).
+    """A function that extends a mask of the new positions (B, T) to the cached ones (B, L), where it is True.
 
-    A mask of the new positions says nothing about the others: they count as True.
+    It leaves a mask (B, L) as it is.
     """
     room = cache["key"].shape[1]
 

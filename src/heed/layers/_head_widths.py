@@ -1,7 +1,7 @@
-"""Heads of own widths: side by side where they are projected, padded to the widest where they attend.
+"""Heads of different widths: concatenated in projections, padded to the widest for the attention.
 
-The op takes heads of one width. Zeros behind the features of a narrower head add nothing to its scores, and what they
-give as values is cut off; only the scale, that of the widest head, has to become its own.
+The op takes heads of one width. Zeros after the features of a narrower head add nothing to its scores, and the padding
+of values is cut off; only the scale, that of the widest head, is corrected for each head.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heed.layers.shapes import Shape
 
 
 def check_widths(name: str, value: Any, num_heads: int) -> int | tuple[int, ...]:
-    """The width of all heads, or a tuple of those of each where they differ.
+    """The width of all heads, or a tuple of N widths if they differ.
 
     Raises:
         ValueError: for anything but a positive integer or a list or tuple of `num_heads` of them.
@@ -35,7 +35,7 @@ def check_widths(name: str, value: Any, num_heads: int) -> int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class HeadWidths:
-    """How wide the heads of a projection are.
+    """The widths of a projection's heads.
 
     Attributes:
         each: N widths.
@@ -45,7 +45,7 @@ class HeadWidths:
 
     @classmethod
     def of(cls, width: int | Sequence[int], heads: int) -> HeadWidths:
-        """From what `check_widths` returns."""
+        """The widths that `check_widths` returned."""
         return cls((width,) * heads if isinstance(width, int) else tuple(width))
 
     @property
@@ -55,16 +55,16 @@ class HeadWidths:
 
     @property
     def widest(self) -> int:
-        """H or V, the width at which they attend."""
+        """H or V, the width of heads in the attention."""
         return max(self.each)
 
     @property
     def features(self) -> Shape:
-        """What a projection makes of a token: (N, H), or heads of own widths side by side, (sum of the widths,)."""
+        """The shape of a projected token: (N, H), or (sum of the widths,) if they differ."""
         return (len(self.each), self.widest) if self.equal else (sum(self.each),)
 
-    def apart(self, x: Any) -> Any:
-        """From a projection (..., *features): heads (..., N, widest), with zeros behind the narrower ones."""
+    def split(self, x: Any) -> Any:
+        """Heads (..., N, widest) of a projection (..., *features), with zeros after the narrower ones."""
         if self.equal:
             return x
         ends = [sum(self.each[: n + 1]) for n in range(len(self.each) - 1)]
@@ -73,14 +73,14 @@ class HeadWidths:
         padded = [ops.pad(head, [*kept, (0, self.widest - width)]) for head, width in heads]
         return ops.stack(padded, axis=-2)
 
-    def joined(self, x: Any) -> Any:
-        """Heads (..., N, widest) as they are without padding, side by side: (..., sum of the widths)."""
+    def join(self, x: Any) -> Any:
+        """Heads (..., N, widest) concatenated without their padding: (..., sum of the widths)."""
         if self.equal:
             return ops.reshape(x, (*ops.shape(x)[:-2], sum(self.each)))
         return ops.concatenate([x[..., n, :width] for n, width in enumerate(self.each)], axis=-1)
 
-    def rescaled(self, queries: Any) -> Any:
-        """Queries (..., N, widest) for which the scale of the widest head is that of each head's own width."""
+    def rescale(self, queries: Any) -> Any:
+        """Scales queries (..., N, widest) so that the op's scale, of the widest head, becomes that of each head."""
         if self.equal:
             return queries
         factors = [[(self.widest / width) ** 0.5] for width in self.each]

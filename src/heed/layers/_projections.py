@@ -1,8 +1,7 @@
 """The projections of multi-head attention as EinsumDense layers.
 
-EinsumDense, under Keras' own names and with Keras' kernel shapes, so that weights, files, LoRA and
-quantisation of keras.layers.MultiHeadAttention and GroupQueryAttention work on heed's layer; and
-one product of two matrices in each.
+They have Keras' names and kernel shapes, so weights, files, LoRA and quantisation of keras.layers.MultiHeadAttention
+and GroupQueryAttention work on heed's layer. Each is one product of two matrices.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from heed.layers.flat_dense import FlatEinsumDense
 
 
 def clone_initializer(initializer: Any) -> Any:
-    """A fresh copy: an initializer without a seed gives one object's users the same values."""
+    """A new initializer of the same config: one object without a seed would give all its users the same values."""
     if isinstance(initializer, keras.initializers.Initializer):
         return initializer.__class__.from_config(initializer.get_config())
     return initializer
@@ -45,20 +44,19 @@ def projection(
         name=name,
         **options,
     )
-    # What goes into a cache may carry a mask, which is for the attention layer to handle; without
-    # this Keras would warn that the projection destroys it.
+    # Otherwise Keras warns that the projection destroys masks, which the attention layer handles.
     layer.supports_masking = True
     layer.build(shape)
     return layer
 
 
-def once(project: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same function, which computes what it makes of a tensor once; for one call of a layer."""
+def compute_once(project: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function with a memory of its results by tensor, for one call of a layer."""
     made: dict[int, tuple[Any, Any]] = {}
 
     def projected(x: Any) -> Any:
         if id(x) not in made:
-            made[id(x)] = (x, project(x))  # with the tensor: its id is its own while it lives
+            made[id(x)] = (x, project(x))  # the tensor too: its id is unique while it lives
         return made[id(x)][1]
 
     return projected

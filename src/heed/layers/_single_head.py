@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from heed._numbers import check_integer, check_real
 from heed.layers import _cache, masks
 from heed.layers._cache import Cache
 from heed.layers._projections import clone_initializer
-from heed.layers.attend import dropping, one_head, together
+from heed.layers.attend import dropout_options, one_head, pack_outputs
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
 from heed.layers.flat_dense import FlatDense
@@ -89,7 +89,7 @@ class SingleHeadAttention(AttentionLayer):
             with_scores=return_attention_scores,
             training=training,
         )
-        return together(output, scores, cache)
+        return pack_outputs(output, scores, cache)
 
     def _attend(
         self,
@@ -103,7 +103,7 @@ class SingleHeadAttention(AttentionLayer):
         use_causal_mask: bool,
         with_scores: bool,
         training: bool | None,
-        added: Callable[[Any], Any] | None = None,
+        previous_weights: Any = None,
     ) -> tuple[Any, Any]:
         """Output and scores, in the compute dtype, the latter None unless they are asked for.
 
@@ -111,11 +111,11 @@ class SingleHeadAttention(AttentionLayer):
             query, value, key, cache, attention_mask, use_causal_mask, training: of the call.
             given_masks: those of query, value and key.
             with_scores: whether the scores are wanted.
-            added: of the key positions' mask (B, S), or None: what is added to the projected keys.
+            previous_weights: (B, S), for a layer that adds their `_location_keys` to the projected keys; or None.
         """
         single = _is_single(query, use_causal_mask)
         query_mask, value_mask, key_mask = (
-            masks.given_positions(mask, tensor, f"{name}_mask")
+            masks.check_positions(mask, tensor, f"{name}_mask")
             for mask, tensor, name in zip(
                 given_masks, (query, value, key), ("query", "value", "key"), strict=True
             )
@@ -146,8 +146,8 @@ class SingleHeadAttention(AttentionLayer):
             keys = self._project_key(values if key is None else masks.hide(key, columns))
         else:
             keys = cache["key"]
-        if added is not None:
-            keys = keys + added(columns)
+        if previous_weights is not None:
+            keys = keys + self._location_keys(previous_weights, columns)
         output, scores = one_head(
             self._project_query(masks.hide(query, rows)),
             keys,
@@ -156,7 +156,7 @@ class SingleHeadAttention(AttentionLayer):
             mask=mask,
             scores_mask=mask,
             **self._score(),
-            **dropping(self.dropout, training, self),
+            **dropout_options(self.dropout, training, self),
         )
         if single:
             output = ops.squeeze(output, 1)
@@ -230,6 +230,10 @@ class SingleHeadAttention(AttentionLayer):
         """The width of a key as it is scored."""
         return self._widths["key"]
 
+    def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
+        """The features of where the layer attended before, (B, S, .); `columns` masks key positions."""
+        raise NotImplementedError
+
     def _score(self) -> dict[str, Any]:
         """The options of `one_head` that say how a query scores a key."""
         raise NotImplementedError
@@ -261,14 +265,14 @@ class SingleHeadAttention(AttentionLayer):
             _given_scores(given, scores_shape, len(query.shape) == 2)
         for name in ("query", "value", "key"):
             tensor = call[name]
-            mask = masks.given_positions(call[f"{name}_mask"], tensor, f"{name}_mask")
+            mask = masks.check_positions(call[f"{name}_mask"], tensor, f"{name}_mask")
             if mask is not None and tensor is not None and len(tensor.shape) == 3:
                 _AXES.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         scores = keras.KerasTensor(scores_shape, dtype=self.compute_dtype)
         if cache is not None:  # as an output: what went in keeps its own history
             cache = {name: keras.KerasTensor(x.shape, dtype=x.dtype) for name, x in cache.items()}
-        return together(output, scores if call["return_attention_scores"] else None, cache)
+        return pack_outputs(output, scores if call["return_attention_scores"] else None, cache)
 
     def _call_shapes(self, query: Any, value: Any, key: Any, cache: Any) -> tuple[Shape, ...]:
         """The shapes of query, value and key, checked; with a cache those of what it holds."""
@@ -333,9 +337,9 @@ def _check_order(arguments: tuple[Any, ...]) -> None:
 def _given_scores(mask: Any, scores: Shape, single: bool) -> Any:
     """An attention mask (B, T, S), or for a single state (B, S), checked, as booleans."""
     if single:  # (B, S) is a mask of positions
-        mask = masks.given_positions(mask, None, "attention_mask")
+        mask = masks.check_positions(mask, None, "attention_mask")
     else:
-        mask = masks.given_scores(mask)
+        mask = masks.check_scores(mask)
     shape = tuple(mask.shape)
     if len(shape) < 2 or not broadcasts(shape, scores):
         raise ValueError(

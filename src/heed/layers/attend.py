@@ -1,18 +1,18 @@
-"""How the layers attend: a call between projections, many heads over chosen axes, one head alone.
+"""The attention of the layers, between their projections: masks, many heads over chosen axes, one head.
 
-heed's own layers go through here, and those of Keras when they are accelerated.
+heed's own layers use it, and those of Keras when they are accelerated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from keras import ops
 
 from heed._numbers import integer
-from heed.layers import _cache, masks
+from heed.layers import masks
 from heed.layers.axes import AttentionAxes
 from heed.layers.shapes import Shape
 from heed.ops import (
@@ -27,34 +27,34 @@ from heed.ops.arguments import with_heads
 _SCORES = "return_attention_scores"
 
 
-def dropping(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
-    """The options of dropout for the ops; empty where nothing is dropped. `owner` has the `seed_generator`."""
+def dropout_options(rate: float, training: bool | None, owner: Any) -> dict[str, Any]:
+    """The ops' options for dropout; empty if nothing is dropped. `owner` has the `seed_generator`."""
     if not training or rate <= 0:
         return {}
     return {"dropout": rate, "seed": owner.seed_generator.next()}
 
 
-def together(output: Any, *others: Any) -> Any:
-    """What a call returns: the output alone, or a tuple with the others that there are."""
+def pack_outputs(output: Any, *others: Any) -> Any:
+    """The output alone, or a tuple of it and the others that are not None."""
     others = tuple(x for x in others if x is not None)
     return (output, *others) if others else output
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which scores a caller asks for: heads and rows by their numbers; None for all. And whether dropout is in them."""
+class ScoresRequest:
+    """The scores that a caller asks for: heads and rows by their numbers (None: all), with dropout or without."""
 
     heads: tuple[int, ...] | None = None
     rows: tuple[int, ...] | None = None
     dropped: bool = True
 
     @classmethod
-    def of(cls, value: Any) -> Wanted | None:
-        """What `return_attention_scores` asks for.
+    def parse(cls, value: Any) -> ScoresRequest | None:
+        """The request in `return_attention_scores`; None if no scores are asked for.
 
         Args:
             value: a boolean, a sequence of heads, a dictionary with sequences of `heads` or `rows` or both, or a
-                `Wanted`.
+                `ScoresRequest`.
 
         Raises:
             ValueError: for anything else.
@@ -73,7 +73,7 @@ class Wanted:
         return cls(chosen.get("heads"), chosen.get("rows"))
 
     def shape(self, whole: Shape, axes: AttentionAxes) -> Shape:
-        """The shape of the scores, of which all together have the shape `whole`.
+        """The shape of the requested scores, of scores of shape `whole`.
 
         Raises:
             ValueError: if there is no such head or row.
@@ -98,83 +98,68 @@ class Wanted:
 
 
 def _numbers(value: Any) -> tuple[int, ...] | None:
-    """A sequence of one or more ints, or None if it is something else."""
+    """The value as a tuple of ints, or None if it is no sequence of one or more."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
     numbers = [number for x in value if (number := integer(x)) is not None]
     return tuple(numbers) if len(numbers) == len(value) else None
 
 
-class Input(NamedTuple):
-    """An input of a multi-head layer, the mask that was given for it, and its projection to heads."""
+class MaskedInputs(NamedTuple):
+    """The inputs of a multi-head layer with 0 in masked positions, and the masks of queries and keys (or None)."""
 
-    tensor: Any
-    mask: Any
-    project: Callable[[Any], Any]
+    query: Any
+    value: Any
+    key: Any
+    query_mask: Any
+    key_mask: Any
 
 
-def multi_head(
-    axes: AttentionAxes,
-    query: Input,
-    value: Input,
-    key: Input,
-    attention_mask: Any,
-    use_causal_mask: bool,
-    sliding_window: int | None,
-    *,
-    attend: Callable[[Any, Any, Any, Mask | None], tuple[Any, Any]],
-    output: Callable[[Any], Any],
-    gate: Callable[[Any], Any] | None,
-    cache: Any = None,
-    cache_index: Any = None,
-) -> tuple[Any, Any, Any]:
-    """One call of a multi-head layer: what stands around its attention.
-
-    What masks hide is 0 before it is projected. A complete cache is read in place of key and value; with an index
-    theirs are written into it first, and the attention is causal from there.
+def masked_inputs(
+    axes: AttentionAxes, inputs: Sequence[Any], given_masks: Sequence[Any]
+) -> MaskedInputs:
+    """Joins the masks of the inputs and hides the features of masked positions.
 
     Args:
-        axes: what is attended over.
-        query, value, key: the inputs; the key's tensor may be None.
-        attention_mask, use_causal_mask, sliding_window, cache, cache_index: of the layer or its call.
-        attend: of projected query, key, value and their mask: heads and scores.
-        output: the projection back.
-        gate: the projection of the query that multiplies the heads, or None.
-
-    Returns: output, scores and cache.
+        axes: the axes attended over.
+        inputs: query, value and key; the key may be None.
+        given_masks: the masks that were given for them. Those that the tensors carry hold too.
     """
-    start: Any = "top_left"
-    query_mask = masks.position_mask(query.mask, query.tensor, "query_mask")
-    rows = axes.align_positions(query_mask, query.tensor, "query_mask")
-    shown = masks.hide(query.tensor, rows)
-    queries = query.project(shown)
-    given = ((value.mask, value.tensor), (key.mask, key.tensor))
-    if cache is None:
-        columns = masks.key_positions(axes, value.tensor, *given)
-        same = value.tensor is query.tensor and columns is rows
-        source = shown if same else masks.hide(value.tensor, columns)
-        keys = key.project(source if key.tensor is None else masks.hide(key.tensor, columns))
-        values = value.project(source)
-    else:
-        spread = None
-        if cache_index is not None:
-            use_causal_mask, start = True, cache_index
-            new = key.project(value.tensor if key.tensor is None else key.tensor)
-            spread = _cache.spread(cache, new, cache_index)
-            cache = _cache.write(cache, new, value.project(value.tensor), cache_index)
-        keys, values = cache["key"], cache["value"]
-        columns = masks.key_positions(axes, keys, *given, spread)
-    mask = masks.join(
-        masks.structure(use_causal_mask, sliding_window, start),
-        masks.padding(axes.flatten_positions(rows, queries), axes.flatten_positions(columns, keys)),
-        masks.over_scores(attention_mask, axes, queries, keys, queries.shape[-2]),
+    query, value, key = inputs
+    query_mask, value_mask, key_mask = given_masks
+    query_mask = masks.position_mask(query_mask, query, "query_mask")
+    rows = axes.align_positions(query_mask, query, "query_mask")
+    columns = masks.key_positions(axes, value, (value_mask, value), (key_mask, key))
+    shown = masks.hide(query, rows)
+    source = shown if value is query and columns is rows else masks.hide(value, columns)
+    hidden_key = source if key is None else masks.hide(key, columns)
+    return MaskedInputs(shown, source, hidden_key, query_mask, columns)
+
+
+def scores_mask(
+    axes: AttentionAxes,
+    query: Any,
+    key: Any,
+    query_mask: Any,
+    key_mask: Any,
+    attention_mask: Any,
+    structure: Mask | None,
+) -> Mask | None:
+    """Everything that hides scores, as one mask over (B', N, T, S).
+
+    Args:
+        axes: the axes attended over.
+        query, key: projected to heads.
+        query_mask, key_mask: of their positions, or None.
+        attention_mask: of the call.
+        structure: the causal mask and the window, see `masks.structure`.
+    """
+    rows = axes.align_positions(query_mask, query, "query_mask")
+    return masks.join(
+        structure,
+        masks.padding(axes.flatten_positions(rows, query), axes.flatten_positions(key_mask, key)),
+        masks.over_scores(attention_mask, axes, query, key, query.shape[-2]),
     )
-    heads, scores = attend(queries, keys, values, mask)
-    if gate is not None:
-        heads = heads * gate(shown)
-    result = output(heads)
-    masks.carry(result, query_mask)
-    return result, scores, cache
 
 
 def many_heads(
@@ -182,7 +167,7 @@ def many_heads(
     query: Any,
     key: Any,
     value: Any,
-    wanted: Wanted | None,
+    request: ScoresRequest | None,
     *,
     dropout: dict[str, Any],
     scores_drop: bool = True,
@@ -192,12 +177,12 @@ def many_heads(
     """Attention of projected tensors (B, d1, ..., dk, N, H) over the axes.
 
     Args:
-        axes: what is attended over.
+        axes: the axes attended over.
         query, key, value: with their heads.
-        wanted: which scores, or None.
-        dropout: from `dropping`.
-        scores_drop: whether the scores are those after dropout.
-        sinks: (N,), the score that takes part in each row of a head and has no value; or None.
+        request: the requested scores, or None.
+        dropout: from `dropout_options`.
+        scores_drop: whether dropout is in the scores.
+        sinks: (N,), a score for each head that takes part in its softmax and has no value; or None.
         **options: of the op, over the flattened axes.
 
     Returns: the heads (B, d1, ..., dk, N, V), and the scores (B, N, T, S), in the op's dtype, or None.
@@ -210,16 +195,16 @@ def many_heads(
         output, lse = dot_product_attention(
             flat_query, flat_key, flat_value, return_lse=True, **dropout, **options
         )
-        # One more score s takes e^s from a row whose sum is e^lse, and gives nothing for it.
+        # A row with the sum e^lse keeps the share e^lse / (e^lse + e^s) when the score s joins it.
         sinks = ops.cast(sinks, lse.dtype)
         share = ops.sigmoid(lse - ops.reshape(sinks, (1, -1, 1)))
         factor = ops.expand_dims(ops.transpose(share, (0, 2, 1)), -1)
         output = ops.cast(ops.cast(output, lse.dtype) * factor, output.dtype)
     output = axes.unflatten(output, query)
-    if wanted is None:
+    if request is None:
         return output, None
-    chosen: dict[str, Any] = {"heads": wanted.heads, "rows": wanted.rows}
-    dropped = dropout if scores_drop and wanted.dropped else {}
+    chosen: dict[str, Any] = {"heads": request.heads, "rows": request.rows}
+    dropped = dropout if scores_drop and request.dropped else {}
     scores = attention_weights(flat_query, flat_key, **chosen, **dropped, **options)
     if share is not None:
         for axis, numbers in enumerate(chosen.values(), 1):
@@ -243,9 +228,9 @@ def one_head(
 
     Args:
         query, key, value: (B, T, D), (B, S, D), (B, S, V).
-        with_scores: whether the weights are wanted.
-        mask: over (B, T, S), of the output.
-        scores_mask: the same, of the weights.
+        with_scores: whether to return the weights.
+        mask: over (B, T, S), for the output.
+        scores_mask: the same for the weights.
         score_vector: (D,), or None.
         **options: of the op.
 

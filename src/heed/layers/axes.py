@@ -1,8 +1,7 @@
 """Attention over chosen axes: views of rank-r tensors as the (B, T, N, H) that the ops take.
 
-A layer takes (B, d1, ..., dk, D). The attention axes among d1..dk are flattened into one length
-(T for the query, S for key and value), the other, free ones into the batch. With one axis between
-batch and features, the usual case, everything here returns its argument.
+A layer takes (B, d1, ..., dk, D). The attention axes among d1..dk are flattened into one length (T for the query, S for
+key and value), the free ones into the batch. For (B, T, D), the usual case, these functions return their argument.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from heed.layers.shapes import Shape, agree, broadcasts, padding_remedy
 
 
 class AttentionAxes:
-    """Which axes of an input of a given rank are attended over.
+    """The axes attended over, for inputs of one rank.
 
     Args:
         rank: rank of the layer's inputs, batch and features included; at least 3.
@@ -53,7 +52,7 @@ class AttentionAxes:
         self._order = (0, *self.free, *self.axes)
 
     def check(self, query: Shape, value: Shape) -> None:
-        """Checks that query and value have this rank and equal free dimensions.
+        """Checks that query and value have this rank and the same free dimensions.
 
         Raises:
             ValueError: if they do not.
@@ -99,10 +98,9 @@ class AttentionAxes:
         return (*batch, num_heads, *rows, *columns)
 
     def complete_scores_like(self, shape: Shape, target: Shape, name: str) -> Shape:
-        """The shape of a mask or bias over the scores, with ones where Keras lets it be shorter.
+        """The shape of a mask or bias over the scores, with ones for the dimensions that Keras lets it omit.
 
-        (T, S) and (B, T, S) hold for every head, (B, N, T, S) has one for each: what is missing stands just before the
-        attended axes.
+        (T, S) and (B, T, S) hold for every head: the ones are inserted before the attended axes.
 
         Args:
             shape: of the mask or bias.
@@ -160,7 +158,7 @@ class AttentionAxes:
         return ops.reshape(ops.broadcast_to(x, broadcast), merged)
 
     def check_positions(self, shape: Shape, tensor: Shape, name: str) -> bool:
-        """Whether a mask has one value per position; with one attention axis it may also hold along the free axes.
+        """Whether a mask has one value per position; with one attention axis it may be (B, T), for all free axes.
 
         Args:
             shape: of the mask: one value per position of the tensor, or (B, T).

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from heed.layers.attend import dropping
+from heed.layers.attend import dropout_options
 from heed.layers.base_layers import KernelLayer
 from heed.ops import dropout
 
@@ -41,5 +41,5 @@ class Dropout(KernelLayer, keras.layers.Dropout):
         return dropout(change, residual=residual, **options) if options else residual + change
 
     def _options(self, training: bool | None) -> dict[str, Any]:
-        options = dropping(self.rate, training, self)
+        options = dropout_options(self.rate, training, self)
         return {"rate": options["dropout"], "seed": options["seed"]} if options else {}

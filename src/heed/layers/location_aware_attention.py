@@ -12,7 +12,7 @@ from heed._numbers import check_integer
 from heed.layers import masks
 from heed.layers._projections import clone_initializer
 from heed.layers.additive_attention import AdditiveAttention
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.shapes import Shape, agree
 
 
@@ -29,10 +29,8 @@ class LocationAwareAttention(AdditiveAttention):
         units: U, number of tanh units, an int above 0.
         filters: number of features of a position in F * w, an int above 0. Default 10.
         kernel_size: number of positions that one of them sees, an int above 0. Default 31.
-        use_bias, dropout, kernel_initializer, bias_initializer, score_initializer, kernel_regularizer,
-            bias_regularizer, kernel_constraint, bias_constraint, seed: as in `AdditiveAttention`; those of a kernel are
-            also of F (kernel_size, 1, filters) and W_f (filters, U).
-        **kwargs: `name`, `dtype` and the like, as for every Keras layer.
+        **kwargs: the options of `AdditiveAttention`, `name`, `dtype` and the like. Those of a kernel hold for
+            F (kernel_size, 1, filters) and W_f (filters, U), too.
 
     Call arguments:
         query: (B, Dq), the state of a decoder.
@@ -72,37 +70,8 @@ class LocationAwareAttention(AdditiveAttention):
         ((2, 6), (2, 5))
     """
 
-    def __init__(
-        self,
-        units: int,
-        filters: int = 10,
-        kernel_size: int = 31,
-        use_bias: bool = True,
-        dropout: float = 0.0,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        score_initializer: Any = "glorot_uniform",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            units,
-            use_bias,
-            dropout,
-            kernel_initializer,
-            bias_initializer,
-            score_initializer,
-            kernel_regularizer,
-            bias_regularizer,
-            kernel_constraint,
-            bias_constraint,
-            seed,
-            **kwargs,
-        )
+    def __init__(self, units: int, filters: int = 10, kernel_size: int = 31, **kwargs: Any) -> None:
+        super().__init__(units, **kwargs)
         self.filters = check_integer("filters", filters, least=1)
         self.kernel_size = check_integer("kernel_size", kernel_size, least=1)
 
@@ -148,11 +117,6 @@ class LocationAwareAttention(AdditiveAttention):
         """Attends; see the class for the arguments."""
         self._check_location(query, value, cache, previous_weights)
 
-        def location(columns: Any) -> Any:
-            """W_f (F * w), (B, S, U)."""
-            shown = masks.hide(ops.expand_dims(previous_weights, -1), columns)
-            return self._location_dense(self._convolution(shown))
-
         context, weights = self._attend(
             query,
             value,
@@ -163,9 +127,14 @@ class LocationAwareAttention(AdditiveAttention):
             use_causal_mask=False,
             with_scores=True,
             training=training,
-            added=None if previous_weights is None else location,
+            previous_weights=previous_weights,
         )
-        return together(context, weights, cache)
+        return pack_outputs(context, weights, cache)
+
+    def _location_keys(self, previous_weights: Any, columns: Any) -> Any:
+        """W_f (F * w), (B, S, U)."""
+        seen = masks.hide(ops.expand_dims(previous_weights, -1), columns)
+        return self._location_dense(self._convolution(seen))
 
     def compute_output_shape(  # type: ignore[override]
         self,

@@ -1,9 +1,8 @@
 """One mask from all the places where Keras lets a mask come from.
 
-Implicit masks ride on tensors (`_keras_mask`), explicit ones come as `query_mask`, `value_mask`,
-`key_mask` (one value per position) and `attention_mask` (one per score), and two are flags: causal
-and sliding window. All of them hold together (AND). Only what is dense on the way in is dense on
-the way out: padding stays (B, T) and (B, S), the flags cost nothing.
+Tensors carry implicit masks (`_keras_mask`); explicit ones are `query_mask`, `value_mask` and `key_mask` (one value
+per position) and `attention_mask` (one per score); the causal mask and the sliding window are flags. A score counts if
+all of them allow it. Padding stays (B, T) and (B, S), and flags cost no memory.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Spread = Callable[[str, Any], Any]  # of a mask's name and the mask
 def to_bool(mask: Any, name: str) -> Any:
     """The mask as a boolean tensor; numbers count as True unless they are 0, as in Keras.
 
-    For what Keras passes: masks that tensors carry, and those of its own layers. heed's layers check what they are
-    given, see `given_positions` and `given_scores`.
+    For masks that Keras passes: heed's layers check the masks of their callers with `check_positions` and
+    `check_scores`.
 
     Raises:
         TypeError: if it is neither boolean nor a real number.
@@ -51,10 +50,10 @@ def implicit_mask(tensor: Any) -> Any:
     return getattr(tensor, "_keras_mask", None)
 
 
-def given_positions(mask: Any, tensor: Any, name: str = "mask") -> Any:
-    """The mask given for the positions of `tensor`, checked, as booleans; None stays None.
+def check_positions(mask: Any, tensor: Any, name: str = "mask") -> Any:
+    """Checks a mask of the positions of `tensor` and returns it as booleans; None stays None.
 
-    The mask that the tensor carries may be of any dtype: Keras gives it where the caller gave none.
+    The mask that the tensor carries may have any dtype: Keras passes it where the caller gave none.
     """
     if mask is None:
         return None
@@ -63,30 +62,30 @@ def given_positions(mask: Any, tensor: Any, name: str = "mask") -> Any:
     return check_position_mask(name, mask)
 
 
-def given_scores(mask: Any, name: str = "attention_mask") -> Any:
-    """The mask given over the scores: a `Mask` as it is, an array checked, as booleans; None stays None."""
+def check_scores(mask: Any, name: str = "attention_mask") -> Any:
+    """Checks a mask of the scores: a `Mask` and None stay as they are, an array becomes booleans."""
     if mask is None or isinstance(mask, Mask):
         return mask
     return check_dense(name, mask, "the `position_bias` of `MultiHeadAttention`")
 
 
 def join(*masks: Any) -> Any:
-    """What all of them allow, arrays or Masks; None where none is given."""
+    """The conjunction of masks, arrays or `Mask`s; None if all are None."""
     given = [mask for mask in masks if mask is not None]
     return functools.reduce(operator.and_, given) if given else None
 
 
 def position_mask(explicit: Any, tensor: Any, name: str, spread: Spread | None = None) -> Any:
-    """The mask given for the positions of `tensor` and the one it carries, both or either.
+    """The conjunction of the given mask and the one that the tensor carries.
 
     Args:
         explicit: the mask that was given, or None.
         tensor: what may carry one, or None.
         name: the argument's name, for messages.
-        spread: what brings either of them to the positions that are wanted. Default: they have those.
+        spread: extends either of them to other positions, see `Spread`. Default: no.
 
     Returns:
-        A boolean tensor, or None where there is no mask.
+        A boolean tensor, or None if there is no mask.
     """
     carried = implicit_mask(tensor)
     given = [carried] if explicit is None or explicit is carried else [explicit, carried]
@@ -101,12 +100,12 @@ def key_positions(
     key_mask: tuple[Any, Any],
     spread: Spread | None = None,
 ) -> Any:
-    """The masks of value and key, given and carried, together, over the positions of `x`; or None.
+    """The conjunction of the masks of value and key, given and carried, over the positions of `x`; or None.
 
     Args:
-        axes: what is attended over.
+        axes: the axes attended over.
         x: the value, or projected keys.
-        value_mask, key_mask: pairs of the mask that was given and of what may carry one.
+        value_mask, key_mask: pairs of a given mask and the tensor that may carry one.
         spread: see `position_mask`.
     """
     return join(
@@ -118,19 +117,19 @@ def key_positions(
 
 
 def carry(output: Any, mask: Any) -> None:
-    """Leaves the mask of the queries on the output.
+    """Attaches the mask of the queries to the output.
 
-    Not in `compute_mask`: Keras tells it of the mask that the first input carries alone, and not of one that was given.
+    `compute_mask` cannot: Keras passes it the mask that the first input carries, not one that was given.
     """
     if mask is not None:
         output._keras_mask = mask
 
 
 def hide(x: Any, mask: Any) -> Any:
-    """0 in place of the features of masked positions.
+    """Sets the features of masked positions to 0.
 
-    They cannot reach the output. But the gradient of a projection's kernel multiplies its input
-    with the (zero) gradient of its output, and 0 * NaN is NaN.
+    They never reach the output. But the gradient of a projection's kernel is its input times the gradient of its
+    output, which is 0 there, and 0 * NaN is NaN.
     """
     if mask is None:
         return x
@@ -151,7 +150,7 @@ def padding(query_mask: Any, key_mask: Any, heads: bool = True) -> Mask | None:
 
 
 def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
-    """A Mask over (B, T, S), whose arrays may have an axis of length 1 for heads, without that axis.
+    """A Mask over (B, T, S): removes the axis of heads, of length 1, from its arrays.
 
     Raises:
         ValueError: if an array does not broadcast to the scores.
@@ -162,7 +161,7 @@ def without_head(mask: Mask, scores: Sequence[Any]) -> Mask:
 
 
 def _check_arrays(attention_mask: Mask, scores: Sequence[Any], letters: str) -> None:
-    """In the caller's words: the op knows neither the argument nor the shapes that it had."""
+    """Checks in the caller's words: the op knows neither the argument nor its shape."""
     for rule in attention_mask.rules:
         if rule.dense is not None:
             check_broadcast("attention_mask", rule.dense, scores, letters)
@@ -184,7 +183,7 @@ def structure(
 def over_scores(
     attention_mask: Any, axes: AttentionAxes, query: Any, key: Any, num_heads: int
 ) -> Mask | None:
-    """`attention_mask` as a Mask: one is taken as it is, an array in Keras' rank conventions."""
+    """`attention_mask` as a Mask; an array may have any of the ranks that Keras allows."""
     if attention_mask is None:
         return None
     if isinstance(attention_mask, Mask):

@@ -1,4 +1,4 @@
-"""Multi-head attention as a Keras layer, also with grouped heads and a key/value cache."""
+"""Multi-head attention as a Keras layer, with grouped heads and a key/value cache."""
 
 from __future__ import annotations
 
@@ -16,70 +16,29 @@ from heed._numbers import check_integer, check_real, integer
 from heed.layers import _cache, _projections, masks
 from heed.layers._cache import Cache
 from heed.layers._head_widths import HeadWidths, check_widths
-from heed.layers.attend import Input, Wanted, dropping, many_heads, multi_head, together
+from heed.layers.attend import (
+    ScoresRequest,
+    dropout_options,
+    many_heads,
+    masked_inputs,
+    pack_outputs,
+    scores_mask,
+)
 from heed.layers.axes import AttentionAxes
 from heed.layers.base_layers import AttentionLayer
+from heed.layers.head_positions import HeadPositions
 from heed.layers.normalization import RMSNormalization
-from heed.layers.positions import RelativePositionBias
 from heed.layers.shapes import (
     Shape,
-    agree,
     built_widths,
     key_value_shapes,
     optional_integers,
 )
-from heed.ops import Mask, rotary_embedding
-from heed.ops import alibi_slopes as slopes_of_alibi
-from heed.ops.rotary_scaling import check_scaling, depends_on_length
-
-# Arguments of GroupQueryAttention by the names that MultiHeadAttention has for them.
-GROUPED = {"num_query_heads": "num_heads", "head_dim": "key_dim"}
-
-# The options of each kind, with their defaults: those of `rotary_embedding` and of `RelativePositionBias`.
-_POSITIONS: dict[str, dict[str, Any]] = {
-    "rotary": {
-        "max_wavelength": 10000.0,
-        "scaling_factor": 1.0,
-        "scaling": None,
-        "interleaved": False,
-    },
-    "alibi": {},
-    "relative": {"num_buckets": 32, "max_distance": 128, "bidirectional": True},
-}
-
-
-def _resolve_position(position: Any, key_dim: int) -> dict[str, Any] | None:
-    """All options of a position, with its `kind`, or None.
-
-    Raises:
-        ValueError: for an unknown kind or option, a scaling that is none, or an odd `key_dim` that cannot be rotated.
-    """
-    if position is None:
-        return None
-    given = {"kind": position} if isinstance(position, str) else position
-    kind = given.get("kind") if isinstance(given, Mapping) else None
-    if kind not in _POSITIONS:
-        raise ValueError(
-            f"`position` must be one of {', '.join(_POSITIONS)}, or a dictionary with such a `kind` and its options. "
-            f"Received: position={position!r}"
-        )
-    unknown = set(given) - {"kind", *_POSITIONS[kind]}
-    if unknown:
-        raise ValueError(
-            f"`position` of kind {kind!r} has the options {sorted(_POSITIONS[kind])}. Received: position={position!r}"
-        )
-    if kind == "rotary" and key_dim % 2:
-        raise ValueError(
-            f"`key_dim` must be even where `position` rotates pairs. Received: key_dim={key_dim}"
-        )
-    resolved = {**_POSITIONS[kind], **given}
-    if kind == "rotary":
-        resolved["scaling"] = check_scaling(resolved["scaling"])
-    return resolved
+from heed.ops import Mask
 
 
 def _check_dropout(dropout: Any) -> float:
-    """The rate. Those of tutorials, whose fourth argument is the width of the model, are told its name here."""
+    """Checks the rate; the error tells users of tutorials, whose fourth argument is the model width, its name here."""
     if (integer(dropout) or 0) > 1:
         raise ValueError(
             "`dropout` must be a finite number with 0 <= dropout < 1; it is the fourth argument, and the width of the "
@@ -90,28 +49,26 @@ def _check_dropout(dropout: Any) -> float:
 
 @keras.saving.register_keras_serializable(package="heed")
 class MultiHeadAttention(AttentionLayer):
-    r"""Multi-head attention: h heads attend in their own projections of the same inputs.
+    r"""Multi-head attention: N heads attend in their own projections of the same inputs.
 
         head_n = softmax(cap(Q W^Q_n (K W^K_n)^T / sqrt(H)) + bias, masked) V W^V_n
         output = concat(head_1, ..., head_N) W^O
 
-    Takes the place of `keras.layers.MultiHeadAttention`, and with `num_key_value_heads` that of
-    `keras.layers.GroupQueryAttention`: same arguments, same variables in the same order. The
-    scores (B, N, T, S) are never built, unless they are asked for.
+    Replaces `keras.layers.MultiHeadAttention`, and with `num_key_value_heads` `keras.layers.GroupQueryAttention`: same
+    arguments, same variables in the same order. It builds the scores (B, N, T, S) only if you ask for them.
 
     Args:
         num_heads: N, number of query heads.
-        key_dim: H, width of each head of query and key; or N widths, one of each head, which is scaled by its own.
-        value_dim: V, width of each head of the value; or N widths. Default: `key_dim`.
-        dropout: rate in [0, 1) at which attention weights are dropped in training. Default 0.
+        key_dim: H, width of each query and key head; or N widths, each with its own scale.
+        value_dim: V, width of each value head; or N widths. Default: `key_dim`.
+        dropout: rate in [0, 1) of dropped attention weights in training. Default 0.
         use_bias: whether the projections have a bias. Default True.
         output_shape: int or tuple, the shape of the output's features. Default: the width of
-            `query`, or without `output_projection` the sum of the heads' widths.
+            `query`; without `output_projection` the sum of the heads' widths.
         attention_axes: int or tuple, the axes to attend over, for inputs (B, d1, ..., dk, D).
             Default: all between the first and the last.
         sliding_window: W > 0: query i sees key j only if i - W < j < i + W. Default: no limit.
-        flash_attention: taken for Keras' sake and kept in the config. heed never builds the scores,
-            whatever it says.
+        flash_attention: ignored, but kept in the config, for compatibility with Keras.
         kernel_initializer, bias_initializer: of all projections. Default "glorot_uniform", "zeros".
         kernel_regularizer, bias_regularizer, activity_regularizer: of all projections.
         kernel_constraint, bias_constraint: of all projections.
@@ -121,32 +78,32 @@ class MultiHeadAttention(AttentionLayer):
             Default N; 1 is multi-query attention.
         soft_cap: c > 0: scores x become c tanh(x / c). Default: none.
         position: "rotary", "alibi" or "relative", or a dictionary with that as `kind` and its options (of
-            `ops.rotary_embedding` and of `RelativePositionBias`): how the layer tells where a token stands. Queries
-            and keys are at 0, 1, ..., from `cache_index` on with a cache. Default: not at all.
+            `ops.rotary_embedding` and of `RelativePositionBias`): how the layer encodes positions. Queries and keys are
+            at 0, 1, ..., with a cache from `cache_index` on. Default: it does not.
         qk_norm: whether queries and keys are normalised (RMS, with a learned scale) after their projection.
-        sinks: whether each head has a learned score s, zero at first, that takes part in the softmax and has no value:
+        sinks: whether each head has a learned score, zero at first, that takes part in the softmax and has no value:
             weights then sum to less than 1.
-        shared_projection: whether each head has one projection, which serves as query, key and value alike. Inputs
-            then have one width, and so have a head's query, key and value.
-        output_projection: whether heads are projected to the output. Without, they stand in it side by side.
+        shared_projection: whether each head has one projection for query, key and value. The inputs then have one
+            width, and so have a head's query, key and value.
+        output_projection: whether heads are projected to the output. Otherwise the output is their concatenation.
         **kwargs: `name`, `dtype` and the like, as for every Keras layer.
 
     Call arguments:
         query: (B, T, D), or (B, d1, ..., dk, D).
         value: (B, S, Dv). None if a complete `cache` is read.
         key: (B, S, Dk). Default: `value`.
-        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S) boolean, True = a real position.
-            They hold together with the masks that the tensors carry.
+        query_mask, value_mask, key_mask: (B, T), (B, S), (B, S) boolean, True = a real position, in addition to the
+            masks that the tensors carry.
         attention_mask: a `heed.Mask`, or booleans (T, S), (B, T, S) or (B, N, T, S), True = attend.
-        return_attention_scores: whether to return the weights, (B, N, T, S), as well. It never
-            changes the output. In training they are those after dropout. Of long sequences ask for some: a list of
-            heads, or a dictionary with lists of `heads`, `rows` or both, and only those are computed.
+        return_attention_scores: whether to return the weights too, (B, N, T, S), in training after dropout. They never
+            change the output. For long sequences, request only those you need: a list of heads, or a dictionary with
+            lists of `heads`, `rows` or both.
         training: whether dropout is on.
         use_causal_mask: whether query i sees only keys j <= i.
         position_bias: added to the scores; broadcastable to (B, N, T, S).
         alibi_slopes: (N,): adds -slope_n |i - j| to the scores.
-        rotary_positions: (T,) or (B, T) ints: positions by which queries and keys are rotated.
-        rotary_key_positions: the same for the keys, (S,) or (B, S), where they differ.
+        rotary_positions: (T,) or (B, T) ints: rotates queries and keys by these positions.
+        rotary_key_positions: the same for the keys, (S,) or (B, S), if they differ.
         cache: from `make_cache` or `project_cache`.
         cache_index: int or int tensor (), the position of the first of the T new tokens, at most L - T. The new
             keys and values are written there, and query i sees the keys j <= cache_index + i.
@@ -157,16 +114,15 @@ class MultiHeadAttention(AttentionLayer):
         (output, scores), with `cache` (output, cache) or (output, scores, cache).
 
     Raises:
-        ValueError: if arguments or shapes do not fit together. Heads of own widths go with neither
-            `num_key_value_heads` nor `qk_norm` nor rotary positions, a shared projection not with fewer key/value
-            heads. Or if a cache has no room at `cache_index`; in a graph that is tf.errors.InvalidArgumentError, and
-            XLA drops the check.
+        ValueError: if arguments or shapes are inconsistent. Heads of different widths exclude `num_key_value_heads`,
+            `qk_norm` and rotary positions; a shared projection excludes fewer key/value heads. Or if a cache has no
+            room at `cache_index`; in a graph that is tf.errors.InvalidArgumentError, and XLA drops the check.
 
     Numerics:
         A query that may attend to nothing gives 0 (before the output projection) and weights 0.
-        NaN in masked positions stays there. Softmax in float32 (float64 for float64). Scores are
-        returned in the compute dtype. Writing into a cache is not differentiable. Heads of own widths attend, and stand
-        in a cache, at the width of the widest.
+        NaN in masked positions stays there. Softmax in float32 (float64 for float64). Scores are in the compute dtype.
+        Writing into a cache is not differentiable. Heads of different widths are padded to the widest in the attention
+        and in a cache.
 
     Source:
         Vaswani et al. 2017, "Attention Is All You Need" (their d_k is H, d_v is V, h is N).
@@ -182,7 +138,7 @@ class MultiHeadAttention(AttentionLayer):
         >>> tuple(output.shape), tuple(scores.shape)
         ((2, 6, 16), (2, 4, 6, 6))
 
-        Three heads of own widths, each with one projection, side by side:
+        Three heads of different widths, each with one projection, concatenated:
 
         >>> layer = MultiHeadAttention(
         ...     3, key_dim=[8, 16, 24], shared_projection=True, output_projection=False
@@ -257,7 +213,8 @@ class MultiHeadAttention(AttentionLayer):
                 f"Received: num_key_value_heads={num_key_value_heads}, num_heads={num_heads}"
             )
         self._soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
-        self._position = _resolve_position(position, self._key_widths.widest)
+        self._head_positions = HeadPositions(position, self._num_heads, self._key_widths)
+        self._position = self._head_positions.options
         self._qk_norm = bool(qk_norm)
         self._sinks = bool(sinks)
         self._shared_projection = bool(shared_projection)
@@ -266,7 +223,7 @@ class MultiHeadAttention(AttentionLayer):
         self._check_options()
 
     def _check_options(self) -> None:
-        """Checks which options go together."""
+        """Checks that the options are consistent."""
         grouped = self._num_key_value_heads != self._num_heads
         if self._shared_projection and (grouped or self._value_dim != self._key_dim):
             raise ValueError(
@@ -281,7 +238,7 @@ class MultiHeadAttention(AttentionLayer):
                 f"Received: output_shape={self._output_shape}, output_projection=False"
             )
         if self.own_widths and (
-            grouped or self._qk_norm or self._position_options("rotary") is not None
+            grouped or self._qk_norm or self._head_positions.of_kind("rotary") is not None
         ):
             raise ValueError(
                 "`num_key_value_heads`, `qk_norm` and `position` 'rotary' need heads of one width. Received: "
@@ -318,7 +275,7 @@ class MultiHeadAttention(AttentionLayer):
 
     @property
     def own_widths(self) -> bool:
-        """Whether heads differ in width, those of queries and keys or those of values."""
+        """Whether query and key heads, or value heads, differ in width."""
         return not (self._key_widths.equal and self._value_widths.equal)
 
     def build(
@@ -362,7 +319,7 @@ class MultiHeadAttention(AttentionLayer):
         self._build_extras()
 
     def _build_extras(self) -> None:
-        """What Keras' layer does not have, after what it has."""
+        """Creates the parts that Keras' layer does not have, after those that it has."""
         if self._position is not None and not self._axes.trivial:
             raise ValueError(
                 "`position` needs inputs of the shape (B, T, D). "
@@ -371,14 +328,12 @@ class MultiHeadAttention(AttentionLayer):
         if self._qk_norm:
             self._query_norm = self._make_norm("query_norm", self._num_heads)
             self._key_norm = self._make_norm("key_norm", self._num_key_value_heads)
-        if relative := self._position_options("relative"):
-            self._relative_bias = RelativePositionBias(
-                self._num_heads, **relative, dtype=self.dtype_policy, name="relative_bias"
-            )
-            self._relative_bias.build()
+        self._relative_bias = self._head_positions.make_bias(
+            dtype=self.dtype_policy, name="relative_bias"
+        )
         self.sinks = None
         if self._sinks:
-            # They meet float32 scores: narrowing them would only cost precision.
+            # Scores are float32: casting sinks to less would only cost precision.
             self.sinks = self.add_weight(
                 name="sinks", shape=(self._num_heads,), initializer="zeros", autocast=False
             )
@@ -391,7 +346,7 @@ class MultiHeadAttention(AttentionLayer):
             )
 
     def _grouped(self, widths: HeadWidths) -> Shape:
-        """The features of keys or values, of which there may be fewer heads."""
+        """The features of keys or values, which may have fewer heads."""
         return (self._num_key_value_heads, widths.widest) if widths.equal else widths.features
 
     def _output_features(self, query: Shape) -> Shape:
@@ -426,54 +381,6 @@ class MultiHeadAttention(AttentionLayer):
             dtype=self.dtype_policy,
         )
 
-    @classmethod
-    def from_keras(cls, layer: keras.layers.Layer) -> MultiHeadAttention:
-        """This layer with the arguments and, if it is built, the weights of one of Keras.
-
-        Args:
-            layer: a `keras.layers.MultiHeadAttention` or `GroupQueryAttention`. LoRA weights come merged.
-
-        Raises:
-            TypeError: for another layer.
-            ValueError: for a layer that has been quantised.
-
-        >>> import keras, numpy as np
-        >>> stock = keras.layers.GroupQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
-        >>> x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
-        >>> expected = stock(x, x)
-        >>> bool(np.allclose(MultiHeadAttention.from_keras(stock)(x, x), expected, atol=1e-5))
-        True
-        """
-        stock = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
-        if not isinstance(layer, stock):
-            raise TypeError(
-                "`layer` must be a keras.layers.MultiHeadAttention or GroupQueryAttention. "
-                f"Received: layer={layer!r}"
-            )
-        config = {GROUPED.get(name, name): value for name, value in layer.get_config().items()}
-        # Keras keeps this one out of the config.
-        config["flash_attention"] = getattr(layer, "_flash_attention", None) or None
-        names = ("query", "key", "gate", "value", "output")
-        found = {name: getattr(layer, f"_{name}_dense", None) for name in names}
-        parts = {name: part for name, part in found.items() if part is not None}
-        if any(getattr(part, "quantization_mode", None) for part in parts.values()):
-            raise ValueError(
-                "`layer` must not be quantised: convert it first, then quantise the result. "
-                f"Received: layer={layer.name}"
-            )
-        made = cls.from_config(config)
-        if layer.built:
-            # The shapes of its inputs, but for batch and lengths.
-            free = (None,) * (len(parts["query"].equation.split(",")[0]) - 1)
-            made.build(
-                *((*free, parts[name].kernel.shape[0]) for name in ("query", "value", "key"))
-            )
-            for name, part in parts.items():
-                weights = [part.kernel] if part.bias is None else [part.kernel, part.bias]
-                arrays = [keras.ops.convert_to_numpy(x) for x in weights]
-                getattr(made, f"_{name}_dense").set_weights(arrays)
-        return made
-
     def call(
         self,
         query: Any,
@@ -494,66 +401,60 @@ class MultiHeadAttention(AttentionLayer):
         cache_index: Any = None,
     ) -> Any:
         """Attends; see the class for the arguments."""
-        wanted = Wanted.of(return_attention_scores)
-        query_mask = masks.given_positions(query_mask, query, "query_mask")
-        value_mask = masks.given_positions(value_mask, value, "value_mask")
-        key_mask = masks.given_positions(key_mask, key, "key_mask")
-        attention_mask = masks.given_scores(attention_mask)
+        request = ScoresRequest.parse(return_attention_scores)
+        query_mask = masks.check_positions(query_mask, query, "query_mask")
+        value_mask = masks.check_positions(value_mask, value, "value_mask")
+        key_mask = masks.check_positions(key_mask, key, "key_mask")
+        attention_mask = masks.check_scores(attention_mask)
         self._check_call(
             self._axes, query, value, key, use_causal_mask, rotary_positions, cache, cache_index
         )
         if rotary_key_positions is None:
             rotary_key_positions = rotary_positions
+        positions, axes = self._head_positions, self._axes
         start = 0 if cache_index is None else cache_index
-        length = self._text_length(query, value, rotary_positions, rotary_key_positions)
-        place = {"start": start, "length": length}
-
-        def attend(queries: Any, keys: Any, values: Any, mask: Mask | None) -> tuple[Any, Any]:
-            if wanted is not None:  # checked with the sizes that are there now
-                size = self._axes.scores_shape(queries.shape, keys.shape, self._num_heads)
-                wanted.shape(size, self._axes)
-            extras = self._scores_extras(queries, keys, start, position_bias, alibi_slopes)
-            return self._compute_attention(
-                queries, keys, values, mask, training, wanted or False, **extras
-            )
-
-        # What one projection makes of one tensor is computed once.
-        shared = _projections.once(self._query_dense) if self._shared_projection else None
-        place["shared"] = shared
-        queries = functools.partial(self._queries, positions=rotary_positions, **place)
-        keys = functools.partial(self._keys, positions=rotary_key_positions, **place)
-        output, scores, cache = multi_head(
-            self._axes,
-            Input(query, query_mask, queries),
-            Input(value, value_mask, functools.partial(self._values, shared=shared)),
-            Input(key, key_mask, keys),
-            attention_mask,
-            use_causal_mask,
-            self._sliding_window,
-            attend=attend,
-            output=self._output,
-            gate=self._gate if self._use_gate else None,
-            cache=cache,
-            cache_index=cache_index,
+        length = positions.text_length(query, value, rotary_positions, rotary_key_positions)
+        # A shared projection is computed once for each tensor.
+        shared = _projections.compute_once(self._query_dense) if self._shared_projection else None
+        project_keys = functools.partial(
+            self._keys, positions=rotary_key_positions, start=start, length=length, shared=shared
         )
-        return together(output, None if wanted is None else scores, cache)
-
-    def _scores_extras(
-        self, queries: Any, keys: Any, start: Any, position_bias: Any, alibi_slopes: Any
-    ) -> dict[str, Any]:
-        """What is added to the scores: what was given, and what `position` says."""
-        if self._position_options("relative") is not None:
-            bias = self._relative_bias(
-                query_length=ops.shape(queries)[1],
-                key_length=ops.shape(keys)[1],
-                start_index=start,
-            )
-            position_bias = bias if position_bias is None else position_bias + bias
-        if self._position_options("alibi") is not None and alibi_slopes is None:
-            alibi_slopes = slopes_of_alibi(self._num_heads)
-        # Only what there is, so that subclasses with Keras' signature of `_compute_attention` work.
-        extras = {"position_bias": position_bias, "alibi_slopes": alibi_slopes}
-        return {name: value for name, value in extras.items() if value is not None}
+        align: Any = "top_left"
+        if cache is None:
+            inputs = masked_inputs(axes, (query, value, key), (query_mask, value_mask, key_mask))
+            keys, values = project_keys(inputs.key), self._values(inputs.value, shared)
+            key_mask = inputs.key_mask
+        else:
+            inputs = masked_inputs(axes, (query, None, None), (query_mask, None, None))
+            spread = None
+            if cache_index is not None:
+                use_causal_mask, align = True, cache_index
+                new = project_keys(value if key is None else key)
+                spread = _cache.spread(cache, new, cache_index)
+                cache = _cache.write(cache, new, self._values(value, shared), cache_index)
+            keys, values = cache["key"], cache["value"]
+            key_mask = masks.key_positions(axes, keys, (value_mask, value), (key_mask, key), spread)
+        queries = self._queries(inputs.query, rotary_positions, start, length, shared)
+        if request is not None:  # checked with the sizes that are there now
+            request.shape(axes.scores_shape(queries.shape, keys.shape, self._num_heads), axes)
+        structure = masks.structure(use_causal_mask, self._sliding_window, align)
+        heads, scores = self._compute_attention(
+            queries,
+            keys,
+            values,
+            scores_mask(
+                axes, queries, keys, inputs.query_mask, key_mask, attention_mask, structure
+            ),
+            training,
+            request or False,
+            # Only those that there are: subclasses may have Keras' signature.
+            **positions.score_terms(queries, keys, start, position_bias, alibi_slopes),
+        )
+        if self._use_gate:
+            heads = heads * self._gate(inputs.query)
+        output = self._output(heads)
+        masks.carry(output, inputs.query_mask)
+        return pack_outputs(output, None if request is None else scores, cache)
 
     def _compute_attention(
         self,
@@ -567,34 +468,32 @@ class MultiHeadAttention(AttentionLayer):
         position_bias: Any = None,
         alibi_slopes: Any = None,
     ) -> tuple[Any, Any]:
-        """Attends with projected tensors; to be overridden, with the arguments of Keras' method.
+        """Attends with projected tensors; subclasses may override it, with the arguments of Keras' method.
 
         Args:
             query: (B, T, N, H), or (B, d1, ..., dk, N, H).
             key: (B, S, K, H).
             value: (B, S, K, V).
-            attention_mask: `Mask` over (B', N, T, S), which holds all other masks too, or booleans
-                as in a call of the layer.
+            attention_mask: `Mask` over (B', N, T, S) that includes all other masks, or booleans as in a call.
             training: whether dropout is on.
-            return_attention_scores: whether the scores are wanted; which, as a `Wanted` or in a call of the layer.
-            use_causal_mask: whether query i sees only keys j <= i, beside `attention_mask`.
-            position_bias: added to the scores, as in a call of the layer.
-            alibi_slopes: (N,), as in a call of the layer.
+            return_attention_scores: a `ScoresRequest`, or as in a call.
+            use_causal_mask: whether query i sees only keys j <= i, in addition to `attention_mask`.
+            position_bias, alibi_slopes: as in a call.
 
         Returns:
-            The heads (B, T, N, V), and the scores (B, N, T, S), those that are wanted, or None.
+            The heads (B, T, N, V), and the requested scores (B, N, T, S) or None.
         """
         axes, heads = self._axes, self._num_heads
         mask = attention_mask
         if not isinstance(mask, Mask):
-            mask = masks.over_scores(masks.given_scores(mask), axes, query, key, heads)
+            mask = masks.over_scores(masks.check_scores(mask), axes, query, key, heads)
         output, scores = many_heads(
             axes,
             query,
             key,
             value,
-            Wanted.of(return_attention_scores),
-            dropout=dropping(self._dropout, training, self._dropout_layer),
+            ScoresRequest.parse(return_attention_scores),
+            dropout=dropout_options(self._dropout, training, self._dropout_layer),
             sinks=self.sinks,
             mask=masks.join(mask, masks.structure(use_causal_mask, None)),
             bias=axes.flatten_scores_like(position_bias, query, key, heads, "position_bias"),
@@ -608,8 +507,8 @@ class MultiHeadAttention(AttentionLayer):
 
         Args:
             batch_size: B, an int or an int tensor ().
-            length: L, how many positions it can hold, an int above 0.
-            dtype: of its tensors. Default: the compute dtype of the layer.
+            length: L, the number of positions it holds, an int above 0.
+            dtype: of its tensors. Default: the compute dtype.
 
         Returns:
             {"key": (B, L, K, H), "value": (B, L, K, V)}, all zeros.
@@ -633,8 +532,8 @@ class MultiHeadAttention(AttentionLayer):
             key: (B, S, Dk). Default: `value`.
 
         Returns:
-            {"key": (B, S, K, H), "value": (B, S, K, V)}, to be read with `cache_index=None`. The
-            mask that `value` carries is not part of it: give it as `value_mask` to each call.
+            {"key": (B, S, K, H), "value": (B, S, K, V)}, to be read with `cache_index=None`. It does not hold the mask
+            that `value` carries: pass that as `value_mask` to each call.
 
         Raises:
             ValueError: if the layer is not built, or the shapes do not fit.
@@ -671,80 +570,43 @@ class MultiHeadAttention(AttentionLayer):
         self, query: Any, positions: Any, start: Any = 0, length: Any = None, shared: Any = None
     ) -> Any:
         """Projected queries (B, T, N, H), normalised and rotated."""
-        projected = self._key_widths.apart((shared or self._query_dense)(query))
+        projected = self._key_widths.split((shared or self._query_dense)(query))
         if self._qk_norm:
             projected = self._query_norm(projected)
-        rotated = self._rotate(projected, positions, start, length, "rotary_positions")
-        return self._key_widths.rescaled(rotated)
+        rotated = self._head_positions.rotate(
+            projected, positions, start, length, "rotary_positions"
+        )
+        return self._key_widths.rescale(rotated)
 
     def _keys(
         self, key: Any, positions: Any, start: Any = 0, length: Any = None, shared: Any = None
     ) -> Any:
         """Projected keys (B, S, K, H), normalised and rotated."""
-        projected = self._key_widths.apart((shared or self._key_dense)(key))
+        projected = self._key_widths.split((shared or self._key_dense)(key))
         if self._qk_norm:
             projected = self._key_norm(projected)
-        return self._rotate(projected, positions, start, length, "rotary_key_positions")
+        return self._head_positions.rotate(
+            projected, positions, start, length, "rotary_key_positions"
+        )
 
     def _values(self, value: Any, shared: Any = None) -> Any:
         """Projected values (B, S, K, V)."""
-        return self._value_widths.apart((shared or self._value_dense)(value))
+        return self._value_widths.split((shared or self._value_dense)(value))
 
     def _gate(self, query: Any) -> Any:
-        """What multiplies the heads, (B, T, N, V)."""
-        return self._value_widths.apart(self._gate_dense(query))
+        """The gate that multiplies the heads, (B, T, N, V)."""
+        return self._value_widths.split(self._gate_dense(query))
 
     def _output(self, heads: Any) -> Any:
-        """Heads (B, T, N, V) projected to the output, or side by side."""
+        """Heads (B, T, N, V) projected to the output, or concatenated."""
         if self._output_dense is None:
-            return self._value_widths.joined(heads)
+            return self._value_widths.join(heads)
         return self._output_dense(
-            heads if self._value_widths.equal else self._value_widths.joined(heads)
+            heads if self._value_widths.equal else self._value_widths.join(heads)
         )
 
-    def _rotate(self, x: Any, positions: Any, start: Any, length: Any, name: str) -> Any:
-        """Rotated by their positions, which are start, start + 1, ... where none are given and all are rotated."""
-        rotary = self._position_options("rotary")
-        if positions is None:
-            if rotary is None:
-                return x
-            positions = ops.arange(ops.shape(x)[1], dtype="int32") + start
-        positions = ops.convert_to_tensor(positions)
-        shape, sizes = tuple(positions.shape), tuple(x.shape)
-        if not agree(shape, sizes[1:2]) and not agree(shape, sizes[:2]):
-            raise ValueError(
-                f"`{name}` must have one position for each token, {sizes[1:2]} or {sizes[:2]}; the keys "
-                "have those of the queries where `rotary_key_positions` is not given. "
-                f"Received: {name}.shape={shape}"
-            )
-        if not self._key_widths.equal or self._key_widths.widest % 2:
-            raise ValueError(
-                f"`key_dim` must be one even number, as `{name}` rotate pairs. Received: key_dim={self._key_dim}"
-            )
-        return rotary_embedding(x, positions, **(rotary or {}), length=length)
-
-    def _position_options(self, kind: str) -> dict[str, Any] | None:
-        """The options of `position` if it is of this kind, else None."""
-        if self._position is None or self._position["kind"] != kind:
-            return None
-        return {name: value for name, value in self._position.items() if name != "kind"}
-
-    def _rotation_depends_on_length(self) -> bool:
-        rotary = self._position_options("rotary")
-        return rotary is not None and depends_on_length(rotary["scaling"])
-
-    def _text_length(self, query: Any, key: Any, positions: Any, key_positions: Any) -> Any:
-        """How long the text is that queries and keys stand in, where their rotation depends on it, else None."""
-        if not self._rotation_depends_on_length():
-            return None
-        lengths = [
-            ops.shape(x)[1] if given is None else ops.max(ops.convert_to_tensor(given)) + 1
-            for x, given in ((query, positions), (key, key_positions))
-        ]
-        return ops.maximum(*lengths)
-
     def _check_can_cache(self) -> None:
-        if self._rotation_depends_on_length():
+        if self._head_positions.depend_on_length:
             raise ValueError(
                 "`cache` cannot be used where the rotation depends on the length of the text: the keys in it would "
                 f"keep the rotation of a shorter one. Received: position={self._position}"
@@ -766,7 +628,7 @@ class MultiHeadAttention(AttentionLayer):
         cache: Any,
         cache_index: Any,
     ) -> None:
-        """Checks what a call alone can know."""
+        """Checks what only a call knows."""
         if len(axes.axes) > 1 and (use_causal_mask or self._sliding_window is not None):
             raise ValueError(
                 "`use_causal_mask` and `sliding_window` need an order of positions, which several "
@@ -810,14 +672,14 @@ class MultiHeadAttention(AttentionLayer):
         axes = AttentionAxes(len(query), self._attention_axes)
         axes.check(query, value)
         output = (*query[:-1], *self._output_features(query))
-        wanted = Wanted.of(return_attention_scores)
-        if wanted is None:
+        request = ScoresRequest.parse(return_attention_scores)
+        if request is None:
             return output
-        return output, wanted.shape(axes.scores_shape(query, key, self._num_heads), axes)
+        return output, request.shape(axes.scores_shape(query, key, self._num_heads), axes)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call returns, as symbolic tensors; checks the shapes of all its arguments."""
-        # Worked out from shapes: tracing would take twenty times as long, and needs a backend that can be traced.
+        """The outputs of a call as symbolic tensors; checks the shapes of all its arguments."""
+        # From shapes: tracing takes twenty times as long, and needs a backend that can trace.
         bound = inspect.signature(self.call).bind(*args, **kwargs)
         bound.apply_defaults()
         call = bound.arguments
@@ -832,21 +694,21 @@ class MultiHeadAttention(AttentionLayer):
             query.shape, *sources, return_attention_scores=True
         )
         self._check_masks(axes, call, whole)
-        scores, wanted = None, Wanted.of(call["return_attention_scores"])
-        if wanted is not None:
-            scores = keras.KerasTensor(wanted.shape(whole, axes), dtype=self.compute_dtype)
+        scores, request = None, ScoresRequest.parse(call["return_attention_scores"])
+        if request is not None:
+            scores = keras.KerasTensor(request.shape(whole, axes), dtype=self.compute_dtype)
         if cache is not None:
             cache = {name: keras.KerasTensor(x.shape, x.dtype) for name, x in cache.items()}
-        return together(keras.KerasTensor(shape, dtype=self.compute_dtype), scores, cache)
+        return pack_outputs(keras.KerasTensor(shape, dtype=self.compute_dtype), scores, cache)
 
     def _check_masks(self, axes: AttentionAxes, call: dict[str, Any], scores: Shape) -> None:
-        masks.given_scores(call["attention_mask"])
+        masks.check_scores(call["attention_mask"])
         for name in ("attention_mask", "position_bias"):
             if call[name] is not None and not isinstance(call[name], Mask):
                 axes.complete_scores_like(tuple(call[name].shape), scores, name)
         for name in ("query", "value", "key"):
             tensor = call[name]
-            mask = masks.given_positions(call[f"{name}_mask"], tensor, f"{name}_mask")
+            mask = masks.check_positions(call[f"{name}_mask"], tensor, f"{name}_mask")
             known = mask is not None and tensor is not None
             if known and (name == "query" or call["cache"] is None):
                 axes.check_positions(tuple(mask.shape), tuple(tensor.shape), f"{name}_mask")

@@ -67,3 +67,7 @@ def _check_axis(layer: Any, input_shape: Any) -> None:
         raise ValueError(
             f"`axis` must be the last. Received: axis={layer.axis}, input_shape={tuple(input_shape)}"
         )
+
+
+# By the name that `LayerConfig.normalization` has for them.
+NORMALIZATIONS = {"layer": LayerNormalization, "rms": RMSNormalization}

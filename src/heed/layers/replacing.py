@@ -1,4 +1,4 @@
-"""heed's multi-head attention in the place of Keras' in a whole model, and Keras' layers in that of heed's."""
+"""Replaces Keras' multi-head attention by heed's in a model, and heed's layers by Keras'."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from typing import Any
 
 import keras
 
-from heed.layers.multi_head_attention import GROUPED
-from heed.layers.stock_forms import SAME, StockFormError, several, stock_attention, stock_copy
+from heed.layers.multi_head_attention import MultiHeadAttention
+from heed.layers.stock_forms import (
+    GROUPED,
+    SAME,
+    StockFormError,
+    needs_several_layers,
+    stock_attention,
+    stock_copy,
+)
 
 # Of a layer: module, class, registered name, and arguments.
 _Layer = tuple[str, str, str | None, dict[str, Any]]
@@ -21,33 +28,31 @@ _SAME = {f"heed>{cls.__name__}": name for cls, name in SAME.items()}
 def replace_attention(
     model: keras.Model, by: str = "heed", custom_objects: Mapping[str, Any] | None = None
 ) -> keras.Model:
-    """A copy of a model with heed's multi-head attention in the place of Keras', or with Keras' layers alone.
+    """Copies a model, with heed's multi-head attention instead of Keras', or with Keras' layers alone.
 
-    Layers that the model's own config names are replaced, also inside of nested models: those of Functional and
-    Sequential models. Others, such as KerasHub's, make their attention themselves: for them there is
-    `heed.accelerate`. Weights are copied.
+    It replaces the layers of Functional and Sequential models, nested ones too. Other models, such as KerasHub's, make
+    their attention themselves: use `heed.accelerate` for them. Weights are copied.
 
-    What Keras has no layer for becomes several of its layers: an encoder layer "encoder_0" becomes
+    heed's layers that Keras lacks become several of its layers: an encoder layer "encoder_0" becomes
     "encoder_0_attention_norm", "encoder_0_attention", "encoder_0_attention_add" and so on, with the same masks. These
     are the encoder, decoder and feed-forward layers, token embeddings, sinusoidal and learned positions, and the models
     `TransformerEncoder`, `Transformer` and `LanguageModel` (without a cache; a tied output layer gets a copy of the
-    table). Then the result is a Functional model, and its optimizer begins anew; otherwise its state is copied.
+    table). The result is then a Functional model with a new optimizer; otherwise the optimizer's state is copied.
 
-    Where a query sees no key, as at padding, Keras' attention takes a mean of all values and heed's gives 0: outputs
-    are equal at the other places. Keras' losses do not see the mask of a model's output behind positions.
+    Where a query sees no key, as at padding, Keras' attention gives the mean of all values and heed's gives 0. All
+    other outputs agree. Keras' losses do not see the mask of a model's output behind positions.
 
     Args:
-        model: built, and made of what Keras can serialize; for instance from `keras.saving.load_model`.
-        by: "heed": `keras.layers.MultiHeadAttention` and `GroupQueryAttention` become
-            `heed.layers.MultiHeadAttention`. "keras": the other way round, and all other layers of heed too, for files
-            that load without heed.
+        model: a built model that Keras can serialize, for instance from `keras.saving.load_model`.
+        by: "heed" replaces `keras.layers.MultiHeadAttention` and `GroupQueryAttention` by
+            `heed.layers.MultiHeadAttention`; "keras" replaces all layers of heed, for files that load without heed.
         custom_objects: as for `keras.saving.load_model`.
 
-    Returns: another model. Save it to a `.keras` file like any.
+    Returns: the new model.
 
     Raises:
-        ValueError: if `by` is something else, if there is no such layer, or if layers go beyond what Keras' can do:
-            each is named with its reason.
+        ValueError: if `by` is something else, if there is no such layer, or if layers go beyond Keras': the message
+            names each with its reason.
 
     >>> import keras, numpy as np
     >>> x = keras.Input((None, 8))
@@ -68,7 +73,7 @@ def replace_attention(
     """
     if by not in ("heed", "keras"):
         raise ValueError(f'`by` must be "heed" or "keras". Received: by={by!r}')
-    if by == "keras" and several(model):
+    if by == "keras" and needs_several_layers(model):
         return stock_copy(model)
     found: list[str] = []
     config = _walk(keras.saving.serialize_keras_object(model), by, found)
@@ -85,8 +90,59 @@ def replace_attention(
     return made
 
 
+def from_keras(layer: keras.layers.Layer) -> MultiHeadAttention:
+    """Makes a `MultiHeadAttention` from a layer of Keras: its arguments and, if it is built, its weights.
+
+    Args:
+        layer: a `keras.layers.MultiHeadAttention` or `GroupQueryAttention`. LoRA weights are merged.
+
+    Raises:
+        TypeError: for another layer.
+        ValueError: for a layer that has been quantised.
+
+    >>> import keras, numpy as np
+    >>> stock = keras.layers.GroupQueryAttention(head_dim=4, num_query_heads=4, num_key_value_heads=2)
+    >>> x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype("float32")
+    >>> expected = stock(x, x)
+    >>> bool(np.allclose(from_keras(stock)(x, x), expected, atol=1e-5))
+    True
+    """
+    stock = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    if not isinstance(layer, stock):
+        raise TypeError(
+            "`layer` must be a keras.layers.MultiHeadAttention or GroupQueryAttention. "
+            f"Received: layer={layer!r}"
+        )
+    config = _from_grouped(layer.get_config())
+    # Keras keeps this one out of the config.
+    config["flash_attention"] = getattr(layer, "_flash_attention", None) or None
+    names = ("query", "key", "gate", "value", "output")
+    found = {name: getattr(layer, f"_{name}_dense", None) for name in names}
+    parts = {name: part for name, part in found.items() if part is not None}
+    if any(getattr(part, "quantization_mode", None) for part in parts.values()):
+        raise ValueError(
+            "`layer` must not be quantised: convert it first, then quantise the result. "
+            f"Received: layer={layer.name}"
+        )
+    made = MultiHeadAttention.from_config(config)
+    if layer.built:
+        # The shapes of its inputs, but for batch and lengths.
+        free = (None,) * (len(parts["query"].equation.split(",")[0]) - 1)
+        made.build(*((*free, parts[name].kernel.shape[0]) for name in ("query", "value", "key")))
+        for name, part in parts.items():
+            weights = [part.kernel] if part.bias is None else [part.kernel, part.bias]
+            arrays = [keras.ops.convert_to_numpy(x) for x in weights]
+            getattr(made, f"_{name}_dense").set_weights(arrays)
+    return made
+
+
+def _from_grouped(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of either of Keras' classes with the names of `MultiHeadAttention`."""
+    return {GROUPED.get(name, name): value for name, value in config.items()}
+
+
 def _walk(config: Any, by: str, found: list[str]) -> Any:
-    """The config with its layers replaced; notes their names."""
+    """Replaces the layers of a config; appends their names to `found`."""
     if isinstance(config, list | tuple):
         return type(config)(_walk(part, by, found) for part in config)
     if not isinstance(config, dict):
@@ -105,8 +161,7 @@ def _walk(config: Any, by: str, found: list[str]) -> Any:
 def _into_heed(config: dict[str, Any]) -> _Layer | None:
     if config.get("module") != "keras.layers" or config.get("class_name") not in _STOCK:
         return None
-    options = {GROUPED.get(name, name): value for name, value in config["config"].items()}
-    return "heed.layers", "MultiHeadAttention", _OURS, options
+    return "heed.layers", "MultiHeadAttention", _OURS, _from_grouped(config["config"])
 
 
 def _into_keras(config: dict[str, Any]) -> _Layer | None:

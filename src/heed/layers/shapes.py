@@ -1,4 +1,4 @@
-"""Shapes that the layers check in the words of their caller; the rest is for the op to say.
+"""Checks of shapes in the words of a layer's caller; the op checks the rest.
 
 `None` agrees with any size.
 """
@@ -29,7 +29,7 @@ def broadcasts(shape: Sequence[Any], target: Sequence[Any]) -> bool:
 
 
 def padding_remedy(shape: Sequence[Any], scores: Sequence[Any]) -> str:
-    """What to do with a padding mask, (B, S) or (B, 1, 1, S), that does not fit the scores; "" for other shapes."""
+    """Advice for a padding mask, (B, S) or (B, 1, 1, S), that does not fit the scores; "" for other shapes."""
     ones = all(size == 1 for size in shape[1:-1])
     if len(shape) < 2 or not ones or not agree((shape[0], shape[-1]), (scores[0], scores[-1])):
         return ""
@@ -42,7 +42,7 @@ def padding_remedy(shape: Sequence[Any], scores: Sequence[Any]) -> str:
 def key_value_shapes(
     query_shape: Sequence[Any], value_shape: Sequence[Any] | None, key_shape: Sequence[Any] | None
 ) -> tuple[Shape, Shape, Shape]:
-    """The three shapes as tuples, the key's from the value where it is not given.
+    """The three shapes as tuples; the key has that of the value if it is not given.
 
     Raises:
         ValueError: if `value` is missing, or key and value differ in anything but their width, or
@@ -69,7 +69,7 @@ def key_value_shapes(
 
 
 def optional_integers(name: str, value: Any, *, least: int | None = None) -> Shape | None:
-    """Returns `value`, an integer or a list or tuple of them, all `least` or more, as a tuple; None stays None.
+    """An integer or a list or tuple of them, all `least` or more, as a tuple; None stays None.
 
     Raises:
         ValueError: if it is something else.
@@ -86,7 +86,7 @@ def optional_integers(name: str, value: Any, *, least: int | None = None) -> Sha
 
 
 def same_width(query: int, key: int) -> None:
-    """Checks that query and key have the same width, as dot products need it.
+    """Checks that query and key have the same width, as dot products need.
 
     Raises:
         ValueError: if they do not.
@@ -99,11 +99,11 @@ def same_width(query: int, key: int) -> None:
 
 
 def built_widths(received: Mapping[str, Sequence[Any]], built: Mapping[str, int]) -> None:
-    """Checks that the widths of a call are those that the layer was built for.
+    """Checks that a call has the widths that the layer was built for.
 
     Args:
-        received: argument to its shape.
-        built: argument to the width that it had; empty before the layer is built.
+        received: shapes by argument.
+        built: widths by argument; empty before the layer is built.
 
     Raises:
         ValueError: if one differs.

@@ -1,8 +1,8 @@
 """heed's layers written in Keras' own, for models that load without heed.
 
-A form is a function that does to symbolic tensors, with stock layers, what a layer's `call` does. `stock_copy` goes
-through the graph of a model and puts the forms in the place of the layers. A form that cannot be raises a
-`StockFormError` with the reason; all of a model's are told at once.
+A form is a function that applies stock layers to symbolic tensors as a layer's `call` does. `stock_copy` walks the
+graph of a model and replaces layers by their forms. A layer that has no form raises a `StockFormError` with the
+reason; the errors of a model are reported together.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ import keras
 import numpy as np
 from keras import ops
 
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
 from heed.layers.embedding import TokenEmbedding
 from heed.layers.feed_forward import FeedForward
 from heed.layers.flat_dense import FlatDense, FlatEinsumDense
 from heed.layers.masks import carry, implicit_mask
-from heed.layers.multi_head_attention import GROUPED, MultiHeadAttention
+from heed.layers.multi_head_attention import MultiHeadAttention
 from heed.layers.normalization import LayerNormalization, RMSNormalization
 from heed.layers.positions import LearnedPositions, SinusoidalPositions
 from heed.layers.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 from heed.ops import Mask
 
-# What every layer takes.
+# Arguments of GroupQueryAttention by the names that MultiHeadAttention has for them.
+GROUPED = {"num_query_heads": "num_heads", "head_dim": "key_dim"}
+# Arguments of every layer.
 _COMMON = {"name", "trainable", "dtype"}
-# What Keras' attention cannot do, with the value at which it is off.
+# The options that Keras' attention does not have, with the value at which each is off.
 _BEYOND = {
-    "soft_cap": None,
-    "position": None,
-    "qk_norm": False,
-    "sinks": False,
-    "shared_projection": False,
-    "output_projection": True,
+    name: parameter.default
+    for name, parameter in inspect.signature(MultiHeadAttention.__init__).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "num_key_value_heads"
 }
-# heed's layers that are Keras' but for how they compute.
+# heed's layers that differ from Keras' only in how they compute.
 SAME = {
     Dropout: "Dropout",
     FlatDense: "Dense",
@@ -48,20 +47,20 @@ SAME = {
     LayerNormalization: "LayerNormalization",
     RMSNormalization: "RMSNormalization",
 }
-# Whose stock forms do not hand on a Keras mask.
+# Layers whose stock forms drop a Keras mask.
 _WITHOUT_MASK = (LearnedPositions, RMSNormalization, SinusoidalPositions)
-# By class, what does with stock layers what its `call` does: form(copy, layer, *args, **kwargs).
+# The form of each class: form(copy, layer, *args, **kwargs).
 FORMS: dict[type, Callable[..., Any]] = {}
-# By class of a model that is not of layers called one by one, the symbolic inputs of its form.
+# The symbolic inputs of the forms of models that have no graph of layers, by class.
 INPUTS: dict[type, Callable[[], Any]] = {}
 
 
 class StockFormError(ValueError):
-    """Why a layer cannot be written in Keras' own."""
+    """A layer cannot be written in Keras' own; the message says why."""
 
 
 def stock_form(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function the form of the layers of a class."""
+    """Registers a function as the form of a class."""
 
     def registered(form: Callable[..., Any]) -> Callable[..., Any]:
         FORMS[cls] = form
@@ -71,7 +70,7 @@ def stock_form(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Keras' class and its arguments, for the config of one of heed's multi-head attentions.
+    """Keras' class and its arguments for the config of a multi-head attention of heed.
 
     Raises:
         StockFormError: with the options that Keras' layers do not have.
@@ -97,21 +96,21 @@ def stock_attention(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def ours(layer: Any) -> bool:
-    """Whether it takes heed to load this layer."""
+def is_from_heed(layer: Any) -> bool:
+    """Whether loading this layer needs heed."""
     return type(layer).__module__.split(".")[0] == "heed"
 
 
-def several(model: keras.Model) -> bool:
-    """Whether a model has layers, or is one, that one layer of Keras cannot stand for."""
-    layers = (layer for layer in (model, *walk(model)) if ours(layer))
+def needs_several_layers(model: keras.Model) -> bool:
+    """Whether a model has layers of heed, or is one, that no single layer of Keras replaces."""
+    layers = (layer for layer in (model, *walk(model)) if is_from_heed(layer))
     return any(
         type(layer) is not MultiHeadAttention and type(layer) not in SAME for layer in layers
     )
 
 
 def walk(model: Any) -> list[Any]:
-    """The layers of a Functional or Sequential model and of those within it; of others none."""
+    """The layers of a Functional or Sequential model and of its nested models; none for other models."""
     found = []
     for layer in model.layers if _has_graph(model) else ():
         found += [layer, *walk(layer)]
@@ -127,10 +126,10 @@ def _no_form(layer: Any) -> str:
 
 
 def stock_copy(model: keras.Model) -> keras.Model:
-    """A model of Keras' layers that computes what this one does, with its weights.
+    """A model of Keras' layers that computes the same, with the same weights.
 
     Raises:
-        ValueError: if some of its layers cannot be written so; with the reason for each.
+        ValueError: if some layers have no form; the message gives the reason for each.
     """
     copy = StockCopy()
     if _has_graph(model):
@@ -154,22 +153,22 @@ def stock_copy(model: keras.Model) -> keras.Model:
 
 
 class StockCopy:
-    """One copy in the making: the stock layers so far, whose weights they have, and what could not be said."""
+    """A copy in progress: the stock layers so far, the sources of their weights, and the errors."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
         self._made: dict[Any, Any] = {}
-        self._kept: list[Any] = []  # so that no id is given anew
-        self._depth = 0  # of models within models
-        self._before = ""  # what names begin with
+        self._kept: list[Any] = []  # keeps ids unique
+        self._depth = 0  # of nested models
+        self._before = ""  # the prefix of names
         self._weights: list[tuple[Any, Callable[[], Sequence[Any]]]] = []
 
     def set_weights(self) -> None:
-        """Gives all stock layers the weights of the layers for which they stand."""
+        """Copies weights to all stock layers from the layers that they replace."""
         for layer, weights in self._weights:
             layer.set_weights(weights())
             if not layer.trainable:
-                # The parts too, which it has made since. What is False already is not set again.
+                # For its parts, made since, too: Keras ignores a value that is already set.
                 layer.trainable = True
                 layer.trainable = False
 
@@ -190,23 +189,23 @@ class StockCopy:
             self._depth -= 1
 
     def call(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the layer gives for symbolic tensors, by stock layers."""
+        """Applies the stock form of a layer to symbolic tensors."""
         try:
-            if not ours(layer):
-                return self._theirs(layer, args)(*args, **kwargs)
+            if not is_from_heed(layer):
+                return self._copy_foreign(layer, args)(*args, **kwargs)
             return self.form(layer, *args, **kwargs)
         except StockFormError as reason:
             self.reasons.setdefault(layer.name, str(reason))
-        return layer(*args, **kwargs)  # so that the layers after it are seen too
+        return layer(*args, **kwargs)  # goes on, to find the errors of later layers
 
     def form(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """The same of a part of one of heed's layers; StockFormError if there is none."""
+        """Applies the form of a layer of heed; StockFormError if it has none."""
         if type(layer) not in FORMS:
             raise StockFormError(_no_form(layer))
         return FORMS[type(layer)](self, layer, *args, **kwargs)
 
-    def _theirs(self, layer: Any, args: Any) -> Any:
-        """A copy of a layer, or of another operation, that is not heed's."""
+    def _copy_foreign(self, layer: Any, args: Any) -> Any:
+        """Copies a layer or operation that is not heed's."""
         masked = any(implicit_mask(x) is not None for x in keras.tree.flatten(args))
         if masked and (lossy := [x.name for x in walk(layer) if isinstance(x, _WITHOUT_MASK)]):
             raise StockFormError(
@@ -221,19 +220,19 @@ class StockCopy:
                 self._weights.append((made, layer.get_weights))
             return made
 
-        return self.once(layer, make)
+        return self.make_once(layer, make)
 
     @contextlib.contextmanager
-    def named(self, name: str) -> Iterator[None]:
-        """Meanwhile the names of new layers begin with this one."""
+    def prefix_names(self, name: str) -> Iterator[None]:
+        """Prefixes the names of layers made inside the block."""
         before, self._before = self._before, f"{self._before}{name}_"
         try:
             yield
         finally:
             self._before = before
 
-    def once(self, key: Any, make: Callable[[], Any], part: str = "") -> Any:
-        """What `make` makes, once for each key and part: a layer that is called again is the same."""
+    def make_once(self, key: Any, make: Callable[[], Any], part: str = "") -> Any:
+        """The result of `make`, one for each key and part: a layer that is called again stays the same."""
         place = (id(key), part)
         if place not in self._made:
             self._kept.append(key)
@@ -241,7 +240,7 @@ class StockCopy:
         return self._made[place]
 
     def part(self, layer: Any, within: Any = None, name: str = "") -> Any:
-        """The one stock layer that stands for one of heed's, which may be a part of another."""
+        """The stock layer of a layer of heed, which may be a part of another."""
 
         def make() -> Any:
             config = layer.get_config()
@@ -260,18 +259,18 @@ class StockCopy:
                 self._weights.append((made, layer.get_weights))
             return made
 
-        return self.once(layer, make)
+        return self.make_once(layer, make)
 
     def layer(self, within: Any, name: str, make: Callable[..., Any], **options: Any) -> Any:
-        """A stock layer that a form needs beside the parts of its layer."""
+        """A stock layer that a form needs in addition to the parts of its layer."""
         whole = self._before + (f"{within.name}_{name}" if name else within.name)
         options |= {"dtype": within.dtype_policy, "trainable": within.trainable}
-        return self.once(within, lambda: make(name=whole, **options), name or "itself")
+        return self.make_once(within, lambda: make(name=whole, **options), name or "itself")
 
     def keep_mask(self, x: Any, result: Any) -> Any:
-        """The result with the mask that `x` carries, where Keras' own layers and operations drop it.
+        """The result with the mask that `x` carries, which Keras' own layers and operations drop.
 
-        The layers of this model are given it; those around it would not see it.
+        Layers of this model receive it; those of an outer model do not.
         """
         if (mask := implicit_mask(x)) is not None:
             if self._depth > 1:
@@ -282,18 +281,18 @@ class StockCopy:
         return result
 
     def normalize(self, x: Any, norm: Any, within: Any = None) -> Any:
-        """The tensor after a normalisation."""
+        """Normalises a tensor."""
         normal = self.part(norm, within)(x)
         return self.keep_mask(x, normal) if isinstance(norm, _WITHOUT_MASK) else normal
 
-    def weigh(self, layer: Any, weights: Callable[[], Sequence[Any]]) -> Any:
-        """Notes which weights a stock layer is to have; gives the layer."""
+    def with_weights(self, layer: Any, weights: Callable[[], Sequence[Any]]) -> Any:
+        """Registers the weights of a stock layer; returns the layer."""
         if all(layer is not one for one, _ in self._weights):
             self._weights.append((layer, weights))
         return layer
 
     def drop(self, x: Any, dropout: Any, within: Any, training: bool | None, name: str = "") -> Any:
-        """The tensor after a dropout, if it drops anything."""
+        """Applies a dropout, if its rate is not 0."""
         return self.part(dropout, within, name)(x, training=training) if dropout.rate else x
 
 
@@ -324,13 +323,13 @@ def _attention(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _both(masks: Sequence[Any]) -> Any:
-    """What all masks allow."""
+    """The conjunction of masks."""
     masks = [ops.cast(mask, "bool") for mask in masks]
     return masks[0] if len(masks) == 1 else ops.logical_and(*masks)
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """StockFormError if one of these arguments of a call is given."""
+    """Raises a StockFormError if one of these arguments of a call is not None."""
     if named := [name for name, value in given.items() if value is not None]:
         raise StockFormError(f"{', '.join(named)} in its call")
 
@@ -340,9 +339,9 @@ def _check_mask(mask: Any) -> None:
         raise StockFormError("attention_mask, a heed.Mask instead of a tensor")
 
 
-def _check_scores(wanted: Any) -> None:
-    if not isinstance(wanted, bool):
-        raise StockFormError(f"return_attention_scores={wanted!r}")
+def _check_scores(request: Any) -> None:
+    if not isinstance(request, bool):
+        raise StockFormError(f"return_attention_scores={request!r}")
 
 
 def attend(
@@ -355,11 +354,11 @@ def attend(
     attention_mask: Any,
     **arguments: Any,
 ) -> Any:
-    """What an attention that is part of a layer gives.
+    """Applies an attention that is a part of a layer.
 
     Args:
-        positions: (B, S) which positions of the value are real, or None; those that it carries hold too.
-        attention_mask: which of them each query may see, or None.
+        positions: (B, S), True = a real position of the value, or None; in addition to the mask that it carries.
+        attention_mask: the scores that count, or None.
         **arguments: of the call.
     """
     _check_mask(attention_mask)
@@ -390,7 +389,7 @@ def _step(
     dropout: Any,
     training: bool | None,
 ) -> tuple[Any, ...]:
-    """The residual connection around a part of a Transformer layer, as the layer has it."""
+    """Applies a part of a Transformer layer with its residual connection and normalisation."""
     result = part(copy.normalize(x, norm, layer) if layer.norm_first else x)
     change, *rest = result if isinstance(result, (tuple, list)) else (result,)
     change = copy.drop(change, dropout, layer, training)
@@ -407,96 +406,64 @@ def _feed_forward_step(copy: StockCopy, layer: Any, x: Any, training: bool | Non
     return _step(copy, layer, x, part, norm, dropout, training)[0]
 
 
+def _call_arguments(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults; StockFormError for those that stock layers do not have."""
+    bound = inspect.signature(layer.call).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    beyond = ("position_bias", "alibi_slopes", "rotary_positions", "cache")
+    _refuse({name: given[name] for name in beyond if name in given})
+    return given
+
+
 @stock_form(TransformerEncoderLayer)
-def _encoder_layer(
-    copy: StockCopy,
-    layer: Any,
-    inputs: Any,
-    mask: Any = None,
-    attention_mask: Any = None,
-    position_bias: Any = None,
-    alibi_slopes: Any = None,
-    rotary_positions: Any = None,
-    use_causal_mask: bool = False,
-    return_attention_scores: bool = False,
-    training: bool | None = None,
-) -> Any:
-    _refuse(
-        {
-            "position_bias": position_bias,
-            "alibi_slopes": alibi_slopes,
-            "rotary_positions": rotary_positions,
-        }
-    )
-    arguments = {
-        "use_causal_mask": use_causal_mask,
-        "return_attention_scores": return_attention_scores,
-        "training": training,
-    }
+def _encoder_layer(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    given = _call_arguments(layer, args, kwargs)
+    names = ("use_causal_mask", "return_attention_scores", "training")
+    arguments = {name: given[name] for name in names}
 
     def part(x: Any) -> Any:
-        return attend(copy, layer.attention, layer, x, x, mask, attention_mask, **arguments)
+        masks = (given["mask"], given["attention_mask"])
+        return attend(copy, layer.attention, layer, x, x, *masks, **arguments)
 
-    norm, dropout = layer.attention_norm, layer.attention_dropout_layer
-    x, *scores = _step(copy, layer, inputs, part, norm, dropout, training)
-    return together(_feed_forward_step(copy, layer, x, training), *scores)
+    norm, dropout, training = layer.attention_norm, layer.attention_dropout_layer, given["training"]
+    x, *scores = _step(copy, layer, given["inputs"], part, norm, dropout, training)
+    return pack_outputs(_feed_forward_step(copy, layer, x, training), *scores)
 
 
 @stock_form(TransformerDecoderLayer)
-def _decoder_layer(
-    copy: StockCopy,
-    layer: Any,
-    inputs: Any,
-    encoded: Any = None,
-    inputs_mask: Any = None,
-    encoded_mask: Any = None,
-    attention_mask: Any = None,
-    cross_attention_mask: Any = None,
-    position_bias: Any = None,
-    alibi_slopes: Any = None,
-    rotary_positions: Any = None,
-    cache: Any = None,
-    cache_index: Any = None,
-    use_causal_mask: bool = True,
-    return_attention_scores: bool = False,
-    training: bool | None = None,
-) -> Any:
-    _refuse(
-        {
-            "position_bias": position_bias,
-            "alibi_slopes": alibi_slopes,
-            "rotary_positions": rotary_positions,
-            "cache": cache,
-        }
-    )
-    arguments = {"return_attention_scores": return_attention_scores, "training": training}
+def _decoder_layer(copy: StockCopy, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    given = _call_arguments(layer, args, kwargs)
+    arguments = {name: given[name] for name in ("return_attention_scores", "training")}
+    training = given["training"]
 
     def to_itself(x: Any) -> Any:
-        causal = {**arguments, "use_causal_mask": use_causal_mask}
-        own = layer.self_attention
-        return attend(copy, own, layer, x, x, inputs_mask, attention_mask, **causal)
+        causal = {**arguments, "use_causal_mask": given["use_causal_mask"]}
+        masks = (given["inputs_mask"], given["attention_mask"])
+        return attend(copy, layer.self_attention, layer, x, x, *masks, **causal)
 
     def to_encoded(x: Any) -> Any:
-        cross = layer.encoded_attention
-        masks = (encoded_mask, cross_attention_mask)
-        return attend(copy, cross, layer, x, encoded, *masks, **arguments)
+        masks = (given["encoded_mask"], given["cross_attention_mask"])
+        return attend(
+            copy, layer.encoded_attention, layer, x, given["encoded"], *masks, **arguments
+        )
 
     norm, dropout = layer.self_attention_norm, layer.self_attention_dropout
-    x, *scores = _step(copy, layer, inputs, to_itself, norm, dropout, training)
+    x, *scores = _step(copy, layer, given["inputs"], to_itself, norm, dropout, training)
     found: dict[str, Any] | None = {"self": scores[0]} if scores else None
     if layer.cross_attention:
         norm, dropout = layer.encoded_attention_norm, layer.encoded_attention_dropout
         x, *scores = _step(copy, layer, x, to_encoded, norm, dropout, training)
         if found is not None:
             found["cross"] = scores[0]
-    return together(_feed_forward_step(copy, layer, x, training), found)
+    return pack_outputs(_feed_forward_step(copy, layer, x, training), found)
 
 
 @stock_form(FeedForward)
 def _feed_forward(
     copy: StockCopy, layer: Any, inputs: Any, training: bool | None = None, before: str = ""
 ) -> Any:
-    within = copy.once(layer, lambda: _Named(f"{before}{layer.name}", layer), "name")
+    within = copy.make_once(layer, lambda: _Prefixed(f"{before}{layer.name}", layer), "name")
     hidden = copy.part(layer.hidden_dense, within)(inputs)
     if layer.up_dense is not None:
         up = copy.part(layer.up_dense, within)(inputs)
@@ -505,8 +472,8 @@ def _feed_forward(
     return copy.part(layer.output_dense, within)(hidden)
 
 
-class _Named:
-    """What stock layers take over of a layer that is a part of another, whose name goes before its own."""
+class _Prefixed:
+    """The properties that stock layers take from a layer that is a part of another, with the name of both."""
 
     def __init__(self, name: str, layer: Any) -> None:
         self.name, self.dtype_policy, self.trainable = name, layer.dtype_policy, layer.trainable
@@ -518,7 +485,7 @@ def _token_embedding(copy: StockCopy, layer: Any, inputs: Any) -> Any:
     options = {name: value for name, value in config.items() if name.startswith("embeddings_")}
     options |= {"input_dim": layer.vocabulary_size, "output_dim": layer.width}
     embedding = copy.layer(layer, "", keras.layers.Embedding, mask_zero=layer.mask_zero, **options)
-    x = copy.weigh(embedding, layer.get_weights)(inputs)
+    x = copy.with_weights(embedding, layer.get_weights)(inputs)
     if not layer.scale:
         return x
     return copy.layer(layer, "scale", keras.layers.Rescaling, scale=layer.width**0.5)(x)
@@ -534,7 +501,7 @@ def _positions(x: Any, start_index: Any) -> Any:
 def _sinusoidal(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) -> Any:
     width = inputs.shape[-1]
     pairs = (width + 1) // 2
-    # As `heed.ops.sinusoidal_positions` has them, each twice: for a sine and for a cosine.
+    # Those of `heed.ops.sinusoidal_positions`, each twice: for a sine and for a cosine.
     slower = -2.0 / width * math.log(layer.max_wavelength)
     frequencies = ops.convert_to_numpy(ops.exp(ops.arange(pairs, dtype="float32") * slower))
     sines = np.arange(width) % 2 == 0
@@ -548,7 +515,7 @@ def _learned(copy: StockCopy, layer: Any, inputs: Any, start_index: Any = 0) -> 
     sizes = {"input_dim": layer.max_length, "output_dim": inputs.shape[-1]}
     embedding = copy.layer(layer, "", keras.layers.Embedding, **sizes)
     places = ops.cast(ops.squeeze(_positions(inputs, start_index), -1), "int32")
-    return _added(copy, inputs, copy.weigh(embedding, layer.get_weights)(places))
+    return _added(copy, inputs, copy.with_weights(embedding, layer.get_weights)(places))
 
 
 def _added(copy: StockCopy, x: Any, table: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,80 +10,61 @@ from keras import ops
 
 from heed._numbers import check_integer, check_real
 from heed.layers._projections import clone_initializer
-from heed.layers.attend import Wanted, together
+from heed.layers.attend import ScoresRequest, pack_outputs
 from heed.layers.base_layers import AttentionLayer, SequenceLayer
 from heed.layers.dropout import Dropout
 from heed.layers.feed_forward import FeedForward
-from heed.layers.masks import given_positions, given_scores, implicit_mask
+from heed.layers.layer_config import (
+    OPTIONS,
+    LayerConfig,
+    describes_options,
+    options_of,
+    takes_options,
+)
+from heed.layers.masks import check_positions, check_scores, implicit_mask
 from heed.layers.multi_head_attention import MultiHeadAttention
-from heed.layers.normalization import LayerNormalization, RMSNormalization
-
-# The kinds of normalisation.
-NORMALIZATIONS = {"layer": LayerNormalization, "rms": RMSNormalization}
+from heed.layers.normalization import NORMALIZATIONS
 
 
 class _TransformerLayer(SequenceLayer, AttentionLayer):
-    """What both layers share: their arguments, their parts, and the step around each part."""
+    """The base of both layers: their arguments, their parts, and the step around each part."""
 
+    @takes_options
     def __init__(
         self,
         num_heads: int,
         feed_forward_width: int,
         *,
-        num_key_value_heads: int | None = None,
-        key_dim: int | None = None,
-        value_dim: int | None = None,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation: Any = "relu",
-        norm_first: bool = True,
         norm_epsilon: float = 1e-6,
-        use_bias: bool = True,
-        soft_cap: float | None = None,
-        sliding_window: int | None = None,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         seed: int | None = None,
-        normalization: str = "layer",
-        gated: bool = False,
-        qk_norm: bool = False,
-        sinks: bool = False,
         **kwargs: Any,
     ) -> None:
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         super().__init__(**kwargs)
-        self.num_heads = check_integer("num_heads", num_heads, least=1)
-        self.feed_forward_width = check_integer("feed_forward_width", feed_forward_width, least=1)
-        self.num_key_value_heads = check_integer(
-            "num_key_value_heads", num_key_value_heads, least=1, optional=True
-        )
-        self.key_dim = check_integer("key_dim", key_dim, least=1, optional=True)
-        self.value_dim = check_integer("value_dim", value_dim, least=1, optional=True)
-        self.dropout = check_real("dropout", dropout, least=0, most=1)
-        self.attention_dropout = check_real("attention_dropout", attention_dropout, least=0, most=1)
-        self.activation = keras.activations.get(activation)
-        self.norm_first = bool(norm_first)
+        options |= {"num_heads": num_heads, "feed_forward_width": feed_forward_width}
+        config = LayerConfig(**options)
+        for name, value in config.layer_options().items():
+            setattr(self, name, value)
+        self.activation = keras.activations.get(config.activation)
         self.norm_epsilon = check_real("norm_epsilon", norm_epsilon, least=0, exclusive=True)
-        self.use_bias = bool(use_bias)
-        self.soft_cap = check_real("soft_cap", soft_cap, least=0, exclusive=True, optional=True)
-        self.sliding_window = check_integer(
-            "sliding_window", sliding_window, least=1, most=math.inf, optional=True
-        )
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = check_integer("seed", seed, least=None, optional=True)
-        if normalization not in NORMALIZATIONS:
-            raise ValueError(
-                f"`normalization` must be one of {', '.join(map(repr, NORMALIZATIONS))}. "
-                f"Received: normalization={normalization!r}"
-            )
-        self.normalization = normalization
-        self.gated = bool(gated)
-        self.qk_norm = bool(qk_norm)
-        self.sinks = bool(sinks)
 
     def _seed(self, part: int) -> int | None:
         """A seed of its own for each part that drops something, so that no two drop alike."""
         return None if self.seed is None else self.seed + part
+
+    def _arguments_of(self, part: str) -> dict[str, Any]:
+        """The options that a part takes under their own names, and what every part takes."""
+        return {
+            **{name: getattr(self, name) for name in options_of(part)},
+            "kernel_initializer": clone_initializer(self.kernel_initializer),
+            "bias_initializer": clone_initializer(self.bias_initializer),
+            "dtype": self.dtype_policy,
+        }
 
     def _make_attention(
         self, name: str, width: int, source_width: int, part: int, sliding_window: int | None
@@ -96,22 +76,13 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
                 f"Received: num_heads={self.num_heads}, inputs.shape=(..., {width})"
             )
         attention = MultiHeadAttention(
-            self.num_heads,
-            self.key_dim or width // self.num_heads,
-            value_dim=self.value_dim,
+            key_dim=self.key_dim or width // self.num_heads,
             dropout=self.attention_dropout,
-            use_bias=self.use_bias,
             output_shape=width,
-            num_key_value_heads=self.num_key_value_heads,
-            soft_cap=self.soft_cap,
             sliding_window=sliding_window,
-            qk_norm=self.qk_norm,
-            sinks=self.sinks,
             seed=self._seed(part),
-            kernel_initializer=clone_initializer(self.kernel_initializer),
-            bias_initializer=clone_initializer(self.bias_initializer),
-            dtype=self.dtype_policy,
             name=name,
+            **self._arguments_of("attention"),
         )
         attention.build((None, None, width), (None, None, source_width))
         dropout = self._make_dropout(part + 1, f"{name}_output_dropout")
@@ -129,15 +100,9 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
     def _build_feed_forward(self, width: int) -> None:
         self.feed_forward = FeedForward(
             self.feed_forward_width,
-            activation=self.activation,
-            dropout=self.dropout,
-            use_bias=self.use_bias,
-            kernel_initializer=clone_initializer(self.kernel_initializer),
-            bias_initializer=clone_initializer(self.bias_initializer),
             seed=self._seed(0),
-            gated=self.gated,
-            dtype=self.dtype_policy,
             name="feed_forward",
+            **self._arguments_of("feed_forward"),
         )
         self.feed_forward.build((None, None, width))
         self.feed_forward_norm = self._make_norm(width, "feed_forward_norm")
@@ -163,6 +128,7 @@ class _TransformerLayer(SequenceLayer, AttentionLayer):
 
 
 @keras.saving.register_keras_serializable(package="heed")
+@describes_options
 class TransformerEncoderLayer(_TransformerLayer):
     """Self-attention and a feed-forward part, each with a residual connection and a normalisation.
 
@@ -172,26 +138,11 @@ class TransformerEncoderLayer(_TransformerLayer):
     Args:
         num_heads: Number of query heads N, a positive integer.
         feed_forward_width: Hidden width of the feed-forward part, a positive integer.
-        num_key_value_heads: Number of key and value heads K, a divisor of N. Default: N.
-        key_dim: Width H of a query and key head. Default: D / N.
-        value_dim: Width V of a value head. Default: H.
-        dropout: Rate in [0, 1) for the output of each part and within the feed-forward part.
-            Default 0.
-        attention_dropout: Rate in [0, 1) for the attention weights. Default 0.
-        activation: Activation of the feed-forward part. Default "relu".
-        norm_first: Whether each part reads normalised input (pre-norm), or the sum is normalised
-            (post-norm).
         norm_epsilon: Added to the variance by the normalisation. Default 1e-6.
-        use_bias: Whether the dense layers have biases. Default True.
-        soft_cap: Bound of the attention scores, a positive number, or None.
-        sliding_window: Number of keys on each side that a query may see, its own included, or None.
         kernel_initializer: Initializer of the kernels. Default "glorot_uniform".
         bias_initializer: Initializer of the biases. Default "zeros".
         seed: Integer seed of everything that is dropped, or None.
-        normalization: "layer" (mean and variance) or "rms" (root mean square, with a scale alone). Default "layer".
-        gated: Whether the feed-forward part is a gated linear unit, see `FeedForward`. Default False.
-        qk_norm: Whether queries and keys are normalised (RMS, with a learned scale). Default False.
-        sinks: Whether each head has a learned score that takes part in the softmax and has no value. Default False.
+        {options}
         **kwargs: `name`, `dtype`, `trainable`, as for every Keras layer.
 
     Call arguments:
@@ -246,7 +197,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        mask = given_positions(mask, inputs, "mask")
+        mask = check_positions(mask, inputs, "mask")
 
         def attend(x: Any) -> Any:
             return self.attention(
@@ -265,7 +216,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         x, *scores = self._step(
             inputs, attend, self.attention_norm, self.attention_dropout_layer, training
         )
-        return together(self._feed_forward_step(x, training), *scores)
+        return pack_outputs(self._feed_forward_step(x, training), *scores)
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -392,12 +343,12 @@ class TransformerDecoderLayer(_TransformerLayer):
         training: bool | None = None,
     ) -> Any:
         """See the class for the arguments."""
-        inputs_mask = given_positions(inputs_mask, inputs, "inputs_mask")
-        encoded_mask = given_positions(encoded_mask, encoded, "encoded_mask")
-        cross_attention_mask = given_scores(cross_attention_mask, "cross_attention_mask")
+        inputs_mask = check_positions(inputs_mask, inputs, "inputs_mask")
+        encoded_mask = check_positions(encoded_mask, encoded, "encoded_mask")
+        cross_attention_mask = check_scores(cross_attention_mask, "cross_attention_mask")
         of_self = of_cross = return_attention_scores
         if return_attention_scores == "cross":
-            of_self, of_cross = False, Wanted(dropped=False)  # type: ignore[assignment]
+            of_self, of_cross = False, ScoresRequest(dropped=False)  # type: ignore[assignment]
         for_self: dict[str, Any] = {
             "return_attention_scores": of_self,
             "training": training,
@@ -441,7 +392,7 @@ class TransformerDecoderLayer(_TransformerLayer):
             )
             if scores is not None:
                 scores["cross"] = rest[0]
-        return together(self._feed_forward_step(x, training), scores, cache)
+        return pack_outputs(self._feed_forward_step(x, training), scores, cache)
 
     def _attend_encoded(self, query: Any, encoded: Any, cached: Any, **arguments: Any) -> Any:
         """What the cross-attention returns, without the cache that it reads."""

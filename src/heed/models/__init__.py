@@ -17,27 +17,24 @@ from __future__ import annotations
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-from heed.models.config import (
-    LanguageModelConfig,
-    MaskedLanguageModelConfig,
-    RecurrentTranslatorConfig,
-    TransformerConfig,
-    VisionTransformerConfig,
-)
 from heed.models.decodable import Decodable
 from heed.models.decoder import TransformerDecoder
 from heed.models.decoding import explain_generate, generate
 from heed.models.encoder import TransformerEncoder
 from heed.models.ensemble import Ensemble
-from heed.models.language_model import LanguageModel
+from heed.models.language_model import LanguageModel, LanguageModelConfig
 from heed.models.masked_language_model import MaskedLanguageModel
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 from heed.models.masking import mask_tokens
 from heed.models.recurrent_translator import RecurrentTranslator
+from heed.models.recurrent_translator_config import RecurrentTranslatorConfig
 from heed.models.sequence_classifier import SequenceClassifier
 from heed.models.span_classifier import SpanClassifier, best_spans
 from heed.models.token_classifier import TokenClassifier
 from heed.models.transformer import Transformer
+from heed.models.transformer_config import TransformerConfig
 from heed.models.vision_transformer import VisionTransformer
+from heed.models.vision_transformer_config import VisionTransformerConfig
 
 # isort: split
 from heed.models import _stock_forms  # noqa: F401  (for `replace_attention`)

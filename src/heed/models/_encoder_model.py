@@ -1,4 +1,4 @@
-"""What the models around one encoder share: tokens and segments in, one vector for each token."""
+"""The base of models around one encoder: tokens and segments in, one vector for each token."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from keras import ops
 
 from heed.models._model import ConfiguredModel, check_call_tokens
-from heed.models.config import MaskedLanguageModelConfig
 from heed.models.encoder import TransformerEncoder
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 
 class EncoderModel(ConfiguredModel):
-    """An encoder and something that reads its vectors.
+    """An encoder, and a head that reads its vectors.
 
     Attributes:
         encoder: a `TransformerEncoder`, which other models may share.
@@ -37,7 +37,7 @@ class EncoderModel(ConfiguredModel):
             raise TypeError(
                 f"`encoder` must be a TransformerEncoder or None. Received: encoder={encoder!r}"
             )
-        # What is saved is the config: a model that comes back has an encoder of its own, made from it.
+        # A saved model holds the config alone: loading it makes a new encoder from that.
         elif (encoder.config, encoder.num_segments) != (stack, num_segments):
             raise ValueError(
                 "`encoder` must be one that was made from `config`. Received: "
@@ -71,10 +71,10 @@ class EncoderModel(ConfiguredModel):
 
 
 def split_inputs(inputs: Any) -> tuple[Any, Any]:
-    """Tokens (B, T), and segments (B, T) or None, of a model's inputs.
+    """Splits a model's inputs into tokens (B, T) and segments (B, T) or None.
 
     Raises:
-        ValueError: if `inputs` is a dict without tokens, or with something else.
+        ValueError: if `inputs` is a dict without tokens or with other keys.
     """
     if not isinstance(inputs, Mapping):
         return inputs, None

@@ -1,4 +1,4 @@
-"""What stands before the layers of a stack: token embedding, positions, dropout."""
+"""The input of a stack of layers: token embedding, positions, dropout."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from heed.layers import (
     TokenEmbedding,
 )
 from heed.layers.dropout import Dropout
-from heed.models.config import TransformerConfig
+from heed.models.transformer_config import TransformerConfig
 from heed.ops import alibi_slopes
 
 
 @keras.saving.register_keras_serializable(package="heed")
 class InputEmbedding(keras.layers.Layer):
-    """Token ids to the first layer's input, and what the attention layers are told about positions.
+    """Embeds token ids for the first layer, and makes the attention layers' arguments for positions.
 
     Args:
         config: The model's sizes and choices.
         vocabulary_size: Number of tokens.
         bidirectional: Whether the stack sees keys after the query (an encoder).
         tokens: A token embedding to share, or None for one of its own.
-        num_segments: Number of segments; each but a single one has a vector of its own.
+        num_segments: Number of segments; if there are several, each has a learned vector.
     """
 
     def __init__(
@@ -42,8 +42,7 @@ class InputEmbedding(keras.layers.Layer):
         super().__init__(**kwargs)
         self.config = config
         policy = self.dtype_policy
-        # Padding is masked by `pad_id`, explicitly: an implicit mask would not outlive a
-        # tf.function's border.
+        # Padding is masked explicitly, by `pad_id`: implicit masks do not leave a tf.function.
         self.tokens = tokens or TokenEmbedding(
             vocabulary_size, config.width, mask_zero=False, dtype=policy, name="tokens"
         )
@@ -78,7 +77,7 @@ class InputEmbedding(keras.layers.Layer):
     def call(
         self, ids: Any, start_index: Any = 0, training: bool | None = None, segments: Any = None
     ) -> Any:
-        """The vectors (B, T, D) of ids (B, T) in segments (B, T), None being segment 0 all along."""
+        """The vectors (B, T, D) of ids (B, T) in segments (B, T); None: all of segment 0."""
         x = self.tokens(ids)
         if self.segments is not None:
             x = x + self.segments(ops.zeros_like(ids) if segments is None else segments)
@@ -89,7 +88,7 @@ class InputEmbedding(keras.layers.Layer):
     def attention_arguments(
         self, query_length: Any, key_length: Any, start_index: Any = 0
     ) -> dict[str, Any]:
-        """What each self-attention of the stack is told about positions, as keyword arguments.
+        """The positions for each self-attention of the stack, as keyword arguments.
 
         Args:
             query_length: T, an int or an integer tensor ().

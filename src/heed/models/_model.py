@@ -1,4 +1,4 @@
-"""What the models share: they are made from one config and built without data."""
+"""The base of the models: made from a config, built without data."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from heed.models.config import Config, TransformerConfig
+from heed._config import Config
+from heed.models.transformer_config import TransformerConfig
 from heed.ops.checks import check_tokens
 
 
 class ConfiguredModel(keras.Model):
-    """A Keras model whose hyperparameters are those of a config.
-
-    Attributes:
-        config_class: The class of the config; of its base the attribute `config` is.
-    """
+    """A Keras model made from a config, an instance of `config_class`."""
 
     config_class: ClassVar[type[Config]] = TransformerConfig
 
@@ -30,8 +27,8 @@ class ConfiguredModel(keras.Model):
         self.config: Any = config
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Shape and dtype of what a call returns."""
-        # Traced, not worked out from shapes: what comes back depends on the arguments.
+        """The outputs of a call as symbolic tensors."""
+        # By tracing: the outputs depend on the arguments.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -50,7 +47,7 @@ class ConfiguredModel(keras.Model):
         return cls(cls.config_class.from_dict(arguments.pop("config")), **arguments)
 
     def get_build_config(self) -> dict[str, Any]:
-        """Nothing: the config says all that building needs."""
+        """An empty shape: building needs the config alone."""
         return {"input_shape": None}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
@@ -59,10 +56,10 @@ class ConfiguredModel(keras.Model):
 
 
 def check_translation(inputs: Any) -> tuple[Any, Any]:
-    """The source and the target of a call.
+    """Splits the inputs of a call into source and target.
 
     Raises:
-        ValueError: if `inputs` is no dict of both.
+        ValueError: if `inputs` is not a dict of both.
     """
     if not isinstance(inputs, Mapping) or not {"source", "target"} <= set(inputs):
         received = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
@@ -73,12 +70,12 @@ def check_translation(inputs: Any) -> tuple[Any, Any]:
 
 
 def check_call_tokens(name: str, tokens: Any, size: int, letters: str = "(B, T)") -> Any:
-    """The tokens of a model's call as a tensor: those of a graph are checked by the embedding that looks them up."""
+    """Checks the tokens of a call and returns a tensor; in a graph the embedding checks them."""
     return check_tokens(name, tokens, size, letters, in_graph=False)
 
 
 def check_token_source(source: Any, size: int) -> Any:
-    """The source of `generate` as an int32 tensor (B, S).
+    """Checks the source of `generate` and returns an int32 tensor (B, S).
 
     Raises:
         ValueError: if it is something else, or has tokens that are not in [0, size).

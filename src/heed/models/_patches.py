@@ -1,4 +1,4 @@
-"""What stands before the layers of a vision Transformer: patches, class token, positions, dropout."""
+"""The input of a vision Transformer's layers: patches, class token, positions, dropout."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from keras import ops
 from heed.layers import LearnedPositions
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
-from heed.models.config import VisionTransformerConfig
+from heed.models.vision_transformer_config import VisionTransformerConfig
 from heed.ops import sinusoidal_positions
 
 
 @keras.saving.register_keras_serializable(package="heed")
 class PatchEmbedding(keras.layers.Layer):
-    """Images (B, height, width, C) to the first layer's input, (B, P, D) or with a class token (B, 1 + P, D).
+    """Embeds images (B, height, width, C) as (B, P, D), or with a class token (B, 1 + P, D).
 
     Args:
         config: The model's sizes and choices.
@@ -51,7 +51,7 @@ class PatchEmbedding(keras.layers.Layer):
         """See the class for the arguments."""
         config = self.config
         (rows, columns), (height, width) = config.grid, config.patch_shape
-        # The pixels of a patch come together, so that all patches of all images are rows of one matrix.
+        # The patches of all images become the rows of one matrix.
         x = ops.reshape(images, (-1, rows, height, columns, width, config.channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
         x = self.patches(ops.reshape(x, (-1, rows * columns, height * width * config.channels)))
@@ -66,7 +66,7 @@ class PatchEmbedding(keras.layers.Layer):
         return self.drop(x, training=training) if config.dropout else x
 
     def _table(self) -> Any:
-        """(P, D): half of the features tell the row of a patch, half its column."""
+        """(P, D): half of the features encode the row of a patch, half its column."""
         (rows, columns), half = self.config.grid, self.config.width // 2
         down = sinusoidal_positions(ops.arange(rows, dtype="int32"), half)
         across = sinusoidal_positions(ops.arange(columns, dtype="int32"), half)

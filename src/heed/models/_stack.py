@@ -1,4 +1,4 @@
-"""What the models share: an embedding, Transformer layers one after the other, a normalisation."""
+"""The base of the models: an embedding, a stack of Transformer layers, a normalisation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import keras
 
 from heed.layers import TokenEmbedding
-from heed.layers.transformer_layers import NORMALIZATIONS
+from heed.layers.normalization import NORMALIZATIONS
 from heed.models._input import InputEmbedding
 from heed.models._model import ConfiguredModel
 
 
 class Stack(ConfiguredModel):
-    """Transformer layers one after the other, with what stands before them, an `embedding`, and after them."""
+    """A stack of Transformer layers between an `embedding` and a normalisation."""
 
     def make_parts(
         self,
@@ -25,7 +25,7 @@ class Stack(ConfiguredModel):
         bidirectional: bool,
         num_segments: int = 1,
     ) -> None:
-        """Makes the embedding of tokens, so many layers, and the normalisation, from the config."""
+        """Makes the embedding of tokens, the layers and the normalisation from the config."""
         self.embedding: Any = InputEmbedding(
             self.config,
             vocabulary_size,
@@ -38,35 +38,29 @@ class Stack(ConfiguredModel):
         self.make_layers(make_layer, layers)
 
     def make_layers(self, make_layer: Callable[..., keras.layers.Layer], layers: int) -> None:
-        """Makes so many layers, and the normalisation, from the config."""
+        """Makes the layers, of this number, and the normalisation from the config."""
         config, policy = self.config, self.dtype_policy
         self.blocks = [
-            make_layer(
-                num_heads=config.num_heads,
-                feed_forward_width=config.feed_forward_width,
-                num_key_value_heads=config.num_key_value_heads,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                activation=config.activation,
-                norm_first=config.norm_first,
-                key_dim=config.key_dim,
-                value_dim=config.value_dim,
-                use_bias=config.use_bias,
-                soft_cap=config.soft_cap,
-                sliding_window=config.sliding_window,
-                normalization=config.normalization,
-                gated=config.gated,
-                qk_norm=config.qk_norm,
-                sinks=config.sinks,
-                dtype=policy,
-                name=f"layer_{index}",
-            )
+            make_layer(**config.layer_options(), dtype=policy, name=f"layer_{index}")
             for index in range(layers)
         ]
         self.final_norm: Any = None
-        if config.norm_first:  # such layers leave their sum as it is
+        if config.norm_first:  # such layers do not normalise their output
             made = NORMALIZATIONS[config.normalization]
             self.final_norm = made(epsilon=1e-6, dtype=policy, name="final_norm")
+
+    def run_layers(
+        self, x: Any, return_attention_scores: bool, training: bool | None, **arguments: Any
+    ) -> tuple[Any, list[Any]]:
+        """Runs the layers and the normalisation; returns the output and the scores of each layer, if requested."""
+        scores: list[Any] = []
+        arguments |= {"return_attention_scores": return_attention_scores, "training": training}
+        for block in self.blocks:
+            x = block(x, **arguments)
+            if return_attention_scores:
+                x, layer_scores = x
+                scores.append(layer_scores)
+        return x if self.final_norm is None else self.final_norm(x), scores
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""

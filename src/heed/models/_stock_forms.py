@@ -61,7 +61,7 @@ def _encoder(
 ) -> Any:
     _check({"return_attention_scores": return_attention_scores, "segments": segments})
     mask = _over_scores(model.source_mask(source))
-    with copy.named(model.name):
+    with copy.prefix_names(model.name):
         x = _embedded(copy, model.embedding, source, training)
         for block in model.blocks:
             x = copy.form(block, x, attention_mask=mask, training=training)
@@ -82,7 +82,7 @@ def _decoder(
 ) -> Any:
     _check({"caches": caches, "return_attention_scores": return_attention_scores})
     mask = _over_scores(source_mask)
-    with copy.named(model.name):
+    with copy.prefix_names(model.name):
         x = _embedded(copy, model.embedding, target, training)
         for block in model.blocks:
             x = copy.form(block, x, encoded, cross_attention_mask=mask, training=training)
@@ -97,7 +97,7 @@ def _logits(copy: StockCopy, model: Any, x: Any) -> Any:
     size = model.config.target_vocabulary_size
     output = copy.layer(model.embedding, "output", keras.layers.Dense, units=size, use_bias=False)
     table = model.embedding.tokens
-    return copy.weigh(output, lambda: [np.transpose(table.get_weights()[0])])(x)
+    return copy.with_weights(output, lambda: [np.transpose(table.get_weights()[0])])(x)
 
 
 @stock_form(LanguageModel)

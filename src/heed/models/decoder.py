@@ -9,19 +9,19 @@ import keras
 from keras import ops
 
 from heed.layers import TokenEmbedding, TransformerDecoderLayer
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
 from heed.models._model import check_call_tokens
 from heed.models._stack import Stack
-from heed.models.config import TransformerConfig
+from heed.models.transformer_config import TransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
 class TransformerDecoder(Stack):
-    """Token ids, and an encoded sequence, to scores for the token that follows each.
+    """Scores the token that follows each token, given an encoded sequence.
 
     Args:
-        config: Sizes and choices; those of the encoder are not used.
+        config: Sizes and choices; those for the encoder are ignored.
         cross_attention: Whether the layers attend to an encoded sequence. False gives a language
             model.
         tokens: A `TokenEmbedding` to share, or None for one of its own.
@@ -29,20 +29,19 @@ class TransformerDecoder(Stack):
 
     Call arguments:
         target: (B, T) integers. Token t sees the tokens up to t.
-        encoded: (B, S, D) floats, what the cross-attention reads. Not needed with caches, which hold its projections.
+        encoded: (B, S, D) floats, for the cross-attention. Not needed with caches, which hold its projections.
         source_mask: (B, S) booleans, True = a token, False = padding; None attends to all of
             `encoded`.
-        caches: What `make_caches` or the call before returned, one for each layer.
+        caches: From `make_caches` or the previous call, one for each layer.
         cache_index: Position of the first of the T new tokens, an int or an integer tensor ().
-        return_attention_scores: Whether to return the attention weights too; "alignment": only those of one
-            cross-attention, the mean over its heads. No other weights are built then.
+        return_attention_scores: Whether to return the attention weights too; "alignment" computes only those of one
+            cross-attention and returns the mean over its heads.
         training: Whether dropout is on.
 
     Returns:
         Logits (B, T, target_vocabulary_size), float32; with scores or caches the tuple `(logits[,
         scores][, caches])`. `scores` is `{"decoder": [(B, N, T, T) ...], "cross": [(B, N, T, S)
-        ...]}`; of "alignment" (B, T, S), float32: where the last layer but one looks (the only one, if there is no
-        more), before dropout.
+        ...]}`; with "alignment" it is (B, T, S) float32, from the last layer but one (or the only one), before dropout.
 
     Source:
         Vaswani et al. 2017, section 3.1. Garg et al. 2019, section 4.1 (the layer that aligns best).
@@ -104,10 +103,10 @@ class TransformerDecoder(Stack):
         return_attention_scores: bool | str = False,
         training: bool | None = None,
     ) -> tuple[Any, dict[str, list[Any]], list[Any] | None]:
-        """What the output layer reads, (B, T, D), with the scores and the new caches.
+        """The input of the output layer, (B, T, D), with the scores and the new caches.
 
-        The arguments are those of a call. The lists of scores are empty unless asked for; of "alignment" those of one
-        cross-attention are there alone.
+        The arguments are those of a call. The lists of scores are empty unless requested; with "alignment" they hold
+        those of one cross-attention.
         """
         aligning = return_attention_scores == "alignment"
         if aligning and not self.cross_attention:
@@ -125,22 +124,22 @@ class TransformerDecoder(Stack):
         scores: dict[str, list[Any]] = {"decoder": [], "cross": []}
         new_caches: list[Any] | None = None if caches is None else []
         for index, block in enumerate(self.blocks):
-            wanted: bool | str = return_attention_scores
+            request: bool | str = return_attention_scores
             if aligning:
-                wanted = "cross" if index == self.alignment_layer else False
+                request = "cross" if index == self.alignment_layer else False
             result = block(
                 x,
                 encoded,
                 cross_attention_mask=mask,
                 cache=None if caches is None else caches[index],
                 cache_index=cache_index,
-                return_attention_scores=wanted,
+                return_attention_scores=request,
                 training=training,
                 **arguments,
             )
             x, *rest = result if isinstance(result, tuple) else (result,)
             for name, key in (("decoder", "self"), ("cross", "cross")):
-                if wanted and key in rest[0]:
+                if request and key in rest[0]:
                     scores[name].append(rest[0][key])
             if new_caches is not None:
                 new_caches.append(rest[-1])
@@ -221,7 +220,7 @@ class TransformerDecoder(Stack):
         scores: Any = found if return_attention_scores else None
         if return_attention_scores == "alignment":
             scores = _mean_of_heads(found["cross"][0])
-        return together(self.logits(hidden), scores, caches)
+        return pack_outputs(self.logits(hidden), scores, caches)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, as plain values."""

@@ -11,31 +11,31 @@ from heed._numbers import check_integer
 from heed.layers import TokenEmbedding, TransformerEncoderLayer
 from heed.models._model import check_call_tokens, check_token_source
 from heed.models._stack import Stack
-from heed.models.config import TransformerConfig
+from heed.models.transformer_config import TransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
 class TransformerEncoder(Stack):
-    """Token ids to one vector for each token, by layers of bidirectional self-attention.
+    """Encodes token ids as one vector for each token, by layers of bidirectional self-attention.
 
     Args:
-        config: Sizes and choices; those of the decoder are not used.
+        config: Sizes and choices; those for the decoder are ignored.
         tokens: A `TokenEmbedding` to share, or None for one of its own.
         num_segments: Number of segments, an integer from 1. Default 1: there are none.
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:
-        source: (B, S) integers. Tokens equal to `config.pad_id` are attended to by nobody.
+        source: (B, S) integers. Nothing attends to tokens equal to `config.pad_id`.
         return_attention_scores: Whether to return the attention weights too.
         training: Whether dropout is on.
-        segments: (B, S) integers in [0, num_segments), which adds a learned vector to each token. Default: all 0.
+        segments: (B, S) integers in [0, num_segments): each adds a learned vector to its token. Default: all 0.
 
     Returns:
         (B, S, D), with `return_attention_scores=True` the pair of it and a list with (B, N, S, S)
         for each layer.
 
     Raises:
-        ValueError: If `num_segments` is not an integer from 1, or there are segments in a call of an encoder of one.
+        ValueError: If `num_segments` is not an integer from 1, or a call has segments and `num_segments` is 1.
 
     Source:
         Vaswani et al. 2017, section 3.1. Segments: Devlin et al. 2019, section 3.
@@ -96,26 +96,15 @@ class TransformerEncoder(Stack):
                     f"segments.shape={tuple(segments.shape)}"
                 )
             segments = check_call_tokens("segments", segments, self.num_segments, "(B, S)")
-        # As a mask of the scores, not of the positions: rows of padding are computed like others,
-        # and nobody reads them. That saves a pass over every layer's input.
+        # A mask of the scores, not of the positions: rows of padding are computed and never read, which saves a pass
+        # over every layer's input.
         mask = self.source_mask(source)[:, None, None, :]
         length = ops.shape(source)[1]
         arguments = self.embedding.attention_arguments(length, length)
         x = self.embedding(source, training=training, segments=segments)
-        scores = []
-        for block in self.blocks:
-            x = block(
-                x,
-                attention_mask=mask,
-                return_attention_scores=return_attention_scores,
-                training=training,
-                **arguments,
-            )
-            if return_attention_scores:
-                x, layer_scores = x
-                scores.append(layer_scores)
-        if self.final_norm is not None:
-            x = self.final_norm(x)
+        x, scores = self.run_layers(
+            x, return_attention_scores, training, attention_mask=mask, **arguments
+        )
         return (x, scores) if return_attention_scores else x
 
     def get_config(self) -> dict[str, Any]:

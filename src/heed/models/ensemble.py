@@ -1,4 +1,4 @@
-"""Several models that decode as one."""
+"""An ensemble: several models that decode as one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHARED = ("pad_id", "start_id", "end_id", "target_vocabulary_size")
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """What `generate` asks of a config: the tokens that all models share, and the shortest of their longest targets."""
+    """The config that `generate` reads: the shared tokens, and the smallest of the models' longest targets."""
 
     pad_id: int
     start_id: int
@@ -23,23 +23,21 @@ class EnsembleConfig:
 
 
 class Ensemble:
-    """Models of the same tokens whose log probabilities are averaged in each step.
+    """Averages the log probabilities of M models in each step: `log p(y_t) = 1/M sum_m log p_m(y_t) + constant`.
 
-    `log p(y_t) = 1/M sum_m log p_m(y_t) + constant`, of M models.
-
-    It is `Decodable`: `generate` takes it in the place of a model, and decodes in the graph.
+    It is `Decodable`: `generate` takes it like a model, and decodes in the graph.
 
     Args:
-        models: One or more, each a `Transformer`, a `RecurrentTranslator` or any other `Decodable` model. They may
-            be of different kinds and sizes, but read the same sources.
+        models: One or more `Decodable` models, such as `Transformer` and `RecurrentTranslator`, of any kinds and
+            sizes, with the same target tokens, that read the same sources.
 
     Raises:
         TypeError: If one of them cannot decode.
         ValueError: If there are none, or their target tokens differ.
 
     Source:
-        Sutskever, Vinyals and Le, "Sequence to sequence learning with neural networks" (2014), who decode with several
-        models; here the mean is that of the logarithms.
+        Sutskever, Vinyals and Le, "Sequence to sequence learning with neural networks" (2014); here the logarithms are
+        averaged.
 
     Example:
         >>> import numpy as np
@@ -72,12 +70,12 @@ class Ensemble:
 
     @property
     def built(self) -> bool:
-        """Whether all variables are there."""
+        """Whether all models are built."""
         return all(model.built for model in self.models)
 
     @property
     def variables(self) -> list[Any]:
-        """Those of all models."""
+        """The variables of all models."""
         return [variable for model in self.models for variable in model.variables]
 
     def build(self) -> None:
@@ -87,16 +85,16 @@ class Ensemble:
                 model.build()
 
     def check_source(self, source: Any) -> Any:
-        """The source as the first model has it; all of them must take it."""
+        """The source as the first model returns it; all models check it."""
         first, *_ = [model.check_source(source) for model in self.models]
         return first
 
     def encode_source(self, source: Any) -> Any:
-        """What each model knows of the source."""
+        """The memory of each model."""
         return [model.encode_source(source) for model in self.models]
 
     def make_state(self, rows: Any, length: int, memory: Any) -> Any:
-        """What each model knows before the first token."""
+        """The state of each model before the first token."""
         return [
             model.make_state(rows, length, own)
             for model, own in zip(self.models, memory, strict=True)
@@ -105,7 +103,7 @@ class Ensemble:
     def decode_step(
         self, tokens: Any, index: Any, state: Any, memory: Any, return_alignment: bool = False
     ) -> tuple[Any, ...]:
-        """Reads tokens, see `Decodable`; the alignment is the mean of theirs, see `Aligning`."""
+        """Reads tokens, see `Decodable`; the alignment is the mean over models, see `Aligning`."""
         wanted = {"return_alignment": True} if return_alignment else {}
         parts = zip(self.models, state, memory, strict=True)
         steps = [
@@ -115,7 +113,7 @@ class Ensemble:
         return _mean(logits), states, *(sum(x) / len(x) for x in alignments)
 
     def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
-        """Scores for the token after each, see `Decodable`; the alignment is the mean of theirs, see `Aligning`."""
+        """Scores of the token after each, see `Decodable`; the alignment is the mean over models, see `Aligning`."""
         wanted = {"return_alignment": True} if return_alignment else {}
         parts = zip(self.models, memory, strict=True)
         found = [model.decode_all(tokens, known, **wanted) for model, known in parts]
@@ -125,15 +123,15 @@ class Ensemble:
 
     @property
     def aligns(self) -> bool:
-        """Whether all of them attend to their source, see `Aligning`."""
+        """Whether all models attend to their source, see `Aligning`."""
         return all(getattr(model, "aligns", False) for model in self.models)
 
     def make_coverage(self, memory: Any) -> Any:
-        """The coverage of nothing written, see `Aligning`."""
+        """The coverage before the first token, see `Aligning`."""
         first: Any = self.models[0]
         return first.make_coverage(memory[0])
 
 
 def _mean(logits: Sequence[Any]) -> Any:
-    """(..., vocabulary): that of the log probabilities, but for a number that all tokens of a place share."""
+    """The mean of the log probabilities (..., vocabulary), up to a constant for each position."""
     return sum(logits) / len(logits)

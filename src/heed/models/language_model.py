@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import keras
 
+from heed._config import with_default
 from heed.models._model import ConfiguredModel, check_call_tokens
-from heed.models.config import LanguageModelConfig
+from heed.models.config import TokensConfig
 from heed.models.decoder import TransformerDecoder
+from heed.models.transformer_config import OneStackConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(OneStackConfig):
+    """Everything that defines a language model, checked when it is made.
+
+    Args:
+        vocabulary_size: Number of tokens, a positive integer.
+        layers: Number of layers. Default 2.
+        position: As in `TransformerConfig`. Default "rotary".
+        **others: The fields of `TransformerConfig` that are not of two vocabularies or stacks.
+
+    Raises:
+        ValueError: If a value is out of its range or does not go with the others; the message
+            names it.
+
+    Example:
+        >>> config = LanguageModelConfig(vocabulary_size=260, num_key_value_heads=1, sliding_window=64)
+        >>> config.layers, config.position
+        (2, 'rotary')
+    """
+
+    position: str = with_default(TokensConfig, "position", "rotary")
 
 
 @keras.saving.register_keras_serializable(package="heed")

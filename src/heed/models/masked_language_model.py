@@ -7,11 +7,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
-from heed.layers.transformer_layers import NORMALIZATIONS
+from heed.layers.normalization import NORMALIZATIONS
 from heed.models._encoder_model import EncoderModel
-from heed.models.config import MaskedLanguageModelConfig
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
@@ -94,4 +94,4 @@ class MaskedLanguageModel(EncoderModel):
             logits = self.output_layer(hidden)
         else:
             logits = self.encoder.embedding.tokens.logits(hidden)
-        return together(ops.cast(logits, "float32") + self.output_bias, *scores)
+        return pack_outputs(ops.cast(logits, "float32") + self.output_bias, *scores)

@@ -1,4 +1,4 @@
-"""Which tokens a masked language model is to tell, and what it reads in their places."""
+"""Chooses the tokens that a masked language model must predict, and replaces them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import keras
 from keras import ops
 
 from heed._numbers import check_real
-from heed.models.config import MaskedLanguageModelConfig
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
-# Of the tokens that are chosen: how many of ten become the mask, and how many another token.
+# The shares of the chosen tokens that become the mask, and a random token.
 _MASKED, _RANDOM = 0.8, 0.1
 
 
@@ -23,25 +23,24 @@ def mask_tokens(
 ) -> tuple[Any, Any, Any]:
     """Hides tokens as BERT does.
 
-    Of the n ordinary tokens of a row, `round(rate n)` are chosen, and one where that is none: so each row has
-    something to tell. Of these 80 % become `config.mask_id`, 10 % an ordinary token at random, and 10 % stay as
-    they are, so that the model cannot tell by sight which tokens count. Padding and the other special tokens are
-    never chosen, and never put in.
+    Of the n ordinary tokens of a row, it chooses `round(rate n)`, at least one. 80 % of them become `config.mask_id`,
+    10 % a random ordinary token, and 10 % stay, so the model cannot see which tokens count. Special tokens, padding
+    included, are never chosen and never inserted.
 
-    The three results are what `fit` takes, and what a `map` of tf.data may return:
-    `dataset.map(lambda row: mask_tokens(row, config, seed=generator))`. The weights are 1 or 0, and Keras' mean of
-    a loss counts all positions unless the loss has `reduction="mean_with_sample_weight"`.
+    `fit` takes the three results, and a `map` of tf.data may return them:
+    `dataset.map(lambda row: mask_tokens(row, config, seed=generator))`. The weights are 1 or 0; Keras' mean of a loss
+    counts all positions unless the loss has `reduction="mean_with_sample_weight"`.
 
     Args:
         tokens: (..., T) integers, whole rows.
         config: The model's, for its special tokens and its vocabulary.
         rate: Share of the tokens to choose, in (0, 1). Default 0.15.
-        seed: An int, which makes the same choice at every call; a `keras.random.SeedGenerator`, which makes another
-            one each time; None is Keras' own generator.
+        seed: An int makes the same choice at every call; a `keras.random.SeedGenerator` makes a new one each time;
+            None is Keras' own generator.
 
     Returns:
-        What the model reads, (..., T); the labels, which are `tokens`; and the weights of the labels, (..., T)
-        float32: 1 where a token was chosen. Tokens and labels are int32.
+        The masked tokens (..., T); the labels, which are `tokens`; and the weights of the labels, (..., T) float32: 1
+        where a token was chosen. Tokens and labels are int32.
 
     Raises:
         ValueError: If `tokens` are not integers with an axis, or `rate` is not in (0, 1).
@@ -71,7 +70,7 @@ def mask_tokens(
             f"tokens.shape={tuple(tokens.shape)}, tokens.dtype={tokens.dtype}"
         )
     tokens = ops.cast(tokens, "int32")
-    # One draw for all three questions: two draws with one int as the seed would be the same numbers.
+    # One draw for all three: two draws with the same int as the seed would give the same numbers.
     uniform = keras.random.uniform((3, *ops.shape(tokens)), seed=seed)
     order, fate, token = ops.unstack(uniform, 3)
 
@@ -87,9 +86,9 @@ def mask_tokens(
 
 
 def _ordinary_token(uniform: Any, config: MaskedLanguageModelConfig) -> Any:
-    """Tokens that are not special, all as likely, by numbers in [0, 1)."""
+    """Uniformly distributed ordinary tokens, from numbers in [0, 1)."""
     count = config.vocabulary_size - len(config.special_ids)
     number = ops.minimum(ops.cast(ops.floor(uniform * count), "int32"), count - 1)
-    for one in config.special_ids:  # ascending: each moves the ids from its own on by one
+    for one in config.special_ids:  # in ascending order: each shifts the ids from its own on by one
         number = number + ops.cast(number >= one, "int32")
     return number

@@ -13,11 +13,11 @@ from heed.layers import (
     LuongAttention,
     TokenEmbedding,
 )
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
 from heed.models._model import check_call_tokens
-from heed.models.config import RecurrentTranslatorConfig
+from heed.models.recurrent_translator_config import RecurrentTranslatorConfig
 
 _CELLS = {"lstm": keras.layers.LSTMCell, "gru": keras.layers.GRUCell}
 _STATES = {"lstm": 2, "gru": 1}  # of a cell; the first one is its output
@@ -189,7 +189,7 @@ class RecurrentDecoder(keras.layers.Layer):
             )
         state = self.first_state(memory)
         hidden, weights, _ = self.hidden(target, state, memory, training, return_attention_scores)
-        return together(self.logits(hidden), weights if return_attention_scores else None)
+        return pack_outputs(self.logits(hidden), weights if return_attention_scores else None)
 
     def _step(self, state: dict[str, Any], x: Any, memory: dict[str, Any], several: bool) -> Any:
         """The state after one token, (rows, D)."""

@@ -10,7 +10,7 @@ from keras import ops
 from heed.layers import TokenEmbedding
 from heed.layers.dropout import Dropout
 from heed.models._model import check_call_tokens
-from heed.models.config import RecurrentTranslatorConfig
+from heed.models.recurrent_translator_config import RecurrentTranslatorConfig
 
 _LAYERS = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU}
 

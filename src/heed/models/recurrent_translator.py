@@ -8,9 +8,9 @@ import keras
 from keras import ops
 
 from heed.models._model import ConfiguredModel, check_token_source, check_translation
-from heed.models.config import RecurrentTranslatorConfig
 from heed.models.recurrent_decoder import RecurrentDecoder, repeated
 from heed.models.recurrent_encoder import RecurrentEncoder
+from heed.models.recurrent_translator_config import RecurrentTranslatorConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")

@@ -7,18 +7,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from heed._numbers import check_integer
 from heed.layers import DotProductAttention
-from heed.layers.attend import together
-from heed.layers.dropout import Dropout
-from heed.layers.flat_dense import FlatDense
-from heed.models._encoder_model import EncoderModel
-from heed.models.config import MaskedLanguageModelConfig
-from heed.models.encoder import TransformerEncoder
+from heed.models._classifier import Classifier
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class SequenceClassifier(EncoderModel):
+class SequenceClassifier(Classifier):
     """A row of tokens to scores for each class.
 
     `logits = W pool(x) + b`, where `pool` is attention of one learned query q to the vectors x of the row's tokens,
@@ -62,38 +56,15 @@ class SequenceClassifier(EncoderModel):
         (1, 3)
     """
 
-    def __init__(
-        self,
-        config: MaskedLanguageModelConfig,
-        num_classes: int,
-        encoder: TransformerEncoder | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(config, encoder, **kwargs)
-        self.num_classes = check_integer("num_classes", num_classes, least=1)
-        policy = self.dtype_policy
-        self.pooling = DotProductAttention(dtype=policy, name="pooling")
-        self.drop = Dropout(config.dropout, dtype=policy, name="dropout")
-        self.output_layer = FlatDense(self.num_classes, dtype=policy, name="output")
-
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables."""
         super().build()
         width = self.config.width
         self.query = self.add_weight((width,), "zeros", name="query")
+        self.pooling = DotProductAttention(dtype=self.dtype_policy, name="pooling")
         self.pooling.build((None, width), (None, None, width))
-        self.output_layer.build((None, width))
 
-    def call(
-        self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
-    ) -> Any:
-        """See the class for the arguments."""
-        encoded, *scores = self.encode(inputs, return_attention_scores, training)
+    def pool(self, encoded: Any, inputs: Any) -> Any:
+        """One vector for each row, (B, D)."""
         query = ops.zeros_like(encoded[:, 0]) + ops.cast(self.query, encoded.dtype)
-        pooled = self.pooling(query, encoded, value_mask=self.real_tokens(inputs))
-        logits = self.output_layer(self.drop(pooled, training=training))
-        return together(ops.cast(logits, "float32"), *scores)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {**super().get_config(), "num_classes": self.num_classes}
+        return self.pooling(query, encoded, value_mask=self.real_tokens(inputs))

@@ -8,12 +8,12 @@ import keras
 from keras import ops
 
 from heed._numbers import check_integer
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.dropout import Dropout
 from heed.layers.flat_dense import FlatDense
 from heed.models._encoder_model import EncoderModel, split_inputs
-from heed.models.config import MaskedLanguageModelConfig
 from heed.models.encoder import TransformerEncoder
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
 
 # The score of a place where no answer can be: finite, so that a row without a text has a finite loss.
 _NOWHERE = -1e9
@@ -102,7 +102,7 @@ class SpanClassifier(EncoderModel):
         text = ops.all(
             [segments > 0, *(ops.not_equal(tokens, one) for one in self.config.special_ids)], axis=0
         )
-        return together(ops.where(text[:, None], logits, _NOWHERE), *scores)
+        return pack_outputs(ops.where(text[:, None], logits, _NOWHERE), *scores)
 
 
 def best_spans(logits: Any, max_length: int | None = None) -> Any:

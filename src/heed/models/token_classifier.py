@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
-from keras import ops
 
-from heed._numbers import check_integer
-from heed.layers.attend import together
-from heed.layers.dropout import Dropout
-from heed.layers.flat_dense import FlatDense
-from heed.models._encoder_model import EncoderModel
-from heed.models.config import MaskedLanguageModelConfig
-from heed.models.encoder import TransformerEncoder
+from heed.models._classifier import Classifier
 
 
 @keras.saving.register_keras_serializable(package="heed")
-class TokenClassifier(EncoderModel):
+class TokenClassifier(Classifier):
     """Each token to scores for each class, such as parts of speech or the names of things.
 
     `logits_t = W x_t + b` for the vector x_t of each token. Give padding, and what has no label, no weight in the
@@ -47,32 +38,3 @@ class TokenClassifier(EncoderModel):
         >>> tuple(model(np.array([[1, 7, 9, 8, 2, 0]])).shape)
         (1, 6, 5)
     """
-
-    def __init__(
-        self,
-        config: MaskedLanguageModelConfig,
-        num_classes: int,
-        encoder: TransformerEncoder | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(config, encoder, **kwargs)
-        self.num_classes = check_integer("num_classes", num_classes, least=1)
-        self.drop = Dropout(config.dropout, dtype=self.dtype_policy, name="dropout")
-        self.output_layer = FlatDense(self.num_classes, dtype=self.dtype_policy, name="output")
-
-    def build(self, input_shape: Any = None) -> None:
-        """Creates the variables."""
-        super().build()
-        self.output_layer.build((None, None, self.config.width))
-
-    def call(
-        self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
-    ) -> Any:
-        """See the class for the arguments."""
-        encoded, *scores = self.encode(inputs, return_attention_scores, training)
-        logits = self.output_layer(self.drop(encoded, training=training))
-        return together(ops.cast(logits, "float32"), *scores)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, as plain values."""
-        return {**super().get_config(), "num_classes": self.num_classes}

@@ -11,42 +11,42 @@ from keras import ops
 from heed.layers.masks import implicit_mask
 from heed.layers.shapes import agree
 from heed.models._model import ConfiguredModel, check_translation
-from heed.models.config import TransformerConfig
 from heed.models.decoder import TransformerDecoder
 from heed.models.encoder import TransformerEncoder
+from heed.models.transformer_config import TransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
 class Transformer(ConfiguredModel):
-    """Encoder and decoder: a source and the target so far, to scores for the target's next tokens.
+    """Encoder and decoder: scores the next tokens of a target, given a source and the target so far.
 
-    Sources are texts, or with an `encoder` of its own whatever that reads: images by a `VisionTransformer`, features by
-    a `Dense` layer. Its last width must be D.
+    A source is a text, or with a custom `encoder` whatever that reads: images for a `VisionTransformer`, features for a
+    `Dense` layer. The encoder's output width must be D.
 
     Args:
-        config: Sizes and choices. With an `encoder` those of the encoder are not used, and `source_vocabulary_size` may
-            be None.
-        encoder: A Keras layer or model that takes sources to (B, S, D) floats, in place of a `TransformerEncoder` made
-            from the config. Where its output carries a Keras mask (B, S), positions that it hides are attended to by
-            nobody. It is saved with the model.
+        config: Sizes and choices. With an `encoder`, those for the encoder are ignored, and `source_vocabulary_size`
+            may be None.
+        encoder: A Keras layer or model that turns sources into (B, S, D) floats, instead of a `TransformerEncoder` made
+            from the config. The decoder does not attend to positions that a Keras mask (B, S) of its output hides. It
+            is saved with the model.
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:
         inputs: `{"source": (B, S) integers, "target": (B, T) integers}`. The target starts with
-            `config.start_id`; the label of token t is token t + 1. Source tokens equal to
-            `config.pad_id` are attended to by nobody. With an `encoder` the source is what that takes, one tensor.
-        return_attention_scores: Whether to return the attention weights too; "alignment": only where each target token
-            looked, see `TransformerDecoder`.
+            `config.start_id`; the label of token t is token t + 1. Nothing attends to source tokens equal to
+            `config.pad_id`. With an `encoder` the source is its input, one tensor.
+        return_attention_scores: Whether to return the attention weights too; "alignment" returns only the alignment of
+            each target token, see `TransformerDecoder`.
         training: Whether dropout is on.
 
     Returns:
         Logits (B, T, target_vocabulary_size), float32. With `return_attention_scores=True` the
         pair of them and `{"encoder": [(B, N, S, S) ...], "decoder": [(B, N, T, T) ...], "cross":
-        [(B, N, T, S) ...]}`, an entry for each layer; "encoder" is what an `encoder` that takes the argument returns as
-        its scores, and empty for others. Of "alignment" the pair of them and (B, T, S).
+        [(B, N, T, S) ...]}`, an entry for each layer; "encoder" holds the scores of an `encoder` that takes the
+        argument, and is empty for others. With "alignment" the pair of them and (B, T, S).
 
     Raises:
-        ValueError: If `inputs` lacks the source or the target; if an `encoder` gives something else than (B, S, D).
+        ValueError: If `inputs` lacks the source or the target, or the output of an `encoder` is not (B, S, D).
 
     Source:
         Vaswani et al. 2017 (d_model = D, h = N).
@@ -92,8 +92,8 @@ class Transformer(ConfiguredModel):
         """Creates the variables.
 
         Args:
-            input_shape: Of the inputs of a call. It may be left out, but with an `encoder` whose variables depend on
-                what it reads, and that is not built.
+            input_shape: Of the inputs of a call. Only an unbuilt `encoder` whose variables depend on its input needs
+                it.
         """
         self._build_encoder(None if input_shape is None else input_shape["source"])
         self.decoder.build()
@@ -109,15 +109,15 @@ class Transformer(ConfiguredModel):
                 f"Received: encoder={self.encoder!r}"
             )
         else:
-            # Called with symbols, because not every layer creates all its variables in its `build`.
+            # Not every layer creates all its variables in `build`, so it is called with a symbolic tensor.
             self.encoder(keras.KerasTensor(source_shape, self.encoder.compute_dtype))
 
     def source_mask(self, source: Any, encoded: Any = None) -> Any:
-        """(B, S) booleans, True where nothing is hidden; None where nothing is.
+        """(B, S) booleans, True = a real position; None if all are.
 
         Args:
-            source: Of tokens (B, S), those that are padding are hidden.
-            encoded: What `encode` returned for it: an `encoder` of another kind hides what its Keras mask says.
+            source: For tokens (B, S), padding is masked.
+            encoded: The result of `encode` for it: a custom `encoder` masks by the Keras mask of its output.
         """
         if isinstance(self.encoder, TransformerEncoder):
             return self.encoder.source_mask(source)
@@ -153,8 +153,8 @@ class Transformer(ConfiguredModel):
     ) -> Any:
         """Runs the decoder, on whole targets or, with `caches`, on those from `cache_index` on.
 
-        See `TransformerDecoder` for arguments and result. `encoded` is what `encode` returned, `source_mask` what the
-        method of that name did.
+        See `TransformerDecoder` for arguments and result. `encoded` and `source_mask` are the results of the methods
+        `encode` and `source_mask`.
         """
         return self.decoder(
             target,
@@ -172,26 +172,26 @@ class Transformer(ConfiguredModel):
         Args:
             batch_size: Number of targets, a multiple of B.
             length: Number of tokens that they hold.
-            encoded: (B, S, D), what `encode` returned.
+            encoded: (B, S, D), from `encode`.
         """
         return self.decoder.make_caches(batch_size, length, encoded)
 
-    # What `generate` asks for, see `Decodable`.
+    # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> Any:
-        """The source as a tensor, as the encoder wants it: heed's own check it, others do when they are called."""
+        """The source as a tensor. heed's encoders check it here, others when they are called."""
         source = getattr(self.encoder, "check_source", ops.convert_to_tensor)(source)
         self._build_encoder((None, *source.shape[1:]))
         return source
 
     def encode_source(self, source: Any) -> dict[str, Any]:
-        """What is encoded, its mask if it has one, and what each layer's cross-attention reads of it."""
+        """The encoded source, its mask if it has one, and its keys and values for each layer's cross-attention."""
         encoded = self.encode(source, training=False)
         mask = self.source_mask(source, encoded)
         memory = {"encoded": encoded, "cross": self.decoder.project(encoded)}
         return memory if mask is None else {**memory, "mask": mask}
 
     def make_state(self, rows: Any, length: int, memory: Any) -> Any:
-        """The keys and values of no tokens."""
+        """Empty caches of the self-attention."""
         return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
 
     def decode_step(
@@ -203,7 +203,7 @@ class Transformer(ConfiguredModel):
         )
 
     def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
-        """Scores for the token after each, see `Decodable` and `Aligning`."""
+        """Scores of the token after each, see `Decodable` and `Aligning`."""
         return self.decode(
             tokens,
             memory["encoded"],
@@ -215,7 +215,7 @@ class Transformer(ConfiguredModel):
     aligns = True
 
     def make_coverage(self, memory: Any) -> Any:
-        """The coverage of nothing written, see `Aligning`."""
+        """The coverage before the first token, see `Aligning`."""
         if "mask" in memory:
             return 1.0 - ops.cast(memory["mask"], "float32")
         return ops.zeros(ops.shape(memory["encoded"])[:2], dtype="float32")

@@ -8,20 +8,20 @@ import keras
 from keras import ops
 
 from heed.layers import TransformerEncoderLayer
-from heed.layers.attend import together
+from heed.layers.attend import pack_outputs
 from heed.layers.flat_dense import FlatDense
 from heed.layers.shapes import agree
 from heed.models._patches import PatchEmbedding
 from heed.models._stack import Stack
-from heed.models.config import VisionTransformerConfig
+from heed.models.vision_transformer_config import VisionTransformerConfig
 
 
 @keras.saving.register_keras_serializable(package="heed")
 class VisionTransformer(Stack):
-    """Images to scores of classes, or to one vector for each patch, by layers of bidirectional self-attention.
+    """Classifies images, or encodes them as one vector for each patch, by layers of bidirectional self-attention.
 
-    An image is cut into patches, which do not overlap; the pixels of each are projected to the width D, and what
-    follows are the layers of a `TransformerEncoder`. Patches count row by row, from the upper left.
+    It cuts an image into patches that do not overlap, projects the pixels of each to the width D and runs the layers of
+    a `TransformerEncoder`. Patches are numbered row by row, from the upper left.
 
     Without a head it is an encoder for a `Transformer` that describes images.
 
@@ -30,16 +30,15 @@ class VisionTransformer(Stack):
         **kwargs: `name`, `dtype`, as for every Keras model.
 
     Call arguments:
-        images: (B, height, width, C) floats, for one channel (B, height, width) too. What they mean is up to the data;
-            numbers of order 1 train best: bytes divided by 255, or with the data's mean taken off and divided by its
-            standard deviation.
+        images: (B, height, width, C) floats; for one channel (B, height, width), too. Values of order 1 train best:
+            bytes divided by 255, or standardised by the mean and standard deviation of the data.
         return_attention_scores: Whether to return the attention weights too.
         training: Whether dropout is on.
 
     Returns:
-        Logits (B, num_classes), float32; without a head the features, (B, 1 + P, D), that of the class token first, or
-        with `pooling="mean"`, where there is no such token, (B, P, D). With `return_attention_scores=True` the pair of
-        them and a list with (B, N, 1 + P, 1 + P) (or P) for each layer.
+        Logits (B, num_classes), float32; without a head the features (B, 1 + P, D), the class token first, or
+        (B, P, D) with `pooling="mean"`, which has no such token. With `return_attention_scores=True` the pair of them
+        and a list with (B, N, 1 + P, 1 + P) (or P) for each layer.
 
     Raises:
         ValueError: If `images` are not floats of the config's size.
@@ -93,17 +92,10 @@ class VisionTransformer(Stack):
     def features(
         self, images: Any, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
-        """What the head reads before it is pooled, (B, 1 + P, D) or (B, P, D); arguments are those of a call."""
+        """The features before pooling, (B, 1 + P, D) or (B, P, D), for the arguments of a call."""
         x = self.embedding(self.check_source(images), training=training)
-        scores = []
-        for block in self.blocks:
-            x = block(x, return_attention_scores=return_attention_scores, training=training)
-            if return_attention_scores:
-                x, layer_scores = x
-                scores.append(layer_scores)
-        if self.final_norm is not None:
-            x = self.final_norm(x)
-        return together(x, scores if return_attention_scores else None)
+        x, scores = self.run_layers(x, return_attention_scores, training)
+        return pack_outputs(x, scores if return_attention_scores else None)
 
     def call(
         self, images: Any, return_attention_scores: bool = False, training: bool | None = None
@@ -114,4 +106,4 @@ class VisionTransformer(Stack):
             return x
         x, *scores = x if return_attention_scores else (x,)
         pooled = x[:, 0] if self.config.pooling == "class" else ops.mean(x, axis=1)
-        return together(ops.cast(self.head(pooled), "float32"), *scores)
+        return pack_outputs(ops.cast(self.head(pooled), "float32"), *scores)

@@ -6,15 +6,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from heed._config import Config
 from heed.models import (
     RecurrentTranslator,
     RecurrentTranslatorConfig,
     Transformer,
     TransformerConfig,
 )
-from heed.models.config import Config
-from heed.seq2seq.errors import TaskError
-from heed.seq2seq.settings import nearest
+from heed.seq2seq.errors import TaskError, nearest
 
 
 class Architecture(NamedTuple):
@@ -35,7 +34,7 @@ class Architecture(NamedTuple):
     @property
     def options(self) -> list[str]:
         """The fields of the config that a person chooses: the task says the others."""
-        names = [field.name for field in dataclasses.fields(self.config)]  # type: ignore[arg-type]
+        names = [field.name for field in dataclasses.fields(self.config)]
         return [name for name in names if name not in _OF_THE_TASK]
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from heed._install import how_to_install
-from heed.seq2seq.errors import TaskError
+from heed.seq2seq.errors import TaskError, nearest
 from heed.seq2seq.options import TrainingOptions
-from heed.seq2seq.settings import MODEL, TRAINING, nearest
+from heed.seq2seq.settings import MODEL, TRAINING
 from heed.seq2seq.tasks import TASKS
 
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}

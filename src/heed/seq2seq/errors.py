@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 
 
 class TaskError(ValueError):
@@ -37,3 +38,14 @@ def convert_value_errors() -> Iterator[None]:
         raise
     except ValueError as error:
         raise TaskError(str(error)) from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns `: did you mean ...` if a known name is similar, else "".
+
+    Example:
+        >>> nearest("setps", ["steps", "seed"])
+        ': did you mean `steps`?'
+    """
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean `{found[0]}`?" if found else ""

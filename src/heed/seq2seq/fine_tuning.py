@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from heed.models.config import Config
+from heed._config import Config
 from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture as known_architecture
 from heed.seq2seq.errors import TaskError

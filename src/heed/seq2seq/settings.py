@@ -1,22 +1,23 @@
-"""What a person may choose of a training: one table for the command line, for YAML and for the documentation.
+"""The settings of a training: one table for the command line, YAML files and the documentation.
 
-Ranges are not here: `TrainingOptions` and the model's config check them.
+`TrainingOptions` and the model's config check the ranges.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import NamedTuple
+
+from heed._config import kind_of
+from heed.layers.layer_config import OPTIONS, LayerConfig
 
 
 class Setting(NamedTuple):
-    """One thing to choose.
+    """One setting.
 
     Args:
         name: the field of `TrainingOptions` or of a model's config; `--name` on the command line.
         kind: int, float, str or bool.
-        help: what it says, for people.
+        help: one line for the user.
     """
 
     name: str
@@ -49,40 +50,17 @@ MODEL = (
     Setting("width", int, "width of the model"),
     Setting("encoder_layers", int, "layers of the encoder"),
     Setting("decoder_layers", int, "layers of the decoder"),
-    Setting("dropout", float, "dropout rate"),
-    Setting("num_heads", int, "attention heads"),
-    Setting("num_key_value_heads", int, "heads of keys and values, fewer of them"),
-    Setting("feed_forward_width", int, "hidden width of the feed-forward parts"),
+    *(
+        Setting(name, kind_of(LayerConfig, name), field.metadata["help"])
+        for name, field in OPTIONS.items()
+    ),
     Setting("position", str, "sinusoidal, learned, rotary, alibi or relative"),
     Setting("max_length", int, "longest sequence of learned positions"),
-    Setting("norm_first", bool, "normalise before each part, not after it"),
-    Setting("normalization", str, "layer or rms"),
-    Setting("activation", str, "of the feed-forward parts: relu, gelu, silu ..."),
-    Setting("gated", bool, "gated linear units in the feed-forward parts"),
     Setting("tie_embeddings", bool, "one table for target tokens and output layer"),
     Setting("share_embeddings", bool, "one table for both sides' tokens"),
-    Setting("attention_dropout", float, "dropout rate of attention weights"),
-    Setting("key_dim", int, "width of a head's queries and keys"),
-    Setting("value_dim", int, "width of a head's values"),
-    Setting("use_bias", bool, "biases in the dense layers"),
-    Setting("soft_cap", float, "bound of attention scores"),
-    Setting("sliding_window", int, "how far self-attention sees"),
-    Setting("qk_norm", bool, "normalise queries and keys"),
-    Setting("sinks", bool, "a learned score that has no value, for each head"),
     Setting("cell", str, "recurrent: lstm or gru"),
     Setting("attention", str, "recurrent: additive (Bahdanau), general (Luong) ..."),
     Setting("attention_units", int, "recurrent: units of additive attention"),
     Setting("location_filters", int, "recurrent: features of location attention"),
     Setting("location_kernel_size", int, "recurrent: positions that one of them sees"),
-)  # fmt: skip
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`: did you mean ...`, if there is a name like it, else nothing.
-
-    Example:
-        >>> nearest("setps", ["steps", "seed"])
-        ': did you mean `steps`?'
-    """
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f": did you mean `{found[0]}`?" if found else ""
+)

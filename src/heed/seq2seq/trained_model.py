@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from heed.models.config import Config
+from heed._config import Config
 from heed.seq2seq import checkpoint
 from heed.seq2seq.architectures import architecture
 from heed.seq2seq.errors import TaskError

@@ -1,0 +1,152 @@
+"""Configs: frozen dataclasses whose fields carry their own check and a line of help.
+
+A field is made by `option`. The checks, `to_dict` and `from_dict`, the command line and docstrings read the fields, so
+nothing lists them again. This file imports no framework: the command line reads configs before TensorFlow loads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from heed._numbers import check_integer, check_real
+
+_Made = TypeVar("_Made", bound="Config")
+REQUIRED: Any = dataclasses.MISSING
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The values that an option may have.
+
+    Args:
+        text: the range in words, for docstrings.
+        check: takes the option's name and a value; returns the value as a plain one or raises a ValueError.
+    """
+
+    text: str
+    check: Callable[[str, Any], Any]
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
+    return bool(value)
+
+
+def one_of(names: Iterable[str]) -> Range:
+    """The range of these names.
+
+    Example:
+        >>> one_of(["a", "b"]).check("letter", "c")
+        Traceback (most recent call last):
+        ...
+        ValueError: `letter` must be one of 'a', 'b'. Received: letter='c'
+    """
+    names = tuple(names)
+
+    def check(name: str, value: Any) -> Any:
+        if value not in names:
+            allowed = ", ".join(map(repr, names))
+            raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
+        return value
+
+    return Range(" or ".join(f'"{name}"' for name in names), check)
+
+
+COUNT = Range("a positive integer", functools.partial(check_integer, least=1))
+COUNT_OR_NONE = Range(
+    "a positive integer or None", functools.partial(check_integer, least=1, optional=True)
+)
+INDEX = Range("an integer from 0", check_integer)
+RATE = Range("in [0, 1)", functools.partial(check_real, least=0, most=1))
+POSITIVE_OR_NONE = Range(
+    "a positive number or None",
+    functools.partial(check_real, least=0, exclusive=True, optional=True),
+)
+FLAG = Range("True or False", _flag)
+
+
+def option(default: Any, values: Range, help: str = "", **metadata: Any) -> Any:
+    """A field of a config.
+
+    Args:
+        default: of the field; `REQUIRED` for one without.
+        values: the values that it may have.
+        help: one line for the command line.
+        **metadata: further properties, by which a reader of the fields finds them.
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={"values": values, "help": help, **metadata},
+    )
+
+
+def with_default(config: Any, name: str, default: Any) -> Any:
+    """The option of this name of another config, with another default."""
+    return option(default, **config.__dataclass_fields__[name].metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A dataclass of options, checked when it is made; to a dict of plain values and back."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = field.metadata["values"].check(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)  # NumPy's numbers become plain ones
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dict of plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[_Made], values: Mapping[str, Any]) -> _Made:
+        """The config with these fields.
+
+        Args:
+            values: What `to_dict` returned. Missing fields take their defaults.
+
+        Raises:
+            ValueError: If there is a field that this version does not know, or a value is bad.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - set(fields))
+        if unknown:
+            raise ValueError(
+                f"`values` must hold fields of {cls.__name__} only. Received: {', '.join(unknown)}"
+            )
+        missing = sorted(
+            name
+            for name, field in fields.items()
+            if field.default is dataclasses.MISSING and name not in values
+        )
+        if missing:
+            raise ValueError(
+                f"`values` must hold {' and '.join(missing)}. Received: {sorted(values)}"
+            )
+        return cls(**values)
+
+    def _require(self, holds: bool, requirement: str, name: str, *others: str) -> None:
+        if not holds:
+            received = ", ".join(f"{field}={getattr(self, field)!r}" for field in (name, *others))
+            raise ValueError(f"`{name}` must {requirement}. Received: {received}")
+
+
+def kind_of(config: type[Config], name: str) -> type:
+    """The plain type of an option's values: bool, int, float or str.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Sizes(Config):
+        ...     width: int | None = option(None, COUNT_OR_NONE)
+        >>> kind_of(Sizes, "width")
+        <class 'int'>
+    """
+    hint = typing.get_type_hints(config)[name]
+    return next(kind for kind in (bool, int, float, str) if kind in (hint, *typing.get_args(hint)))

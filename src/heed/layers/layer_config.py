@@ -1,0 +1,130 @@
+"""The options of a Transformer's layer, each described once.
+
+A field of `LayerConfig` is an argument of the layers, a field of the models' configs and an option of the command line.
+A new option is a field here, and the code that computes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from heed._config import (
+    COUNT,
+    COUNT_OR_NONE,
+    FLAG,
+    POSITIVE_OR_NONE,
+    RATE,
+    Config,
+    Range,
+    one_of,
+    option,
+)
+from heed._numbers import check_integer
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def _check_activation(name: str, value: Any) -> Any:
+    import keras  # here, because the command line reads this file and does not wait for Keras
+
+    try:
+        known = keras.activations.get(value) is not None
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise ValueError(
+            f"`{name}` must be the name of a Keras activation. Received: {name}={value!r}"
+        )
+    return value
+
+
+_ACTIVATION = Range('an activation of Keras or its name, such as "silu"', _check_activation)
+_WINDOW = Range(
+    "a positive integer or None",
+    functools.partial(check_integer, least=1, most=math.inf, optional=True),
+)
+
+
+def _option(default: Any, values: Range, help: str, *parts: str) -> Any:
+    return option(default, values, help, parts=parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerConfig(Config):
+    """The options of a layer: default, range, help, and the parts of the layer with an argument of the same name.
+
+    The parts are "attention" (`MultiHeadAttention`) and "feed_forward" (`FeedForward`).
+    """
+
+    # fmt: off
+    num_heads: int = _option(4, COUNT, "attention heads", "attention")
+    num_key_value_heads: int | None = _option(
+        None, COUNT_OR_NONE, "key and value heads, fewer of them", "attention")
+    feed_forward_width: int = _option(512, COUNT, "hidden width of the feed-forward parts")
+    dropout: float = _option(0.0, RATE, "dropout rate", "feed_forward")
+    attention_dropout: float = _option(0.0, RATE, "dropout rate of attention weights")
+    activation: str = _option(  # or a function, for a layer
+        "relu", _ACTIVATION, "activation of the feed-forward parts: gelu, silu ...", "feed_forward")
+    norm_first: bool = _option(True, FLAG, "normalise the input of each part, not its sum")
+    key_dim: int | None = _option(None, COUNT_OR_NONE, "width of a query and key head")
+    value_dim: int | None = _option(None, COUNT_OR_NONE, "width of a value head", "attention")
+    use_bias: bool = _option(True, FLAG, "biases in the dense layers", "attention", "feed_forward")
+    soft_cap: float | None = _option(None, POSITIVE_OR_NONE, "bound of the attention scores", "attention")
+    sliding_window: int | None = _option(None, _WINDOW, "self-attention sees tokens nearer than this")
+    normalization: str = _option("layer", one_of(("layer", "rms")), "kind of normalisation: layer or rms")
+    gated: bool = _option(False, FLAG, "gated linear units in the feed-forward parts", "feed_forward")
+    qk_norm: bool = _option(False, FLAG, "normalise queries and keys", "attention")
+    sinks: bool = _option(False, FLAG, "each head has a learned score without a value", "attention")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        N, K = self.num_heads, self.num_key_value_heads
+        self._require(N % (K or N) == 0, "divide `num_heads`", "num_key_value_heads", "num_heads")
+
+    def layer_options(self) -> dict[str, Any]:
+        """The options by name, as a layer's constructor takes them."""
+        return {name: getattr(self, name) for name in OPTIONS}
+
+
+OPTIONS = {field.name: field for field in dataclasses.fields(LayerConfig)}
+
+
+def options_of(part: str) -> list[str]:
+    """The options that a part of a layer takes under their own names."""
+    return [name for name, field in OPTIONS.items() if part in field.metadata["parts"]]
+
+
+def takes_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Shows the options in the signature of a constructor that takes them as keyword arguments."""
+    own = inspect.signature(init)
+    *parameters, rest = own.parameters.values()
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+        for name, field in OPTIONS.items()
+        if name not in own.parameters
+    ]
+    init.__signature__ = own.replace(parameters=[*parameters, rest])  # type: ignore[attr-defined]
+    return init
+
+
+def _sentence(field: dataclasses.Field[Any]) -> str:
+    help, values = field.metadata["help"], field.metadata["values"]
+    return f"{help[0].upper()}{help[1:]}; {values.text}. Default {field.default!r}."
+
+
+def describes_options(cls: _Class) -> _Class:
+    """Puts a line for each option where the docstring of a class has `{options}`."""
+    doc = cls.__doc__ or ""
+    lines = [
+        f"{name}: {_sentence(field)}"
+        for name, field in OPTIONS.items()
+        if f"    {name}:" not in doc
+    ]
+    cls.__doc__ = doc.replace("{options}", "\n        ".join(lines))
+    return cls

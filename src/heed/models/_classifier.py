@@ -1,0 +1,52 @@
+"""The base of models that classify what an encoder reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras import ops
+
+from heed._numbers import check_integer
+from heed.layers.attend import pack_outputs
+from heed.layers.dropout import Dropout
+from heed.layers.flat_dense import FlatDense
+from heed.models._encoder_model import EncoderModel
+from heed.models.encoder import TransformerEncoder
+from heed.models.masked_language_model_config import MaskedLanguageModelConfig
+
+
+class Classifier(EncoderModel):
+    """An encoder, and a dense layer that scores the classes of each vector that it is given."""
+
+    def __init__(
+        self,
+        config: MaskedLanguageModelConfig,
+        num_classes: int,
+        encoder: TransformerEncoder | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, encoder, **kwargs)
+        self.num_classes = check_integer("num_classes", num_classes, least=1)
+        self.drop = Dropout(config.dropout, dtype=self.dtype_policy, name="dropout")
+        self.output_layer = FlatDense(self.num_classes, dtype=self.dtype_policy, name="output")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables."""
+        super().build()
+        self.output_layer.build((None, None, self.config.width))
+
+    def pool(self, encoded: Any, inputs: Any) -> Any:
+        """The vectors to classify, of those of the tokens (B, T, D)."""
+        return encoded
+
+    def call(
+        self, inputs: Any, return_attention_scores: bool = False, training: bool | None = None
+    ) -> Any:
+        """See the class for the arguments."""
+        encoded, *scores = self.encode(inputs, return_attention_scores, training)
+        logits = self.output_layer(self.drop(self.pool(encoded, inputs), training=training))
+        return pack_outputs(ops.cast(logits, "float32"), *scores)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as plain values."""
+        return {**super().get_config(), "num_classes": self.num_classes}
