@@ -5,9 +5,9 @@ import tensorflow as tf
 
 import heed
 from heed import inspect
+from heed.decoding.incremental_decoder import IncrementalDecoder
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, explain_generate, generate
 from heed.models.config import ATTENTIONS
-from heed.models.incremental_decoder import IncrementalDecoder
 from tests.models.builders import randomise, sources
 
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 7, 0, 0], [1, 8, 3, 4, 2]], "int32")

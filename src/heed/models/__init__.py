@@ -17,6 +17,7 @@ from __future__ import annotations
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
+from heed.decoding import Decodable, explain_generate, generate
 from heed.models.config import (
     LanguageModelConfig,
     MaskedLanguageModelConfig,
@@ -24,9 +25,7 @@ from heed.models.config import (
     TransformerConfig,
     VisionTransformerConfig,
 )
-from heed.models.decodable import Decodable
 from heed.models.decoder import TransformerDecoder
-from heed.models.decoding import explain_generate, generate
 from heed.models.encoder import TransformerEncoder
 from heed.models.ensemble import Ensemble
 from heed.models.language_model import LanguageModel

@@ -135,8 +135,8 @@ class DecoderStack:
     embedding: Any
     embedding_scale: float
     final_norm: Norm | None
-    logits: Dense | None
     layers: tuple[DecoderLayer, ...]
+    logits: Dense | None = None
     weights: str = "float32"
     encoder: DecoderStack | None = None
 

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
+from heed.decoding import engine, generation
+from heed.decoding.engine.stacks import describe_decoder
 from heed.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -23,14 +25,7 @@ from heed.layers import (
 )
 from heed.layers.flat_dense import FlatEinsumDense
 from heed.layers.normalization import LayerNormalization
-from heed.models import (
-    Transformer,
-    TransformerConfig,
-    decoding,
-    engine,
-    explain_generate,
-    generate,
-)
+from heed.models import Transformer, TransformerConfig, explain_generate, generate
 from heed.models.config import POSITIONS
 from heed.ops.backends import current
 from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS, Dense, Norm, Positions, Search
@@ -150,11 +145,11 @@ def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **op
     assert engine.unsupported_reasons(model, options) == []
     inputs = {"source": tf.constant(source)}
     if prompt is not None:
-        inputs["prompt"] = decoding._prompt(prompt, inputs["source"], model.config, max_length)
+        inputs["prompt"] = generation._prompt(prompt, inputs["source"], model.config, max_length)
     if options["method"] == "sample":
         shape = (len(source) * options["num_results"], max_length)
         inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
-    names = ("method", *shared, *decoding._OPTIONS[options["method"]])
+    names = ("method", *shared, *generation._OPTIONS[options["method"]])
     return model, inputs, {name: options[name] for name in names}
 
 
@@ -165,7 +160,7 @@ def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
 def by_both(*arguments: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """The tokens; several results of a source stand one after the other. Scores, if there are any, are alike."""
     call = eager(*arguments, **options)
-    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), decoding._decode(*call)
+    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), generation._decode(*call)
     if of_mine is not None:
         np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4, rtol=1e-5)
     return tuple(np.asarray(x).reshape(-1, x.shape[-1]) for x in (mine, graphs))
@@ -374,7 +369,7 @@ def test_threads_are_fixed_once_tensorflow_runs() -> None:
 
 def test_weights_that_do_not_fit_are_named_with_what_was_expected() -> None:
     model, source = small_model(seed=4), tf.constant(sources())
-    stack = engine._decoder(model.decoder)
+    stack = describe_decoder(model.decoder, "float32", None)
     search, none = Search(4, 0, 1, 2), Positions()
     mask, encoded = tf.ones(source.shape, tf.bool), tf.zeros((*source.shape, 8))
 
