@@ -237,8 +237,8 @@ FAULTS = (
     Fault(
         "weights packed as float32 are taken for int8",
         "native/adapters/tensorflow/decode.cc",
-        "sizes[kEncodes], sizes[kPack], ",
-        "sizes[kEncodes], ",
+        "version.push_back(bits);",
+        "version.push_back(0);",
         (_ENGINE,),
     ),
     Fault(

@@ -25,18 +25,20 @@ from heed.ops.backends.decoder import (
     Positions,
 )
 
+_MOST_WINDOW = 2**20  # as many keys as there can be
 
-def describe_decoder(decoder: Any, weights: str, encoder: DecoderStack | None) -> DecoderStack:
-    """A decoder that keeps the weights of dense layers as `weights`, one of `WEIGHTS`."""
+
+def describe_decoder(decoder: Any, weights: str) -> DecoderStack:
+    """A decoder whose dense layers keep their weights as `weights`, one of `WEIGHTS`."""
     if decoder.output_layer is None:
         logits = Dense(decoder.embedding.tokens.embeddings, transposed=True)
     else:
         logits = _dense(decoder.output_layer)
-    return describe_stack(decoder, weights=weights, encoder=encoder, logits=logits)
+    return describe_stack(decoder, weights, logits)
 
 
-def describe_stack(stack: Any, **decoder_fields: Any) -> DecoderStack:
-    """An encoder; a decoder has fields of its own."""
+def describe_stack(stack: Any, weights: str, logits: Dense | None = None) -> DecoderStack:
+    """An encoder, or with `logits` a decoder."""
     tokens = stack.embedding.tokens
     return DecoderStack(
         **head_sizes(attentions(stack.blocks[0])[0][0]),
@@ -44,7 +46,8 @@ def describe_stack(stack: Any, **decoder_fields: Any) -> DecoderStack:
         embedding_scale=tokens.width**0.5 if tokens.scale else 1.0,
         final_norm=_norm(stack.final_norm),
         layers=tuple(map(_layer, stack.blocks)),
-        **decoder_fields,
+        weights=weights,
+        logits=logits,
     )
 
 
@@ -66,6 +69,7 @@ def _layer(block: Any) -> DecoderLayer:
 
 
 def _attention(attention: MultiHeadAttention) -> DecoderAttention:
+    window = attention.sliding_window
     return DecoderAttention(
         **{name: _dense(getattr(attention, f"{name}_dense")) for name in PROJECTIONS},
         gate=_dense(attention.gate_dense),
@@ -73,7 +77,7 @@ def _attention(attention: MultiHeadAttention) -> DecoderAttention:
         key_norm=_norm(attention.key_norm),
         sinks=attention.sinks,
         soft_cap=attention.soft_cap,
-        window=attention.sliding_window,
+        window=window and min(window, _MOST_WINDOW),
     )
 
 
