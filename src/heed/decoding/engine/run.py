@@ -49,7 +49,8 @@ def decode(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> tuple
         memory = model.encode_source(inputs["source"])
         encoded = ops.cast(memory["encoded"], "float32")
         source = ops.zeros(ops.shape(encoded)[:2], dtype="int32")  # of which nothing is read
-        mask, fields = memory.get("mask", source == 0), {"encoded": encoded}
+        mask = memory.get("mask", source == 0)
+        fields = {"encoded": encoded}
     batch = Batch(
         source,
         mask,
