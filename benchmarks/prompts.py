@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 
 def measure() -> dict[str, float]:
     """Measures the milliseconds of each way and batch size, in this process."""
-    from heed.models import LanguageModel, LanguageModelConfig, engine, generate
+    from heed.decoding import engine
+    from heed.models import LanguageModel, LanguageModelConfig, generate
 
     config = LanguageModelConfig(1000, layers=4, width=256, num_heads=8, feed_forward_width=1024)
     model, rng, results = LanguageModel(config), np.random.default_rng(0), {}

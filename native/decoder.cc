@@ -16,7 +16,7 @@
 namespace heed {
 namespace {
 
-constexpr int64_t kMostFeatures = int64_t{1} << 20, kMostTokens = int64_t{1} << 24, kMostLength = int64_t{1} << 20;
+constexpr int64_t kMostFeatures = HEED_MOST_FEATURES, kMostTokens = int64_t{1} << 24, kMostLength = HEED_MOST_LENGTH;
 // Rows that are decoded together read the weights once; beyond so many that saves nothing.
 constexpr int64_t kMostRows = 64;
 constexpr size_t kMostBytes = size_t{1} << 28;  // of scratch memory for one thread, if one source fits
@@ -65,7 +65,7 @@ void check_layer(const HeedDecoderStack& s, const HeedDecoderLayer& layer) {
   check_dense(layer.hidden, s.width, hidden, s.pack, "hidden");
   if (layer.up.weight) check_dense(layer.up, s.width, hidden, s.pack, "up");
   check_dense(layer.back, hidden, s.width, s.pack, "back");
-  check_size(layer.activation, HEED_LINEAR, HEED_HARD_TANH, "activation");
+  check_size(layer.activation, HEED_LINEAR, HEED_TANH, "activation");
   if (!layer.cross.query.weight) return;
   require(s.encoded_width > 0, "`encoded_width` must be given where a layer attends to what is encoded");
   check_norm(layer.cross_norm, "cross_norm");
@@ -120,7 +120,7 @@ void check_prompt(const PackedStack& s, const HeedDecoding& d) {
 }
 
 void check(const PackedStack& s, const HeedDecoding& d, const int32_t* tokens, const float* scores) {
-  check_size(d.batch, 0, int64_t{1} << 31, "batch");
+  check_size(d.batch, 0, HEED_MOST_BATCH, "batch");
   check_size(d.length, 1, kMostLength, "length");
   check_size(d.source_length, 0, kMostLength, "source_length");
   const bool given = !s.encoder && s.encoded_width > 0 && d.batch > 0 && d.source_length > 0;

@@ -28,6 +28,7 @@ FLOORS = {
     "_patching": 1,
     "ops": 2,
     "layers": 3,
+    "decoding": 3.5,  # below models, which offer `generate` as theirs
     "models": 4,
     "inspect": 4,
     "acceleration": 4,

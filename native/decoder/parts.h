@@ -56,55 +56,13 @@ HEED_INLINE Vector<float> erf(Vector<float> x) {
 
 HEED_INLINE Vector<float> sigmoid(Vector<float> x) { return 1 / (1 + exponential(-x)); }
 
-HEED_INLINE Vector<float> magnitude_of(Vector<float> x) { return x < 0 ? -x : x; }
-
-// log(1 + e^x) without an overflow. natural_log wants 1 + e^-|x|, which is in [1, 2].
-HEED_INLINE Vector<float> softplus(Vector<float> x) {
-  return (x < 0 ? Vector<float>{} : x) + natural_log(1 + exponential(-magnitude_of(x)));
-}
-
-HEED_INLINE Vector<float> square_root(Vector<float> x) {
-  for (int lane = 0; lane < kLanes<float>; ++lane) x[lane] = __builtin_sqrtf(x[lane]);
-  return x;
-}
-
-// x between two bounds; what is not a number stays so.
-HEED_INLINE Vector<float> clipped(Vector<float> x, float low, float high) {
-  x = x < low ? broadcast(low) : x;
-  return x > high ? broadcast(high) : x;
-}
-
 template <int kActivation>
 HEED_INLINE Vector<float> activated(Vector<float> x) {
-  typedef Vector<float> V;
-  if constexpr (kActivation == HEED_RELU) return x < 0 ? V{} : x;
+  if constexpr (kActivation == HEED_RELU) return x < 0 ? Vector<float>{} : x;
   if constexpr (kActivation == HEED_GELU) return 0.5f * x * (1 + erf(x * 0.70710678118654752f));
   if constexpr (kActivation == HEED_SILU) return x * sigmoid(x);
   if constexpr (kActivation == HEED_SIGMOID) return sigmoid(x);
   if constexpr (kActivation == HEED_TANH) return tanh<float>(x);
-  if constexpr (kActivation == HEED_RELU6) return x < 0 ? V{} : x > 6 ? V{} + 6.0f : x;
-  if constexpr (kActivation == HEED_LEAKY_RELU) return x < 0 ? 0.2f * x : x;
-  if constexpr (kActivation == HEED_ELU) return x < 0 ? exponential(x) - 1 : x;
-  if constexpr (kActivation == HEED_SOFTPLUS) return softplus(x);
-  if constexpr (kActivation == HEED_CELU) return x < 0 ? exponential(x) - 1 : x;
-  if constexpr (kActivation == HEED_SELU)
-    return 1.0507009873554805f * (x < 0 ? 1.6732632423543773f * (exponential(x) - 1) : x);
-  if constexpr (kActivation == HEED_SOFTSIGN) return x / (1 + magnitude_of(x));
-  if constexpr (kActivation == HEED_SQUAREPLUS) return 0.5f * (x + square_root(x * x + 4));
-  if constexpr (kActivation == HEED_EXPONENTIAL) return exponential(x);
-  if constexpr (kActivation == HEED_MISH) return x * tanh<float>(softplus(x));
-  if constexpr (kActivation == HEED_LOG_SIGMOID) return -softplus(-x);
-  if constexpr (kActivation == HEED_TANH_SHRINK) return x - tanh<float>(x);
-  if constexpr (kActivation == HEED_SOFT_SHRINK) return x > 0.5f ? x - 0.5f : x < -0.5f ? x + 0.5f : x - x;
-  if constexpr (kActivation == HEED_HARD_SHRINK) return magnitude_of(x) > 0.5f ? x : x - x;
-  if constexpr (kActivation == HEED_SPARSE_PLUS) {
-    const V squared = 0.25f * (x + 1) * (x + 1);
-    return x <= -1 ? V{} : x < 1 ? squared : x;
-  }
-  if constexpr (kActivation == HEED_SPARSE_SIGMOID) return clipped(0.5f * (x + 1), 0, 1);
-  if constexpr (kActivation == HEED_HARD_SIGMOID) return clipped(x / 6 + 0.5f, 0, 1);
-  if constexpr (kActivation == HEED_HARD_SILU) return x * clipped(x / 6 + 0.5f, 0, 1);
-  if constexpr (kActivation == HEED_HARD_TANH) return clipped(x, -1, 1);
   return x;
 }
 
@@ -119,25 +77,6 @@ inline void with_activation(int activation, const Use& use) {
     HEED_ACTIVATION(HEED_SILU)
     HEED_ACTIVATION(HEED_SIGMOID)
     HEED_ACTIVATION(HEED_TANH)
-    HEED_ACTIVATION(HEED_RELU6)
-    HEED_ACTIVATION(HEED_LEAKY_RELU)
-    HEED_ACTIVATION(HEED_ELU)
-    HEED_ACTIVATION(HEED_SOFTPLUS)
-    HEED_ACTIVATION(HEED_CELU)
-    HEED_ACTIVATION(HEED_SELU)
-    HEED_ACTIVATION(HEED_SOFTSIGN)
-    HEED_ACTIVATION(HEED_SQUAREPLUS)
-    HEED_ACTIVATION(HEED_EXPONENTIAL)
-    HEED_ACTIVATION(HEED_MISH)
-    HEED_ACTIVATION(HEED_LOG_SIGMOID)
-    HEED_ACTIVATION(HEED_TANH_SHRINK)
-    HEED_ACTIVATION(HEED_SOFT_SHRINK)
-    HEED_ACTIVATION(HEED_HARD_SHRINK)
-    HEED_ACTIVATION(HEED_SPARSE_PLUS)
-    HEED_ACTIVATION(HEED_SPARSE_SIGMOID)
-    HEED_ACTIVATION(HEED_HARD_SIGMOID)
-    HEED_ACTIVATION(HEED_HARD_SILU)
-    HEED_ACTIVATION(HEED_HARD_TANH)
 #undef HEED_ACTIVATION
     default: return use([](Vector<float> v) { return v; });
   }

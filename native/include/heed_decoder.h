@@ -9,33 +9,19 @@
 
 #include "heed.h"
 
-// Activations of the feed-forward part, as Keras defines them (with the defaults of their arguments).
+// The largest D, N H, N V and F; L and S; B.
+#define HEED_MOST_FEATURES 1048576
+#define HEED_MOST_LENGTH 1048576
+#define HEED_MOST_BATCH 2147483648
+
+// Activations of the feed-forward part, as Keras defines them.
 enum HeedActivation {
   HEED_LINEAR = 0,
   HEED_RELU = 1,
   HEED_GELU = 2,  // exact: x (1 + erf(x / sqrt(2))) / 2
   HEED_SILU = 3,
   HEED_SIGMOID = 4,
-  HEED_TANH = 5,
-  HEED_RELU6 = 6,
-  HEED_LEAKY_RELU = 7,  // 0.2 x below 0
-  HEED_ELU = 8,
-  HEED_SOFTPLUS = 9,
-  HEED_CELU = 10,
-  HEED_SELU = 11,
-  HEED_SOFTSIGN = 12,
-  HEED_SQUAREPLUS = 13,
-  HEED_EXPONENTIAL = 14,
-  HEED_MISH = 15,
-  HEED_LOG_SIGMOID = 16,
-  HEED_TANH_SHRINK = 17,
-  HEED_SOFT_SHRINK = 18,
-  HEED_HARD_SHRINK = 19,
-  HEED_SPARSE_PLUS = 20,
-  HEED_SPARSE_SIGMOID = 21,
-  HEED_HARD_SIGMOID = 22,
-  HEED_HARD_SILU = 23,
-  HEED_HARD_TANH = 24
+  HEED_TANH = 5
 };
 
 // How the weights of dense layers are kept once they are packed.

@@ -7,13 +7,13 @@ import tensorflow as tf
 
 import heed
 from heed import inspect
+from heed.decoding import engine
 from heed.models import (
     Transformer,
     TransformerConfig,
     TransformerEncoder,
     VisionTransformer,
     VisionTransformerConfig,
-    engine,
     explain_generate,
     generate,
 )

@@ -5,8 +5,8 @@ import tensorflow as tf
 
 import heed
 from heed import inspect
+from heed.decoding.incremental_decoder import IncrementalDecoder
 from heed.models import RecurrentTranslator, RecurrentTranslatorConfig, explain_generate, generate
-from heed.models.incremental_decoder import IncrementalDecoder
 from heed.models.recurrent_translator_config import ATTENTIONS
 from tests.models.builders import randomise, sources
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from heed.decoding import engine
 from heed.layers import TokenEmbedding
 from heed.models import (
     MaskedLanguageModel,
     MaskedLanguageModelConfig,
     RecurrentTranslator,
     RecurrentTranslatorConfig,
-    engine,
     generate,
 )
 from tests.models.builders import small_language_model, small_model

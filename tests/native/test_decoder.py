@@ -424,7 +424,7 @@ def faults() -> Iterator[tuple[str, Any, Any, str]]:
         s.pack, s.layers[0].hidden.outputs, s.layers[0].back.inputs = 2, 131073, 131073
 
     yield "deep", too_deep, None, "`back` must have at most 131072 inputs where weights are kept as"
-    yield "activation", field("activation", 99), None, "`activation` must be in [0, 24]"
+    yield "activation", field("activation", 99), None, "`activation` must be in [0, 5]"
     yield "embedding", stack("embedding", None), None, "the embedding is missing"
     missing = "the weights of `self.query` are missing"
     yield "query", layer("self.query", "weight", None), None, missing

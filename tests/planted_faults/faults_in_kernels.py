@@ -9,7 +9,7 @@ _CORE, _ADDITIVE, _FUZZ, _ROWS, _DECODER = (
     f"tests/native/test_{name}.py" for name in ("core", "additive", "fuzz", "rows", "decoder")
 )
 _STEPS = "tests/native/test_decoding_steps.py"
-_ENGINE = "tests/models/test_engine.py"
+_ENGINE = "tests/decoding/test_engine.py"
 
 FAULTS = (
     # Steps of decoding
@@ -188,8 +188,8 @@ FAULTS = (
     ),
     Fault(
         "the engine takes a layer's activation for that of its stack",
-        "src/heed/models/engine.py",
-        "        activation=_activation(hidden),",
+        "src/heed/decoding/engine/stacks.py",
+        "        activation=activation_name(hidden),",
         '        activation="relu",',
         (_ENGINE,),
     ),
@@ -245,8 +245,8 @@ FAULTS = (
     Fault(
         "weights packed as float32 are taken for int8",
         "native/adapters/tensorflow/decode.cc",
-        "sizes[kEncodes], sizes[kPack], ",
-        "sizes[kEncodes], ",
+        "version.push_back(bits);",
+        "version.push_back(0);",
         (_ENGINE,),
     ),
     Fault(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.planted_faults.fault import Fault
 
-_LAYERS, _MODELS = "src/heed/layers", "src/heed/models"
-_OF_LAYERS, _OF_MODELS = "tests/layers", "tests/models"
+_LAYERS, _MODELS, _DECODING = "src/heed/layers", "src/heed/models", "src/heed/decoding"
+_OF_LAYERS, _OF_MODELS, _OF_DECODING = "tests/layers", "tests/models", "tests/decoding"
 
 FAULTS = (
     # Projections
@@ -205,63 +205,63 @@ FAULTS = (
     # Models
     Fault(
         "beam search compares open hypotheses by their current length",
-        f"{_MODELS}/beam.py",
+        f"{_DECODING}/beam.py",
         "attainable = (scores / full)[:, 0]",
         "attainable = (scores / penalty(count, length_penalty))[:, 0]",
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_decoding.py",),
     ),
     Fault(
         "beams take the state of another row",
-        f"{_MODELS}/beam.py",
+        f"{_DECODING}/beam.py",
         "state = decoder.select(state, ops.reshape(parents + first_row, (-1,)))",
         "state = decoder.select(state, ops.reshape(parents, (-1,)))",
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_decoding.py",),
     ),
     Fault(
         "the length penalty counts one token too few",
-        f"{_MODELS}/beam.py",
+        f"{_DECODING}/beam.py",
         'count = ops.maximum(ops.cast(index, "float32") + 1.0 - given_length, 0.0)',
         'count = ops.maximum(ops.cast(index, "float32") - given_length, 0.0)',
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_decoding.py",),
     ),
     Fault(
         "one uniform number serves all sampling steps",
-        f"{_MODELS}/decoding.py",
+        f"{_DECODING}/generation.py",
         'uniform = column(inputs["uniform"], index)',
         'uniform = inputs["uniform"][:, 0]',
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_decoding.py",),
     ),
     Fault(
         "top_p leaves out the token that reaches it",
-        f"{_MODELS}/sampling.py",
+        f"{_DECODING}/sampling.py",
         "before = ops.cumsum(mass, axis=-1) - mass",
         "before = ops.cumsum(mass, axis=-1)",
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_decoding.py",),
     ),
     Fault(
         "temperature multiplies",
-        f"{_MODELS}/sampling.py",
+        f"{_DECODING}/sampling.py",
         "logits = logits / temperature",
         "logits = logits * temperature",
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_decoding.py",),
     ),
     Fault(
         "padding can be decoded",
-        f"{_MODELS}/incremental_decoder.py",
+        f"{_DECODING}/incremental_decoder.py",
         "self._forbidden[[self.config.pad_id, self.config.start_id]] = _IMPOSSIBLE",
         "self._forbidden[[self.config.start_id]] = _IMPOSSIBLE",
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_decoding.py",),
     ),
     Fault(
         "prompts are read without the start",
-        f"{_MODELS}/incremental_decoder.py",
+        f"{_DECODING}/incremental_decoder.py",
         "self._read(tokens[:, :shared]",
         "self._read(prompt[:, :shared]",
         (f"{_OF_MODELS}/test_language_model.py",),
     ),
     Fault(
         "the end in a prompt is read over",
-        f"{_MODELS}/incremental_decoder.py",
+        f"{_DECODING}/incremental_decoder.py",
         "going = ops.logical_and(prompt != config.pad_id, prompt != config.end_id)",
         "going = prompt != config.pad_id",
         (f"{_OF_MODELS}/test_language_model.py",),
@@ -271,21 +271,21 @@ FAULTS = (
         f"{_MODELS}/_input.py",
         'ops.arange(query_length, dtype="int32") + start_index}',
         'ops.arange(query_length, dtype="int32")}',
-        (f"{_OF_MODELS}/test_decoding.py", f"{_OF_MODELS}/test_transformer.py"),
+        (f"{_OF_DECODING}/test_decoding.py", f"{_OF_MODELS}/test_transformer.py"),
     ),
     Fault(
         "a compiled decoding takes the source for the prompt",
         "src/heed/ops/backends/tensorflow/__init__.py",
         "args=[*tf.nest.flatten(inputs), *captured]",
         "args=[*inputs.values(), *captured]",
-        (f"{_OF_MODELS}/test_engine.py",),
+        (f"{_OF_DECODING}/test_engine.py",),
     ),
     Fault(
         "a compiled decoding does not see that layers were changed",
-        f"{_MODELS}/_programs.py",
+        f"{_DECODING}/programs.py",
         "(layer := reference()) is not None and _contents(layer) == contents",
         "(layer := reference()) is not None",
-        (f"{_OF_MODELS}/test_decoding.py",),
+        (f"{_OF_DECODING}/test_decoding.py",),
     ),
     Fault(
         "an ensemble writes what its smallest model has no positions for",
@@ -338,7 +338,7 @@ FAULTS = (
     ),
     Fault(
         "the engine attends to what an encoder of features masks",
-        f"{_MODELS}/engine.py",
+        f"{_DECODING}/engine/run.py",
         'mask = memory.get("mask", source == 0)',
         "mask = source == 0",
         (f"{_OF_MODELS}/test_encoders.py",),

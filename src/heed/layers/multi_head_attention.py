@@ -263,6 +263,11 @@ class MultiHeadAttention(AttentionLayer):
     )
     dropout = property(attrgetter("_dropout"), doc="Rate of dropped weights in training.")
     use_bias = property(attrgetter("_use_bias"), doc="Whether projections have a bias.")
+    sliding_window = property(
+        attrgetter("_sliding_window"), doc="W: query i sees key j if |i - j| < W. None: no limit."
+    )
+    soft_cap = property(attrgetter("_soft_cap"), doc="The bound of the scores, or None.")
+    position = property(attrgetter("_position"), doc="The layer's own positions, or None.")
     attention_axes = property(attrgetter("_attention_axes"), doc="The axes attended over, or None.")
     query_dense = property(attrgetter("_query_dense"), doc="The projection of the query.")
     key_dense = property(attrgetter("_key_dense"), doc="The projection of the key.")
@@ -272,6 +277,19 @@ class MultiHeadAttention(AttentionLayer):
     )
     query_norm = property(attrgetter("_query_norm"), doc="The norm of the queries, with `qk_norm`.")
     key_norm = property(attrgetter("_key_norm"), doc="The norm of the keys, with `qk_norm`.")
+
+    gate_dense = property(
+        lambda self: self._gate_dense if self._use_gate else None,
+        doc="The projection to the gate of the heads, or None without.",
+    )
+    query_norm = property(
+        lambda self: self._query_norm if self._qk_norm else None,
+        doc="The normalisation of each head of the query, or None without.",
+    )
+    key_norm = property(
+        lambda self: self._key_norm if self._qk_norm else None,
+        doc="The normalisation of each head of the key, or None without.",
+    )
 
     @property
     def own_widths(self) -> bool:

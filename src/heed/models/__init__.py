@@ -17,9 +17,8 @@ from __future__ import annotations
 import heed.ops  # noqa: F401  (first: it says what is missing)
 
 # isort: split
-from heed.models.decodable import Decodable
+from heed.decoding import Decodable, explain_generate, generate
 from heed.models.decoder import TransformerDecoder
-from heed.models.decoding import explain_generate, generate
 from heed.models.encoder import TransformerEncoder
 from heed.models.ensemble import Ensemble
 from heed.models.language_model import LanguageModel, LanguageModelConfig

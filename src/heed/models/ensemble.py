@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heed.models.decodable import Decodable, lacking
+from heed.decoding.decodable import Decodable, lacking
 
 _SHARED = ("pad_id", "start_id", "end_id", "target_vocabulary_size")
 

@@ -1,41 +1,17 @@
-"""What a decoder engine is told: the weights of a stack of layers, the sources, and how to choose tokens.
+"""What a decoder engine gets: stacks of layers with their weights, a batch of sources, and how to choose tokens.
 
 An engine runs a whole decoding loop as one op. Where it cannot, decoding goes on in the graph, one op at a time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-# What an engine may be asked to apply, by the names that Keras has for them.
-ACTIVATIONS = (
-    "linear",
-    "relu",
-    "gelu",
-    "silu",
-    "sigmoid",
-    "tanh",
-    "relu6",
-    "leaky_relu",
-    "elu",
-    "softplus",
-    "celu",
-    "selu",
-    "softsign",
-    "squareplus",
-    "exponential",
-    "mish",
-    "log_sigmoid",
-    "tanh_shrink",
-    "soft_shrink",
-    "hard_shrink",
-    "sparse_plus",
-    "sparse_sigmoid",
-    "hard_sigmoid",
-    "hard_silu",
-    "hard_tanh",
-)
+# The activations of an engine, by Keras' names.
+ACTIVATIONS = ("linear", "relu", "gelu", "silu", "sigmoid", "tanh")
 
 METHODS = ("greedy", "sample", "beam")
 # How an engine may keep the weights of dense layers.
@@ -43,11 +19,33 @@ WEIGHTS = ("float32", "bfloat16", "int8")
 MOST_BEAMS = 32
 
 
+def named_fields(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a part and of its parts: pairs of a path and a number or weight.
+
+    A path is such as "decoder/layer_0/self_attention/query/kernel". Fields that are None are left out; a choice among
+    names is the number of its name.
+    """
+    if dataclasses.is_dataclass(value):
+        for part in dataclasses.fields(value):
+            names, own = part.metadata.get("names"), getattr(value, part.name)
+            yield from named_fields(f"{path}/{part.name}", names.index(own) if names else own)
+    elif isinstance(value, tuple):  # layers: layer_0, layer_1, ...
+        for index, part in enumerate(value):
+            yield from named_fields(f"{path.removesuffix('s')}_{index}", part)
+    elif value is not None:
+        yield path, value
+
+
+def _one_of(names: tuple[str, ...], **options: Any) -> Any:
+    """A field that is one of these names."""
+    return field(metadata={"names": names}, **options)
+
+
 @dataclass(frozen=True)
 class Dense:
-    """y = x W + b, with `weight` (inputs, outputs) in any shape of these numbers; if `transposed` (outputs, inputs)."""
+    """y = x W + b, with `kernel` (inputs, outputs) in any shape of these numbers; if `transposed` (outputs, inputs)."""
 
-    weight: Any
+    kernel: Any
     bias: Any = None
     transposed: bool = False
 
@@ -97,12 +95,12 @@ class DecoderLayer:
     Attributes:
         norm_first: whether a part reads normalised input, or the sum is normalised.
         activation: one of `ACTIVATIONS`.
-        self_attention, cross_attention: the latter is None in an encoder, and where nothing is encoded.
+        cross_attention, cross_norm: None in an encoder, and where nothing is encoded.
         hidden, up, back: activation(x hidden) back, or with `up` (activation(x hidden) * (x up)) back.
     """
 
     norm_first: bool
-    activation: str
+    activation: str = _one_of(ACTIVATIONS)
     self_norm: Norm
     self_attention: DecoderAttention
     feed_forward_norm: Norm
@@ -115,17 +113,16 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class DecoderStack:
-    """The weights of a decoder or an encoder, and how they are put together.
+    """The weights and settings of a decoder or an encoder.
 
     Attributes:
         heads, kv_heads, head_dim, value_dim: N, K, H, V of all layers.
         embedding: (vocabulary, D).
         embedding_scale: multiplies its rows.
         final_norm: before `logits`, or None.
-        logits: D to the vocabulary; None in an encoder.
         layers: one after the other.
-        weights: what dense layers are kept in, one of `WEIGHTS`; those of the encoder too.
-        encoder: of a decoder, the stack that encodes the sources; None where they come encoded.
+        weights: the format of dense layers' weights, one of `WEIGHTS`.
+        logits: D to the vocabulary; None in an encoder.
     """
 
     heads: int
@@ -135,15 +132,14 @@ class DecoderStack:
     embedding: Any
     embedding_scale: float
     final_norm: Norm | None
-    logits: Dense | None
     layers: tuple[DecoderLayer, ...]
-    weights: str = "float32"
-    encoder: DecoderStack | None = None
+    weights: str = _one_of(WEIGHTS)
+    logits: Dense | None = None
 
 
 @dataclass(frozen=True)
 class Positions:
-    """How L tokens know where they stand; None for what is not used.
+    """Tables of the positions of L tokens; None for what is not used.
 
     Attributes:
         table: (L, D), added to the embedded tokens.
@@ -158,35 +154,53 @@ class Positions:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """The sources of a call and what else belongs to its rows.
+
+    Attributes:
+        source: (B, S) int32.
+        source_mask: (B, S) booleans, True where there is a token.
+        encoded: (B, S, D) float32, or None if there is an encoder.
+        positions, source_positions: of the tokens to decode, and of the sources if there is an encoder.
+        prompt: (B, L) int32, the first tokens of each row, then padding; or None.
+        uniform: (B, L) in [0, 1), for "sample"; or None.
+    """
+
+    source: Any
+    source_mask: Any
+    encoded: Any = None
+    positions: Positions = Positions()
+    source_positions: Positions = Positions()
+    prompt: Any = None
+    uniform: Any = None
+
+
+@dataclass(frozen=True)
 class Search:
     """How tokens are chosen, and when a row ends.
 
     Attributes:
-        length: L, how many tokens at most.
+        length: L, the number of tokens at most.
         pad, start, end: their ids; the first two are never chosen.
         method: one of `METHODS`.
-        prompt: (B, L) int32, what each row begins with, then padding; or None.
-        uniform: (B, L) in [0, 1), for "sample".
-        temperature, top_k, top_p: of drawing, as `heed.models.generate` has them.
-        beam_size, length_penalty: of a beam search, the same; at most `MOST_BEAMS`.
-        results: N, how many hypotheses a beam search gives for each row.
-        scored: whether their scores are wanted, which a greedy search has not.
+        temperature, top_k, top_p: of sampling, as in `heed.models.generate`; `top_k` and `top_p` 0: no such cut.
+        beam_size, length_penalty: of a beam search, as in `heed.models.generate`; at most `MOST_BEAMS`.
+        results: N, the number of hypotheses that a beam search returns for each row.
+        return_scores: whether to return their scores; a greedy search has none.
     """
 
     length: int
     pad: int
     start: int
     end: int
-    method: str = "greedy"
-    prompt: Any = None
-    uniform: Any = None
+    method: str = _one_of(METHODS, default="greedy")
     temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    top_k: int = 0
+    top_p: float = 0.0
     beam_size: int = 1
     length_penalty: float = 0.0
     results: int = 1
-    scored: bool = False
+    return_scores: bool = False
 
 
 class DecoderEngine(Protocol):
@@ -197,25 +211,14 @@ class DecoderEngine(Protocol):
         ...
 
     def decode(
-        self,
-        stack: DecoderStack,
-        source: Any,
-        source_mask: Any,
-        encoded: Any,
-        positions: Positions,
-        source_positions: Positions,
-        search: Search,
+        self, decoder: DecoderStack, encoder: DecoderStack | None, batch: Batch, search: Search
     ) -> tuple[Any, Any]:
-        """Tokens (B, N, L) int32, padded after the end; and their scores, or None.
-
-        Scores are (B, N) float32, as `heed.models.generate` has them.
+        """Tokens (B, N, L) int32, padded after the end; and their scores (B, N) float32, or None.
 
         Args:
-            stack: the decoder.
-            source: (B, S) int32.
-            source_mask: (B, S) booleans, True where there is a token.
-            encoded: (B, S, D) float32, or None if the stack has an encoder.
-            positions, source_positions: of the tokens to decode, and of the sources if they are to be encoded.
-            search: how to choose.
+            decoder: its layers have cross-attention where there are sources.
+            encoder: encodes the sources; None where there are none or they come encoded.
+            batch: the sources.
+            search: how to choose tokens.
         """
         ...

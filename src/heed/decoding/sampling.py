@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from heed.models.incremental_decoder import (
+from heed.decoding.incremental_decoder import (
     DecodingState,
     IncrementalDecoder,
     begun,

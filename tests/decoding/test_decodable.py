@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from keras import ops
 
+from heed.decoding.beam import penalty
 from heed.models import Decodable, explain_generate, generate
-from heed.models.beam import penalty
 
 PAD, START, END, SIZE = 0, 1, 2, 7
 LENGTH = 5

@@ -12,12 +12,12 @@ import numpy as np
 from keras import ops
 
 from heed._numbers import check_integer, check_real
-from heed.models import engine
-from heed.models._programs import program
-from heed.models.beam import beam_search
-from heed.models.decodable import Decodable, lacking
-from heed.models.incremental_decoder import IncrementalDecoder, column
-from heed.models.sampling import decode_rows, draw, greedy
+from heed.decoding import engine
+from heed.decoding.beam import beam_search
+from heed.decoding.decodable import Decodable, lacking
+from heed.decoding.incremental_decoder import IncrementalDecoder, column
+from heed.decoding.programs import program
+from heed.decoding.sampling import decode_rows, draw, greedy
 from heed.ops.backends.decoder import WEIGHTS
 from heed.ops.checks import check_tokens
 from heed.ops.dispatch import Dispatch

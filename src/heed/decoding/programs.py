@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 
-from heed.models._stack import Stack
 from heed.ops.backends import current
 from heed.ops.dispatch import get_implementation
 
@@ -84,9 +83,15 @@ class _State:
 
 
 def _parts(model: Any) -> list[Any]:
-    """The model, and the layers of its stacks: one that was put in the place of another is none that Keras tells of."""
+    """The model and the `blocks` of its stacks: Keras does not notice a layer that replaces another in a list."""
     stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
-    return [model, *(block for x in stacks if isinstance(x, Stack) for block in x.blocks)]
+    blocks = [
+        x
+        for stack in stacks
+        if isinstance(stack, keras.Model)
+        for x in getattr(stack, "blocks", ())
+    ]
+    return [model, *(x for x in blocks if isinstance(x, keras.layers.Layer))]
 
 
 def _flattened(part: Any) -> list[Any]:

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 import heed
-from heed.models import Transformer, _programs, engine, explain_generate, generate
-from heed.models import decoding as decoding_module
-from heed.models.beam import beam_search, penalty
+from heed.decoding import engine, generation, programs
+from heed.decoding.beam import beam_search, penalty
+from heed.decoding.incremental_decoder import DecodingState, IncrementalDecoder
+from heed.decoding.sampling import draw
+from heed.models import Transformer, explain_generate, generate
 from heed.models.config import POSITIONS
-from heed.models.incremental_decoder import DecodingState, IncrementalDecoder
-from heed.models.sampling import draw
 from tests.graphs import allocated, traced
 from tests.models.builders import small_config, small_model, sources
 
@@ -325,7 +325,7 @@ def test_decoding_stops_when_all_rows_have_ended(method, monkeypatch):
     }
     inputs = {"source": source, "uniform": tf.zeros((5, 20))}
     # Runs step by step, not as a graph.
-    tokens = decoding_module._decode(model, inputs, options)[0][:, 0]
+    tokens = generation._decode(model, inputs, options)[0][:, 0]
     np.testing.assert_array_equal(tokens[:, 0], 2)
     assert len(steps) == 1
 
@@ -475,8 +475,8 @@ def test_changed_weights_are_seen():
     np.testing.assert_array_equal(after, decode(other, sources()))
 
 
-def programs(model):
-    return list(_programs._kept[model].by_key)
+def kept_programs(model):
+    return list(programs._kept[model].by_key)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -492,18 +492,18 @@ def test_lora_is_seen():
     after = decode(model, source)
     assert np.any(after != before)
     np.testing.assert_array_equal(after, decode(model, source, use_cache=False))
-    assert len(programs(model)) == 2  # those of before are gone
+    assert len(kept_programs(model)) == 2  # those of before are gone
 
 
 @pytest.mark.usefixtures("compiled")
 def test_the_dtype_of_the_weights_is_seen():
     model = small_model(seed=3)
     decode(model, sources())
-    (before,) = programs(model)
-    program = _programs._kept[model].by_key[before]
+    (before,) = kept_programs(model)
+    program = programs._kept[model].by_key[before]
     model.decoder.blocks[0].feed_forward.hidden_dense.quantize("int8")
     decode(model, sources())
-    assert _programs._kept[model].by_key[before] is not program
+    assert programs._kept[model].by_key[before] is not program
 
 
 @pytest.mark.usefixtures("compiled")
@@ -511,15 +511,15 @@ def test_a_policy_is_seen():
     """Which changes what a layer computes in, and no variable."""
     model = small_model(seed=3)
     decode(model, sources(), use_cache=False)
-    (before,) = programs(model)
-    program = _programs._kept[model].by_key[before]
+    (before,) = kept_programs(model)
+    program = programs._kept[model].by_key[before]
     decode(model, sources(), use_cache=False)
-    assert _programs._kept[model].by_key[before] is program
+    assert programs._kept[model].by_key[before] is program
     model.decoder.blocks[0].feed_forward.hidden_dense.dtype_policy = keras.DTypePolicy(
         "mixed_bfloat16"
     )
     decode(model, sources(), use_cache=False)
-    assert _programs._kept[model].by_key[before] is not program
+    assert programs._kept[model].by_key[before] is not program
 
 
 @pytest.mark.usefixtures("compiled")
@@ -545,11 +545,11 @@ def test_programs_are_as_few_as_they_can_be():
     source = sources()[:1]
     for temperature in (0.5, 1.0):
         decode(model, source, 2, temperature=temperature, top_k=3, beam_size=2)
-    assert len(programs(model)) == 1
+    assert len(kept_programs(model)) == 1
     for length in range(1, 12):  # made, and not traced before it runs
-        _programs.program(model, {"max_length": length}, decoding_module._decode)
-    assert len(programs(model)) == _programs._MOST
-    assert {dict(key[2:])["max_length"] for key in programs(model)} == set(range(4, 12))
+        programs.program(model, {"max_length": length}, generation._decode)
+    assert len(kept_programs(model)) == programs._MOST
+    assert {dict(key[2:])["max_length"] for key in kept_programs(model)} == set(range(4, 12))
 
 
 def test_a_model_is_not_kept_alive():
@@ -718,7 +718,7 @@ def test_a_step_in_the_graph_allocates_no_caches():
         options |= {"num_results": 1, "scored": False}
 
         def decode_in_graph(source):
-            return decoding_module._decode(model, {"source": source}, options)[0]
+            return generation._decode(model, {"source": source}, options)[0]
 
         function = tf.function(decode_in_graph, input_signature=[tf.TensorSpec((2, 5), tf.int32)])
         with traced() as found:

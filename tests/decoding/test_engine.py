@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heed
+from heed.decoding import engine, generation
+from heed.decoding.engine.stacks import describe_decoder
 from heed.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -23,17 +26,10 @@ from heed.layers import (
 )
 from heed.layers.flat_dense import FlatEinsumDense
 from heed.layers.normalization import LayerNormalization
-from heed.models import (
-    Transformer,
-    TransformerConfig,
-    decoding,
-    engine,
-    explain_generate,
-    generate,
-)
+from heed.models import Transformer, TransformerConfig, explain_generate, generate
 from heed.models.config import POSITIONS
 from heed.ops.backends import current
-from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS, Dense, Norm, Positions, Search
+from heed.ops.backends.decoder import ACTIVATIONS, WEIGHTS, Batch, Dense, Norm, Positions, Search
 from heed.ops.backends.tensorflow.native import library
 from heed.ops.observe import set_watcher
 from tests.graphs import traced
@@ -150,11 +146,11 @@ def eager(model: Any, source: Any, prompt: Any = None, max_length: int = 6, **op
     assert engine.unsupported_reasons(model, options) == []
     inputs = {"source": tf.constant(source)}
     if prompt is not None:
-        inputs["prompt"] = decoding._prompt(prompt, inputs["source"], model.config, max_length)
+        inputs["prompt"] = generation._prompt(prompt, inputs["source"], model.config, max_length)
     if options["method"] == "sample":
         shape = (len(source) * options["num_results"], max_length)
         inputs["uniform"] = np.random.default_rng(3).random(shape, "float32")
-    names = ("method", *shared, *decoding._OPTIONS[options["method"]])
+    names = ("method", *shared, *generation._OPTIONS[options["method"]])
     return model, inputs, {name: options[name] for name in names}
 
 
@@ -165,7 +161,7 @@ def by_engine(*arguments: Any, **options: Any) -> np.ndarray:
 def by_both(*arguments: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """The tokens; several results of a source stand one after the other. Scores, if there are any, are alike."""
     call = eager(*arguments, **options)
-    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), decoding._decode(*call)
+    (mine, of_mine), (graphs, of_graphs) = engine.decode(*call), generation._decode(*call)
     if of_mine is not None:
         np.testing.assert_allclose(of_mine, of_graphs, atol=1e-4, rtol=1e-5)
     return tuple(np.asarray(x).reshape(-1, x.shape[-1]) for x in (mine, graphs))
@@ -187,7 +183,7 @@ TAKEN: dict[str, Any] = {
     "dropout": [0.5],
     "attention_dropout": [0.5],
     # The formulas of all are compared in tests/native/test_decoder.py.
-    "activation": ["gelu", "silu", "mish", ACTIVATIONS[-1]],
+    "activation": ["gelu", "silu", ACTIVATIONS[-1]],
     "norm_first": [False],
     "position": list(POSITIONS),
     "max_length": [7],
@@ -206,8 +202,8 @@ TAKEN: dict[str, Any] = {
     "qk_norm": [True],
     "sinks": [True],
 }
-# What no engine does: they are no functions of one number, or halve the width.
-NAMED = {"activation": ["softmax", "log_softmax", "sparsemax"]}
+# What the graph decodes, with the value in the reason.
+NAMED = {"activation": ["softmax", "mish"]}
 
 
 def varied(**changes: Any) -> Any:
@@ -233,13 +229,6 @@ def test_every_option_of_a_config_is_taken_or_named() -> None:
             (reason,) = explain_generate(varied(**{name: value})).reasons
             assert repr(value) in reason
     assert len(found) > len(TAKEN) // 2  # options change tokens
-
-
-def test_every_activation_of_keras_is_taken_or_named() -> None:
-    known = [getattr(keras.activations, name) for name in dir(keras.activations)]
-    names = {x.__name__ for x in known if callable(x)} - {"get", "serialize", "deserialize"}
-    # The last two fit no feed-forward part: one halves the width, one needs arguments.
-    assert names == {*ACTIVATIONS, *NAMED["activation"], "glu", "threshold"}
 
 
 @given(
@@ -374,20 +363,25 @@ def test_threads_are_fixed_once_tensorflow_runs() -> None:
 
 def test_weights_that_do_not_fit_are_named_with_what_was_expected() -> None:
     model, source = small_model(seed=4), tf.constant(sources())
-    stack = engine._decoder(model.decoder)
-    search, none = Search(4, 0, 1, 2), Positions()
-    mask, encoded = tf.ones(source.shape, tf.bool), tf.zeros((*source.shape, 8))
+    stack = describe_decoder(model.decoder, "float32")
+    search, mask = Search(4, 0, 1, 2), tf.ones(source.shape, tf.bool)
+    encoded = tf.zeros((*source.shape, 8))
 
-    def run_with(stack: Any, positions: Any = none, encoded: Any = encoded) -> Any:
-        return current().DECODER.decode(
-            stack, source, mask, encoded, positions, Positions(), search
-        )
+    def run_with(stack: Any, positions: Any = None, encoded: Any = encoded) -> Any:
+        batch = Batch(source, mask, encoded, positions or Positions())
+        return current().DECODER.decode(stack, None, batch, search)
 
     assert run_with(stack)[0].shape == (5, 1, 4)
     (layer,) = stack.layers
     for changed, text in (
-        ({"back": Dense(tf.zeros((15, 8)))}, r"must hold 128 numbers. Received: shape \(15, 8\)"),
-        ({"self_norm": Norm(tf.ones(9), None, 1e-6)}, r"must hold 8 numbers.*\(9\)"),
+        (
+            {"back": Dense(tf.zeros((15, 8)))},
+            r"`decoder/layer_0/back/kernel` must hold 128 numbers. Received: shape \(15, 8\)",
+        ),
+        (
+            {"self_norm": Norm(tf.ones(9), None, 1e-6)},
+            r"self_norm/gamma` must hold 8 numbers.*\(9\)",
+        ),
     ):
         bad = dataclasses.replace(stack, layers=(dataclasses.replace(layer, **changed),))
         with pytest.raises(tf.errors.InvalidArgumentError, match=text):
@@ -400,6 +394,72 @@ def test_weights_that_do_not_fit_are_named_with_what_was_expected() -> None:
     half = dataclasses.replace(layer, back=Dense(tf.zeros((16, 8), tf.float64)))
     with pytest.raises((tf.errors.InvalidArgumentError, TypeError), match="float"):
         run_with(dataclasses.replace(stack, layers=(half,)))
+
+
+@pytest.fixture
+def arguments(monkeypatch: Any) -> dict[str, Any]:
+    """Those of the engine's op in a beam search."""
+    calls: list[dict[str, Any]] = []
+    real = library.ops()
+
+    def decode_and_note(**arguments: Any) -> Any:
+        calls.append(arguments)
+        return real.heed_decode(**arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "ops", lambda: types.SimpleNamespace(heed_decode=decode_and_note))
+        by_engine(small_model(seed=4, position="rotary"), sources(), method="beam")
+    return calls[0]
+
+
+def refused(arguments: dict[str, Any], text: str, **changes: Any) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        library.ops().heed_decode(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "text"),
+    [
+        (
+            "decoder/layer_0/self_attention/query/kernel",
+            "decoder/layer_0/self_attention/query/core",
+            r"Missing: decoder/layer_0/self_attention/query/kernel. Unknown: \S+/query/core",
+        ),
+        ("encoder/layer_0/back/bias", "encoder/layer_0/back/offset", "Unknown: .*/back/offset"),
+        ("search/pad", "search/padding", "Missing: search/pad. Unknown: search/padding"),
+        ("decoder/heads", "other", r"Missing: decoder/heads. Unknown: other"),
+        ("decoder/heads", "decoder/kv_heads", "a number for each of the names, which must differ"),
+    ],
+)
+def test_fields_are_refused_by_name(arguments: Any, name: str, other: str, text: str) -> None:
+    names = arguments["names"].split("\n")
+    names[names.index(name)] = other
+    refused(arguments, text, names="\n".join(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("decoder/heads", 1e9, "`decoder/heads` must be an integer from 0 to 1048576"),
+        ("decoder/heads", 0.5, "`decoder/heads` must be an integer"),
+        ("search/results", 2.0**24, "`search/results` must be an integer from 0 to 32"),
+        ("search/length", 2.0**40, "`search/length` must be an integer from 0 to 1048576"),
+        ("search/beam_size", np.nan, "`search/beam_size` must be an integer"),
+        ("decoder/embedding", 1000.0, "`decoder/embedding` must be the index of a weight"),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    arguments: Any, name: str, value: float, text: str
+) -> None:
+    values = np.array(arguments["values"])
+    values[arguments["names"].split("\n").index(name)] = value
+    refused(arguments, text, values=values)
+
+
+@pytest.mark.parametrize("shape", [(2**40, 0), (2**32, 0), (0, 2**40), (0, 2**21)])
+def test_sizes_that_no_memory_holds_are_refused(arguments: Any, shape: tuple[int, int]) -> None:
+    text = "`source` must have at most 2\\^31 rows"
+    refused(arguments, text, source=np.zeros(shape, np.int32), source_mask=np.zeros(shape, bool))
 
 
 @pytest.fixture(scope="module")

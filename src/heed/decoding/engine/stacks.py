@@ -1,0 +1,117 @@
+"""The decoder and the encoder of a model as the engine gets them: plain data and weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras import ops
+
+from heed.decoding.engine.parts import (
+    PROJECTIONS,
+    activation_name,
+    attentions,
+    feed_forward,
+    head_sizes,
+)
+from heed.layers import MultiHeadAttention
+from heed.layers.normalization import RMSNormalization
+from heed.ops import rotary_embedding
+from heed.ops.backends.decoder import (
+    DecoderAttention,
+    DecoderLayer,
+    DecoderStack,
+    Dense,
+    Norm,
+    Positions,
+)
+
+_MOST_WINDOW = 2**20  # as many keys as there can be
+
+
+def describe_decoder(decoder: Any, weights: str) -> DecoderStack:
+    """A decoder whose dense layers keep their weights as `weights`, one of `WEIGHTS`."""
+    if decoder.output_layer is None:
+        logits = Dense(decoder.embedding.tokens.embeddings, transposed=True)
+    else:
+        logits = _dense(decoder.output_layer)
+    return describe_stack(decoder, weights, logits)
+
+
+def describe_stack(stack: Any, weights: str, logits: Dense | None = None) -> DecoderStack:
+    """An encoder, or with `logits` a decoder."""
+    tokens = stack.embedding.tokens
+    return DecoderStack(
+        **head_sizes(attentions(stack.blocks[0])[0][0]),
+        embedding=tokens.embeddings,
+        embedding_scale=tokens.width**0.5 if tokens.scale else 1.0,
+        final_norm=_norm(stack.final_norm),
+        layers=tuple(map(_layer, stack.blocks)),
+        weights=weights,
+        logits=logits,
+    )
+
+
+def _layer(block: Any) -> DecoderLayer:
+    hidden, up, back = feed_forward(block)
+    (own, own_norm), *cross = attentions(block)
+    return DecoderLayer(
+        norm_first=block.norm_first,
+        activation=activation_name(hidden),
+        self_norm=_norm(own_norm),
+        self_attention=_attention(own),
+        feed_forward_norm=_norm(block.feed_forward_norm),
+        hidden=_dense(hidden),
+        up=_dense(up),
+        back=_dense(back),
+        cross_norm=_norm(cross[0][1]) if cross else None,
+        cross_attention=_attention(cross[0][0]) if cross else None,
+    )
+
+
+def _attention(attention: MultiHeadAttention) -> DecoderAttention:
+    window = attention.sliding_window
+    return DecoderAttention(
+        **{name: _dense(getattr(attention, f"{name}_dense")) for name in PROJECTIONS},
+        gate=_dense(attention.gate_dense),
+        query_norm=_norm(attention.query_norm),
+        key_norm=_norm(attention.key_norm),
+        sinks=attention.sinks,
+        soft_cap=attention.soft_cap,
+        window=window and min(window, _MOST_WINDOW),
+    )
+
+
+def _dense(layer: Any) -> Any:
+    return None if layer is None else Dense(layer.kernel, layer.bias)
+
+
+def _norm(layer: Any) -> Any:
+    if layer is None:
+        return None
+    if isinstance(layer, RMSNormalization):
+        return Norm(layer.scale, None, layer.epsilon, root_mean_square=True)
+    return Norm(layer.gamma, layer.beta, layer.epsilon)
+
+
+def describe_positions(stack: Any, length: Any, start: Any, room: Any) -> Positions:
+    """The tables of the positions 0 .. length - 1.
+
+    The relative bias is that of a query at position `start` and the keys 0 .. room - 1, which stand for all distances.
+    """
+    config, embedding = stack.config, stack.embedding
+    table = rotation = bias = None
+    if embedding.positions is not None:
+        table = embedding.positions(ops.zeros((1, length, config.width)))[0]
+    arguments = embedding.attention_arguments(1, room, start)
+    if "rotary_positions" in arguments:
+        # Rotated by an angle, (1, 0) becomes its cosine and its sine.
+        half = attentions(stack.blocks[0])[0][0].key_dim // 2
+        ones = ops.ones((1, length, 1, half))
+        pairs = ops.concatenate([ones, ops.zeros_like(ones)], axis=-1)
+        rotation = rotary_embedding(pairs)[0, :, 0]
+    if "alibi_slopes" in arguments:
+        distances = ops.abs(ops.arange(room, dtype="int32") - start)
+        bias = -ops.expand_dims(arguments["alibi_slopes"], 1) * ops.cast(distances, "float32")
+    if "position_bias" in arguments:
+        bias = arguments["position_bias"][0, :, 0]
+    return Positions(table, rotation, bias)
