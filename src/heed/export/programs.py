@@ -208,7 +208,7 @@ def _of_decodable(model: Any, source: tf.TensorSpec | None) -> list[Program]:
                 for name, spec in parts.items()
             ],
         )
-        with exportable.growing() as with_room:
+        with exportable.grow_caches() as with_room:
             before = [
                 with_room(tensors[name], 1) if name in growing else tensors[name] for name in states
             ]

@@ -30,7 +30,7 @@ def marked(
     bias: tf.Tensor | None,
     expression: Expression,
 ) -> tf.Tensor:
-    """`attention` as one call, which the converter recognises. For `exportable.core`."""
+    """`attention` as one call, which the converter recognises. For `exportable.replace_attention`."""
     optional = {"visible": visible, "bias": bias}
     there = {name: x for name, x in optional.items() if x is not None}
     mark = _MARK + json.dumps({"given": list(there), **expression._asdict()}, sort_keys=True)

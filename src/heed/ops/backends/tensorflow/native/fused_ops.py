@@ -162,8 +162,12 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
         return PortableFusedOps().normalization(x, scale, offset, settings[1], settings[2] != 0)
 
     chosen = ([values[i] for i in present] for values in (operands, cotangents))
-    *found, of_incoming = _differentiate_twice(normalization, next(chosen), incoming, next(chosen))
-    of_operands = (found[present.index(i)] if i in present else None for i in range(len(operands)))
+    *gradients, of_incoming = _differentiate_twice(
+        normalization, next(chosen), incoming, next(chosen)
+    )
+    of_operands = (
+        gradients[present.index(i)] if i in present else None for i in range(len(operands))
+    )
     # The moments are functions of x, whose gradient is complete.
     return [*of_operands, None, of_incoming, None]
 
