@@ -5,6 +5,7 @@ The kernels compute first derivatives; second derivatives come from the portable
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,13 @@ Several = Sequence[tf.Tensor]
 _FEW_ROWS = 16
 
 
+# Fields as in `native/adapters/tensorflow/settings.h`.
+CrossEntropySettings = namedtuple("CrossEntropySettings", "threads ignored")
+NormalizationSettings = namedtuple("NormalizationSettings", "threads epsilon rms")
+DropoutSettings = namedtuple("DropoutSettings", "threads rate")
+ProductSettings = namedtuple("ProductSettings", "threads transposed")
+
+
 class NativeFusedOps(PortableFusedOps):
     """See `FusedOps`."""
 
@@ -31,7 +39,10 @@ class NativeFusedOps(PortableFusedOps):
         """See `FusedOps`."""
         smooth = np.array(smoothing, checks.compute_type(logits.dtype.name))
         losses, _ = library.ops().heed_cross_entropy(
-            logits=logits, labels=labels, smoothing=smooth, settings=_settings(ignored)
+            logits=logits,
+            labels=labels,
+            smoothing=smooth,
+            settings=_settings(CrossEntropySettings, ignored),
         )
         return losses
 
@@ -47,7 +58,7 @@ class NativeFusedOps(PortableFusedOps):
         none = np.zeros(0, checks.compute_type(x.dtype.name))
         scale, offset = (none if vector is None else vector for vector in (scale, offset))
         y, _ = library.ops().heed_normalization(
-            x=x, scale=scale, offset=offset, settings=_settings(epsilon, rms)
+            x=x, scale=scale, offset=offset, settings=_settings(NormalizationSettings, epsilon, rms)
         )
         return y
 
@@ -57,7 +68,7 @@ class NativeFusedOps(PortableFusedOps):
         """See `FusedOps`."""
         residuals = [] if residual is None else [residual]
         return library.ops().heed_dropout(
-            x=x, seed=seed, residual=residuals, settings=_settings(rate)
+            x=x, seed=seed, residual=residuals, settings=_settings(DropoutSettings, rate)
         )
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
@@ -66,7 +77,7 @@ class NativeFusedOps(PortableFusedOps):
         if rows is None or rows > _FEW_ROWS or 0 in x.shape or 0 in weights.shape:
             return None
         y = library.ops().heed_product(
-            x=x, weights=weights, bias=[], settings=_settings(float(transposed))
+            x=x, weights=weights, bias=[], settings=_settings(ProductSettings, transposed)
         )
         y.set_shape((rows, weights.shape[0], weights.shape[1 if transposed else 2]))
         return y
@@ -76,9 +87,9 @@ class NativeFusedOps(PortableFusedOps):
         return library.ops().heed_cache_write(cache=cache, update=update, index=index)
 
 
-def _settings(*numbers: float) -> np.ndarray:
-    """The last input of each op: the number of threads, then its own numbers."""
-    return np.array([library.threads(), *numbers], np.float64)
+def _settings(fields: Callable[..., Any], *numbers: float) -> np.ndarray:
+    """The last input of an op: the number of threads, then its own numbers."""
+    return np.array(fields(library.threads(), *numbers), np.float64)
 
 
 def _differentiate_twice(
@@ -117,7 +128,7 @@ def _of_cross_entropy(op: tf.Operation, losses_gradient: tf.Tensor, _: Any) -> l
 @tf.RegisterGradient("HeedCrossEntropyGradient")
 def _of_cross_entropy_gradient(op: tf.Operation, cotangent: tf.Tensor) -> list[Any]:
     logits, labels, smoothing, _, incoming, settings = op.inputs
-    ignored = tf.cast(settings[1], tf.int32)
+    ignored = tf.cast(CrossEntropySettings(*tf.unstack(settings, 2)).ignored, tf.int32)
 
     def losses(logits: tf.Tensor) -> tf.Tensor:
         return PortableFusedOps().cross_entropy(logits, labels, smoothing, ignored)
@@ -152,14 +163,17 @@ def _of_normalization(op: tf.Operation, y_gradient: tf.Tensor, _: Any) -> list[A
 
 @tf.RegisterGradient("HeedNormalizationGradient")
 def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list[Any]:
-    *operands, _, incoming, settings = op.inputs
+    *operands, _, incoming, inputs = op.inputs
+    settings = NormalizationSettings(*tf.unstack(inputs, 3))
     present = [i for i, operand in enumerate(operands) if not _is_none(operand)]
 
     def normalization(*tensors: tf.Tensor) -> tf.Tensor:
         x, scale, offset = (
             tensors[present.index(i)] if i in present else None for i in range(len(operands))
         )
-        return PortableFusedOps().normalization(x, scale, offset, settings[1], settings[2] != 0)
+        return PortableFusedOps().normalization(
+            x, scale, offset, settings.epsilon, settings.rms != 0
+        )
 
     chosen = ([values[i] for i in present] for values in (operands, cotangents))
     *gradients, of_incoming = _differentiate_twice(
@@ -184,7 +198,7 @@ def _of_dropout(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
 def _of_product(op: tf.Operation, y_gradient: tf.Tensor) -> list[Any]:
     """In plain TensorFlow, for second derivatives."""
     x, weights, *bias, settings = op.inputs
-    transposed = tf.get_static_value(settings)[1] != 0
+    transposed = ProductSettings(*tf.get_static_value(settings)).transposed != 0
     letters = "gnk" if transposed else "gkn"
     of_bias = [tf.reduce_sum(y_gradient, 0) for _ in bias]
     return [

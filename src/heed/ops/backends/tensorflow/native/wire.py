@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -39,14 +40,20 @@ def _keeps_tensors() -> bool:
     return tf.compat.v1.executing_eagerly_outside_functions()
 
 
+# Fields as in `native/adapters/tensorflow/settings.h`.
+AttentionSettings = namedtuple(
+    "AttentionSettings", "scale soft_cap dropout has_bias has_slopes threads"
+)
+RuleRow = namedtuple("RuleRow", "kind left right align first second dense")
+
+
 class Wire(NamedTuple):
     """The inputs of a native op that describe the computation.
 
     Attributes:
-        settings: (6,) float64: scale, soft cap, dropout, whether there is a bias, whether there are slopes, threads.
+        settings: float64, see `AttentionSettings`.
         seed: (2,) uint32.
-        rules: (R, 7) int64: kind, left, right, the indices in `numbers` of align, first and second, and the index in
-            `arrays` of dense; -1 for none.
+        rules: (R, 7) int64, see `RuleRow`: the last four are indices of `numbers` and (dense) `arrays`, or -1.
         reals: for dot-product attention a number whose dtype is that of the computation, then bias (of rank 4) and
             slopes (N,); for additive attention the score vector (U,), then bias (U,).
         numbers: int32, each (), (B,) or (B, length).
@@ -111,9 +118,9 @@ class Wire(NamedTuple):
             arrays.append(of_rank_4(value))
             return len(arrays) - 1
 
-        def row(wire: WireRule) -> list[int]:
-            places = [align(wire.align), number(wire.first), number(wire.second), array(wire.dense)]
-            return [wire.kind, wire.left, wire.right, *places]
+        def row(wire: WireRule) -> RuleRow:
+            indices = align(wire.align), number(wire.first), number(wire.second), array(wire.dense)
+            return RuleRow(wire.kind, wire.left, wire.right, *indices)
 
         rules = [] if spec.mask is None else [row(rule.to_wire()) for rule in spec.mask.rules]
         if spec.has_slopes:
@@ -122,10 +129,13 @@ class Wire(NamedTuple):
             )
         scale, soft_cap = spec.score if isinstance(spec.score, DotScore) else (1.0, None)
         flags = (float(spec.has_bias), float(spec.has_slopes), float(library.threads()))
+        settings = AttentionSettings(scale, soft_cap or 0.0, spec.dropout, *flags)
         return cls(
-            settings=_constant("float64", (6,), scale, soft_cap or 0.0, spec.dropout, *flags),
+            settings=_constant("float64", (len(settings),), *settings),
             seed=_constant("uint32", (2,), 0, 0),
-            rules=_constant("int64", (len(rules), 7), *(x for row in rules for x in row)),
+            rules=_constant(
+                "int64", (len(rules), len(RuleRow._fields)), *(x for row in rules for x in row)
+            ),
             reals=[_constant(spec.dtype, (), 0.0)],
             numbers=numbers,
             arrays=arrays,
@@ -134,41 +144,38 @@ class Wire(NamedTuple):
     def read(self, layout: str, operands: Sequence[tf.Tensor]) -> tuple[AttentionSpec, Tensors]:
         """The inverse of `write`, for query, key and value of an op."""
         query, key, value = operands
-        scale, soft_cap, dropout, has_bias, has_slopes, _ = self._static_value(
-            self.settings
-        ).tolist()
+        settings = AttentionSettings(*self._static_value(self.settings).tolist())
         additive = layout == "BTU"
         score_vector, *rest = self.reals
-        bias = rest.pop(0) if has_bias else None
-        rules = [
-            self._rule(row) for row in self._static_value(self.rules).tolist() if row[0] != _ALIBI
-        ]
+        bias = rest.pop(0) if settings.has_bias else None
+        rows = [RuleRow(*row) for row in self._static_value(self.rules).tolist()]
+        rules = [self._rule(row) for row in rows if row.kind != _ALIBI]
         spec = AttentionSpec.of(
             query,
             key,
             value,
             layout,
-            score=AdditiveScore() if additive else DotScore(scale, soft_cap or None),
+            score=AdditiveScore()
+            if additive
+            else DotScore(settings.scale, settings.soft_cap or None),
             mask=Mask(rules) if rules else None,
             dtype=score_vector.dtype.name,
-            has_bias=bool(has_bias),
-            has_slopes=bool(has_slopes),
-            dropout=dropout,
+            has_bias=bool(settings.has_bias),
+            has_slopes=bool(settings.has_slopes),
+            dropout=settings.dropout,
         )
-        slopes = rest.pop(0) if has_slopes else None
-        seed = self.seed if dropout else None
+        slopes = rest.pop(0) if settings.has_slopes else None
+        seed = self.seed if settings.dropout else None
         vector = score_vector if additive else None
         return spec, Tensors(query, key, value, bias, slopes, seed, vector)
 
-    def _rule(self, row: list[int]) -> Any:
-        kind, left, right, align, first, second, dense = row
-
+    def _rule(self, row: RuleRow) -> Any:
         def number(index: int, otherwise: Any = None) -> Any:
             return otherwise if index < 0 else self.numbers[index]
 
-        array = None if dense < 0 else self.arrays[dense]
-        wire = WireRule(kind, left, right, number(align, 0), number(first), number(second), array)
-        return RULES[kind].from_wire(wire)
+        array = None if row.dense < 0 else self.arrays[row.dense]
+        numbers = number(row.align, 0), number(row.first), number(row.second)
+        return RULES[row.kind].from_wire(WireRule(row.kind, row.left, row.right, *numbers, array))
 
     def constant(self) -> Wire:
         """The wire with settings and rules as values where they are known.
