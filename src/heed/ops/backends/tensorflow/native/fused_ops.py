@@ -168,20 +168,14 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
     present = [i for i, operand in enumerate(operands) if not _is_none(operand)]
 
     def normalization(*tensors: tf.Tensor) -> tf.Tensor:
-        x, scale, offset = (
-            tensors[present.index(i)] if i in present else None for i in range(len(operands))
-        )
+        x, scale, offset = map(dict(zip(present, tensors, strict=True)).get, range(3))
         return PortableFusedOps().normalization(
             x, scale, offset, settings.epsilon, settings.rms != 0
         )
 
-    chosen = ([values[i] for i in present] for values in (operands, cotangents))
-    *gradients, of_incoming = _differentiate_twice(
-        normalization, next(chosen), incoming, next(chosen)
-    )
-    of_operands = (
-        gradients[present.index(i)] if i in present else None for i in range(len(operands))
-    )
+    values, weights = ([tensors[i] for i in present] for tensors in (operands, cotangents))
+    *gradients, of_incoming = _differentiate_twice(normalization, values, incoming, weights)
+    of_operands = map(dict(zip(present, gradients, strict=True)).get, range(3))
     # The moments are functions of x, whose gradient is complete.
     return [*of_operands, None, of_incoming, None]
 
