@@ -183,7 +183,7 @@ def breaches(package: Path) -> list[str]:
 
 
 def _private_reads(package: Path) -> Iterator[str]:
-    """Each read of `x._name`, where only classes of other parts have such an attribute or method."""
+    """Each read of `x._name`, x not being self, where only classes of other parts have such an attribute or method."""
     reads, owners = [], defaultdict(set)
     for path in sorted(package.rglob("*.py")):
         relative = path.relative_to(package)
@@ -194,10 +194,11 @@ def _private_reads(package: Path) -> Iterator[str]:
                     if isinstance(member, ast.FunctionDef):
                         owners[member.name].add(part)
             elif isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
-                if isinstance(node.ctx, ast.Load):
-                    reads.append((part, f"{relative.as_posix()}:{node.lineno}", node))
-                elif ast.unparse(node.value) == "self":
+                of_self = ast.unparse(node.value) in ("self", "cls", "super()")
+                if of_self and isinstance(node.ctx, ast.Store):
                     owners[node.attr].add(part)
+                elif not of_self:
+                    reads.append((part, f"{relative.as_posix()}:{node.lineno}", node))
     allowed = KNOWN_PRIVATE_READS | FOREIGN_ATTRIBUTES
     for part, place, node in reads:
         if (others := owners[node.attr]) and part not in others and node.attr not in allowed:

@@ -248,7 +248,7 @@ def test_a_core_takes_the_place_of_scaled_products() -> None:
 
     mask = Mask.causal() & Mask.lengths([3, 6])
     expected = ops.dot_product_attention(query, key, value, mask=mask, soft_cap=3.0, scale=0.5)
-    with exportable.core(core):
+    with exportable.replace_attention(core):
         out = ops.dot_product_attention(query, key, value, mask=mask, soft_cap=3.0, scale=0.5)
     np.testing.assert_array_equal(out, expected)
     ((asked, keys, _, visible, bias, expression),) = seen
@@ -260,7 +260,7 @@ def test_a_core_takes_the_place_of_scaled_products() -> None:
 def test_caches_grow_inside_of_growing_alone() -> None:
     """Writing T entries behind P entries gives P + T entries."""
     past, update = tf.random.normal((2, 3, 4)), tf.random.normal((2, 1, 4))
-    with exportable.growing() as with_room:
+    with exportable.grow_caches() as with_room:
         cache = with_room(past, 1)
         assert cache.shape == (2, 4, 4)
         written = exportable.ExportableFusedOps().write(cache, update, tf.constant(3))

@@ -206,8 +206,8 @@ FAULTS = (
     Fault(
         "the gradient of the values forgets dropout",
         f"{_PORTABLE}/backward.py",
-        'found["value"] = apply_transposed_weights(dropped, incoming.gradient)',
-        'found["value"] = apply_transposed_weights(weights, incoming.gradient)',
+        'gradients["value"] = apply_transposed_weights(dropped, incoming.gradient)',
+        'gradients["value"] = apply_transposed_weights(weights, incoming.gradient)',
         (f"{_TESTS}/test_gradients.py",),
     ),
     Fault(
@@ -286,8 +286,8 @@ FAULTS = (
     Fault(
         "a NaN query that sees nothing has NaN statistics",
         f"{_PORTABLE}/row_statistics.py",
-        "return [nan_where(tf.logical_and(nonfinite, seen), x) for x in found]",
-        "return [nan_where(nonfinite, x) for x in found]",
+        "return [nan_where(tf.logical_and(nonfinite, seen), x) for x in statistics]",
+        "return [nan_where(nonfinite, x) for x in statistics]",
         (f"{_TESTS}/test_not_a_number.py", f"{_TESTS}/test_attention_statistics.py"),
     ),
     Fault(

@@ -202,7 +202,7 @@ def _decodable_programs(model: Any, source: tf.TensorSpec | None) -> list[Progra
                 for name, spec in parts.items()
             ],
         )
-        with exportable.growing() as with_room:
+        with exportable.grow_caches() as with_room:
             before = [
                 with_room(tensors[name], 1) if name in growing else tensors[name] for name in states
             ]

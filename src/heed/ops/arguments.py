@@ -59,16 +59,8 @@ def dot_product(
     )
     if bias is not None:
         bias = checks.check_bias(bias, target, dtype)
-    spec = _make_spec(
-        signature,
-        layout,
-        mask,
-        score=score,
-        has_bias=bias is not None,
-        has_slopes=slopes is not None,
-        dropout=rate,
-    )
-    return spec, Tensors(query, key, value, bias, slopes, seed)
+    tensors = Tensors(query, key, value, bias, slopes, seed)
+    return _make_spec(signature, layout, mask, score, rate, tensors), tensors
 
 
 def additive(
@@ -93,9 +85,8 @@ def additive(
         mask = with_heads(as_mask(mask), [batch, *lengths])
         mask = _check_mask(mask, list(signature.target), "(B, 1, T, S)")
     rate, seed = _check_dropout(dropout, seed)
-    has = {"has_bias": bias is not None, "has_slopes": False}
-    spec = _make_spec(signature, "BTU", mask, score=AdditiveScore(), dropout=rate, **has)
-    return spec, Tensors(query, key, value, bias, None, seed, score_vector)
+    tensors = Tensors(query, key, value, bias, None, seed, score_vector)
+    return _make_spec(signature, "BTU", mask, AdditiveScore(), rate, tensors), tensors
 
 
 def draw_seed(rate: float, seed: Any) -> Any:
@@ -129,7 +120,7 @@ class _Signature(NamedTuple):
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
 def _make_signature(
-    query: checks.Operand, key: checks.Operand, value: checks.Operand | None, layout: str
+    layout: str, query: checks.Operand, key: checks.Operand, value: checks.Operand | None = None
 ) -> _Signature:
     checks.check_operands(query, key, value, layout)
     _, axis, length_axis = LAYOUTS[layout]
@@ -142,26 +133,38 @@ def _check_operands(
     query: Any, key: Any, value: Any, layout: str
 ) -> tuple[Any, Any, Any, _Signature]:
     """Query, key and value (or None) in their common dtype, and their signature."""
-    of_value = None
-    if value is _NO_VALUE:
-        (query, key), dtype = checks.common_type(query=query, key=key)
-        value = None
-    else:
-        (query, key, value), dtype = checks.common_type(query=query, key=key, value=value)
-        of_value = checks.Operand(shape_of(value), dtype)
-    of_query, of_key = checks.Operand(shape_of(query), dtype), checks.Operand(shape_of(key), dtype)
-    return query, key, value, _make_signature(of_query, of_key, of_value, layout)
+    operands = {"query": query, "key": key}
+    if value is not _NO_VALUE:
+        operands["value"] = value
+    tensors, dtype = checks.common_type(**operands)
+    signature = _make_signature(layout, *[checks.Operand(shape_of(x), dtype) for x in tensors])
+    query, key, value = (*tensors, None)[:3]
+    return query, key, value, signature
 
 
 _cached_spec = functools.lru_cache(maxsize=_CACHE_SIZE)(AttentionSpec.of)
 
 
 def _make_spec(
-    signature: _Signature, layout: str, mask: Mask | None, **fields: Any
+    signature: _Signature,
+    layout: str,
+    mask: Mask | None,
+    score: DotScore | AdditiveScore,
+    dropout: float,
+    tensors: Tensors,
 ) -> AttentionSpec:
     # The cache would keep the tensors of a mask alive.
     make = _cached_spec if mask is None or mask.is_plain else AttentionSpec.of
-    return make(*signature.operands, layout, mask=mask, dtype=signature.dtype, **fields)
+    return make(
+        *signature.operands,
+        layout,
+        score=score,
+        mask=mask,
+        dtype=signature.dtype,
+        has_bias=tensors.bias is not None,
+        has_slopes=tensors.slopes is not None,
+        dropout=dropout,
+    )
 
 
 def _check_dropout(dropout: Any, seed: Any) -> tuple[float, Any]:

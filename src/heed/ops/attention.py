@@ -206,7 +206,7 @@ def scaled_dot_product_attention(
     True
     """
     (query, key, value), _ = checks.common_type(query=query, key=key, value=value)
-    _check_leading(query, key, value)
+    _check_leading(query=query, key=key, value=value)
     leading, length, keys = sizes(query)[:-2], size(query, -2), size(key, -2)
     # The first leading dimension is the batch, the others are heads.
     batch, heads = leading[0] if leading else 1, math.prod(leading[1:])
@@ -250,16 +250,15 @@ def scaled_dot_product_attention(
     return output, ops.reshape(weights, [*leading, length, keys])
 
 
-def _check_leading(query: Any, key: Any, value: Any) -> None:
+def _check_leading(**operands: Any) -> None:
     """Checks shapes before axes are added: messages show the caller's shapes."""
-    for name, x, letters in (
-        ("query", query, "T, H"),
-        ("key", key, "S, H"),
-        ("value", value, "S, V"),
-    ):
+    query, letters = operands["query"], {"query": "T, H", "key": "S, H", "value": "S, V"}
+    for name, x in operands.items():
         shape = shape_of(x)
         if shape is None or len(shape) < 2:
-            raise checks.shape_error(f"`{name}` must have shape (..., {letters})", **{name: x})
+            raise checks.shape_error(
+                f"`{name}` must have shape (..., {letters[name]})", **{name: x}
+            )
         wanted = tuple(query.shape)
         if len(shape) != len(wanted) or any(map(checks.differ, shape[:-2], wanted[:-2])):
             raise checks.shape_error(
@@ -267,4 +266,4 @@ def _check_leading(query: Any, key: Any, value: Any) -> None:
             )
         if shape[-1] is None:
             raise checks.shape_error(f"`{name}` must have a known number of features", **{name: x})
-    checks.check_features_and_length(query, key, value, "H", -2)
+    checks.check_features_and_length(query, operands["key"], operands["value"], "H", -2)

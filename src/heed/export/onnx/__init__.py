@@ -59,7 +59,7 @@ def write(
         raise ExportError(f"`precision` must be one of {PRECISIONS}. Received: {precision!r}")
     files, beside = [], []
     for program in programs:
-        with exportable.core(call_marked):
+        with exportable.replace_attention(call_marked):
             function = program.trace()
         path = Path(folder) / _FILES.get(program.name, f"{program.name}.onnx")
         data = path.with_name(f"{path.name}.data")

@@ -30,7 +30,7 @@ def call_marked(
     bias: tf.Tensor | None,
     expression: Expression,
 ) -> tf.Tensor:
-    """Calls `attention` as a function that the converter recognises. For `exportable.core`."""
+    """Calls `attention` as a function that the converter recognises. For `exportable.replace_attention`."""
     masks = {"visible": visible, "bias": bias}
     masks = {name: x for name, x in masks.items() if x is not None}
     mark = _MARK + json.dumps({"masks": list(masks), **expression._asdict()}, sort_keys=True)

@@ -70,12 +70,12 @@ def attention(
 
 # The function to call in place of `attention`.
 _core: ContextVar[Core] = ContextVar("heed_exportable_core", default=attention)
-# The caches of `growing`, by the reference of their enlarged tensors.
+# The caches of `grow_caches`, by the reference of their enlarged tensors.
 _grown: ContextVar[dict[Any, tf.Tensor] | None] = ContextVar("heed_exportable_grown", default=None)
 
 
 @contextlib.contextmanager
-def core(function: Core) -> Iterator[None]:
+def replace_attention(function: Core) -> Iterator[None]:
     """Replaces `attention` by `function` inside the `with` block."""
     token = _core.set(function)
     try:
@@ -85,7 +85,7 @@ def core(function: Core) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def growing() -> Iterator[Callable[[tf.Tensor, Size], tf.Tensor]]:
+def grow_caches() -> Iterator[Callable[[tf.Tensor, Size], tf.Tensor]]:
     """Lets caches (B, P, ...) of P entries grow inside the `with` block: updates are appended.
 
     Yields a function of a cache and the number of entries to be written, which returns the cache with room for them,

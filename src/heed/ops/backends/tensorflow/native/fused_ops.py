@@ -38,9 +38,11 @@ class NativeFusedOps(PortableFusedOps):
     ) -> tf.Tensor:
         """See `FusedOps`."""
         smooth = np.array(smoothing, checks.compute_type(logits.dtype.name))
-        settings = _settings(CrossEntropySettings, ignored)
         losses, _ = library.ops().heed_cross_entropy(
-            logits=logits, labels=labels, smoothing=smooth, settings=settings
+            logits=logits,
+            labels=labels,
+            smoothing=smooth,
+            settings=_settings(CrossEntropySettings, ignored),
         )
         return losses
 
@@ -55,9 +57,8 @@ class NativeFusedOps(PortableFusedOps):
         """See `FusedOps`."""
         none = np.zeros(0, checks.compute_type(x.dtype.name))
         scale, offset = (none if vector is None else vector for vector in (scale, offset))
-        settings = _settings(NormalizationSettings, epsilon, rms)
         y, _ = library.ops().heed_normalization(
-            x=x, scale=scale, offset=offset, settings=settings
+            x=x, scale=scale, offset=offset, settings=_settings(NormalizationSettings, epsilon, rms)
         )
         return y
 
@@ -66,8 +67,9 @@ class NativeFusedOps(PortableFusedOps):
     ) -> tf.Tensor:
         """See `FusedOps`."""
         residuals = [] if residual is None else [residual]
-        settings = _settings(DropoutSettings, rate)
-        return library.ops().heed_dropout(x=x, seed=seed, residual=residuals, settings=settings)
+        return library.ops().heed_dropout(
+            x=x, seed=seed, residual=residuals, settings=_settings(DropoutSettings, rate)
+        )
 
     def product(self, x: tf.Tensor, weights: tf.Tensor, transposed: bool) -> tf.Tensor | None:
         """See `FusedOps`."""
@@ -86,7 +88,7 @@ class NativeFusedOps(PortableFusedOps):
 
 
 def _settings(fields: Callable[..., Any], *numbers: float) -> np.ndarray:
-    """The last input of an op: the threads, and its own numbers."""
+    """The last input of an op: the number of threads, then its own numbers."""
     return np.array(fields(library.threads(), *numbers), np.float64)
 
 
@@ -166,16 +168,14 @@ def _of_normalization_gradient(op: tf.Operation, *cotangents: tf.Tensor) -> list
     present = [i for i, operand in enumerate(operands) if not _is_none(operand)]
 
     def normalization(*tensors: tf.Tensor) -> tf.Tensor:
-        x, scale, offset = (
-            tensors[present.index(i)] if i in present else None for i in range(len(operands))
-        )
+        x, scale, offset = map(dict(zip(present, tensors, strict=True)).get, range(3))
         return PortableFusedOps().normalization(
             x, scale, offset, settings.epsilon, settings.rms != 0
         )
 
-    chosen = ([values[i] for i in present] for values in (operands, cotangents))
-    *found, of_incoming = _differentiate_twice(normalization, next(chosen), incoming, next(chosen))
-    of_operands = (found[present.index(i)] if i in present else None for i in range(len(operands)))
+    values, weights = ([tensors[i] for i in present] for tensors in (operands, cotangents))
+    *gradients, of_incoming = _differentiate_twice(normalization, values, incoming, weights)
+    of_operands = map(dict(zip(present, gradients, strict=True)).get, range(3))
     # The moments are functions of x, whose gradient is complete.
     return [*of_operands, None, of_incoming, None]
 

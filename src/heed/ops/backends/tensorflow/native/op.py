@@ -61,11 +61,13 @@ def _has_bias(wire: Wire) -> bool:
     return len(wire.reals) > 1 and wire.reals[1].shape.rank != 1
 
 
-def _order(op: tf.Operation, wire: Wire, trained: slice, found: Several, extra: Any = ()) -> Any:
+def _order(
+    op: tf.Operation, wire: Wire, trained: slice, gradients: Several, extra: Any = ()
+) -> Any:
     """Gradients in the order of the op's inputs."""
     reals: list[tf.Tensor | None] = [None] * len(wire.reals)
-    reals[trained] = found[3:]
-    known = [*found[:3], None, None, None, *extra, *reals]
+    reals[trained] = gradients[3:]
+    known = [*gradients[:3], None, None, None, *extra, *reals]
     return known + [None] * (len(op.inputs) - len(known))
 
 
@@ -79,12 +81,12 @@ def _first(
         "output_gradient": output_gradient,
         "lse_gradient": lse_gradient,
     }
-    found = _call(f"{_OPS[layout]}_gradient", operands, wire, **received)
+    gradients = _call(f"{_OPS[layout]}_gradient", operands, wire, **received)
     if layout != "BTU" and _has_bias(wire):
         (gradient,) = _call(f"{_OPS[layout]}_bias_gradient", operands, wire, **received)
         gradient.set_shape(wire.reals[1].shape)
-        found.append(gradient)
-    return _order(op, wire, trained, found[: 3 + trained.stop - trained.start])
+        gradients.append(gradient)
+    return _order(op, wire, trained, gradients[: 3 + trained.stop - trained.start])
 
 
 def _second(op: tf.Operation, *cotangents: tf.Tensor, layout: str, place: slice) -> Any:
@@ -103,12 +105,12 @@ def _second(op: tf.Operation, *cotangents: tf.Tensor, layout: str, place: slice)
             results = Portable().attend(spec, tensors._replace(**named), return_lse=True)
         gradients = inner.gradient(results, watched, incoming, unconnected_gradients="zero")
     gradients = gradients[place]
-    found = outer.gradient(
+    second = outer.gradient(
         gradients, everything, cotangents[: len(gradients)], unconnected_gradients="zero"
     )
     # Output and softmax are functions of the operands, whose gradients are complete.
     count = len(watched)
-    return _order(op, wire, trained, found[:count], [None, None, *found[count:]])
+    return _order(op, wire, trained, second[:count], [None, None, *second[count:]])
 
 
 def _register(layout: str) -> None:

@@ -105,8 +105,8 @@ def backward(
     if not attention.rate:
         operands = operands.with_one()
     passing = _Pass(attention, plan, operands, results)
-    found = passing.run_tiles() if plan.groups is None else passing.run_rows(plan.groups)
-    return [found[name] for name in operands.tensors]
+    gradients = passing.run_tiles() if plan.groups is None else passing.run_rows(plan.groups)
+    return [gradients[name] for name in operands.tensors]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +127,10 @@ class _Pass:
             def body(index: Size, state: State) -> State:
                 block = visible_keys.cut_queries(plan.queries(index))
                 incoming = self.results.cut(block.queries, guarded=block.guarded)
-                found = self._tile(index, block, incoming)
+                gradients = self._tile(index, block, incoming)
                 if self.operands.bias is not None and self.operands.bias.shape[3] != 1:
-                    found["bias"] = put(found["bias"], 3, group.keys, plan.key_length)
-                return loops.add(totals, state, index, found)
+                    gradients["bias"] = put(gradients["bias"], 3, group.keys, plan.key_length)
+                return loops.add(totals, state, index, gradients)
 
             return loop(group.first, group.last, body, state)
 
@@ -167,13 +167,13 @@ class _Pass:
 
             def inner(key_index: Size, state: State) -> State:
                 tile = rows.cut_keys(plan.keys(key_index))
-                found = self._tile(index, tile, incoming, plan.fresh_keys(key_index))
-                return loops.add(inner_totals, state, key_index, found)
+                gradients = self._tile(index, tile, incoming, plan.fresh_keys(key_index))
+                return loops.add(inner_totals, state, key_index, gradients)
 
             bounds = visible_blocks(plan, self.attention.mask, rows.queries)
-            found = loop(*bounds, inner, {**state, **loops.start(own)})
+            gradients = loop(*bounds, inner, {**state, **loops.start(own)})
             rest = {name: totals[name] for name in own}
-            return {**found, **loops.add(rest, state, index, loops.finish(own, found))}
+            return {**gradients, **loops.add(rest, state, index, loops.finish(own, gradients))}
 
         return loops.finish(totals, loop(0, plan.query_blocks, body, loops.start(totals)))
 
@@ -214,12 +214,12 @@ class _Pass:
             nonfinite = tf.logical_and(nonfinite, tf.logical_not(idle))
             idle = tf.logical_or(idle, nonfinite)
 
-        found = self._finite_tile(block, addend, incoming.without(idle))
+        gradients = self._finite_tile(block, addend, incoming.without(idle))
         if nonfinite is not None:
-            found["query"] = nan_where(nonfinite, found["query"])
+            gradients["query"] = nan_where(nonfinite, gradients["query"])
             hit = seen_by(visible, nonfinite)
-            found.update({name: nan_where(hit, found[name]) for name in ("key", "value")})
-        return found
+            gradients.update({name: nan_where(hit, gradients[name]) for name in ("key", "value")})
+        return gradients
 
     def _finite_tile(
         self, block: Operands, addend: tf.Tensor | None, incoming: Incoming
@@ -245,10 +245,10 @@ class _Pass:
         if keep is not None:
             weight_gradient = weight_gradient * keep - incoming.delta
         score_gradient = weights * weight_gradient
-        found = tape.gradient(scores, inputs, score_gradient, unconnected_gradients="zero")
-        found["value"] = apply_transposed_weights(dropped, incoming.gradient)
+        gradients = tape.gradient(scores, inputs, score_gradient, unconnected_gradients="zero")
+        gradients["value"] = apply_transposed_weights(dropped, incoming.gradient)
         if self.operands.bias is not None:
             full = attention.join_heads(score_gradient)
             axes = [axis for axis in range(4) if self.operands.bias.shape[axis] == 1]
-            found["bias"] = tf.reduce_sum(full, axes, keepdims=True)
-        return found
+            gradients["bias"] = tf.reduce_sum(full, axes, keepdims=True)
+        return gradients

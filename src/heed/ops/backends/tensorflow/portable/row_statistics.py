@@ -73,12 +73,12 @@ def _rows(attention: BlockAttention, plan: Plan, rows: Operands) -> list[tf.Tens
     seen = tf.not_equal(row_sum, 0)
     row_sum = tf.where(seen, row_sum, tf.ones((), dtype))
     entropy = tf.math.log(row_sum) - below / row_sum
-    found = [
+    statistics = [
         tf.where(seen, x, tf.zeros((), dtype)) for x in (entropy, far / row_sum, mass / row_sum)
     ]
     if nonfinite is None:
-        return found
-    return [nan_where(tf.logical_and(nonfinite, seen), x) for x in found]
+        return statistics
+    return [nan_where(tf.logical_and(nonfinite, seen), x) for x in statistics]
 
 
 def _shares(weights: tf.Tensor, marks: tf.Tensor) -> tf.Tensor:

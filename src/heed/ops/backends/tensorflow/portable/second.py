@@ -46,8 +46,8 @@ def second_gradient(
             tf.where(fresh, slice_axis(x, 3, *queries), tf.zeros((), x.dtype)) for x in incoming
         ]
         weights = cut(operands.with_tensors(cotangents), queries)
-        found = _differentiate_twice(attention, cut(operands, queries), rows, weights)
-        return loops.add(totals, state, index, dict(zip(totals, found, strict=True)))
+        gradients = _differentiate_twice(attention, cut(operands, queries), rows, weights)
+        return loops.add(totals, state, index, dict(zip(totals, gradients, strict=True)))
 
     state = loops.loop(0, plan.query_blocks, body, loops.start(totals))
     return list(loops.finish(totals, state).values())
