@@ -64,6 +64,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     """Imports a part of heed on first use (PEP 562)."""
     if name in _PARTS:
+        if name == "layers":  # which loads no backend itself
+            importlib.import_module("heed.ops")  # says what is missing
         return importlib.import_module(f"heed.{name}")  # which sets the attribute
     if name not in _LAZY:
         places = [f"`heed.{part}.{name}`" for part in _PARTS if name in _public_names(part)]

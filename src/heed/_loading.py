@@ -34,10 +34,7 @@ def _teach(registry: ModuleType) -> None:
     @functools.wraps(original)
     def get_registered_object(name: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(name, str) and name.startswith("heed>"):
-            importlib.import_module("heed.models")
-            layers = importlib.import_module("heed.layers")
-            for public in layers.__all__:
-                getattr(layers, public)  # loads it, which registers it
+            importlib.import_module("heed.models")  # and with it its layers and ops
         return original(name, *args, **kwargs)
 
     registry.get_registered_object = get_registered_object  # type: ignore[attr-defined]

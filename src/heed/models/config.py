@@ -1,4 +1,4 @@
-"""What the configs of the models share: a stack of layers, and tokens."""
+"""The bases of the models' configs: special tokens, a stack of layers, and one that reads tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokens(Config):
-    """The token ids with a meaning of their own."""
+    """The ids of special tokens."""
 
     pad_id: int = option(0, INDEX)
     start_id: int = option(1, INDEX)
@@ -22,7 +22,7 @@ class SpecialTokens(Config):
     _special_tokens: ClassVar[tuple[str, ...]] = ("pad_id", "start_id", "end_id")
 
     def _check_tokens(self, size: str) -> None:
-        """Checks that the special tokens lie inside the vocabulary whose size is the field of that name, and differ."""
+        """Checks that the special tokens differ and lie in the vocabulary; `size` names the field of its size."""
         names = self._special_tokens
         for name in names:
             inside = getattr(self, name) < getattr(self, size)
@@ -69,5 +69,5 @@ class TokensConfig(SpecialTokens, LayersConfig):
 
     @property
     def longest_target(self) -> int | None:
-        """Number of tokens of a target at most, None where there is no bound."""
+        """The largest number of tokens of a target, or None if there is no limit."""
         return self.max_length if self.position == "learned" else None

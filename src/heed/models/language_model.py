@@ -1,4 +1,4 @@
-"""A language model: tokens, to scores for the token that follows each."""
+"""A language model, which scores the token that follows each token."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class LanguageModelConfig(OneStackConfig):
         **others: The fields of `TransformerConfig` that are not of two vocabularies or stacks.
 
     Raises:
-        ValueError: If a value is out of its range or does not go with the others; the message
-            names it.
+        ValueError: If a value is out of range or inconsistent with others; the message names it.
 
     Example:
         >>> config = LanguageModelConfig(vocabulary_size=260, num_key_value_heads=1, sliding_window=64)
@@ -39,13 +38,12 @@ class LanguageModelConfig(OneStackConfig):
 
 @keras.saving.register_keras_serializable(package="heed")
 class LanguageModel(ConfiguredModel):
-    """A decoder by itself: tokens, to scores for the token that follows each.
+    """A decoder without an encoder: scores `p(token t + 1 | tokens 0 .. t)`.
 
-    `p(token t + 1 | tokens 0 .. t)`: sequences begin with `config.start_id`, and the label of each token is the one
-    after it. Padding stands at the end of a row, where no other token sees it; give it no weight in the loss
-    (`ignore_class=config.pad_id` of Keras' crossentropy).
+    Sequences begin with `config.start_id`, and the label of each token is the next one. Padding is at the end of a row,
+    where no token sees it; give it no weight in the loss (`ignore_class=config.pad_id` of Keras' crossentropy).
 
-    `generate(model, prompt=tokens, max_length=...)` goes on where the prompts end.
+    `generate(model, prompt=tokens, max_length=...)` continues prompts.
 
     Args:
         config: Sizes and choices.
@@ -101,9 +99,9 @@ class LanguageModel(ConfiguredModel):
         logits, scores = result
         return logits, scores["decoder"]
 
-    # What `generate` asks for, see `Decodable`.
+    # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> None:
-        """Nothing: there is no source."""
+        """Checks that there is no source."""
         if source is not None:
             raise ValueError(
                 "`source` must be None for a language model, which goes on where `prompt` ends. "
@@ -115,7 +113,7 @@ class LanguageModel(ConfiguredModel):
         return ()
 
     def make_state(self, rows: Any, length: int, memory: Any = ()) -> Any:
-        """The keys and values of no tokens."""
+        """Empty caches of the self-attention."""
         return [cache["self"] for cache in self.decoder.make_caches(rows, length)]
 
     def decode_step(self, tokens: Any, index: Any, state: Any, memory: Any = ()) -> tuple[Any, Any]:
@@ -123,5 +121,5 @@ class LanguageModel(ConfiguredModel):
         return self.decoder.next_logits(tokens, index, state)
 
     def decode_all(self, tokens: Any, memory: Any = ()) -> Any:
-        """Scores for the token after each, see `Decodable`."""
+        """Scores of the token after each, see `Decodable`."""
         return self.decoder(tokens, training=False)

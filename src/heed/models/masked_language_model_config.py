@@ -12,23 +12,22 @@ from heed.models.transformer_config import OneStackConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModelConfig(OneStackConfig):
-    """Everything that defines a masked language model, and what goes on from its encoder, checked when it is made.
+    """The options of a masked language model and of the classifiers on its encoder.
 
     `start_id` is BERT's [CLS], `end_id` its [SEP], `mask_id` its [MASK].
 
     Args:
         vocabulary_size: Number of tokens, the four special ones among them, an integer from 5.
         layers: Number of layers. Default 2.
-        mask_id: Token id that stands where a token is hidden. Default 3.
-        num_segments: Number of kinds of text that a row may hold, such as 2 for a question and the text that
-            answers it; each adds a learned vector to its tokens (BERT's token types). Default 1, which adds none.
+        mask_id: Token id that replaces a hidden token. Default 3.
+        num_segments: Number of segments of a row, such as 2 for a question and a text; each adds a learned vector to
+            its tokens (BERT's token types). Default 1, which adds none.
         activation, position: As in `TransformerConfig`. Default "gelu" and "learned", as in BERT.
         **others: The fields of `TransformerConfig` that are not of two vocabularies or stacks, see
             `LanguageModelConfig`.
 
     Raises:
-        ValueError: If a value is out of its range or does not go with the others; the message
-            names it.
+        ValueError: If a value is out of range or inconsistent with others; the message names it.
 
     Source:
         Devlin et al. 2019 (L = layers, H = width, A = num_heads), whose models are post-norm: `norm_first=False`.
@@ -55,5 +54,5 @@ class MaskedLanguageModelConfig(OneStackConfig):
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of the special tokens, in ascending order: they are never masked, nor put in another one's place."""
+        """The ids of the special tokens, in ascending order; they are never masked or inserted."""
         return tuple(sorted(getattr(self, name) for name in self._special_tokens))

@@ -1,4 +1,4 @@
-"""The decoder of a recurrent translator: its cells, and how their states attend to a source."""
+"""The decoder of a recurrent translator: its cells, and their attention to a source."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _STATES = {"lstm": 2, "gru": 1}  # of a cell; the first one is its output
 
 @keras.saving.register_keras_serializable(package="heed")
 class RecurrentDecoder(keras.layers.Layer):
-    """Token ids, and the memory of a source, to scores for the token that follows each.
+    """Scores the token that follows each token, given the memory of a source.
 
-    Attention is part of the recurrence ("additive", "location": the state s_{t-1} asks, and what it finds goes into the
-    cells with token t) or stands behind it ("dot", "general", "scaled": the states s_t of all steps ask at once).
-    Either way `tanh(W [s_t; context_t] + b)` is what the output layer reads.
+    Attention is inside the recurrence ("additive", "location": the state s_{t-1} is the query, and the cells read the
+    context with token t) or after it ("dot", "general", "scaled": the states s_t of all steps are the queries of one
+    call). The output layer reads `tanh(W [s_t; context_t] + b)`.
 
-    What is known before a token, its state, is a dictionary: "cells", for each layer the list of its states (rows, D);
-    and where attention is part of the recurrence "context" (rows, D) and, for "location", "weights" (rows, S).
+    The state before a token is a dictionary: "cells", for each layer the list of its states (rows, D); and with
+    attention inside the recurrence "context" (rows, D) and, for "location", "weights" (rows, S).
 
     Args:
         config: Sizes and choices.
@@ -40,7 +40,7 @@ class RecurrentDecoder(keras.layers.Layer):
 
     Call arguments:
         target: (B, T) integers.
-        memory: What `remember` returned.
+        memory: From `remember`.
         return_attention_scores: Whether to return the alignment too.
         training: Whether dropout is on.
 
@@ -98,14 +98,14 @@ class RecurrentDecoder(keras.layers.Layer):
             self.output_layer.build((None, None, D))
 
     def remember(self, encoded: Any, mask: Any, last: Any) -> dict[str, Any]:
-        """What the decoder reads of a source: all that its tokens do not change.
+        """The memory of a source, which is the same for all target tokens.
 
         Args:
-            encoded, mask, last: What the encoder returned.
+            encoded, mask, last: The outputs of the encoder.
 
         Returns:
-            "start", the states of the cells before the first token; and where there is attention "mask" (B, S) and
-            "cache", keys and values (B, S, .), projected once.
+            "start", the states of the cells before the first token; and with attention "mask" (B, S) and "cache", the
+            projected keys and values (B, S, .).
         """
         names = [_STATES[self.config.cell]] * self.config.decoder_layers
         states = iter(ops.split(self.bridge(last), sum(names), axis=-1))
@@ -132,15 +132,15 @@ class RecurrentDecoder(keras.layers.Layer):
         with_weights: bool = False,
         several: bool = False,
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """What the output layer reads, (rows, T, D); the weights (rows, T, S) or None; and the new state.
+        """The input of the output layer (rows, T, D), the weights (rows, T, S) or None, and the new state.
 
         Args:
             target: (rows, T) integers.
             state: Before the first of them.
-            memory: What `remember` returned, of B sources.
+            memory: From `remember`, of B sources.
             training: Whether dropout is on.
-            with_weights: Whether the weights are wanted.
-            several: Whether rows is not B, but a multiple of it: that many rows for each source.
+            with_weights: Whether to return the weights.
+            several: Whether rows may be a multiple of B: several rows for each source.
         """
 
         def step(state: dict[str, Any], x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -150,7 +150,7 @@ class RecurrentDecoder(keras.layers.Layer):
         target = check_call_tokens("target", target, self.config.target_vocabulary_size)
         known = tuple(state)
         if with_weights and self.config.attends_inside and "weights" not in state:
-            # Keras' scan gives back for each step what it carries, and nothing else.
+            # Keras' scan returns for each step only what it carries.
             shape = (ops.shape(target)[0], ops.shape(memory["mask"])[1])
             state = {**state, "weights": ops.zeros(shape, dtype=self.compute_dtype)}
         x = self.drop(self.tokens(target), training=training)
@@ -164,7 +164,7 @@ class RecurrentDecoder(keras.layers.Layer):
         if self.config.attends_inside:
             read = ops.concatenate([read, states["context"]], axis=-1)
         elif self.attention is not None:
-            context, weights = self._ask(read, memory, with_weights, True)
+            context, weights = self._attend(read, memory, with_weights, True)
             read = ops.concatenate([read, context], axis=-1)
         state = {name: state[name] for name in known}
         return self.drop(self.readout(read), training=training), weights, state
@@ -198,24 +198,26 @@ class RecurrentDecoder(keras.layers.Layer):
             weights = state.get("weights")
             query = state["cells"][-1][0]
             if self.config.attention == "location":
-                new["context"], new["weights"] = self._ask_where(query, weights, memory, several)
+                new["context"], new["weights"] = self._attend_by_location(
+                    query, weights, memory, several
+                )
             else:
-                wanted = weights is not None
-                new["context"], weights = self._ask(query, memory, wanted, several)
-                new |= {"weights": weights} if wanted else {}
+                with_weights = weights is not None
+                new["context"], weights = self._attend(query, memory, with_weights, several)
+                new |= {"weights": weights} if with_weights else {}
             x = ops.concatenate([x, new["context"]], axis=-1)
         for cell, own in zip(self.cells, state["cells"], strict=True):
             x, own = cell(x, own)
             new["cells"].append(list(own))
         return new
 
-    def _ask(
+    def _attend(
         self, query: Any, memory: dict[str, Any], with_weights: bool, several: bool
     ) -> tuple[Any, Any]:
-        """Context and weights, the latter None unless wanted, of states (rows, D) or (rows, T, D)."""
+        """Context and weights (None unless requested) of states (rows, D) or (rows, T, D)."""
         leading = ops.shape(query)[:-1]
         if several:
-            # Row r b .. r b + r - 1 read source b: their states are a sequence of queries of it.
+            # Rows r b .. r b + r - 1 read source b: their states become one sequence of queries.
             query = ops.reshape(query, (ops.shape(memory["mask"])[0], -1, self.config.width))
         context, *weights, _ = self.attention(
             query,
@@ -229,13 +231,13 @@ class RecurrentDecoder(keras.layers.Layer):
             found = [ops.reshape(x, (*leading, ops.shape(x)[-1])) for x in found]
         return found[0], found[1] if with_weights else None
 
-    def _ask_where(
+    def _attend_by_location(
         self, query: Any, weights: Any, memory: dict[str, Any], several: bool
     ) -> tuple[Any, Any]:
-        """Context and weights of states (rows, D), with the weights (rows, S) of those before."""
+        """Context and weights of states (rows, D), given the weights (rows, S) of the states before."""
         source = {name: memory[name] for name in ("mask", "cache")}
         if several:
-            # Where a row looked before is part of its keys, so that each row has its own.
+            # The previous weights are part of the keys, so each row has its own.
             source = repeated(source, ops.shape(query)[0])
         context, weights, _ = self.attention(
             query,
@@ -248,7 +250,7 @@ class RecurrentDecoder(keras.layers.Layer):
 
 
 def repeated(tensors: Any, rows: Any) -> Any:
-    """A structure of tensors (B, ...) with `rows`, a multiple of B, in place of B: copies of each stand together."""
+    """Repeats each of B items of a structure of tensors (B, ...), to `rows`, a multiple of B."""
     return keras.tree.map_structure(
         lambda x: ops.repeat(x, rows // ops.shape(x)[0], axis=0), tensors
     )

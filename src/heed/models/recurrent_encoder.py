@@ -1,4 +1,4 @@
-"""The encoder of a recurrent translator: a source, read from both sides."""
+"""The encoder of a recurrent translator, which reads a source in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAYERS = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU}
 
 @keras.saving.register_keras_serializable(package="heed")
 class RecurrentEncoder(keras.layers.Layer):
-    """Token ids to a state for each of them, which knows what stands on both of its sides.
+    """Encodes token ids as one state for each, with context from both sides.
 
     Args:
         config: Sizes and choices.
@@ -28,14 +28,14 @@ class RecurrentEncoder(keras.layers.Layer):
         training: Whether dropout is on.
 
     Returns:
-        The states (B, S, D), half of each from every side; whether each is of a token, (B, S) booleans; and the last
-        states of all layers and sides, side by side: (B, layers D), or of an LSTM (B, layers 2 D).
+        The states (B, S, D), half of each from either direction; the mask (B, S), True = a token; and the concatenated
+        last states of all layers and directions: (B, layers D), or (B, layers 2 D) for an LSTM.
     """
 
     def __init__(self, config: RecurrentTranslatorConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config, policy = config, self.dtype_policy
-        # Padding is masked by `pad_id`, explicitly, as in the other models.
+        # Padding is masked explicitly, by `pad_id`, as in the other models.
         self.tokens = TokenEmbedding(
             config.source_vocabulary_size,
             config.width,

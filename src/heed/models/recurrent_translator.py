@@ -1,4 +1,4 @@
-"""The recurrent translator: an LSTM or a GRU that reads, one that writes, and attention between them."""
+"""The recurrent translator: LSTM or GRU encoder and decoder, with attention."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from heed.models.recurrent_translator_config import RecurrentTranslatorConfig
 
 @keras.saving.register_keras_serializable(package="heed")
 class RecurrentTranslator(ConfiguredModel):
-    """A source and the target so far, to scores for the target's next tokens, by recurrent networks with attention.
+    """Scores the next tokens of a target, given a source, by recurrent networks with attention.
 
         encoder   h_j = [forward_j; backward_j], an LSTM or GRU from each side
         decoder   s_t = cell(s_{t-1}, [y_t; c_t]),  c_t = attention(s_{t-1}, h)     "additive", "location"
                   s_t = cell(s_{t-1}, y_t),         c_t = attention(s_t, h)         "dot", "general", "scaled"
         logits    E tanh(W [s_t; c_t] + b)
 
-    Keys are projected once for each source. What "dot", "general" and "scaled" attend to depends on states alone: in
-    training it is one fused call over the whole target.
+    Keys are projected once for each source. With "dot", "general" and "scaled", attention in training is one fused call
+    over the whole target.
 
     Args:
         config: Sizes and choices.
@@ -31,17 +31,16 @@ class RecurrentTranslator(ConfiguredModel):
 
     Call arguments:
         inputs: `{"source": (B, S) integers, "target": (B, T) integers}`. The target starts with `config.start_id`; the
-            label of token t is token t + 1. Source tokens equal to `config.pad_id`, which stand at the end, change
-            nothing.
+            label of token t is token t + 1. Source tokens equal to `config.pad_id`, at the end, are ignored.
         return_attention_scores: Whether to return the alignment too; True or "alignment", as of a `Transformer`.
         training: Whether dropout is on.
 
     Returns:
         Logits (B, T, target_vocabulary_size), float32. With `return_attention_scores=True` the pair of them and the
-        weights (B, T, S): row t is where the decoder looked before it chose the token after token t.
+        weights (B, T, S): row t is the attention that chose the token after token t.
 
     Raises:
-        ValueError: If `inputs` lacks the source or the target, or an alignment is asked of a model without attention.
+        ValueError: If `inputs` lacks the source or the target, or a model without attention is asked for scores.
 
     Source:
         Bahdanau et al. 2015 ("additive"; their s_0 = tanh(W_s h) is the bridge, here from the last states of all layers
@@ -87,13 +86,13 @@ class RecurrentTranslator(ConfiguredModel):
             training=training,
         )
 
-    # What `generate` asks for, see `Decodable`.
+    # The protocol of `generate`, see `Decodable`.
     def check_source(self, source: Any) -> Any:
         """The source as an int32 tensor (B, S)."""
         return check_token_source(source, self.config.source_vocabulary_size)
 
     def encode_source(self, source: Any, training: bool | None = False) -> dict[str, Any]:
-        """The first states of the decoder, and the source's keys and values, with their mask."""
+        """The first states of the decoder, and the keys, values and mask of the source."""
         return self.decoder.remember(*self.encoder(source, training=training))
 
     def make_state(self, rows: Any, length: int, memory: Any) -> Any:
@@ -111,7 +110,7 @@ class RecurrentTranslator(ConfiguredModel):
         return (*found, ops.cast(weights, "float32")) if return_alignment else found
 
     def decode_all(self, tokens: Any, memory: Any, return_alignment: bool = False) -> Any:
-        """Scores for the token after each, see `Decodable` and `Aligning`."""
+        """Scores of the token after each, see `Decodable` and `Aligning`."""
         found = self.decoder(
             tokens, memory, return_attention_scores=return_alignment, training=False
         )
@@ -123,5 +122,5 @@ class RecurrentTranslator(ConfiguredModel):
         return self.decoder.attention is not None
 
     def make_coverage(self, memory: Any) -> Any:
-        """The coverage of nothing written, see `Aligning`."""
+        """The coverage before the first token, see `Aligning`."""
         return 1.0 - ops.cast(memory["mask"], "float32")

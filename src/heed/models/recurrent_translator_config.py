@@ -13,32 +13,31 @@ CELLS = ("lstm", "gru")
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentTranslatorConfig(SpecialTokens):
-    """Everything that defines a recurrent translator, checked when it is made.
+    """The options of a recurrent translator.
 
     Args:
         source_vocabulary_size: Number of source tokens, a positive integer.
         target_vocabulary_size: Number of target tokens, a positive integer.
-        width: Width D of embeddings and states, an even positive integer: each side of the encoder has half of it.
+        width: Width D of embeddings and states, an even positive integer: each direction of the encoder has half of it.
             Default 128.
         cell: "lstm" (default) or "gru", in encoder and decoder.
         encoder_layers: Number of layers of the encoder. Default 1.
         decoder_layers: Number of layers of the decoder. Default 1.
-        attention: "additive" (Bahdanau; default) or "location" (the same, knowing where it looked before), whose
-            context goes into the decoder's cells; "dot", "general" or "scaled" (Luong), which look from the new state;
-            or "none": the encoder's last states are all that the decoder knows of the source.
+        attention: "additive" (Bahdanau; default) or "location" (the same with the previous weights), whose context
+            enters the decoder's cells; "dot", "general" or "scaled" (Luong), whose query is the new state; or "none":
+            the decoder starts from the encoder's last states and reads nothing else of the source.
         attention_units: Number U of tanh units of "additive" and "location"; None (default) means D.
-        location_filters: For "location": features of the weights before, a positive integer. Default 10.
-        location_kernel_size: For "location": how many positions of them one feature sees. Default 31.
-        dropout: Rate in [0, 1) for embeddings, the output of each encoder layer and what the output layer reads.
+        location_filters: For "location": features of the previous weights, a positive integer. Default 10.
+        location_kernel_size: For "location": positions that one feature sees. Default 31.
+        dropout: Rate in [0, 1) for embeddings, the output of each encoder layer and the input of the output layer.
             Default 0.
         tie_embeddings: Whether the output layer is the target embedding's table. Default True.
-        pad_id: Token id of padding. Padding of the source changes nothing. Default 0.
-        start_id: Token id that a target starts with. Default 1.
-        end_id: Token id that a target ends with. Default 2.
+        pad_id: Token id of padding, ignored in the source. Default 0.
+        start_id: First token id of a target. Default 1.
+        end_id: Last token id of a target. Default 2.
 
     Raises:
-        ValueError: If a value is out of its range or does not go with the others; the message
-            names it.
+        ValueError: If a value is out of range or inconsistent with others; the message names it.
 
     Example:
         >>> RecurrentTranslatorConfig(20, 30, cell="gru", attention="general").attends_inside
@@ -75,5 +74,5 @@ class RecurrentTranslatorConfig(SpecialTokens):
 
     @property
     def longest_target(self) -> None:
-        """Number of tokens of a target at most: there is no bound."""
+        """The largest number of tokens of a target: there is no limit."""
         return None

@@ -12,30 +12,27 @@ from heed.models.config import TokensConfig
 @describes_options
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(TokensConfig):
-    """Everything that defines a Transformer, checked when it is made.
+    """The options of a Transformer.
 
     Args:
-        source_vocabulary_size: Number of source tokens, a positive integer; None where something else than tokens is
-            read, by a `Transformer` with an `encoder` of its own.
+        source_vocabulary_size: Number of source tokens, a positive integer; None for a `Transformer` with a custom
+            `encoder` of something else.
         target_vocabulary_size: Number of target tokens, a positive integer.
         width: Model width D, a positive integer that `num_heads` divides.
         encoder_layers: Number of encoder layers.
         decoder_layers: Number of decoder layers.
-        position: How tokens know where they stand: "sinusoidal" or "learned" vectors added to the
-            embeddings, "rotary" queries and keys, or an "alibi" or "relative" (T5) bias of the
-            scores.
-        max_length: Longest sequence in tokens; binding for "learned" positions only.
+        position: Encoding of positions: "sinusoidal" or "learned" vectors added to the embeddings, "rotary" queries and
+            keys, or an "alibi" or "relative" (T5) bias of the scores.
+        max_length: Longest sequence in tokens; a limit for "learned" positions only.
         tie_embeddings: Whether the output layer is the target embedding's table.
-        share_embeddings: Whether source and target share one table (their vocabularies must be of
-            one size).
-        pad_id: Token id of padding. Padding in the source is never attended to.
-        start_id: Token id that a target starts with.
-        end_id: Token id that a target ends with.
+        share_embeddings: Whether source and target share one table (their vocabularies must have the same size).
+        pad_id: Token id of padding. Nothing attends to padding of the source.
+        start_id: First token id of a target.
+        end_id: Last token id of a target.
         {options}
 
     Raises:
-        ValueError: If a value is out of its range or does not go with the others; the message
-            names it.
+        ValueError: If a value is out of range or inconsistent with others; the message names it.
 
     Example:
         >>> config = TransformerConfig(source_vocabulary_size=16, target_vocabulary_size=40)
@@ -67,7 +64,7 @@ class TransformerConfig(TokensConfig):
 
 @dataclasses.dataclass(frozen=True)
 class OneStackConfig(TokensConfig):
-    """What is to be said of one stack of layers over one vocabulary."""
+    """The options of one stack of layers over one vocabulary."""
 
     vocabulary_size: int = option(REQUIRED, COUNT)
     _: dataclasses.KW_ONLY
@@ -79,11 +76,11 @@ class OneStackConfig(TokensConfig):
 
     @property
     def target_vocabulary_size(self) -> int:
-        """The size of the vocabulary that is decoded: there is but one."""
+        """The size of the only vocabulary."""
         return self.vocabulary_size
 
     def of_transformer(self) -> TransformerConfig:
-        """The config of an encoder or a decoder of these layers."""
+        """The config of an encoder or a decoder with these options."""
         shared = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(TokensConfig)
         }

@@ -30,25 +30,24 @@ _SIZE = Range("a positive integer or the pair (height, width)", _check_size)
 @describes_options
 @dataclasses.dataclass(frozen=True)
 class VisionTransformerConfig(LayersConfig):
-    """Everything that defines a vision Transformer, checked when it is made.
+    """The options of a vision Transformer.
 
     Args:
         image_size: Height and width of an image in pixels, an integer for both or the pair (height, width).
         patch_size: Height and width of a patch in pixels, likewise; they divide those of the image.
         channels: Number of channels C: 3 for RGB, 1 for grey. Default 3.
-        num_classes: Number of classes, a positive integer; None for a model without a head, which gives features.
+        num_classes: Number of classes, a positive integer; None for a model without a head, which returns features.
         layers: Number of layers. Default 2.
-        pooling: What the head reads: "class", a learned token that stands before the patches and looks at them, or
-            "mean" over the patches, without such a token. Default "class".
-        position: How patches know where they stand: "learned" vectors, or "sinusoidal" ones, half of whose features
-            tell the row and half the column. Default "learned".
+        pooling: The input of the head: "class", a learned token before the patches, or the "mean" of the patches,
+            without such a token. Default "class".
+        position: Encoding of positions: "learned" vectors, or "sinusoidal" ones, half of whose features encode the row
+            and half the column. Default "learned".
         activation: Name of the activation of the feed-forward parts. Default "gelu".
         width: Model width D.
         {options}
 
     Raises:
-        ValueError: If a value is out of its range or does not go with the others; the message
-            names it.
+        ValueError: If a value is out of range or inconsistent with others; the message names it.
 
     Example:
         >>> config = VisionTransformerConfig(image_size=(32, 48), patch_size=8, num_classes=10)
@@ -89,13 +88,13 @@ class VisionTransformerConfig(LayersConfig):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many rows and columns of patches an image has."""
+        """The number of rows and columns of patches."""
         (height, width, _), (rows, columns) = self.image_shape, self.patch_shape
         return height // rows, width // columns
 
     @property
     def length(self) -> int:
-        """How many positions the layers read: P patches, and the class token where there is one."""
+        """The length of the layers' input: P patches, and the class token if there is one."""
         rows, columns = self.grid
         return rows * columns + (self.pooling == "class")
 
