@@ -355,10 +355,10 @@ def test_a_module_that_loads_after_heed_was_taken_out_stays_as_it_is(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its import began while heed was in."""
-    patches = [mock.Mock(label="f", **{"problem.return_value": None}) for _ in range(2)]
+    patches = [mock.Mock(label="f", **{"find_problem.return_value": None}) for _ in range(2)]
     names = {"heed_fake_one": patches[0], "heed_fake_two": patches[1]}
-    targets = dict.fromkeys(names, lambda module: [names[module.__name__]])
-    monkeypatch.setattr(_hub, "_TARGETS", targets)
+    monkeypatch.setattr(_hub, "_MODULES", tuple(names))
+    monkeypatch.setattr(_hub, "_make_patches", lambda module: [names[module.__name__]])
     monkeypatch.syspath_prepend(tmp_path)
     for name in names:
         (tmp_path / f"{name}.py").write_text("")
@@ -441,7 +441,8 @@ def test_a_part_of_keras_hub_that_does_not_fit_stays_as_it_is(
     def moved(module: Any) -> Any:
         raise ImportError("expected the module a, found none")
 
-    monkeypatch.setitem(_hub._TARGETS, "heed_fake", moved)
+    monkeypatch.setattr(_hub, "_MODULES", ("heed_fake",))
+    monkeypatch.setattr(_hub, "_make_patches", moved)
     monkeypatch.setitem(sys.modules, "keras_hub", ModuleType("keras_hub"))
     hub = _hub.Hub()
     hub.patch(ModuleType("heed_fake"))

@@ -9,12 +9,11 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from heed.inspect._statistics import Floats
 from heed.ops import Mask
 from heed.ops.dispatch import everywhere
 from heed.ops.mask_rules import Dense, Window, offset
 from heed.ops.spec import AttentionSpec, DotScore, Tensors, dot_product
-
-Floats = NDArray[np.floating[Any]]
 
 # Pairs with scores below these are hidden: Keras and KerasHub set or add -1e9, or in float16 -3e4 or -65504.
 _HIDDEN = {"float16": -2e4}
