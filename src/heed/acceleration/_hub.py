@@ -48,6 +48,7 @@ def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]
 
 
 _MODELS = f"{_PACKAGE}.src.models"
+_AVAILABILITY = Replacement(fused_attention_op_available, ())
 _CHOICE = Replacement(use_fused_attention_op, ("self",))
 _CHOOSING = {
     "gemma.gemma_attention": "CachedGemmaAttention",
@@ -63,11 +64,7 @@ _FUNCTIONS: dict[str, tuple[str | None, str, Replacement]] = {
         f"{_MODELS}.{module}": (cls, "_use_fused_attention_op", _CHOICE)
         for module, cls in _CHOOSING.items()
     },
-    f"{_PACKAGE}.src.utils.keras_utils": (
-        None,
-        "fused_attention_op_available",
-        Replacement(fused_attention_op_available, ()),
-    ),
+    f"{_PACKAGE}.src.utils.keras_utils": (None, "fused_attention_op_available", _AVAILABILITY),
 }
 _CAUSAL_LM = f"{_MODELS}.causal_lm"
 _MODULES = (_CAUSAL_LM, *_FUNCTIONS)

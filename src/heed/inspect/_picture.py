@@ -35,11 +35,9 @@ def compute_picture(
         The picture, (B, heads, rows, S) or pooled, and the statistics of all T queries.
     """
     B, _, T, S = attention.sizes
-    cells = (
-        (1, 1)
-        if rows is not None or size is None
-        else (_cell_length(T, size), _cell_length(S, size))
-    )
+    cells = (1, 1)
+    if rows is None and size is not None:
+        cells = (_cell_length(T, size), _cell_length(S, size))
     chosen = None if rows is None else np.asarray(rows)
     shape = (B, len(heads), -(-T // cells[0]) if chosen is None else len(chosen), -(-S // cells[1]))
     picture, attending = np.zeros(shape, np.float32), np.zeros(shape[:3], np.int64)

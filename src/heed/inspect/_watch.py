@@ -25,12 +25,7 @@ import numpy as np
 from heed._keras import backend_module
 from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
-from heed.inspect._observed import (
-    FusedAttention,
-    ObservedAttention,
-    SoftmaxAttention,
-    observe_keras_attention,
-)
+from heed.inspect._observed import FusedAttention, ObservedAttention, SoftmaxAttention
 from heed.ops.observe import watching
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -82,7 +77,7 @@ class Session:
         output = original(*args, **kwargs)
         if len(self.names) != before:
             return output
-        return self.observe(output, lambda: observe_keras_attention(output, *args, **kwargs))
+        return self.observe(output, lambda: FusedAttention.from_keras(output, *args, **kwargs))
 
     def observe_op(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
         """An attention of heed's ops."""
