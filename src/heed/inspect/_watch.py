@@ -154,7 +154,7 @@ def watch(observer: Observer, layers: Sequence[str] | None) -> Iterator[Session]
 
 @functools.cache
 def _patches() -> list[ContextPatch]:
-    def patch(owner: Any, name: str, method: Function) -> ContextPatch:
+    def make_patch(owner: Any, name: str, method: Function) -> ContextPatch:
         def make(original: Function) -> Function:
             return lambda *args, **kwargs: method(_session.get(), original, *args, **kwargs)
 
@@ -162,9 +162,9 @@ def _patches() -> list[ContextPatch]:
 
     nn = backend_module("nn")
     return [
-        patch(keras.layers.Layer, "__call__", Session.call_layer),
-        patch(nn, "softmax", Session.call_softmax),
-        patch(nn, "dot_product_attention", Session.call_attention),
+        make_patch(keras.layers.Layer, "__call__", Session.call_layer),
+        make_patch(nn, "softmax", Session.call_softmax),
+        make_patch(nn, "dot_product_attention", Session.call_attention),
     ]
 
 
