@@ -1,7 +1,7 @@
-"""How often the native kernels run for the layers and models of Keras, KerasHub and heed.
+"""Counts runs of the native kernels for layers and models of Keras, KerasHub and heed.
 
-Counted where TensorFlow runs ops, for a result alone does not tell who computed it. `.ci/canary` runs this file on the
-nightly build of Keras.
+The ops are counted where TensorFlow runs them, because a result does not show who computed it. `.ci/canary` runs this
+file on the nightly build of Keras.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def kernel_calls() -> Iterator[Counter[str]]:
 X = randoms((2, 5, 8))[0]
 HEADS = randoms((2, 5, 2, 4))[0]
 MASK = np.tri(5, dtype=bool)
-# A call of Keras with its inputs, and the kernel that has to run once for it.
+# A call of Keras, and the kernel that must run once for it.
 CALLS: dict[str, tuple[Callable[[], Callable[[], Any]], str]] = {
     "op": (
         lambda: lambda: keras.ops.dot_product_attention(HEADS, HEADS, HEADS, mask=MASK),
@@ -105,7 +105,7 @@ def test_each_call_of_keras_runs_a_kernel(name: str) -> None:
         fast = call()
     assert calls == {kernel: 1}
     heed.decelerate()
-    if "soft-cap" in name:  # which stock Keras refuses
+    if "soft-cap" in name:  # which stock Keras rejects
         return
     with kernel_calls() as calls:
         stock = call()
@@ -183,7 +183,7 @@ def test_generation_of_keras_hub_runs_kernels_for_each_token() -> None:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Compiled functions run their ops one by one, which then are counted."""
+    """Runs compiled functions eagerly, so that their ops are counted."""
     import tensorflow as tf
 
     tf.config.run_functions_eagerly(True)

@@ -158,36 +158,36 @@ def test_another_signature_is_refused(library: ModuleType) -> None:
     original = library.f
     patch = Patch(library, "f", adds("one", "x", "y"), "library's f")
     expected = "library's f: expected the parameters ('x', 'y'), found ('x',)"
-    assert patch.problem() == expected
+    assert patch.find_problem() == expected
     with pytest.raises(RuntimeError) as error:
         patch.install()
     assert str(error.value) == expected
     assert library.f is original
     fitting = Patch(library, "f", Replacement(lambda f: f, ("x",), ("y",)))
-    assert fitting.problem() is None
+    assert fitting.find_problem() is None
 
 
 def test_what_is_missing_or_of_another_package_is_refused(library: ModuleType) -> None:
     missing = Patch(library, "g", adds("one"))
-    assert missing.problem() == "library.g: expected a function, found nothing"
+    assert missing.find_problem() == "library.g: expected a function, found nothing"
 
     @functools.wraps(np.mean)
     def theirs(*args: Any) -> Any:
         return np.mean(*args)
 
     library.mean, library.seven = theirs, 7  # type: ignore[attr-defined]
-    found = Patch(library, "mean", adds("one"), package=np).problem()
+    found = Patch(library, "mean", adds("one"), package=np).find_problem()
     assert found == (
         f"library.mean: expected numpy's own function, found one that replaced it, of {__file__}"
     )
-    number = Patch(library, "seven", adds("one"), package=np).problem()
+    number = Patch(library, "seven", adds("one"), package=np).find_problem()
     assert number == "library.seven: expected a function, found 7"
 
 
 def test_a_patched_original_is_checked_as_it_was(library: ModuleType) -> None:
     first, second = (Patch(library, "f", adds(word, "x")) for word in "ab")
     first.install()
-    assert second.problem() is None
+    assert second.find_problem() is None
     first.uninstall()
 
 

@@ -72,15 +72,14 @@ class Patch:
         place = _places.get((self.owner, self.name))
         return place is not None and self in place.users
 
-    def problem(self) -> str | None:
+    def find_problem(self) -> str | None:
         """What was expected of the original and what was found, or None if it can be replaced."""
         place = _places.get((self.owner, self.name))
         original = getattr(self.owner, self.name, None) if place is None else place.original
         code = getattr(original, "__code__", None)
-        if original is None or (self.package is not None and code is None):
-            found = "nothing" if original is None else repr(original)
-            return f"{self.label}: expected a function, found {found}"
-        if self.package is not None and code is not None:
+        if original is None or (self.package and code is None):
+            return f"{self.label}: expected a function, found {original or 'nothing'!s}"
+        if self.package and code:
             source = pathlib.Path(code.co_filename)
             if pathlib.Path(self.package.__file__ or "").parent not in source.parents:
                 own = f"{self.package.__name__}'s own function"
@@ -99,7 +98,7 @@ class Patch:
             RuntimeError: if the original is not as expected; nothing is changed then.
         """
         with _lock:
-            if problem := self.problem():
+            if problem := self.find_problem():
                 raise RuntimeError(problem)
             key = self.owner, self.name
             place = _places.get(key) or _places.setdefault(key, _Place(*key))

@@ -1,4 +1,4 @@
-"""`heed.accelerate`: what it replaces, for how long, and that results stay what they were."""
+"""`heed.accelerate`: installing and removing patches, and unchanged results."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def built(layer: Any, *shapes: Any) -> Any:
     return layer
 
 
-# Which state there is, and for how long
+# Installing and removing
 
 
-def test_everything_is_put_back() -> None:
+def test_everything_is_restored() -> None:
     before = state()
     heed.accelerate()
     assert all(now is not then for now, then in zip(state(), before, strict=True))
@@ -127,7 +127,7 @@ def test_an_error_inside_a_context_undoes_too() -> None:
     assert state() == before
 
 
-def test_a_replacement_that_another_library_wrapped_stays_and_passes_on() -> None:
+def test_a_replacement_that_another_library_wrapped_stays_and_calls_keras() -> None:
     before = MultiHeadAttention.call
     heed.accelerate()
     ours = MultiHeadAttention.call
@@ -152,7 +152,7 @@ def test_a_replacement_that_another_library_wrapped_stays_and_passes_on() -> Non
     MultiHeadAttention.call = before
 
 
-def test_layers_made_before_and_names_imported_before() -> None:
+def test_existing_layers_and_imported_names_are_accelerated() -> None:
     layer = MultiHeadAttention(2, 4)
     x = randoms((2, 5, 8))[0]
     stock = layer(x, x)
@@ -163,7 +163,7 @@ def test_layers_made_before_and_names_imported_before() -> None:
 
 
 @pytest.mark.slow
-def test_it_may_come_before_keras() -> None:
+def test_it_may_be_called_before_keras_is_imported() -> None:
     code = """
 import heed
 report = heed.accelerate().report
@@ -190,7 +190,7 @@ def test_other_threads_are_accelerated_too() -> None:
     assert counted.of == {"MultiHeadAttention": 8}
 
 
-def test_a_call_that_is_under_way_ends_as_it_began() -> None:
+def test_a_running_call_finishes_on_heed() -> None:
     """`decelerate` takes heed out while another thread is inside the op."""
     x = np.ones((1, 2, 1, 4), "float32")
     inside, out, results = threading.Event(), threading.Event(), []
@@ -217,7 +217,7 @@ def test_a_call_that_is_under_way_ends_as_it_began() -> None:
     assert_close(results[0], keras.ops.dot_product_attention(x, x, x))
 
 
-def test_the_report_says_what_happened() -> None:
+def test_the_report() -> None:
     class Sub(MultiHeadAttention):
         def _masked_softmax(self, *args: Any, **kwargs: Any) -> Any:
             return super()._masked_softmax(*args, **kwargs)
@@ -260,7 +260,7 @@ def test_one_model_alone() -> None:
     with Counted() as counted:
         other(x)
         keras.ops.dot_product_attention(*[x[:, :, None]] * 3)
-    # Counting itself turns everything on and off again, so what ran in between tells.
+    # Counting enables and disables everything, so only the calls in between count.
     assert counted.of == {}
     with Counted() as counted:
         assert_close(one(x), stock)
@@ -299,7 +299,7 @@ def test_a_layer_of_two_accelerated_models() -> None:
     assert not runs_on_heed(other)
 
 
-def test_a_model_that_nobody_holds_is_forgotten() -> None:
+def test_an_accelerated_model_can_be_collected() -> None:
     one = model()
     one(randoms((2, 5, 8))[0])
     reference = weakref.ref(one.layers[-1])
@@ -313,7 +313,7 @@ def test_a_model_that_nobody_holds_is_forgotten() -> None:
     assert state() != before
 
 
-def test_programs_of_the_model_are_traced_anew() -> None:
+def test_programs_of_the_model_are_traced_again() -> None:
     one = model()
     x = randoms((2, 5, 8))[0]
     stock = one.predict(x, verbose=0)
@@ -351,14 +351,14 @@ def test_models_that_xla_compiles() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_a_module_that_loads_after_heed_was_taken_out_stays_as_it_is(
+def test_a_module_that_loads_after_decelerate_is_not_patched(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its import began while heed was in."""
-    patches = [mock.Mock(label="f", **{"problem.return_value": None}) for _ in range(2)]
+    """Its import began while KerasHub was patched."""
+    patches = [mock.Mock(label="f", **{"find_problem.return_value": None}) for _ in range(2)]
     names = {"heed_fake_one": patches[0], "heed_fake_two": patches[1]}
-    targets = dict.fromkeys(names, lambda module: [names[module.__name__]])
-    monkeypatch.setattr(_hub, "_TARGETS", targets)
+    monkeypatch.setattr(_hub, "_MODULES", tuple(names))
+    monkeypatch.setattr(_hub, "_make_patches", lambda module: [names[module.__name__]])
     monkeypatch.syspath_prepend(tmp_path)
     for name in names:
         (tmp_path / f"{name}.py").write_text("")
@@ -381,14 +381,14 @@ def test_a_module_that_loads_after_heed_was_taken_out_stays_as_it_is(
 
 
 def function_of_keras(source: str) -> Any:
-    """As if Keras had this function."""
+    """Compiles a function that seems to be defined in Keras."""
     names: dict[str, Any] = {}
     exec(compile(source, keras.layers.__file__, "exec"), names)
     return names["newer"]
 
 
 @pytest.mark.parametrize("name", [name for owner, name in NAMES if owner is MultiHeadAttention])
-def test_a_version_with_another_signature_is_refused_whole(name: str) -> None:
+def test_a_version_with_another_signature_is_refused(name: str) -> None:
     newer = function_of_keras("def newer(self, query, value, sinks=None): pass")
     with mock.patch.object(MultiHeadAttention, name, newer):
         before = state()
@@ -423,7 +423,7 @@ def test_a_version_without_a_method_is_refused(new: Any, found: str) -> None:
 
 
 def test_a_version_that_moved_the_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("", ".ops"):  # where Keras has it, before and since 3.16
+    for place in ("", ".ops"):  # its folders before and since Keras 3.16
         monkeypatch.setitem(sys.modules, f"keras.src.backend.tensorflow{place}.nn", None)
     _patches.keras_patches.cache_clear()
     before = state()
@@ -435,13 +435,14 @@ def test_a_version_that_moved_the_backend_is_refused(monkeypatch: pytest.MonkeyP
     assert state() == before
 
 
-def test_a_part_of_keras_hub_that_does_not_fit_stays_as_it_is(
+def test_a_part_of_keras_hub_that_does_not_fit_is_not_patched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def moved(module: Any) -> Any:
         raise ImportError("expected the module a, found none")
 
-    monkeypatch.setitem(_hub._TARGETS, "heed_fake", moved)
+    monkeypatch.setattr(_hub, "_MODULES", ("heed_fake",))
+    monkeypatch.setattr(_hub, "_make_patches", moved)
     monkeypatch.setitem(sys.modules, "keras_hub", ModuleType("keras_hub"))
     hub = _hub.Hub()
     hub.patch(ModuleType("heed_fake"))
@@ -449,7 +450,7 @@ def test_a_part_of_keras_hub_that_does_not_fit_stays_as_it_is(
 
 
 def test_the_backend_is_found_in_its_new_place_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Keras has both, the old one would be a copy that nothing calls."""
+    """If Keras has both, nothing calls the old one."""
     places = [f"keras.src.backend.tensorflow{place}" for place in (".ops", "")]
     for place in places:
         monkeypatch.setitem(sys.modules, place, ModuleType(place))
@@ -459,7 +460,7 @@ def test_the_backend_is_found_in_its_new_place_first(monkeypatch: pytest.MonkeyP
     assert backend_module("nn").__name__ == places[1]
 
 
-def test_what_another_library_replaced_before_is_refused() -> None:
+def test_a_function_that_another_library_has_replaced_is_refused() -> None:
     original = MultiHeadAttention.call
 
     @functools.wraps(original)
@@ -480,7 +481,7 @@ def test_another_backend_is_refused() -> None:
         heed.accelerate()
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_an_argument_that_is_not_a_model_is_refused() -> None:
     with pytest.raises(TypeError, match="`model` must be a Keras model or layer"):
         heed.accelerate("model")
 
@@ -507,7 +508,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 MAKES = ("multi", "wide", "gate", "window", "grouped", "dropout")
-# Each kind of layer with all masks at once, and one of them with each; the grid is slow.
+# Each kind of layer with all masks at once, and one kind with each mask; the full grid is slow.
 DEFAULT = {(make, "masks", True) for make in MAKES} | {(make, "plain", False) for make in MAKES}
 DEFAULT |= {("multi", name, scores) for scores, name in zip([True, False] * 4, CALLS, strict=False)}
 
@@ -519,7 +520,7 @@ DEFAULT |= {("multi", name, scores) for scores, name in zip([True, False] * 4, C
         for case in itertools.product(MAKES, CALLS, (False, True))
     ],
 )
-def test_multi_head_layers_give_what_they_gave(make: str, name: str, scores: bool) -> None:
+def test_multi_head_layers_have_the_same_outputs(make: str, name: str, scores: bool) -> None:
     if make in ("gate", "window") and not HAS_WINDOW:
         pytest.skip("not in this version of Keras")
     layer = {
@@ -540,7 +541,7 @@ def test_multi_head_layers_give_what_they_gave(make: str, name: str, scores: boo
 
 
 @pytest.mark.parametrize("make", ["multi", "grouped"])
-def test_the_method_that_subclasses_call_may_be_causal(make: str) -> None:
+def test_compute_attention_may_be_causal(make: str) -> None:
     cls = MultiHeadAttention if make == "multi" else GroupQueryAttention
     layer = built(cls(4, 3) if make == "multi" else cls(3, 4, 2), X, X)
     query, key = randoms((2, 5, 4, 3), (2, 5, 4 if make == "multi" else 2, 3))
@@ -559,7 +560,7 @@ def test_the_method_that_subclasses_call_may_be_causal(make: str) -> None:
 def test_more_axes() -> None:
     shape = (2, 3, 4, 8)
     x = randoms(shape)[0]
-    # The oldest Keras takes negative axes amiss.
+    # The oldest Keras misreads negative axes.
     for axes, positive in ((None, None), (2, 2), ((1, -2), (1, 2))):
         layer = built(MultiHeadAttention(2, 3, attention_axes=axes), shape, shape)
         same = built(MultiHeadAttention(2, 3, attention_axes=positive), shape, shape)
@@ -600,13 +601,15 @@ def test_dropout_drops_and_repeats_with_its_seed() -> None:
         assert not np.allclose(one, two, atol=1e-3)
         generator.state.assign(start)
         np.testing.assert_array_equal(layer(x, x, training=True), one)
-        np.testing.assert_allclose(np.sum(scores, -1), 1.0, atol=1e-5)  # as Keras: before dropout
+        np.testing.assert_allclose(
+            np.sum(scores, -1), 1.0, atol=1e-5
+        )  # as in Keras, before dropout
         mean = np.mean([layer(x, x, training=True) for _ in range(60)], axis=0)
         np.testing.assert_allclose(mean, layer(x, x), atol=0.25)
 
 
-def test_dropout_follows_the_layers_around() -> None:
-    """`_compute_attention` that is not told takes what the outer layer was told, as Keras' does."""
+def test_dropout_follows_the_enclosing_layers() -> None:
+    """`_compute_attention` without `training` uses that of the outer layer, as in Keras."""
 
     class Outer(keras.layers.Layer):
         def __init__(self) -> None:
@@ -636,7 +639,7 @@ ATTENTIONS = {
 @pytest.mark.parametrize("make", ATTENTIONS.values(), ids=ATTENTIONS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_single_head_layers_give_what_they_gave(make: Any, causal: bool, masked: bool) -> None:
+def test_single_head_layers_have_the_same_outputs(make: Any, causal: bool, masked: bool) -> None:
     query, value, key = randoms((2, 5, 4), (2, 6, 3), (2, 6, 4))
     layer = make()
     layer.build([query.shape, value.shape, key.shape])
@@ -706,11 +709,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_the_op_gives_what_it_gave(options: Any, key_heads: int) -> None:
+def test_the_op_has_the_same_output(options: Any, key_heads: int) -> None:
     query, key, value = randoms((2, 5, 4, 3), (2, 5, key_heads, 3), (2, 5, key_heads, 3))
     try:
         stock = keras.ops.dot_product_attention(query, key, value, **options)
-    except Exception:  # the oldest Keras knows no grouped heads
+    except Exception:  # the oldest Keras has no grouped heads
         repeated = (np.repeat(x, 4 // key_heads, axis=2) for x in (key, value))
         stock = keras.ops.dot_product_attention(query, *repeated, **options)
     for flash in (None, False, True):
@@ -737,7 +740,7 @@ def test_the_op_in_a_functional_model() -> None:
     assert counted.of == {"ops.dot_product_attention": 2}
 
 
-def test_the_op_refuses_what_it_refused() -> None:
+def test_the_op_refuses_other_ranks() -> None:
     x = randoms((2, 5, 4))[0]
     with heed.accelerate(), pytest.raises(ValueError, match="only supports 4D inputs"):
         backend_nn.dot_product_attention(x, x, x)

@@ -1,4 +1,4 @@
-"""KerasHub's `generate` writes the same tokens accelerated, and copies no cache."""
+"""KerasHub's `generate` returns the same tokens when accelerated, and copies no cache."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _off_again() -> Iterator[None]:
 
 
 def build(name: str, cls: Any = None, dtype: str = "float32", **changes: Any) -> Any:
-    """A model whose likeliest tokens are far apart."""
+    """A model whose most likely tokens differ clearly in probability."""
     import keras_hub
 
     prefix, options = MODELS[name]
@@ -79,7 +79,7 @@ def written(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_each_model_writes_the_same(name: str) -> None:
+def test_each_model_generates_the_same(name: str) -> None:
     model, inputs = build(name), prompts(5, 3, 8)
     stock = written(model, inputs)
     with heed.accelerate() as acceleration:
@@ -93,7 +93,7 @@ def test_each_model_writes_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["beam", "contrastive", "top_k", "top_p", "random"])
-def test_each_sampler_chooses_the_same(sampler: str) -> None:
+def test_each_sampler_generates_the_same(sampler: str) -> None:
     import keras_hub
 
     samplers = keras_hub.samplers
@@ -120,7 +120,7 @@ def test_narrow_weights(dtype: str) -> None:
     stock = written(model, inputs)
     with heed.accelerate():
         fast = written(model, inputs)
-    # Roundings differ, so rows may part where two tokens are close; they begin alike.
+    # Rounding differs, so rows may diverge where two tokens are close; their beginnings agree.
     np.testing.assert_array_equal(fast[:, :6], stock[:, :6])
 
 
@@ -151,7 +151,7 @@ def test_with_the_portable_form_and_under_xla() -> None:
         np.testing.assert_array_equal(written(model, inputs), stock)
 
 
-def test_a_model_of_somebody_else_reads_its_cache_as_it_likes() -> None:
+def test_a_user_model_reads_its_cache_itself() -> None:
     import keras_hub
 
     class Own(keras_hub.models.GPT2CausalLM):
@@ -169,7 +169,7 @@ def test_a_model_of_somebody_else_reads_its_cache_as_it_likes() -> None:
     assert left == {"keras_hub.samplers.Sampler: Own reads its cache itself": 1}
 
 
-def test_an_attention_of_somebody_else_gets_tensors() -> None:
+def test_a_patched_attention_gets_tensors() -> None:
     model, inputs = build("GPT-2"), prompts(4, 6)
     layer = type(model.backbone.transformer_layers[0])
     stock, seen, call = written(model, inputs), [], layer.call
@@ -219,7 +219,7 @@ def test_another_model_is_left_alone() -> None:
         assert acceleration.report().calls["keras_hub.samplers.Sampler"] == 1
 
 
-def test_what_is_behind_the_shortest_prompt_is_not_read_before_the_loop() -> None:
+def test_positions_after_the_shortest_prompt_are_not_read_before_the_loop() -> None:
     model, inputs, seen = build("GPT-2"), prompts(5, 3, 8), []
     add = model.backbone.embeddings_add
 
@@ -236,7 +236,7 @@ def test_what_is_behind_the_shortest_prompt_is_not_read_before_the_loop() -> Non
 
 
 def bytes_of_a_step(longest: int, fast: bool) -> float:
-    """What TensorFlow allocates for a token of two texts, in the loop of a GPT-2 with a cache of that length."""
+    """The bytes that TensorFlow allocates per token of two texts, in GPT-2's loop with a cache of this length."""
     options = {**LEARNT, "max_sequence_length": longest}
     model, inputs = build("GPT-2", **options), prompts(3, 4, longest=longest)
     if fast:
@@ -256,5 +256,5 @@ def test_a_step_allocates_no_caches() -> None:
         heed.decelerate()
     cache = 2 * 2 * 2 * 16 * 4 * 200  # layers, keys and values, texts, width, float32, positions
     assert grown[False] > 2 * cache
-    # A mask of booleans, and numbers to find its end.
+    # A boolean mask, and the numbers to find its end.
     assert grown[True] < 2 * 200 * 24 < cache / 10

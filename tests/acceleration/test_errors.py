@@ -1,4 +1,4 @@
-"""Bad input to accelerated layers and the op: the message names argument, requirement and what was received."""
+"""Bad input to accelerated layers and the op: messages name argument, requirement and received value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults of stock Keras are gone while it is accelerated; each test shows the fault on stock first.
+"""Acceleration fixes the faults of stock Keras; each test also shows the fault on stock Keras.
 
 Where the installed Keras no longer has the fault, that part is skipped.
 """
@@ -32,7 +32,7 @@ def _off_again() -> Iterator[None]:
 
 @contextmanager
 def wrong_on_stock() -> Iterator[None]:
-    """What is asserted inside is not so on stock Keras, or it raises there."""
+    """Expects the block to fail or raise on stock Keras."""
     try:
         yield
     except Exception:
@@ -68,7 +68,7 @@ def test_a_fully_masked_row_has_one_meaning(cls: type, dropout: float) -> None:
     with heed.accelerate():
         check()
     if dropout:
-        return  # there stock takes the other path
+        return  # stock Keras takes another path
     with wrong_on_stock():
         check()
 
@@ -161,7 +161,7 @@ def test_float16_does_not_overflow(scores: bool) -> None:
 
 @pytest.mark.parametrize("separate_key", [False, True])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_what_lies_in_padding_stays_there(poison: float, separate_key: bool) -> None:
+def test_padding_does_not_leak(poison: float, separate_key: bool) -> None:
     attention, (query, value) = layer(), randoms(*SHAPES)
     columns = np.arange(7)[None] < np.array([[4], [7]])
     rows = np.arange(5)[None] < np.array([[4], [3]])
@@ -239,7 +239,7 @@ def test_float64_is_float64_throughout() -> None:
         check()
 
 
-def test_flash_attention_may_be_asked_for() -> None:
+def test_flash_attention_is_accepted() -> None:
     query, value = randoms(*SHAPES)
 
     def check() -> None:
@@ -272,7 +272,7 @@ LONG = 2048
 
 
 def no_square(function: Any, *shapes: tuple[int, ...], units: int = 1) -> None:
-    """Nothing in the graph has as many numbers as there are scores, each of some units."""
+    """Checks that no tensor in the graph is as large as the scores, times some units."""
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
     traced = tf.function(function).get_concrete_function(*specs)
     elements, where = largest_tensor(traced.graph)
@@ -329,7 +329,7 @@ def test_no_scores_in_single_head_layers(implementation: str, make: Any, units: 
 
 
 def test_padding_counts_in_each_layer_of_a_stack() -> None:
-    """Keras' first layer takes the mask off the tensor, so that those after it attend to padding."""
+    """Keras' first layer removes the mask from the tensor, so that later layers attend to padding."""
     ids = np.array([[1, 2, 3, 0, 0]])
     tokens = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(4, 8, mask_zero=True)(tokens)

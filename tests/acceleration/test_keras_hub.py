@@ -1,4 +1,4 @@
-"""KerasHub's architectures give the same outputs and losses stock and accelerated."""
+"""KerasHub's architectures have the same outputs and losses, stock and accelerated."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def inputs_of(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 def real(outputs: Any) -> list[np.ndarray]:
-    """The outputs where the input is not padding: what stands there is nobody's business."""
+    """The outputs at positions that are not padding."""
     arrays = [np.array(keras.ops.cast(x, "float32")) for x in keras.tree.flatten(outputs)]
     return [x[1, : LENGTH - 4] if x.shape[:2] == (BATCH, LENGTH) else x[0] for x in arrays] + [
         x[0] for x in arrays
@@ -160,7 +160,7 @@ def test_each_way_to_call_the_layer_of_t5(name: str, relative: bool) -> None:
     stock = layer(x, **options)
     with heed.accelerate() as acceleration:
         fast = layer(x, **options)
-        # The layer after takes the bias, with or without the note of heed's.
+        # A later layer accepts the bias with or without the attached parts.
         later = {**options, "cache": None, "cache_update_index": None, "mask": None}
         if later.get("key_value_states") is None and fast[1].shape[-1] == 9:
             later["key_value_states"] = np.ones((2, 9, 8), "float32")

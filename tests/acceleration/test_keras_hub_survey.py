@@ -1,4 +1,4 @@
-"""Which of KerasHub's models reach heed, as the page on Keras says: with the same outputs, layer by layer."""
+"""The KerasHub models that run on heed, as docs/keras.md lists them, with the same outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SMOL: dict[str, Any] = {
     "max_position_embeddings": 32,
     "partial_rotary_factor": 1.0,
 }
-# Name in the page, backbone, options, and how many attentions it computes.
+# Name in docs/keras.md, backbone, options, number of attentions.
 ON_HEED: list[tuple[str, str, dict[str, Any], int]] = [
     ("ALBERT", "AlbertBackbone", {**SHORT, "embedding_dim": 8}, 2),
     ("BART", "BartBackbone", SHORT, 6),
@@ -136,7 +136,7 @@ def arrays_for(model: keras.Model) -> Any:
 
 
 def run(model: keras.Model, arrays: Any) -> list[np.ndarray]:
-    """The outputs for the first item, which has no padding."""
+    """The outputs of the first entry, which has no padding."""
     return [np.array(x)[0] for x in keras.tree.flatten(model(arrays))]
 
 
@@ -159,7 +159,7 @@ def test_runs_on_heed(name: str, backbone: str, options: Any, attentions: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "backbone", "options"), ALONE, ids=[row[0] for row in ALONE])
-def test_computes_its_attention_by_itself(name: str, backbone: str, options: Any) -> None:
+def test_computes_its_attention_itself(name: str, backbone: str, options: Any) -> None:
     model = build(backbone, options)
     with heed.accelerate() as acceleration:
         run(model, arrays_for(model))

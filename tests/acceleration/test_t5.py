@@ -22,7 +22,7 @@ def _accelerated() -> Iterator[None]:
 
 
 def layer(bias: Any = None) -> Any:
-    """What the replacement reads of a layer of two heads of width 3; projections are the identity."""
+    """The attributes that the replacement reads, for two heads of width 3 and identity projections."""
     projections = ("query_projector", "key_projector", "value_projector", "output_projector")
     return SimpleNamespace(
         **dict.fromkeys(projections, lambda x: x),
@@ -62,7 +62,7 @@ def test_layers_after_the_first_have_its_bias_and_its_mask() -> None:
         heads, heads, heads, mask=mask[:, None], bias=bias, scale=1.0
     ).out.reshape(x.shape)
     first, joined, _ = call(layer(bias), x, mask=mask)
-    x[0, 4] = np.nan  # what is masked is not read
+    x[0, 4] = np.nan  # masked positions are not read
     after, handed_on, _ = call(layer(), x, position_bias=joined)
     assert handed_on is joined
     assert_close(first, expected)

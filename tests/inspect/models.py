@@ -1,4 +1,4 @@
-"""Small models of every kind that `capture` sees, and what their weights must be."""
+"""Small models of every kind that `capture` supports, and their expected weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sequence(length: int = T, seed: int = 0, batch: int = B) -> np.ndarray:
 
 
 def chain() -> keras.Model:
-    """Keras' four layers; one with dropout, which attends in another way; one that is called twice."""
+    """Keras' four layers, one with dropout, which takes another path, and one that is called twice."""
     x = keras.Input((T, D))
     y = keras.layers.MultiHeadAttention(2, 4, name="fused")(x, x)
     y = keras.layers.MultiHeadAttention(2, 4, dropout=0.3, name="dropping")(
@@ -41,7 +41,7 @@ CHAIN = ["fused", "dropping", "grouped", "grouped_1", "dot", "additive"]
 
 
 class Subclassed(keras.Model):
-    """Nested, with a Sequential inside, and its layers in a list."""
+    """Nested layers: a Sequential inside, and layers in a list."""
 
     def __init__(self) -> None:
         super().__init__(name="subclassed")
@@ -55,7 +55,7 @@ class Subclassed(keras.Model):
 
 
 class SelfAttention(keras.layers.Layer):
-    """A layer around one of Keras."""
+    """A layer that contains one of Keras."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -69,7 +69,7 @@ class SelfAttention(keras.layers.Layer):
 
 
 class OwnSoftmax(keras.layers.Layer):
-    """What people write themselves: an attention out of keras.ops."""
+    """A user-defined attention, written with keras.ops."""
 
     def call(self, x: Any) -> Any:
         scores = keras.ops.matmul(x, keras.ops.transpose(x, (0, 2, 1)))
@@ -77,7 +77,7 @@ class OwnSoftmax(keras.layers.Layer):
 
 
 class OwnSoftmaxAttention(OwnSoftmax):
-    """The same under a name that says what it is."""
+    """The same with "Attention" in its name."""
 
 
 MODELS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
@@ -133,6 +133,6 @@ def projected(dense: Any, x: np.ndarray) -> np.ndarray:
 
 
 def expected(layer: Any, x: np.ndarray, y: np.ndarray, **options: Any) -> np.ndarray:
-    """The weights of a multi-head attention of heed or Keras, by the reference."""
+    """The reference weights of a multi-head attention of heed or Keras."""
     query, key = projected(layer._query_dense, x), projected(layer._key_dense, y)
     return reference.dot_product_attention(query, key, key, **options).probabilities

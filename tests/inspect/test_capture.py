@@ -1,4 +1,4 @@
-"""What `capture` sees, and that the model does what it always does."""
+"""`capture` finds every attention and does not change the outputs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_weights_of_single_head_keras_layers_are_those_of_the_reference():
 def test_weights_of_heed_layers_are_those_of_the_reference(implementation):
     x, y = sequence(), sequence(4, 1)
     mask = np.random.default_rng(3).random((2, T, 4)) < 0.6
-    mask[0, 2] = False  # a query that may attend to nothing
+    mask[0, 2] = False  # a query without visible keys
     layer = MultiHeadAttention(4, 4, num_key_value_heads=2, soft_cap=2.0, name="a")
     layer(x, y)
     randomise(layer)
@@ -146,7 +146,7 @@ def test_float64_stays_float64():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["fused", "softmax"])
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
-def test_narrow_types_give_weights_of_their_own_precision(dtype, dropout):
+def test_weights_of_narrow_types_have_their_precision(dtype, dropout):
     x = sequence()
     layer = keras.layers.MultiHeadAttention(2, 4, dropout=dropout, dtype=dtype, name="a")
     mask = np.ones((2, T, T), bool)
@@ -156,14 +156,14 @@ def test_narrow_types_give_weights_of_their_own_precision(dtype, dropout):
     found = capture(layer, x, call_arguments={"value": x, "attention_mask": mask})
     assert found.weights["a"].dtype == np.float32
     wanted = expected(layer, x, x, mask=mask[:, None])
-    tolerance = 4e-3 if dtype == "mixed_float16" else 3e-2  # the projections are narrow too
+    tolerance = 4e-3 if dtype == "mixed_float16" else 3e-2  # the projections are narrow, too
     np.testing.assert_allclose(found.weights["a"], wanted, atol=tolerance)
     assert not found.weights["a"][1, :, 3].any()
     assert found.kinds["a"] == "self"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["fused", "softmax"])
-def test_a_row_that_sees_nothing_is_0_whatever_keras_does_with_it(dropout):
+def test_a_row_without_visible_keys_is_0_even_where_keras_attends_uniformly(dropout):
     x = sequence()
     mask = np.broadcast_to(CAUSAL, (2, T, T)).copy()
     mask[0, 4] = False
@@ -174,8 +174,8 @@ def test_a_row_that_sees_nothing_is_0_whatever_keras_does_with_it(dropout):
     assert found.kinds["a"] == "causal"
 
 
-def test_a_mask_that_is_added_to_the_scores_hides_too():
-    """Keras' Attention subtracts 1e9, which leaves an even spread where everything is masked."""
+def test_a_mask_added_to_the_scores_hides_keys():
+    """Keras' Attention subtracts 1e9, which gives uniform weights where everything is masked."""
     x, y = sequence(), sequence(4, 1)
     seen = np.array([[True, True, False, True], [False] * 4])
     layer = keras.layers.Attention(name="a")
@@ -187,7 +187,7 @@ def test_a_mask_that_is_added_to_the_scores_hides_too():
 
 
 class OwnFused(keras.layers.Layer):
-    """Another way to write one: Keras' op, with everything it takes."""
+    """A user-defined attention, written with Keras' op and all of its options."""
 
     def __init__(self, **options):
         super().__init__(name="own")
@@ -215,7 +215,7 @@ def test_keras_own_op_in_any_layer(accelerated):
     assert_statistics(found.weights["own"], wanted.probabilities, "float32")
 
 
-def test_layers_in_layers_are_named_by_those_around_them():
+def test_nested_layers_are_named_by_the_enclosing_layers():
     found = capture(Subclassed(), sequence())
     assert list(found) == ["first/inner/attention", "second/attention"]
     model, inputs, _ = MODELS["heed Transformer"]()
@@ -231,7 +231,7 @@ def test_layers_in_layers_are_named_by_those_around_them():
     assert len(chosen.heads["decoder/layer_0/self_attention"]) == 2
 
 
-def test_axes_that_are_not_attended_over_go_into_the_batch():
+def test_free_axes_are_merged_into_the_batch():
     x = np.random.default_rng(0).normal(size=(2, 3, 5, 8)).astype("float32")
     for axes, batch, length in [((2,), 6, 5), ((1, 2), 2, 15)]:
         layer = keras.layers.MultiHeadAttention(2, 4, attention_axes=axes, name="a")
@@ -246,7 +246,7 @@ def test_axes_that_are_not_attended_over_go_into_the_batch():
 
 
 def test_a_mask_says_where_queries_stand():
-    """As in a cache: the last T of S positions."""
+    """Queries at the last T of S positions, as with a cache."""
     x, y = sequence(3), sequence(5)
     layer = MultiHeadAttention(2, 4, name="a")
     mask = Mask.causal("bottom_right")
@@ -265,7 +265,7 @@ def test_a_mask_says_where_queries_stand():
 
 
 @pytest.mark.parametrize("align", [2, "bottom_right", np.array([0, 2])])
-def test_an_offset_that_was_not_captured_starts_where_queries_stand(tmp_path, align):
+def test_an_offset_that_was_not_captured_counts_from_the_queries(tmp_path, align):
     x, y = sequence(3), sequence(5)
     arguments = {"value": y, "attention_mask": Mask.window(2, 2, align)}
     found = capture(MultiHeadAttention(2, 4, name="a"), x, call_arguments=arguments)
@@ -282,7 +282,7 @@ def test_an_offset_that_was_not_captured_starts_where_queries_stand(tmp_path, al
 
 
 def test_a_token_that_only_some_layers_have(tmp_path):
-    """Tokens that were asked for, in a picture that is not whole: layers with fewer keys have no such share."""
+    """In a picture that is not whole, layers with fewer keys have no share of the token."""
     x, y = keras.Input((6, 8)), keras.Input((3, 8))
     own = keras.layers.MultiHeadAttention(2, 4, name="own")(x, x)
     model = keras.Model([x, y], keras.layers.MultiHeadAttention(2, 4, name="other")(own, y))
@@ -298,7 +298,7 @@ def test_a_token_that_only_some_layers_have(tmp_path):
         found.on_token(6)
 
 
-# Parts of it
+# Partial captures
 
 
 def test_chosen_layers_heads_and_rows():
@@ -313,7 +313,7 @@ def test_chosen_layers_heads_and_rows():
     assert found.rows["grouped"] == (4, 0)
     picked = whole.weights["grouped"][:, [3, 1]]
     np.testing.assert_array_equal(found.weights["grouped"], picked[:, :, [4, 0]])
-    # The statistics are of all queries.
+    # The statistics cover all queries.
     np.testing.assert_allclose(found.entropy["grouped"], whole.entropy["grouped"][:, [3, 1]])
     np.testing.assert_array_equal(found.on_token(2)["grouped"], picked[..., 2])
     with pytest.raises(ValueError, match=r"The token 1 of 'grouped'.*tokens=.*of some rows only"):
@@ -427,19 +427,19 @@ def test_types():
         capture(chain(), sequence(), layers="fused")
 
 
-def test_a_model_without_attention_says_so():
+def test_a_model_without_attention_is_refused():
     model = keras.Sequential([keras.layers.Dense(3, activation="softmax")], name="plain")
     with pytest.raises(ValueError, match=r"must have attention.*Received: 'plain'"):
         capture(model, sequence())
 
 
-def test_a_softmax_elsewhere_is_no_attention():
+def test_a_softmax_outside_of_attention_is_ignored():
     model = keras.Sequential([OwnSoftmax(), keras.layers.Softmax(), MODELS["own"]()[0]])
     assert list(capture(model, sequence())) == ["own"]
 
 
 class Traced(keras.layers.Layer):
-    """A layer that runs in a program."""
+    """A layer that calls a tf.function."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -450,12 +450,12 @@ class Traced(keras.layers.Layer):
         return self.program(x)
 
 
-def test_a_layer_inside_a_program_says_so():
+def test_a_layer_inside_a_tf_function_is_reported():
     model, x = Traced(name="traced"), sequence()
     model.inner.build(x.shape, x.shape)
     with pytest.raises(RuntimeError, match=r"'inner' runs inside a tf.function"):
         capture(model, x)
-    model(x)  # now its program is there, and no layer is called any more
+    model(x)  # traces the function, which calls no layer any more
     with pytest.raises(ValueError, match=r"must have attention.*'inner' \(MultiHeadAttention\)"):
         capture(model, x)
     with pytest.warns(UserWarning, match=r"No attention was seen in 'inner'"):
@@ -468,7 +468,7 @@ def test_a_layer_inside_a_program_says_so():
         tf.config.run_functions_eagerly(False)
 
 
-# What stays behind
+# Cleaning up
 
 
 def _places():
@@ -478,7 +478,7 @@ def _places():
     return (keras.layers.Layer.__call__, nn.softmax, nn.dot_product_attention, _watcher.get())
 
 
-def test_everything_is_put_back_after_an_error():
+def test_everything_is_restored_after_an_error():
     before, model = _places(), chain()
     with pytest.raises(ValueError, match="`rows` must be in"):
         capture(model, sequence(), rows=[99])
@@ -495,8 +495,8 @@ def test_everything_is_put_back_after_an_error():
     assert _places() == before
 
 
-def test_other_threads_see_nothing_of_it():
-    """One captures; another runs the same model meanwhile; a third captures, too."""
+def test_other_threads_are_not_affected():
+    """One thread captures, another runs the same model, and a third captures at the same time."""
     model, x = chain(), sequence()
     plain = np.asarray(model(x))
     inside, go_on = threading.Event(), threading.Event()
@@ -522,7 +522,7 @@ def test_other_threads_see_nothing_of_it():
 
 
 def test_another_thread_accelerates_while_the_model_runs():
-    """Both replace functions of Keras."""
+    """Both patch the same functions of Keras."""
     model, x = chain(), sequence()
     inside, go_on = threading.Event(), threading.Event()
     errors = []
@@ -557,7 +557,7 @@ def test_another_thread_accelerates_while_the_model_runs():
 
 
 class RecurrentDecoder(keras.Model):
-    """A state asks a sequence, and is changed by what it finds, step after step."""
+    """Attends to a sequence step by step, with a state that each step changes."""
 
     def __init__(self, steps):
         super().__init__(name="decoder")
@@ -571,7 +571,7 @@ class RecurrentDecoder(keras.Model):
         return state
 
 
-def test_the_states_of_a_recurrent_decoder_are_one_attention():
+def test_the_steps_of_a_recurrent_decoder_are_one_attention():
     model, x = RecurrentDecoder(3), sequence(5)
     wanted = model(x)
     found = capture(model, x)

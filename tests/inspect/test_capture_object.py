@@ -20,7 +20,7 @@ def random_weights(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def planted() -> Capture:
-    """Heads that look at the first, the previous, the same and the next token, evenly, and nowhere."""
+    """Heads that attend to the first, previous, same and next token, to all tokens, and to none."""
     T = 5
     even, nowhere = np.full((T, T), 1 / T), np.zeros((T, T))
     first = np.eye(T)[np.zeros(T, int)]
@@ -40,7 +40,7 @@ def test_statistics_of_planted_heads():
         assert shares[head, 1:4].tolist() == [1, 1, 1]
         assert shares[head].sum() == (5 if offset == 0 else 4)
         np.testing.assert_allclose(shares[4, 2], 0.2, **EXACT)
-    assert capture.on_offset(-1)["a"][0, 4, 0] == 0  # there is no previous token
+    assert capture.on_offset(-1)["a"][0, 4, 0] == 0  # no previous token
     assert not capture.on_offset(9)["a"].any()
 
 
@@ -77,10 +77,10 @@ def test_it_is_a_collection_of_names_and_never_changes():
         capture.weights["a"][0] = 0
     with pytest.raises(TypeError):
         capture.weights["a"] = given  # type: ignore[index]
-    given[0] = 1  # the caller's own array is his
+    given[0] = 1  # the caller's array stays writable
 
 
-def test_the_repr_tells_what_is_held():
+def test_the_repr_describes_each_layer():
     w = random_weights(1, 2, 3, 4)
     capture = Capture(
         {"whole": w, "some": w, "pooled": w},
@@ -99,7 +99,7 @@ def test_the_repr_tells_what_is_held():
     assert [capture.is_whole(name) for name in capture] == [True, False, False]
 
 
-def test_a_layer_whose_keys_are_too_few_is_left_out_of_a_token():
+def test_a_layer_with_too_few_keys_is_left_out_of_on_token():
     short, long = random_weights(1, 1, 3, 2), random_weights(1, 1, 3, 5)
     capture = Capture({"short": short, "long": long}, {"short": "cross", "long": "cross"})
     assert list(capture.on_token(4)) == ["long"]
@@ -107,7 +107,7 @@ def test_a_layer_whose_keys_are_too_few_is_left_out_of_a_token():
         capture.on_token(5)
 
 
-def test_layers_and_heads_that_are_not_there_list_those_that_are():
+def test_errors_for_unknown_layers_and_heads_list_the_known_ones():
     w = random_weights(1, 2, 3, 3)
     capture = Capture({"a": w, "b": w}, {"a": "self", "b": "self"}, heads={"a": [4, 7]})
     assert capture.head_index("a", 7) == 1
@@ -155,7 +155,7 @@ W = random_weights(1, 2, 3, 4)
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(weights, kinds, options, text):
+def test_arguments_that_do_not_fit_are_refused(weights, kinds, options, text):
     with pytest.raises(ValueError, match=text):
         Capture(weights, kinds, **options)
 
@@ -168,7 +168,7 @@ def test_tokens_and_offsets_are_integers(token):
         planted().on_offset(token)
 
 
-def test_what_a_pooled_picture_cannot_tell_says_so():
+def test_a_pooled_picture_refuses_statistics_it_cannot_compute():
     capture = Capture({"a": W}, {"a": "self"}, lengths={"a": (6, 4)})
     with pytest.raises(ValueError, match=r"The statistics of 'a'.*a picture that is pooled"):
         _ = capture.entropy
@@ -211,7 +211,7 @@ def test_a_file_holds_all_of_it(tmp_path):
     assert loaded.outputs is None
 
 
-def test_a_file_that_is_none_of_ours_is_refused(tmp_path):
+def test_a_file_of_another_format_is_refused(tmp_path):
     text, other, array = (tmp_path / name for name in ("text", "other.npz", "array.npy"))
     text.write_text("hello")
     np.savez(other, weights=W)
@@ -247,7 +247,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 def resaved(path, **changed):
-    """A saved capture with some of its arrays replaced, checksums and all."""
+    """A saved capture with some arrays replaced and valid checksums."""
     planted().save(path)
     with np.load(path) as file:
         entries = {name: file[name] for name in file.files}
@@ -272,7 +272,7 @@ def test_forged_contents_are_refused(tmp_path, changed):
         Capture.load(tmp_path / "capture.npz")
 
 
-def test_a_forged_shape_asks_for_no_memory(tmp_path):
+def test_a_forged_shape_allocates_no_memory(tmp_path):
     path = tmp_path / "capture.npz"
     planted().save(path)
     with zipfile.ZipFile(path) as archive:
@@ -289,8 +289,8 @@ def test_a_forged_shape_asks_for_no_memory(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [damage.flipped, damage.cut])
-def test_any_damage_is_one_error(tmp_path, kind):
-    """Each byte of a small file changed, and the file cut at each length."""
+def test_all_damage_raises_the_same_error(tmp_path, kind):
+    """Changes each byte of a small file, and truncates it at each length."""
     path = tmp_path / "capture.npz"
     small = Capture({"a": np.full((1, 1, 1, 2), 0.5, np.float32)}, {"a": "self"})
     small.save(path)

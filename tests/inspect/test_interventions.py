@@ -1,4 +1,4 @@
-"""Switching heads off, and gradients by weights, against models that really lack the head."""
+"""Ablation against models that lack the head, and gradients with respect to weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("kind", [*LAYERS, "accelerated"])
-def test_a_head_that_is_off_is_one_without_an_output_projection(kind):
+def test_ablating_a_head_equals_zeroing_its_output_projection(kind):
     layer = LAYERS[kind if kind in LAYERS else "fused"]()
     x = sequence()
     layer(x, x)
@@ -53,7 +53,7 @@ def test_a_head_that_is_off_is_one_without_an_output_projection(kind):
 
 
 def test_the_head_that_matters_comes_first():
-    """Planted: only head 2 reaches the output, and it costs."""
+    """Only the planted head 2 reaches the output."""
     layer = MultiHeadAttention(4, 4, name="a")
     x = sequence()
     layer(x, x)
@@ -85,7 +85,7 @@ def test_layers_with_one_head_and_chosen_layers():
     np.testing.assert_allclose(found.costs["b"], [np.abs(to_numpy(outputs)).sum()], rtol=1e-5)
 
 
-def test_what_ablate_refuses():
+def test_ablate_refuses_bad_arguments():
     model, x = chain(), sequence()
     with pytest.raises(ValueError, match=r"`layers` must name.*'fused'.*Received: 'nothing'"):
         ablate(model, x, distance_to(x), layers=["nothing"])
@@ -95,7 +95,7 @@ def test_what_ablate_refuses():
         ablate(model, x, distance_to(x), layers="fused")
 
 
-def test_a_long_ablation_shows_the_ten_that_cost_most():
+def test_the_repr_of_a_long_ablation_shows_the_ten_most_costly():
     text = repr(Ablation(0.5, {"a": np.arange(12.0)}))
     assert text.splitlines()[1] == "  +11  a, head 11"
     assert text.endswith("  ... and 2 more>")
@@ -125,8 +125,8 @@ def test_gradient_times_attention_by_hand(kind):
 
 
 @pytest.mark.parametrize("name", ["keras layers", "heed encoder layer", "heed Transformer"])
-def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
-    """Off by a little, a head changes L by as much as its contributions say: sum_ij w dL/dw = dL/d(scale of head)."""
+def test_gradients_through_a_whole_model_match_finite_differences(name):
+    """The contributions of a head sum to the derivative by its scale: sum_ij w dL/dw = dL/d(scale of head)."""
     model, inputs, arguments = MODELS[name]()
     model(inputs, **arguments)
 
@@ -144,7 +144,7 @@ def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
 
         return float(target(run_observed(model, inputs, arguments, look, [layer])[0]))
 
-    step = 3e-3  # no model has a kink that it could step over
+    step = 3e-3  # smaller than the distance to any kink of the models
     for layer, contributions in found.items():
         for head in range(contributions.shape[1]):
             slope = (scaled(layer, head, 1 + step) - scaled(layer, head, 1 - step)) / (2 * step)
@@ -152,7 +152,7 @@ def test_gradients_through_a_whole_model_are_those_of_small_changes(name):
             assert total == pytest.approx(slope, rel=0.01, abs=1e-3), (layer, head)
 
 
-def test_what_gradients_refuse():
+def test_gradients_refuse_bad_arguments():
     model, x = chain(), sequence()
     with pytest.raises(ValueError, match="`target` must return a scalar tensor"):
         gradient_times_attention(model, x, lambda y: y)

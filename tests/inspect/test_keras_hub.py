@@ -1,4 +1,4 @@
-"""KerasHub's models: the same outputs, and the weights of the reference."""
+"""KerasHub's models: unchanged outputs, and the weights of the reference."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_weights_are_those_of_the_reference(name, dropout):
 
 
 @pytest.mark.slow
-def test_names_tell_the_layers_apart_and_heads_can_be_switched_off():
+def test_layer_names_are_distinct_and_heads_can_be_ablated():
     model = hub.backbone("BertBackbone", dropout=0.1)
     inputs = hub.inputs_of(model)
     found = ablate(

@@ -1,4 +1,4 @@
-"""Measures of heads against NumPy by hand, on planted patterns and at random."""
+"""Measures of heads against plain NumPy, on planted and random weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_by_head_finds_planted_heads():
     assert np.isnan(by_head(capture, "entropy")["a"][5])  # it attends to nothing
 
 
-def test_by_head_counts_the_queries_that_count():
+def test_by_head_averages_over_the_chosen_queries():
     weights = random_weights(2, 3, 4, 4)
     capture = Capture({"a": weights, "b": random_weights(2, 1, 5, 4)}, {"a": "self", "b": "cross"})
     where = np.array([[True, True, False, False], [True, True, True, False]])
@@ -56,7 +56,7 @@ def jensen_shannon(p: np.ndarray, q: np.ndarray) -> float:
 
 def test_head_similarity_by_hand():
     weights, others = random_weights(2, 3, 4, 6), random_weights(2, 2, 4, 6, seed=1)
-    weights[1, :, 2] = 0  # attends to nothing: does not count
+    weights[1, :, 2] = 0  # attends to nothing, and is left out
     capture = Capture({"a": weights, "b": others}, {"a": "cross", "b": "cross"})
     similarity = head_similarity(capture, "a", "b")
     assert similarity.shape == (3, 2)
@@ -83,7 +83,7 @@ def test_head_similarity_of_planted_heads():
 
 def test_rollout_by_hand():
     one, two = random_weights(2, 3, 5, 5), random_weights(2, 2, 5, 5, seed=1)
-    one[0, :, 1] = 0  # attends to nothing: it is passed on as it is
+    one[0, :, 1] = 0  # attends to nothing, and keeps its own token
     capture = Capture({"a": one, "b": two}, {"a": "self", "b": "causal"})
     flow = rollout(capture, residual=0.3)
     for b in range(2):
@@ -97,7 +97,7 @@ def test_rollout_by_hand():
     np.testing.assert_allclose(rollout(capture, ["b"])["b"], 0.5 * two.mean(1) + 0.5 * np.eye(5))
 
 
-def test_rollout_refuses_what_has_no_meaning():
+def test_rollout_refuses_meaningless_arguments():
     w = random_weights(1, 2, 4, 4)
     capture = Capture(
         {"a": w, "cross": w, "short": w[:, :, :2, :2], "pooled": w},

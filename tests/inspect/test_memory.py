@@ -1,4 +1,4 @@
-"""Capturing adds a bounded amount of memory, however long the sequence."""
+"""Capturing needs a bounded amount of memory for any sequence length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(peak() - before)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["heed", "fused", "softmax"])
 def test_a_model_of_12_layers_of_12_heads_at_1024(kind):
-    """All its weights would take 576 MiB."""
+    """All weights together would take 576 MiB."""
     result = subprocess.run(
         [sys.executable, "-c", PEAK, kind], capture_output=True, text=True, check=True
     )

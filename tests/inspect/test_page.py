@@ -1,4 +1,4 @@
-"""The page as a file: what it holds, within which precision, and how it says what does not fit."""
+"""The page as a file: contents, precision, and errors."""
 
 import base64
 import html
@@ -30,7 +30,7 @@ def element(text, name):
 
 
 def read(text):
-    """The description in a page, and by layer name its weights, as the page's script reads them."""
+    """The description in a page, and its decoded weights by layer name."""
     data = json.loads(element(text, "data"))
     codes = np.frombuffer(zlib.decompress(base64.b64decode(element(text, "weights"))), np.uint8)
     weights = {}
@@ -67,7 +67,7 @@ def test_the_weights_come_back_within_the_stated_precision():
 
 @pytest.mark.parametrize("scale", [0.0, 0.7, 1.5, 3.0, 8.0, "half-normal"])
 def test_twelve_layers_of_twelve_heads_are_under_two_megabytes(scale):
-    if scale == "half-normal":  # the spread of square roots that takes most bits
+    if scale == "half-normal":  # the distribution of square roots with the most bits
         w = np.random.default_rng(0).standard_normal((12, 1, 12, 128, 128)) ** 2
         w = (w / w.sum(-1, keepdims=True)).astype("float32")
     else:
@@ -81,12 +81,12 @@ def test_twelve_layers_of_twelve_heads_are_under_two_megabytes(scale):
     assert (abs(found["l3"] - w[3, 0]) <= bound + 1e-6).all()
 
 
-def test_the_page_says_how_exact_it_is():
+def test_the_page_states_its_precision():
     data, _ = read(page(one(random_weights(1, 1, 4, 4)), words(4)).html)
     assert "1.00 by at most 0.004, 0.10 by at most 0.001, 0.01 by at most 0.0004" in data["note"]
 
 
-def test_text_is_data_wherever_it_stands():
+def test_text_is_escaped_everywhere():
     nasty = [
         "<script>alert(1)</script>",
         "<!--",
@@ -113,7 +113,7 @@ def test_text_is_data_wherever_it_stands():
     assert made.html.count("&lt;b&gt;{{data}}&lt;/b&gt; &amp; more") == 2
 
 
-def test_the_page_asks_for_nothing_from_outside():
+def test_the_page_loads_nothing_from_outside():
     text = page(one(random_weights(1, 1, 4, 4)), words(4)).html
     assert not re.search(r"https?://|//cdn|@import|url\(|\bfetch\(|XMLHttp|WebSocket", text)
     assert "default-src 'none'" in text
@@ -170,7 +170,7 @@ def test_some_heads_and_rows_have_their_own_names():
     assert found["layer"].shape == (2, 3, 10)
 
 
-def test_cells_of_a_pooled_picture_have_the_names_of_their_ends():
+def test_cells_of_a_pooled_picture_are_labelled_by_their_ends():
     capture = one(random_weights(1, 1, 3, 5), "cross", lengths={"layer": (5, 10)})
     data, _ = read(page(capture, words(5), key_tokens=words(10, "k")).html)
     layer = data["layers"][0]
@@ -225,14 +225,14 @@ def test_cells_of_a_pooled_picture_have_the_names_of_their_ends():
         (words(4), {"key_tokens": words(3), "example": "0"}, TypeError, "must be an integer"),
     ],
 )
-def test_what_does_not_fit_is_said(tokens, options, error, message):
+def test_tokens_that_do_not_fit_are_refused(tokens, options, error, message):
     arrays = {"a": random_weights(2, 1, 4, 4), "b": random_weights(2, 1, 4, 3)}
     capture = Capture(arrays, {"a": "causal", "b": "cross"})
     with pytest.raises(error, match=message):
         page(capture, tokens, **options)
 
 
-def test_what_is_no_weight_is_said(monkeypatch):
+def test_numbers_that_are_no_weights_are_refused(monkeypatch):
     with pytest.raises(TypeError, match=r"must be a Capture\. Received: dict"):
         page({"a": 1}, words(4))
     for bad in (-0.5, 1.5, np.nan):

@@ -30,7 +30,7 @@ def chromium():
 
 @pytest.fixture
 def show(chromium, tmp_path):
-    """Opens a page from disk; at the end, nothing was asked for and nothing went wrong."""
+    """Opens a page from disk; checks at the end that it loaded nothing and raised no error."""
     contexts, requests, complaints = [], [], []
 
     def open_it(capture, tokens, colours="light", size=(1360, 820), **options):
@@ -40,7 +40,7 @@ def show(chromium, tmp_path):
         )
         contexts.append(context)
         tab = context.new_page()
-        tab.set_default_timeout(180_000)  # a machine may stand still for a while
+        tab.set_default_timeout(180_000)  # a machine may be slow
         tab.on("request", lambda request: requests.append(request.url))
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
@@ -52,19 +52,19 @@ def show(chromium, tmp_path):
     for context in contexts:
         context.close()
     assert requests == [(tmp_path / "page.html").as_uri()] * len(contexts)
-    # Chromium has a hint for those who read pixels, as these tests do.
+    # Chromium warns about reading pixels, which these tests do.
     assert [text for text in complaints if "willReadFrequently" not in text] == []
 
 
 def looking(shift, weight=0.9):
-    """(1, 1, T, T): token i looks at token i + shift, and a little at all others."""
+    """(1, 1, T, T): token i attends to token i + shift, and a little to all others."""
     w = np.full((T, T), (1 - weight) / (T - 1), "float32")
     w[np.arange(T), (np.arange(T) + shift) % T] = weight
     return w[None, None]
 
 
 def planted():
-    """Two layers of two heads: a/1 looks 3 on, a/2 looks 5 on, b is causal and looks at the token before."""
+    """Layers a and b: a/1 attends 3 ahead, a/2 attends 5 ahead, b is causal and attends to the previous token."""
     before = np.eye(T, k=-1, dtype="float32")
     before[0, 0] = 1
     a = np.concatenate([looking(3), looking(5)], axis=1)
@@ -77,14 +77,14 @@ def said(tab):
 
 
 def on_screen(tab):
-    """Waits until what was asked for is drawn."""
+    """Waits until drawing has finished."""
     tab.evaluate(
         "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
 
 
 def ink(tab, side, i):
-    """How much is drawn behind token i of a side of the lines, from 0 to 255."""
+    """The opacity of the bar behind token i on one side of the lines, 0 to 255."""
     on_screen(tab)
     return tab.evaluate(
         """([side, i]) => {
@@ -99,7 +99,7 @@ def ink(tab, side, i):
 
 
 def colour_of(tab, share_x, share_y):
-    """The colour of the matrix at a share of its width and height; None where it is left clear."""
+    """The colour of the matrix at a fraction of its width and height; None if transparent."""
     on_screen(tab)
     pixel = tab.evaluate(
         """([sx, sy]) => {
@@ -123,7 +123,7 @@ def colour_of(tab, share_x, share_y):
 
 
 @pytest.mark.parametrize("shift", [3, 5])
-def test_a_token_shows_where_it_looks(show, shift):
+def test_a_query_shows_its_keys(show, shift):
     tab = show(planted(), words(T))
     tab.locator("#grid button").nth([3, 5].index(shift)).click()
     for i in (0, 7, 11):
@@ -138,7 +138,7 @@ def test_a_token_shows_where_it_looks(show, shift):
     assert said(tab).startswith("Point at a token")
 
 
-def test_a_token_shows_who_looks_at_it(show):
+def test_a_key_shows_its_queries(show):
     tab = show(planted(), words(T))
     tab.locator("#keys li").nth(4).hover()
     assert said(tab).startswith("w4 is looked at by w1 0.90 ")
@@ -275,7 +275,7 @@ def test_text_shows_as_text(show):
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_light_and_dark_can_be_read(show, colours):
+def test_light_and_dark_have_enough_contrast(show, colours):
     tab = show(planted(), words(T), colours)
     parts = [
         "h1",
@@ -289,7 +289,7 @@ def test_light_and_dark_can_be_read(show, colours):
     ]
     tab.locator("#rows li").nth(2).click()
     box = tab.locator("#matrix canvas").bounding_box()
-    tab.mouse.move(box["x"] + 200, box["y"] + 200)  # a row and a key are marked
+    tab.mouse.move(box["x"] + 200, box["y"] + 200)  # marks a row and a key
     on_screen(tab)
     paper = rgb(tab.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
     assert (luminance(paper) > 0.9) == (colours == "light")
@@ -358,7 +358,7 @@ def test_two_thousand_tokens_zoom(show):
 
 
 def cell_width(tab, x, y):
-    """How wide a key is in the matrix, in points."""
+    """The width of a key in the matrix, in CSS pixels."""
     columns = []
     for step in (0, 100):
         tab.mouse.move(x + step, y)

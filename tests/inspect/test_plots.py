@@ -1,4 +1,4 @@
-"""What is on the pictures, read back from the figures."""
+"""The contents of plots, read back from the figures."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def image_of(axes) -> np.ndarray:
 
 
 def assert_saves(figure) -> None:
-    """As PNG and SVG, with every label inside, and no complaint."""
+    """Saves as PNG and SVG without warnings, with every label inside."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
             file = io.BytesIO()
             figure.savefig(file, format=kind)
             assert file.getvalue().startswith(start)
-    assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+    assert figure._repr_png_().startswith(b"\x89PNG")  # which a notebook displays
     whole = figure.bbox
     for axes in figure.axes:
         if axes.get_visible():
@@ -61,7 +61,7 @@ def assert_saves(figure) -> None:
 
 
 def no_overlap(axis) -> bool:
-    """Whether the labels of an axis stand side by side."""
+    """Whether the labels of an axis do not overlap."""
     boxes = [label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()]
     return not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
 
@@ -225,7 +225,7 @@ def test_plot_model_leaves_out_what_is_not_known():
 
 
 def test_small_weights_show():
-    """At 100 tokens a weight of 0.01 is an even spread: it must differ from 0."""
+    """With 100 tokens, uniform weights are 0.01, which must differ visibly from 0."""
     w = np.zeros((1, 1, 100, 100))
     w[..., 0], w[..., 1:] = 0.01, 0.01
     w[0, 0, 0] = np.eye(100)[0]
@@ -312,7 +312,7 @@ def test_plot_image_attention_shows_a_map_for_each_token():
         assert list(below.get_extent()) == list(fog.get_extent()) == [0, 6, 4, 0]
         assert fog.get_clim() == (0, mean.max())
         alphas = fog.cmap(fog.norm(expected))[:, 3]
-        assert np.all(np.diff(alphas[np.argsort(expected)]) <= 0)  # the more, the clearer
+        assert np.all(np.diff(alphas[np.argsort(expected)]) <= 0)  # more weight, less fog
         (frame,) = axes.patches
         row, column = divmod(expected.argmax(), 3)
         assert frame.get_bbox().bounds == (2 * column, 2 * row, 2, 2)

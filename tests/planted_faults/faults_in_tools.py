@@ -56,7 +56,7 @@ FAULTS = (
         f"{_ACCELERATION}/_op.py",
         "scale = number",
         "scale = None",
-        (f"{_OF_ACCELERATION}/test_accelerate.py::test_the_op_gives_what_it_gave",),
+        (f"{_OF_ACCELERATION}/test_accelerate.py::test_the_op_has_the_same_output",),
     ),
     Fault(
         "a function that two users patch is put back when the first of them stops",

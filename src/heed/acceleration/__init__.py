@@ -147,12 +147,9 @@ def accelerate(model: Any = None) -> Acceleration:
                 patch.install()
             _keras_hub.install()
             _installed.extend(patches)
-        changed = not (
-            _switch.enabled_everywhere if model is None else model in _models.accelerated
-        )
-        if changed and model is None:
-            _switch.enabled_everywhere = True
-        elif changed:
+        if model is None:
+            changed, _switch.enabled_everywhere = not _switch.enabled_everywhere, True
+        elif changed := model not in _models.accelerated:
             _models.add(model)
     return Acceleration(model, changed)
 
@@ -170,10 +167,8 @@ def decelerate(model: Any = None) -> None:
     ('everything', None)
     """
     with _lock:
-        _undo(model)
-        if model is None:
-            for other in list(_models.accelerated):
-                _undo(other)
+        for each in [model] if model is not None else [None, *_models.accelerated]:
+            _undo(each)
 
 
 def _undo(model: Any) -> None:

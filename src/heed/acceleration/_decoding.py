@@ -162,7 +162,7 @@ def _patch_prompts(cls: type) -> None:
     ):
         owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
         patch = Patch(owner, name, Replacement(make, parameters), package=package)
-        if prompt_patches.setdefault((owner, name), patch) is patch and not patch.problem():
+        if prompt_patches.setdefault((owner, name), patch) is patch and not patch.find_problem():
             patch.install()
 
 
@@ -327,17 +327,12 @@ def decoding_patches(causal_lm: ModuleType, package: ModuleType) -> list[Patch]:
     core, numpy = (backend_module(name) for name in ("core", "numpy"))
     sampler = getattr(sys.modules.get(f"{PACKAGE}.src.samplers.sampler"), "Sampler", None)
     model, make = getattr(causal_lm, "CausalLM", None), "make_generate_function"
+    label = f"{PACKAGE}.models.CausalLM.{make}"
     in_loop = ((core, slice_update), *((numpy, run) for run in (stack, matmul, einsum, argmax)))
     return [
         Patch(sampler, "__call__", Replacement(call_sampler, _SAMPLE), NAME, package),
         Patch(sampler, "run_loop", Replacement(run_loop, _LOOP), f"{NAME}.run_loop", package),
-        Patch(
-            model,
-            make,
-            Replacement(make_generate_function, ("self",)),
-            f"{PACKAGE}.models.CausalLM.{make}",
-            package,
-        ),
+        Patch(model, make, Replacement(make_generate_function, ("self",)), label, package),
         _patch_op(numpy, "transpose", transpose, ("x", "axes")),
         *(
             _patch_op(owner, run.__name__, compute_in_loop(run), inspect.signature(run).parameters)

@@ -48,6 +48,8 @@ def use_fused_attention_op(original: Callable[..., bool]) -> Callable[..., bool]
 
 
 _MODELS = f"{_PACKAGE}.src.models"
+_AVAILABILITY = Replacement(fused_attention_op_available, ())
+_CHOICE = Replacement(use_fused_attention_op, ("self",))
 _CHOOSING = {
     "gemma.gemma_attention": "CachedGemmaAttention",
     "gemma3.gemma3_attention": "CachedGemma3Attention",
@@ -55,44 +57,27 @@ _CHOOSING = {
     "mixtral.mixtral_attention": "CachedMixtralAttention",
     "qwen_moe.qwen_moe_attention": "QwenMoeAttention",
 }
-_MakePatches = Callable[[ModuleType], list[Patch]]
-
-
-def _patch_method(cls: str, name: str, replacement: Replacement) -> _MakePatches:
-    """Returns a function that makes the patch for a method of a class in a module."""
-    label = f"{_PACKAGE}.{cls}.{name}"
-
-    def make(module: ModuleType) -> list[Patch]:
-        owner = getattr(module, cls, None)
-        return [Patch(owner, name, replacement, label, sys.modules[_PACKAGE])]
-
-    return make
-
-
-def _patch_availability(module: ModuleType) -> list[Patch]:
-    """Makes the patch of the function that most models call, each of which has imported it by name."""
-    name, replacement = (
-        "fused_attention_op_available",
-        Replacement(fused_attention_op_available, ()),
-    )
-    label = f"{module.__name__}.{name}"
-    return [Patch(module, name, replacement, label, sys.modules[_PACKAGE], copies=True)]
-
-
-# Functions that make the patches of each module.
-_TARGETS: dict[str, _MakePatches] = {
-    f"{_MODELS}.t5.t5_multi_head_attention": _patch_method(
-        "T5MultiHeadAttention", "call", _t5.call
-    ),
+# By module, the class and the function to replace. Models import the function without a class by name.
+_FUNCTIONS: dict[str, tuple[str | None, str, Replacement]] = {
+    f"{_MODELS}.t5.t5_multi_head_attention": ("T5MultiHeadAttention", "call", _t5.call),
     **{
-        f"{_MODELS}.{module}": _patch_method(
-            cls, "_use_fused_attention_op", Replacement(use_fused_attention_op, ("self",))
-        )
+        f"{_MODELS}.{module}": (cls, "_use_fused_attention_op", _CHOICE)
         for module, cls in _CHOOSING.items()
     },
-    f"{_MODELS}.causal_lm": lambda module: decoding_patches(module, sys.modules[_PACKAGE]),
-    f"{_PACKAGE}.src.utils.keras_utils": _patch_availability,
+    f"{_PACKAGE}.src.utils.keras_utils": (None, "fused_attention_op_available", _AVAILABILITY),
 }
+_CAUSAL_LM = f"{_MODELS}.causal_lm"
+_MODULES = (_CAUSAL_LM, *_FUNCTIONS)
+
+
+def _make_patches(module: ModuleType) -> list[Patch]:
+    package = sys.modules[_PACKAGE]
+    if module.__name__ == _CAUSAL_LM:
+        return decoding_patches(module, package)
+    cls, name, replacement = _FUNCTIONS[module.__name__]
+    owner = getattr(module, cls, None) if cls else module
+    label = f"{_PACKAGE}.{cls}.{name}" if cls else f"{module.__name__}.{name}"
+    return [Patch(owner, name, replacement, label, package, copies=cls is None)]
 
 
 class Hub(importlib.abc.MetaPathFinder):
@@ -109,12 +94,12 @@ class Hub(importlib.abc.MetaPathFinder):
             return ("KerasHub is not loaded; it will be patched when it is",)
         labels = {name: [patch.label for patch in self._patches[name]] for name in self._patches}
         labels |= {name: [problem] for name, problem in self._problems.items()}
-        return tuple(label for name in _TARGETS for label in labels.get(name, ()))
+        return tuple(label for name in _MODULES for label in labels.get(name, ()))
 
     def install(self) -> None:
         """Patches the modules that are loaded, and the others when they load."""
         sys.meta_path.insert(0, self)
-        for name in _TARGETS:
+        for name in _MODULES:
             if name in sys.modules:
                 self.patch(sys.modules[name])
 
@@ -132,8 +117,8 @@ class Hub(importlib.abc.MetaPathFinder):
         """Patches one module, or notes why it cannot be."""
         name = module.__name__
         try:
-            patches = _TARGETS[name](module)
-            problem = next(filter(None, (patch.problem() for patch in patches)), None)
+            patches = _make_patches(module)
+            problem = next(filter(None, (patch.find_problem() for patch in patches)), None)
         except ImportError as error:  # of a module of Keras
             problem = str(error)
         if problem:
@@ -147,7 +132,7 @@ class Hub(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of the other finders, with a loader that patches the module."""
-        if fullname not in _TARGETS:
+        if fullname not in _MODULES:
             return None
         for finder in sys.meta_path:
             if finder is self:

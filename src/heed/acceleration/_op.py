@@ -48,9 +48,7 @@ def backend_op(
     query, key, value = (ops.cast(x, dtype) for x in (query, key, value))
     if (number := real(scale)) is not None:
         scale = number
-    elif (
-        scale is not None
-    ):  # a tensor: multiplied in float32, which keeps digits and does not overflow
+    elif scale is not None:  # a tensor: float32 keeps digits and does not overflow
         wide = result_type(dtype, "float32")
         query, scale = ops.cast(query, wide) * ops.cast(scale, wide), 1.0
     output = dot_product_attention(

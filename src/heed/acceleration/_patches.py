@@ -75,7 +75,7 @@ def _public_name(cls: type) -> str:
 
 def _changes(patches: list[Patch]) -> Iterator[str]:
     """Describes each difference from the Keras that the replacements expect."""
-    yield from filter(None, (patch.problem() for patch in patches))
+    yield from filter(None, (patch.find_problem() for patch in patches))
     for cls, arguments in _CONSTRUCTORS.items():
         layer = _public_name(cls)
         new = set(inspect.signature(cls.__init__).parameters) - {*_COMMON, *arguments}

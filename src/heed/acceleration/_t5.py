@@ -40,7 +40,7 @@ def call(
     """`call` of KerasHub's layer."""
     query = _split_heads(self, self.query_projector(hidden_states))
     source = hidden_states if key_value_states is None else key_value_states
-    key, value, cache = _compute_keys_and_values(self, source, cache, cache_update_index)
+    key, value, cache = _project_source(self, source, cache, cache_update_index)
     if position_bias is None:
         bias, mask = _compute_bias(self, query, key, cache_update_index), _add_heads_axis(mask)
         position_bias = _join(self, bias, mask, query, key)
@@ -58,9 +58,7 @@ def _split_heads(layer: Any, x: Any) -> Any:
     return ops.reshape(x, (*ops.shape(x)[:2], layer.num_heads, layer.key_value_dim))
 
 
-def _compute_keys_and_values(
-    layer: Any, source: Any, cache: Any, index: Any
-) -> tuple[Any, Any, Any]:
+def _project_source(layer: Any, source: Any, cache: Any, index: Any) -> tuple[Any, Any, Any]:
     """Computes keys and values (B, S, N, H), and the updated cache."""
     if cache is not None and index is None:
         return cache[:, 0], cache[:, 1], cache

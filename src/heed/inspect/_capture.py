@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from heed._npz import read_npz
 from heed.inspect import _names
-from heed.inspect._statistics import RowStatistics, compute_statistics
+from heed.inspect._statistics import Floats, RowStatistics, compute_statistics
 
-Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.int64]
 
 KINDS = ("self", "causal", "cross")

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heed.inspect._observed import ObservedAttention
 from heed.inspect._run import run_observed
+from heed.inspect._statistics import Floats
 from heed.inspect._watch import Observer
 from heed.ops.backends import current
-
-Floats = NDArray[np.floating[Any]]
 
 
 class HeadCost(NamedTuple):

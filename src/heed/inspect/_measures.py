@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heed.inspect._capture import Capture
-
-Floats = NDArray[np.floating[Any]]
+from heed.inspect._statistics import Floats
 
 # The function and the unit of each measure.
 MEASURES: dict[str, tuple[Callable[[Capture], Mapping[str, Floats]], str]] = {

@@ -9,13 +9,12 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from heed.inspect._statistics import Floats
 from heed.ops import Mask
 from heed.ops.arguments import dot_product
 from heed.ops.dispatch import select_for_weights
 from heed.ops.mask_rules import offset
 from heed.ops.spec import AttentionSpec, DotScore, Tensors
-
-Floats = NDArray[np.floating[Any]]
 
 # Pairs with scores below these are hidden: Keras and KerasHub set or add -1e9, or in float16 -3e4 or -65504.
 _HIDDEN = {"float16": -2e4}
@@ -75,6 +74,38 @@ class FusedAttention:
         align = 0 if spec.mask is None else spec.mask.alignment
         self.start = np.asarray(offset(align, T, S))
         self.numbers_per_weight = 1 if isinstance(spec.score, DotScore) else spec.widths[0]
+
+    @classmethod
+    def from_keras(
+        cls,
+        output: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        bias: Any = None,
+        mask: Any = None,
+        scale: Any = None,
+        is_causal: bool = False,
+        flash_attention: bool | None = None,
+        attn_logits_soft_cap: float | None = None,
+    ) -> FusedAttention:
+        """Describes a call of the attention function of Keras' TensorFlow backend."""
+        query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+        spec, tensors = dot_product(
+            query,
+            ops.cast(key, query.dtype),
+            ops.cast(value, query.dtype),
+            mask=None if mask is None else Mask.dense(ops.cast(mask, "bool")),
+            bias=None if bias is None else ops.cast(bias, "float32"),
+            is_causal=is_causal,
+            scale=None if scale is None else float(scale),
+            soft_cap=None,  # Keras ignores its soft cap on TensorFlow
+            alibi_slopes=None,
+            dropout=0.0,
+            seed=None,
+            layout="BTNH",
+        )
+        return cls(output, spec, tensors)
 
     @property
     def causal(self) -> bool:
@@ -137,37 +168,6 @@ class StepwiseAttention:
         """See `WeightRows`."""
         each = [self._steps[row].compute_weights(range(1), heads) for row in rows]
         return np.concatenate(each, axis=2)
-
-
-def observe_keras_attention(
-    output: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
-    scale: Any = None,
-    is_causal: bool = False,
-    flash_attention: bool | None = None,
-    attn_logits_soft_cap: float | None = None,
-) -> FusedAttention:
-    """Describes a call of the attention function of Keras' TensorFlow backend."""
-    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    spec, tensors = dot_product(
-        query,
-        ops.cast(key, query.dtype),
-        ops.cast(value, query.dtype),
-        mask=None if mask is None else Mask.dense(ops.cast(mask, "bool")),
-        bias=None if bias is None else ops.cast(bias, "float32"),
-        is_causal=is_causal,
-        scale=None if scale is None else float(scale),
-        soft_cap=None,  # Keras ignores its soft cap on TensorFlow
-        alibi_slopes=None,
-        dropout=0.0,
-        seed=None,
-        layout="BTNH",
-    )
-    return FusedAttention(output, spec, tensors)
 
 
 class SoftmaxAttention:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heed.inspect._observed import WeightRows
-from heed.inspect._statistics import RowStatistics, compute_statistics, join_rows
-
-Floats = NDArray[np.floating[Any]]
+from heed.inspect._statistics import Floats, RowStatistics, compute_statistics, join_rows
 
 OFFSETS = (-1, 0, 1)  # of `on_offset`, for every capture
 _BLOCK = 2**21  # numbers of a block of weights, 8 MiB of float32
@@ -38,11 +35,9 @@ def compute_picture(
         The picture, (B, heads, rows, S) or pooled, and the statistics of all T queries.
     """
     B, _, T, S = attention.sizes
-    cells = (
-        (1, 1)
-        if rows is not None or size is None
-        else (_cell_length(T, size), _cell_length(S, size))
-    )
+    cells = (1, 1)
+    if rows is None and size is not None:
+        cells = (_cell_length(T, size), _cell_length(S, size))
     chosen = None if rows is None else np.asarray(rows)
     shape = (B, len(heads), -(-T // cells[0]) if chosen is None else len(chosen), -(-S // cells[1]))
     picture, attending = np.zeros(shape, np.float32), np.zeros(shape[:3], np.int64)

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from heed._figure import new_figure
 from heed.inspect._capture import Capture, select_weights
 from heed.inspect._interventions import Ablation
 from heed.inspect._measures import MEASURES, by_head
-
-Floats = NDArray[np.floating[Any]]
+from heed.inspect._statistics import Floats
 
 # One hue from light to dark, and two hues that meet in white. Both work for all kinds of colour vision, the first also
 # in print.
@@ -143,7 +141,8 @@ def plot_alignment(
     >>> plot_alignment(capture, ["Guten", "Tag"], ["good", "day"]).axes[0].get_title(loc="left")
     'cross, mean of 1 head'
     """
-    layers, labels = _select_cross_attention(capture, source, target, layer, head, example)
+    layers = _select_layers(capture, layer, None if head is None else [head], example)
+    labels = _make_labels(capture, next(iter(layers)), target=target, source=source)
     mean = np.mean(np.concatenate(list(layers.values())), axis=0)
     of = _describe_mean(sum(map(len, layers.values())))
     of = of if head is None else f"head {head}" + (f", {of}" if len(layers) > 1 else "")
@@ -187,7 +186,8 @@ def plot_cross_attention(
     >>> [axes.get_title() for axes in figure.axes[:2]]
     ['mean of all heads', 'head 1']
     """
-    layers, (rows, columns) = _select_cross_attention(capture, source, target, None, None, example)
+    layers = _select_layers(capture, None, None, example)
+    rows, columns = _make_labels(capture, next(iter(layers)), target=target, source=source)
     T, S, heads = len(rows), len(columns), max(map(len, layers.values()))
     # Sizes in inches follow from the numbers of cells and the labels, which never overlap.
     widest = max(map(len, columns), default=1)
@@ -419,19 +419,6 @@ def _draw_map(
     axes.set_title(title, fontsize=10, loc="left", pad=8)
     _add_colour_bar(figure, image, axes)
     return figure
-
-
-def _select_cross_attention(
-    capture: Capture,
-    source: Sequence[Any],
-    target: Sequence[Any],
-    layer: str | None,
-    head: int | None,
-    example: int,
-) -> tuple[dict[str, Floats], tuple[list[str], list[str]]]:
-    """Returns `_select_layers` and `_make_labels`."""
-    layers = _select_layers(capture, layer, None if head is None else [head], example)
-    return layers, _make_labels(capture, next(iter(layers)), target=target, source=source)
 
 
 def _select_layers(

@@ -25,12 +25,7 @@ import numpy as np
 from heed._keras import backend_module
 from heed._patching import ContextPatch, Function, activate, set_here
 from heed.inspect import _names
-from heed.inspect._observed import (
-    FusedAttention,
-    ObservedAttention,
-    SoftmaxAttention,
-    observe_keras_attention,
-)
+from heed.inspect._observed import FusedAttention, ObservedAttention, SoftmaxAttention
 from heed.ops.observe import set_watcher
 from heed.ops.spec import AttentionSpec, Tensors
 
@@ -82,7 +77,7 @@ class Session:
         output = original(*args, **kwargs)
         if len(self.names) != before:
             return output
-        return self.observe(output, lambda: observe_keras_attention(output, *args, **kwargs))
+        return self.observe(output, lambda: FusedAttention.from_keras(output, *args, **kwargs))
 
     def observe_op(self, spec: AttentionSpec, tensors: Tensors, output: Any) -> Any:
         """An attention of heed's ops."""
@@ -159,7 +154,7 @@ def watch(observer: Observer, layers: Sequence[str] | None) -> Iterator[Session]
 
 @functools.cache
 def _patches() -> list[ContextPatch]:
-    def patch(owner: Any, name: str, method: Function) -> ContextPatch:
+    def make_patch(owner: Any, name: str, method: Function) -> ContextPatch:
         def make(original: Function) -> Function:
             return lambda *args, **kwargs: method(_session.get(), original, *args, **kwargs)
 
@@ -167,9 +162,9 @@ def _patches() -> list[ContextPatch]:
 
     nn = backend_module("nn")
     return [
-        patch(keras.layers.Layer, "__call__", Session.call_layer),
-        patch(nn, "softmax", Session.call_softmax),
-        patch(nn, "dot_product_attention", Session.call_attention),
+        make_patch(keras.layers.Layer, "__call__", Session.call_layer),
+        make_patch(nn, "softmax", Session.call_softmax),
+        make_patch(nn, "dot_product_attention", Session.call_attention),
     ]
 
 

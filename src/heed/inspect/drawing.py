@@ -163,9 +163,8 @@ def _select_tokens(
         elif kind == "self" and key_tokens is not None and not len(tokens) == T != len(key_tokens):
             # This is the encoder, unless only the decoder's tokens have this length.
             queries, keys, arguments = key_tokens, key_tokens, ("key_tokens", "key_tokens")
-    return _check_tokens(queries, T, arguments[0], name, "queries"), _check_tokens(
-        keys, S, arguments[1], name, "keys"
-    )
+    queries = _check_tokens(queries, T, arguments[0], name, "queries")
+    return queries, _check_tokens(keys, S, arguments[1], name, "keys")
 
 
 def _check_tokens(tokens: Any, count: int, argument: str, name: str, axis: str) -> list[str]:
