@@ -141,7 +141,7 @@ def assert_agrees(model: Transformer, folder: Path, source: np.ndarray) -> None:
     np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=atol)
 
 
-SAYABLE: list[dict[str, Any]] = [
+SUPPORTED: list[dict[str, Any]] = [
     *({"position": one} for one in ("sinusoidal", "learned", "rotary", "alibi", "relative")),
     *({"position": "rotary", "num_key_value_heads": heads} for heads in (1, 2)),
     {"position": "relative", "num_key_value_heads": 1},
@@ -160,7 +160,7 @@ SAYABLE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", SAYABLE, ids=str)
+@pytest.mark.parametrize("options", SUPPORTED, ids=str)
 def test_the_same_tokens_and_probabilities(options: dict[str, Any], tmp_path: Path) -> None:
     model = model_of(1, **options)
     if "pad_id" in options:
@@ -194,7 +194,7 @@ def test_far_positions(position: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(scored[0].log_probs[:250], expected, atol=5e-4)
 
 
-def test_positions_without_a_place_are_refused_and_not_guessed(tmp_path: Path) -> None:
+def test_positions_beyond_the_table_are_refused(tmp_path: Path) -> None:
     for position in ("alibi", "sinusoidal", "learned"):
         folder = tmp_path / position
         folder.mkdir()
@@ -206,7 +206,7 @@ def test_positions_without_a_place_are_refused_and_not_guessed(tmp_path: Path) -
             translate(source=np.full((1, 21), 5), max_length=5)
 
 
-def test_what_the_runner_does_not_take(tmp_path: Path) -> None:
+def test_bad_inputs_of_the_runner(tmp_path: Path) -> None:
     export.write(model_of(position="rotary"), tmp_path)
     translate = runner().load(tmp_path, 1)["translate"]
     with pytest.raises(ValueError, match="a source must not be empty, and have tokens"):
@@ -300,7 +300,7 @@ def test_quantization(quantization: str, smaller: float, tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_what_cannot_be_said_is_refused_by_its_name(
+def test_unsupported_options_are_refused_by_name(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     model = Transformer(TransformerConfig(**{**SIZES, **options}))
@@ -320,7 +320,7 @@ def test_a_new_option_is_refused_by_its_name() -> None:
         assert list(export._unsupported_options(model)) == expected
 
 
-def test_a_value_width_that_is_the_heads_own_is_none_too_many(tmp_path: Path) -> None:
+def test_a_value_width_equal_to_that_of_keys_is_supported(tmp_path: Path) -> None:
     export.write(model_of(value_dim=6), tmp_path)
 
 
@@ -382,7 +382,7 @@ def test_odd_tokens(tmp_path: Path) -> None:
     assert ids[:5] == [i for i in expected.tolist() if i not in (0, 2)][:5]
 
 
-def test_names_that_come_twice() -> None:
+def test_repeated_tokens() -> None:
     assert export.make_unique(["a", "a", "a<1>", "b"]) == ["a", "a<1>", "a<1><2>", "b"]
 
 

@@ -112,7 +112,7 @@ def test_an_artefact_runs_without_heed_and_agrees(exported):
     ],
     ids=["relative", "recurrent", "language-model", "alibi", "rotary"],
 )
-def test_what_decodes_decodes_alike(tmp_path, model, implementation, here):
+def test_exported_models_decode_alike(tmp_path, model, implementation, here):
     done = export(
         model(), tmp_path / "m", format="saved_model", implementation=implementation, longest=10
     )
@@ -120,7 +120,7 @@ def test_what_decodes_decodes_alike(tmp_path, model, implementation, here):
     assert done.agreement.relative_difference < 1e-5
 
 
-def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
+def test_an_exported_run_translates_texts(finished_run, tmp_path, monkeypatch):
     monkeypatch.setattr(shipping, "_SAMPLES", 20)
     before = {path: path.stat().st_mtime_ns for path in finished_run.path.rglob("*")}
     done = export(Shipment(finished_run), tmp_path / "model", format="saved_model")
@@ -143,7 +143,7 @@ def test_a_run_takes_and_gives_texts(finished_run, tmp_path, monkeypatch):
         pytest.param("saved_model", "numbers-saved", marks=pytest.mark.slow),
     ],
 )
-def test_the_command_makes_what_can_be_tried(
+def test_the_command_ends_with_a_command_that_runs(
     format, out, finished_run, tmp_path, monkeypatch, capsys
 ):
     """Works from another folder, with a relative path of the run."""
@@ -181,7 +181,7 @@ def test_an_artefact_is_run_from_another_folder(tmp_path, monkeypatch):
     assert found["x"].tolist() == [0, 1, 2]
 
 
-def test_a_folder_takes_the_place_that_a_link_names(tmp_path):
+def test_a_link_stays_and_its_target_is_written(tmp_path):
     (tmp_path / "empty").mkdir()
     for link, place in (("one", "empty"), ("two", "not there yet")):
         (tmp_path / link).symlink_to(place)
@@ -275,7 +275,7 @@ def translator():
     ],
     ids=str,
 )
-def test_tokens_that_a_model_does_not_have_are_refused(translator, source, message):
+def test_tokens_outside_the_vocabulary_are_refused(translator, source, message):
     with pytest.raises(ExportError, match=f"`source` of `samples` {message}"):
         sampling.sample_arrays(*translator, {"source": source})
 
@@ -288,7 +288,7 @@ def test_a_model_that_answers_with_nan_is_named_as_such(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, capsys):
     """`out` lies in a file, or in a read-only folder (simulated, since root can write anywhere)."""
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError, match="file"):
@@ -307,7 +307,7 @@ def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, monkeypatch
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_files_of_models_are_neither_read_nor_run(tmp_path, monkeypatch, capsys):
+def test_keras_files_are_not_opened(tmp_path, monkeypatch, capsys):
     """`export` takes models and runs; it opens no .keras files."""
     monkeypatch.chdir(tmp_path)
     planted = tmp_path / "planted"
@@ -330,13 +330,13 @@ def test_files_of_models_are_neither_read_nor_run(tmp_path, monkeypatch, capsys)
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_missing_package_is_named_with_what_brings_it(tmp_path, monkeypatch):
+def test_a_missing_package_is_named_with_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ExportError, match=r"onnx needs onnxruntime: pip install .*export"):
         export(dense(), tmp_path / "model", format="onnx")
 
 
-def test_models_without_symbolic_inputs_are_told_how_to_get_them(tmp_path):
+def test_models_without_symbolic_inputs_are_refused_with_a_way_out(tmp_path):
     class Own(keras.Model):
         def call(self, x):
             return x
@@ -348,7 +348,7 @@ def test_models_without_symbolic_inputs_are_told_how_to_get_them(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_stays(tmp_path):
+def test_existing_folders_are_kept(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.txt").write_text("mine")
     with pytest.raises(ExportError, match="exists already: choose another folder"):
@@ -357,7 +357,7 @@ def test_what_is_there_stays(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_an_artefact_that_disagrees_is_no_artefact(tmp_path, monkeypatch, here):
+def test_an_artefact_that_disagrees_is_not_kept(tmp_path, monkeypatch, here):
     from heed.export import saved_model
 
     model, write = dense(), saved_model.write_artefact
@@ -388,7 +388,7 @@ def test_a_full_disk_is_one_short_line(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_artefact_that_does_not_run_is_no_artefact(tmp_path, monkeypatch):
+def test_an_artefact_that_does_not_run_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(artefact, "_RUNNERS", tmp_path / "runners")
     (tmp_path / "runners").mkdir()
     (tmp_path / "runners" / "run.py").write_text("raise SystemExit('no luck')")
@@ -398,13 +398,13 @@ def test_an_artefact_that_does_not_run_is_no_artefact(tmp_path, monkeypatch):
     assert not list((tmp_path / "out").iterdir())
 
 
-def _damaged(folder, copy):
+def _copy(folder, copy):
     shutil.copytree(folder, copy)
     return copy
 
 
-def test_damage_is_seen(exported, tmp_path):
-    copy = _damaged(exported.path, tmp_path / "copy")
+def test_damage_is_detected(exported, tmp_path):
+    copy = _copy(exported.path, tmp_path / "copy")
     with (copy / "model.onnx").open("ab") as file:
         file.write(b"x")
     message = "is damaged: model.onnx is not as it was written"
@@ -415,7 +415,7 @@ def test_damage_is_seen(exported, tmp_path):
 
 
 def test_newer_artefacts_are_refused(exported, tmp_path):
-    copy = _damaged(exported.path, tmp_path / "copy")
+    copy = _copy(exported.path, tmp_path / "copy")
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["version"] += 1
     (copy / "manifest.json").write_text(json.dumps(manifest))
@@ -427,7 +427,7 @@ def test_newer_artefacts_are_refused(exported, tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"format": "other"}'])
-def test_other_folders_are_no_artefacts(tmp_path, text):
+def test_other_folders_are_refused(tmp_path, text):
     if text is not None:
         (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ExportError, match="is no exported model"):

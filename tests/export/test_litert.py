@@ -140,7 +140,7 @@ def test_a_sequential_model(write: Any) -> None:
 
 
 @pytest.mark.slow  # the layers are those of other models here
-def test_a_classifier_of_the_house(write: Any) -> None:
+def test_a_sequence_classifier(write: Any) -> None:
     config = MaskedLanguageModelConfig(VOCABULARY, width=16, num_heads=2, feed_forward_width=32)
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     model = keras.Model({"tokens": tokens}, SequenceClassifier(config, 3)(tokens))
@@ -291,7 +291,7 @@ def check_steps(
     ],
     ids=["transformer", "language model", "recurrent"],
 )
-def test_what_decodes(make: Any, write: Any) -> None:
+def test_decoding(make: Any, write: Any) -> None:
     model = make()
     programs = programs_of(model)
     check_steps(model, programs, write(programs))
@@ -401,7 +401,7 @@ def of_looked_up() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (
             lambda: of_vectors(Svd(name="my_svd")),
@@ -427,20 +427,20 @@ def of_looked_up() -> Any:
     ],
     ids=["no operator", "a loop over lists", "half precision", "in a loop", "a table"],
 )
-def test_what_cannot_be_is_told_in_a_line(
-    make: Any, told: str, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+def test_unsupported_operations_are_one_line(
+    make: Any, message: str, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     programs = programs_of(make())
     capfd.readouterr()
     with pytest.raises(ExportError) as caught:
         litert.write(programs, tmp_path)
-    assert re.fullmatch(told, str(caught.value)), str(caught.value)
+    assert re.fullmatch(message, str(caught.value)), str(caught.value)
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"precision": "int4"}, "`precision` must be one of 'float32', 'float16', 'int8'"),
         ({"calibration": [{"x": np.ones((1, 2, 4))}]}, '`calibration` goes with precision="int8"'),
@@ -458,8 +458,8 @@ def test_what_cannot_be_is_told_in_a_line(
         ),
     ],
 )
-def test_bad_options(options: Any, told: str, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ExportError, match=told):
+def test_bad_options(options: Any, message: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ExportError, match=message):
         litert.write(programs_of(of_vectors(keras.layers.Dense(2))), tmp_path, **options)
 
 
@@ -491,7 +491,7 @@ def test_nothing_is_printed(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture
     assert capfd.readouterr() == ("", "")
 
 
-def test_operators_of_others_are_seen(tmp_path: pathlib.Path) -> None:
+def test_operators_of_tensorflow_are_listed(tmp_path: pathlib.Path) -> None:
     """Those of loops too."""
     body = lambda x: (tf.linalg.inv(x) + 9.0,)  # noqa: E731
     loop = tf.function(lambda x: tf.while_loop(lambda x: x[0, 0] < 9, body, (x,)), autograph=False)
@@ -508,7 +508,7 @@ def test_operators_of_others_are_seen(tmp_path: pathlib.Path) -> None:
     assert {"custom FlexMatrixInverse", "WHILE"} <= set(litert.operators(path))
 
 
-def test_the_runner_says_what_is_missing(write: Any) -> None:
+def test_the_runner_names_missing_inputs(write: Any) -> None:
     run = write(programs_of(of_vectors(keras.layers.Dense(2))))["serve"]
     with pytest.raises(ValueError, match=r"serve needs x\. Missing: x"):
         run(y=np.ones((1, 2, 4)))

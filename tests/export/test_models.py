@@ -105,7 +105,7 @@ def numbers(tmp_path_factory):
         ("ctranslate2", {"precision": "int8"}, 0.99),
     ],
 )
-def test_the_numbers_model_says_the_same_words(numbers, format, options, same, tmp_path):
+def test_the_numbers_model_gives_the_same_words(numbers, format, options, same, tmp_path):
     done = export(numbers, tmp_path / "model", format=format, **options)
     print(format, options, done.agreement, f"{done.bytes / 1e6:.1f} MB")
     assert done.agreement.samples == 1_000

@@ -382,7 +382,7 @@ def test_the_same_twice(tmp_path: Path) -> None:
     assert one == other
 
 
-def test_who_made_it(tmp_path: Path) -> None:
+def test_the_producer(tmp_path: Path) -> None:
     write_and_load(dense(), tmp_path)
     model = onnx.load(tmp_path / "model.onnx")
     assert (model.producer_name, model.producer_version) == ("heed", heed.__version__)
@@ -452,13 +452,13 @@ def other(function: Callable[[Any], Any]) -> keras.Model:
     return keras.Model(x, Other(function, name="strange")(x))
 
 
-def test_an_operation_without_a_form(tmp_path: Path) -> None:
+def test_an_unsupported_operation(tmp_path: Path) -> None:
     message = r"ONNX: `Lgamma` of `.*strange.*/Lgamma` cannot be converted: heed has no ONNX form of this operation"
     with pytest.raises(ExportError, match=message):
         write_and_load(other(tf.math.lgamma), tmp_path)
 
 
-def test_what_changes_a_variable(tmp_path: Path) -> None:
+def test_an_operation_that_changes_a_variable(tmp_path: Path) -> None:
     counter = tf.Variable(0.0)
     with pytest.raises(ExportError, match=r"`AssignAddVariableOp` of .* it changes a variable"):
         write_and_load(other(lambda x: x + counter.assign_add(1.0)), tmp_path)

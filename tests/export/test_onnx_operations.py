@@ -503,8 +503,8 @@ def test_operation(
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
-def test_each_is_tried() -> None:
-    tried = set().union(*(kinds_of(trace(case[1], case[2], False).graph) for case in CASES))
+def test_every_converter_is_tested() -> None:
+    tested = set().union(*(kinds_of(trace(case[1], case[2], False).graph) for case in CASES))
     # The models of test_onnx.py have those of variables; others have side effects.
     others = {"If", "ReadVariableOp", "ResourceGather", "StatefulPartitionedCall", "While"}
-    assert set(registry._CONVERTERS) - tried - others == set()
+    assert set(registry._CONVERTERS) - tested - others == set()

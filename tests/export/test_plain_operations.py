@@ -35,7 +35,7 @@ INDICES = [
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
-def test_it_means_what_numpy_means(index: Any) -> None:
+def test_indexing_gives_the_same_as_numpy(index: Any) -> None:
     x = np.arange(24).reshape(2, 3, 4)
     with plain_operations():
         found = tf.constant(x)[index]
@@ -49,7 +49,7 @@ def list_slices(index: Any) -> list[Any]:
     return [one for one in operations if one.type == "StridedSlice"]
 
 
-def test_no_slice_has_new_axes_inside_alone() -> None:
+def test_slices_have_no_new_axes() -> None:
     index = (slice(1, None), NEW)
     with plain_operations():
         assert not list_slices((slice(None), NEW, NEW))

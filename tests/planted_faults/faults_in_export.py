@@ -73,7 +73,7 @@ FAULTS = (
         f"{_EXPORT}/samples.py",
         "(ids >= 0) & (ids < size)",
         "(ids < size)",
-        (f"{_OF_EXPORT}/test_exporting.py::test_tokens_that_a_model_does_not_have_are_refused",),
+        (f"{_OF_EXPORT}/test_exporting.py::test_tokens_outside_the_vocabulary_are_refused",),
     ),
     # Formats
     Fault(
@@ -88,7 +88,7 @@ FAULTS = (
         f"{_EXPORT}/ctranslate2.py",
         "if field.name not in _FIELDS and value != field.default:",
         "if False:",
-        (f"{_OF_EXPORT}/test_ctranslate2.py::test_what_cannot_be_said_is_refused_by_its_name",),
+        (f"{_OF_EXPORT}/test_ctranslate2.py::test_unsupported_options_are_refused_by_name",),
     ),
     # LiteRT
     Fault(
@@ -103,6 +103,6 @@ FAULTS = (
         f"{_EXPORT}/litert.py",
         'found.add(f"custom {custom}" if names[number] == "CUSTOM" else names[number])',
         "found.add(names[number])",
-        (f"{_OF_EXPORT}/test_litert.py::test_operators_of_others_are_seen",),
+        (f"{_OF_EXPORT}/test_litert.py::test_operators_of_tensorflow_are_listed",),
     ),
 )

@@ -19,7 +19,7 @@ _OPTIONS = [
 
 
 def add_export(parser: Parser) -> None:
-    """The arguments of `heed export`."""
+    """Adds the arguments of `heed export`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     runtimes = "; ".join(f"{x.name}: {x.takes}, for {x.runs_on}" for x in FORMATS.values())
     parser.add_argument("--format", required=True, choices=list(FORMATS), help=runtimes)
@@ -32,7 +32,7 @@ def add_export(parser: Parser) -> None:
 
 
 def run_export(parsed: argparse.Namespace) -> None:
-    """Exports, and prints how far the artefact is from the run."""
+    """Exports a run, and prints how the artefact differs from it."""
     run = seq2seq.RunFolder.open(parsed.run)
     start_tensorflow()
     from heed.export import ExportError, export
